@@ -137,6 +137,7 @@ FAILING: dict[type[ApiModel], list[dict[str, Any]]] = {
         {"microBatchSize": 3},
         {"recomputeModules": ["moe"], "activationCheckpointing": "full"},
         {"recomputeLayers": 4, "activationCheckpointing": "selective"},
+        {"frameworkVersion": "2.6"},
         {"steps": 5},
         {"sequenceLength": None},
         {"quantization": "nf4"},

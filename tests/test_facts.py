@@ -59,7 +59,7 @@ def test_no_source_may_be_missing(path: tuple[str, ...]) -> None:
 
 @pytest.mark.parametrize(
     "path",
-    ["matrices", "kernels.direct_shares", "overlap.slow", "tiles.simt.depth", "attention.native.speed", "range.all"],
+    ["matrices", "kernels.direct_shares", "overlap.slow", "tiles.simt.depth", "attention.cudnn.speed", "range.all"],
 )
 def test_an_unknown_key_is_refused(path: str) -> None:
     table = deepcopy(TABLE)

@@ -89,8 +89,8 @@ def test_language_models_of_mlperf_are_nemo_s() -> None:
     ("text", "version"),
     [
         ("Megatron-Bridge (NeMo 26.04.01)", "26.04"), ("NeMo (release 25.05)", "25.05"), ("MLPerf v5.0", "25.03"),
-        ("PyTorch 1.7 (NGC 20.10), Lightning 1.0", "1.7"), ("torchtitan + torchao 0.13", None),
-        ("TensorFlow 2.3", "2.3"), ("PyTorch 21.04 NGC", None), ("TensorFlow 20.06 NGC (XLA)", None),
+        ("PyTorch 1.7 (NGC 20.10), Lightning 1.0", "1.7"), ("torchtitan + torchao 0.13", "2.6"),
+        ("TensorFlow 2.3", "2.3"), ("PyTorch 21.04 NGC", "2.6"), ("TensorFlow 20.06 NGC (XLA)", None),
         ("Megatron-LM (NGC 20.12)", None),
     ],
 )  # fmt: skip

@@ -14,7 +14,7 @@ from tilecast.shipped import FactFile, drop_sources, read_table
 
 _NAME = "constants.toml"
 _HOSTS = ("eager", "compiled", "cudaGraphs", "xla", "graph")
-_ATTENTION = ("least_compute_capability", "from_pytorch", "times")
+_ATTENTION = ("title", "least_compute_capability", "most_compute_capability", "reads_fp32", "times")
 _WIDTHS = ("communication", "host", "slow_host", "kernels", "plans")
 _FAMILIES = ("decoder", "encoder", "encdec", "moe", "vit", "traced", "other")
 _SECTIONS = (
@@ -26,16 +26,20 @@ _SECTIONS = (
 
 @dataclass(frozen=True, slots=True)
 class FusedAttention:
-    """An implementation of fused attention, as `constants.toml` describes it."""
+    """A library of fused attention, as `constants.toml` describes it."""
 
     name: str
+    title: str
     least_compute_capability: float
-    from_pytorch: bool
+    most_compute_capability: float
+    reads_fp32: bool
+    """Whether it has kernels over tensors in FP32."""
     times: Mapping[str, Mapping[str, float]]
 
-    def runs_on(self, gpu: Gpu, *, native: bool) -> bool:
-        """Return whether a framework runs it on a GPU, with its own kernels (`native`) or with PyTorch's."""
-        return gpu.compute_capability >= self.least_compute_capability and (native or self.from_pytorch)
+    def runs_on(self, gpu: Gpu, *, is_mixed: bool) -> bool:
+        """Return whether it has kernels for a GPU and, unless a job `is_mixed`, for FP32."""
+        is_built = self.least_compute_capability <= gpu.compute_capability <= self.most_compute_capability
+        return is_built and (is_mixed or self.reads_fp32)
 
     def time_factor(self, gpu: Gpu, phase: str) -> float:
         """Return its time on a GPU over the time of the kernel that the utilization model predicts."""
@@ -162,7 +166,8 @@ class Constants:
     jitter: float
     """Relative spread of step times between ranks with similar samples; `uneven_jitter` is for other samples."""
     uneven_jitter: float
-    attention: tuple[FusedAttention, ...]
+    attention: Mapping[str, FusedAttention]
+    """Libraries of fused attention by name."""
     optimizer_efficiency: float
     memory: Mapping[str, float]
     """Factor on the seconds of kernels bound by memory on the GPU of `vector_flop_per_byte`, by host."""
@@ -208,9 +213,9 @@ class Constants:
             **numbers("alignment", ("regular_odd_part", "irregular")),
             implicit=numbers("implicit", ("convolution",))["convolution"],
             **numbers("scale", ("jitter", "uneven_jitter")),
-            attention=tuple(
-                FusedAttention(name, **file.read_values(f"attention.{name}", _ATTENTION)) for name in attention
-            ),
+            attention={
+                name: FusedAttention(name, **file.read_values(f"attention.{name}", _ATTENTION)) for name in attention
+            },
             optimizer_efficiency=numbers("optimizer", ("efficiency",))["efficiency"],
             memory=numbers("memory", (*_HOSTS, "listed", "fused")),
             **{f"vector_{key}": value for key, value in numbers("vector", ("flop_per_byte", "exponent")).items()},

@@ -23,6 +23,22 @@ Gradients = Literal["weights", "fp32", "fp32-with-bf16"]
 Loss = Literal["eager", "parallel", "fused"]
 Composed = Literal["rmsnorm", "layernorm", "channelnorm", "gelu", "tanh-gelu", "dropout"]
 
+
+@dataclass(frozen=True, slots=True)
+class AttentionChoice:
+    """A library of fused attention, a key of `attention` in `constants.toml`, and the GPUs on which it is tried."""
+
+    library: str
+    least: float
+    """Least compute capability."""
+    most: float = np.inf
+    """Largest compute capability."""
+
+    def is_tried_at(self, compute_capability: float) -> bool:
+        """Return whether a framework tries the library on GPUs of a compute capability."""
+        return self.least <= compute_capability <= self.most
+
+
 UNSET = "unset"
 """Name of the table for a job that names no framework: the states of arXiv 1910.02054."""
 
@@ -72,7 +88,13 @@ class Framework:
     """Bytes that a product with a quantized weight keeps of each element of its input."""
     quantized_bits: float
     """Bits of a frozen weight of a layer that is quantized to 4 bits, with its scales."""
-    attention: Literal["auto", "flash", "flash1", "eager"]
+    fused_kernels: bool
+    """Whether its own kernels fuse bias, activation, dropout, mask and softmax, unless a job says otherwise."""
+    attention: tuple[AttentionChoice, ...]
+    """Libraries that run attention, in the order in which it tries them; none if attention is two products around a
+    softmax."""
+    flash: tuple[AttentionChoice, ...]
+    """The same if a job asks for FlashAttention."""
     selective: Literal["attention", "operators"]
     """Operators of selective recomputation: the attention core, or all but attention and every second product."""
     recomputes_last_product: bool
@@ -157,6 +179,30 @@ HELD_BYTES: Mapping[Weights, float] = {"master": 2.0, "autocast": 4.0, "sharded"
 """Bytes of a weight as a framework holds it in 16-bit training, by `Framework.weights`."""
 
 
+def has_fused_kernels(workload: Workload) -> bool:
+    """Return whether hand-written kernels fuse element-wise operators: those of the job, or of its framework."""
+    stated = workload.fused_kernels
+    return find_framework(workload).fused_kernels if stated is None else stated
+
+
+def attention_choices(workload: Workload) -> tuple[AttentionChoice, ...]:
+    """Return the libraries of fused attention that a workload's framework tries, in its order.
+
+    A job may name one library. XLA runs what it runs for JAX, and hand-written kernels of a job without such a
+    framework are Megatron's.
+    """
+    if workload.attention not in ("auto", "flash", "eager"):
+        return (AttentionChoice(workload.attention, 0.0),)
+    own = find_framework(workload)
+    if workload.attention == "flash":
+        return own.flash
+    if workload.execution == "xla":
+        return FRAMEWORKS["jax"].attention
+    if has_fused_kernels(workload) and not own.fused_kernels:
+        return FRAMEWORKS["megatron"].attention
+    return own.attention
+
+
 def gradient_bytes(workload: Workload) -> float:
     """Return the bytes of a gradient that is summed over micro-batches, held and sent."""
     return 4.0 if not workload.is_mixed or find_framework(workload).has_fp32_gradients(workload) else 2.0
@@ -168,7 +214,7 @@ def holds_fp8_alone(workload: Workload) -> bool:
     The framework determines it. Without a framework, it is true with hand-written kernels, which are Transformer
     Engine's as in MLPerf's code.
     """
-    own = workload.framework is None and workload.fused_kernels
+    own = workload.framework is None and has_fused_kernels(workload)
     return workload.precision == "fp8" and (own or find_framework(workload).fp8_weights_alone)
 
 
@@ -180,6 +226,11 @@ _CELLS = tuple(item.name for item in fields(Framework) if item.name not in ("nam
 def name_versions(framework: str) -> str:
     """Return what the versions of a framework count, such as "PyTorch"."""
     return str(TABLES[framework]["version"]["of"])
+
+
+def assumed_version(framework: str) -> str:
+    """Return the version of a framework that is assumed for a job without one."""
+    return str(TABLES[framework]["version"]["assumed"])
 
 
 def parse_version(text: str) -> tuple[int, ...]:
@@ -227,7 +278,7 @@ def read_framework(name: str, version: str | None = None) -> Framework:
         SpecError: the text is no version.
     """
     engine = TABLES[name].get("engine", name)
-    cells = dict(TABLES[UNSET]["cells"])
+    cells = _cells_at(UNSET, version if name_versions(name) == name_versions(UNSET) else None)
     if name != UNSET:
         cells |= _cells_at(engine, _engine_version(name, version))
         if engine != name:
@@ -235,6 +286,7 @@ def read_framework(name: str, version: str | None = None) -> Framework:
     values = {cell: cells[cell][0] for cell in _CELLS}
     values |= {cell: frozenset(values[cell]) for cell in ("composed", "fuses")}
     values |= {cell: tuple(values[cell]) for cell in ("bucket_copies", "bucket_mib", "sized_stages")}
+    values |= {cell: tuple(AttentionChoice(*choice) for choice in values[cell]) for cell in ("attention", "flash")}
     return Framework(name=name, engine=engine, sources={cell: cells[cell][1] for cell in _CELLS}, **values)
 
 

@@ -49,7 +49,12 @@ Offload = Literal["none", "optimizer", "parameters"]
 the parameters too (ZeRO-Infinity, arXiv 2104.07857)."""
 Execution = Literal["eager", "compiled", "cudaGraphs", "xla"]
 EXECUTIONS: tuple[Execution, ...] = get_args(Execution)
-Attention = Literal["auto", "flash", "eager"]
+Attention = Literal[
+    "auto", "flash", "eager", "cudnn", "flash1", "flash2", "flash3", "flash4", "flex", "memoryEfficient"
+]  # fmt: skip
+ATTENTIONS: tuple[Attention, ...] = get_args(Attention)
+"""What runs attention: what the framework chooses, its FlashAttention, two products around a softmax, or one library,
+a key of `attention` in `constants.toml`."""
 MemoryFormat = Literal["contiguous", "channelsLast"]
 MEMORY_FORMATS: tuple[MemoryFormat, ...] = get_args(MemoryFormat)
 """Layout of images in memory, in PyTorch's words: channel by channel (NCHW) or pixel by pixel (NHWC)."""
@@ -130,9 +135,9 @@ class Workload:
     input_samples_per_s: float | None = None
     """Samples that the input pipeline of each node delivers per second; None leaves it out of the step."""
     steps: int | None = None
-    fused_kernels: bool = False
+    fused_kernels: bool | None = None
     """Whether hand-written kernels fuse bias, activation, dropout, mask and softmax, as Megatron's do, even where the
-    framework launches eagerly."""
+    framework launches eagerly; None is what the framework has (`frameworks.has_fused_kernels`)."""
     fused_loss: bool = False
     """Whether a hand-written loss reads the logits in place, as those of flash-attn and Apex do."""
     compiled_loss: bool = True

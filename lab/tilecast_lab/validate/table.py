@@ -10,7 +10,7 @@ import re
 from collections.abc import Mapping
 
 from tilecast import zoo
-from tilecast.frameworks import name_versions
+from tilecast.frameworks import FRAMEWORKS, UNSET, name_versions
 from tilecast.hardware import find_gpu
 from tilecast.model import Model
 from tilecast.spec import (
@@ -108,7 +108,9 @@ def _gpus(row: Row) -> int | None:
     return min(gpus, max(1, batch // micro))
 
 
-_ATTENTION: Mapping[str, Attention] = {"1": "flash", "1.0": "flash", "0": "eager", "0.0": "eager"}
+_EAGER, _FUSED_ATTENTION = ("0", "0.0"), ("1", "1.0")
+_LIBRARIES: tuple[tuple[str, Attention], ...] = (("nanotron", "flash2"),)
+"""Frameworks that call one library, by words in their names: nanotron/models/llama.py imports flash_attn."""
 
 
 _UNFUSED = re.compile(r"\bpytorch 1\.(?:\d|1[0-3])\b")
@@ -116,8 +118,17 @@ _UNFUSED = re.compile(r"\bpytorch 1\.(?:\d|1[0-3])\b")
 
 
 def _attention(row: Row) -> Attention:
-    stated = _ATTENTION.get(row.get("flash_attention", ""))
-    return stated or ("eager" if _UNFUSED.search(row.get("framework", "").lower()) else "auto")
+    """Return what ran a row's attention; tables say whether it was fused, but not by which library."""
+    stated, words = row.get("flash_attention", ""), row.get("framework", "").lower()
+    if stated in _EAGER or (stated not in _FUSED_ATTENTION and _UNFUSED.search(words)):
+        return "eager"
+    if library := next((library for word, library in _LIBRARIES if word in words), None):
+        return library
+    if framework(row) == "megatron" and not _fused_kernels(row):
+        return "flash2"  # Megatron-LM before it ran Transformer Engine: --use-flash-attn
+    is_usual = "16" in row.get("precision", "") or row.get("precision", "") == "fp8"
+    is_fused = is_usual and bool(FRAMEWORKS[framework(row) or UNSET].attention)
+    return "flash" if stated in _FUSED_ATTENTION and not is_fused else "auto"
 
 
 def execution(row: Row) -> Execution:
@@ -231,19 +242,22 @@ None means no framework: such runs are measured in one process.
 
 
 def framework_version(row: Row) -> str | None:
-    """Return the version of a row's framework, in what `frameworks.toml` counts for it; None if the row states none."""
+    """Return the version of a row's framework, in what `frameworks.toml` counts for it.
+
+    Rows on top of PyTorch that state none ran before 2026. None is the version that Tilecast assumes.
+    """
     named, words = framework(row), row.get("framework", "").lower()
-    if named is None:
-        return None
     if stated := read_version(row.get("framework_version", "")):
         return stated
-    counted = name_versions(named)
+    counted = name_versions(named or UNSET)
     if counted == "NeMo" and (found := _MLPERF.search(words)):
         return _MLPERF_RELEASES.get(found[1])
     found = _VERSIONS[counted].search(words) if counted in _VERSIONS else None
-    return found[1] if found else None
+    return found[1] if found else _UNSTATED.get(counted)
 
 
+_UNSTATED = {"PyTorch": "2.6"}
+"""Versions of rows that state none, by what `frameworks.toml` counts."""
 _VERSIONS = {
     "PyTorch": re.compile(r"\bpytorch ([12]\.\d+)"),
     "NeMo": re.compile(r"\bnemo \(?(?:release )?(2\d\.\d\d)"),

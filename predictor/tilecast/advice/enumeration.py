@@ -19,6 +19,7 @@ from tilecast.advice.values import Request, require
 from tilecast.hardware import Pool
 from tilecast.search import NO_LIMITS, Limits, PlanTable
 from tilecast.spec import PRECISIONS, Plan, Plans, SearchTooLargeError, SpecError, Stated, Workload
+from tilecast.step.blocks import can_attend
 
 # Each operator takes 0.1 ms and 3 KB. The largest published model whose layers all differ may have 13 combinations.
 MOST_KERNELS = 64_000
@@ -180,7 +181,7 @@ def job_variants(request: Request, pool: Pool, most_batches: int = MAX_BATCHES) 
     return tuple(
         replace(own, precision=precision, global_batch=batch, steps=_steps_of_run(request, batch))
         for precision in precisions
-        if pool.gpu.supports(precision)
+        if pool.gpu.supports(precision) and can_attend(own, pool.gpu)
         for batch in batches
     )
 

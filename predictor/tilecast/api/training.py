@@ -101,7 +101,8 @@ class Training(ApiModel):
     )
     attention: Attention = Field(
         default="auto",
-        description="flash never writes the attention matrix to memory, eager does; auto takes flash if it runs.",
+        description="What runs attention: auto is what the framework chooses for its version and the GPU, flash its "
+        "FlashAttention, eager two products that write the attention matrix to memory; or one library by name.",
     )
     execution: Execution = Field(
         default="eager", description="How kernels are launched, which decides the overhead of each."

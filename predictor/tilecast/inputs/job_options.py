@@ -8,6 +8,7 @@ from typing import Any, get_args
 
 from tilecast.objectives import OBJECTIVES
 from tilecast.spec import (
+    ATTENTIONS,
     EXECUTIONS,
     GRADIENT_SYNCS,
     MEMORY_FORMATS,
@@ -43,6 +44,11 @@ BARE_OPTIONS: Mapping[str, JobOption] = {
     "lora_rank": JobOption("training.loraRank", "train only LoRA adapters of this rank, for a bare model", int),
     "quantization": JobOption(
         "training.quantization", "of frozen weights under --lora-rank, for a bare model", choices=QUANTIZATIONS
+    ),
+    "attention": JobOption(
+        "training.attention",
+        "for a bare model; what the framework chooses if absent",
+        choices=ATTENTIONS,
     ),
     "execution": JobOption("training.execution", "for a bare model; eager if absent", choices=EXECUTIONS),
     "memory_format": JobOption(

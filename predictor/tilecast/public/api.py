@@ -53,6 +53,8 @@ class JobSettings(TypedDict, total=False):
     precision: str
     """bf16, fp16, fp32, tf32 or fp8."""
     optimizer: str
+    attention: str
+    """auto, flash, eager, or a library such as cudnn, flash3 or flex."""
     execution: str
     """eager or compiled."""
     framework: str

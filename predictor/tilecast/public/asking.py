@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, get_args
 
-from tilecast import search
+from tilecast import constants, fuse, search
 from tilecast.advice import Advice, Baseline, Offer, Request, advise, measured
-from tilecast.frameworks import FRAMEWORKS, with_framework
+from tilecast.frameworks import FRAMEWORKS, UNSET, assumed_version, name_versions, with_framework
 from tilecast.hardware import Pool
 from tilecast.inputs import job as job_inputs
 from tilecast.inputs import measurements, reading
@@ -22,7 +22,8 @@ from tilecast.inputs.pools import PoolOptions
 from tilecast.render import launch as launched
 from tilecast.render.launch import LAUNCHERS
 from tilecast.search import engine
-from tilecast.spec import Plans, SpecError, Stated
+from tilecast.spec import Framework, Plans, SpecError, Stated
+from tilecast.step.blocks import fused_attention
 
 if TYPE_CHECKING:
     from tilecast.jobs.candidates import JobCandidates
@@ -122,7 +123,8 @@ def _answer(question: Question, job: JobInput) -> Answer:
     notes = pool_inputs.pool_notes(question.pools, pools)
     requests = launcher_requests(request, question.launch) if question.launch else (request,)
     if job.source is None:
-        advice = measured.add_run_notes(_add_notes(_choose_advice(requests, pools), notes), own)
+        advice = _choose_advice(requests, pools)
+        advice = measured.add_run_notes(_add_notes(advice, (*notes, *_attention_notes(advice))), own)
         return Answer(job, advice, pools, seconds=seconds)
     from tilecast.jobs.candidates import order_by_quota
 
@@ -149,6 +151,27 @@ def measured_offer(question: Question, answer: Answer) -> Offer:
     if question.plan is None or len(answer.advice.offers) != 1:
         raise SpecError("--measured", "which run took so long is open", "give --baseline POOL:N, or --plan on one pool")
     return answer.advice.offers[0]
+
+
+def _attention_notes(advice: Advice) -> tuple[str, ...]:
+    """Return a note on the library that is assumed to run attention, where frameworks differ in it on the GPU."""
+    best = advice.best
+    if best is None or best.workload.framework is not None or best.workload.attention != "auto":
+        return ()
+    gpu, known = best.pool.gpu, constants.shipped_constants()
+    mine = fused_attention(best.workload, gpu, known) if "attention" in fuse.passes(best.workload) else None
+    others = {
+        library.time_factor(gpu, "forward")
+        for name in get_args(Framework)
+        if (library := fused_attention(with_framework(best.workload, name), gpu, known)) is not None
+    }
+    if mine is None or len(others) < 2:
+        return ()
+    version = f"{name_versions(UNSET)} {assumed_version(UNSET)}"
+    return (
+        f"Assumed: attention by {mine.title}, as {version} runs it on {gpu.name}; --framework, --framework-version "
+        "or --attention say otherwise.",
+    )
 
 
 def _add_notes(advice: Advice, notes: Sequence[str]) -> Advice:

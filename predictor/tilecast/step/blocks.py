@@ -155,7 +155,7 @@ def launch_host(workload: Workload) -> str:
 
 def _memory_kernels(workload: Workload) -> str:
     """Return the kind of kernels that move memory, a key of `memory` in the constants, such as `fused`."""
-    if workload.execution == "eager" and workload.fused_kernels:
+    if workload.execution == "eager" and frameworks.has_fused_kernels(workload):
         return "fused"
     # Traces and networks that are no transformers list every operator that runs.
     host = launch_host(workload)
@@ -231,13 +231,20 @@ def corrections(
     return factors
 
 
-def fused_attention(workload: Workload, gpu: Gpu, fitted: Constants) -> FusedAttention | None:
-    """Return the implementation of fused attention that the framework names, or else the first that runs on the GPU.
+def can_attend(workload: Workload, gpu: Gpu) -> bool:
+    """Return whether the library that a workload names for its attention, if any, has kernels for it on a GPU."""
+    library = constants.shipped_constants().attention.get(workload.attention)
+    return library is None or library.runs_on(gpu, is_mixed=workload.is_mixed)
 
-    The result is None if no implementation runs.
+
+def fused_attention(workload: Workload, gpu: Gpu, fitted: Constants) -> FusedAttention | None:
+    """Return the library of fused attention that runs a workload's attention on a GPU.
+
+    The framework tries libraries in its order (`frameworks.Framework.attention`). The result is None if none of them
+    runs on the GPU.
     """
-    own = frameworks.find_framework(workload).attention
-    if named := next((kernel for kernel in fitted.attention if kernel.name == own), None):
-        return named
-    native = workload.fused_kernels or workload.execution == "xla"
-    return next((kernel for kernel in fitted.attention if kernel.runs_on(gpu, native=native)), None)
+    for choice in frameworks.attention_choices(workload):
+        library = fitted.attention[choice.library]
+        if choice.is_tried_at(gpu.compute_capability) and library.runs_on(gpu, is_mixed=workload.is_mixed):
+            return library
+    return None

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 from tilecast import frameworks, zoo
+from tilecast.frameworks import with_framework
 from tilecast.render.launch import deepspeed, huggingface, megatron, pytorch, torchtitan
 from tilecast.render.launch.setting import LaunchScript, LaunchSetting
 from tilecast.render.units import format_duration, format_gibibyte_range, format_gibibytes
@@ -38,7 +39,7 @@ __all__ = [
 ]
 
 _ALL: tuple[Optimizer, ...] = ("sgd", "momentum", "adam", "adamw", "lamb")
-_ANY: tuple[Attention, ...] = ("auto", "flash", "eager")
+_ANY: tuple[Attention, ...] = ("auto", "flash", "eager", "flash2", "cudnn", "memoryEfficient")
 
 
 def _no_refusal(setting: LaunchSetting) -> str:
@@ -75,6 +76,7 @@ LAUNCHERS: Mapping[str, Launcher] = {
         megatron.pretraining_script,
         families=tuple(megatron.SCRIPTS),
         executions=("eager", "cudaGraphs"),
+        attention=("auto", "flash", "eager", "flash2", "flash3", "cudnn"),
         optimizers=("sgd", "momentum", "adam", "adamw"),
         has_adapters=False,
         refuses=megatron.refusal_reason,
@@ -225,7 +227,7 @@ def _with_framework(launcher: str, setting: LaunchSetting) -> LaunchSetting:
         return setting
     frameworks = LAUNCHERS[launcher].frameworks
     runs = (name for name in frameworks if bool(abilities(name).executes(Plans.from_plans(setting.plan))[0]))
-    return replace(setting, workload=replace(setting.workload, framework=next(runs, frameworks[-1])))
+    return replace(setting, workload=with_framework(setting.workload, next(runs, frameworks[-1])))
 
 
 _WEIGHTS: Mapping[str, str] = {

@@ -96,6 +96,8 @@ def _recomputed_layers(setting: LaunchSetting) -> int:
     layers = setting.workload.recompute_layers
     return 1 if layers is None else layers // setting.plan.virtual_stages
 
+_BACKENDS = {"flash": "flash", "flash2": "flash", "flash3": "flash", "cudnn": "fused", "eager": "unfused"}
+"""Megatron-Core's `AttnBackend` for each `Workload.attention`; which FlashAttention runs is what is installed."""
 
 _MODEL: Table = (
     ("--num-layers", lambda s: None if _is_encdec(s) else s.model.layers),
@@ -140,7 +142,7 @@ _MODEL: Table = (
 """Options that describe the architecture."""
 
 _TRAINING: Table = (
-    ("--attention-backend", lambda s: {"flash": "flash", "eager": "unfused"}.get(s.workload.attention)),
+    ("--attention-backend", lambda s: _BACKENDS.get(s.workload.attention)),
     ("--transformer-impl", lambda s: "transformer_engine"),
     ("--cross-entropy-loss-fusion", _fuses_loss),
     ("--cross-entropy-fusion-impl", lambda s: "te" if _fuses_loss(s) else None),

@@ -6,8 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from tilecast import fuse, zoo
+from tilecast.frameworks import has_fused_kernels
 from tilecast.render.launch.setting import LaunchSetting
-from tilecast.spec import Optimizer, Workload
+from tilecast.spec import Attention, Optimizer, Workload
 from tilecast.zoo import ADAPTED, FAMILIES
 
 DTYPES: Mapping[str, str] = {"fp16": "torch.float16", "bf16": "torch.bfloat16", "fp8": "torch.bfloat16"}
@@ -21,7 +22,10 @@ _OPTIMIZERS: Mapping[Optimizer, str] = {
 }
 CHECKPOINT = "{module}.forward = functools.partial(checkpoint, {module}.forward, use_reentrant=False)"
 """Statement that recomputes a module with `torch.utils.checkpoint`."""
-_BACKENDS: Mapping[str, str] = {"flash": "FLASH_ATTENTION", "eager": "MATH"}
+_BACKENDS: Mapping[Attention, str] = {
+    "flash": "FLASH_ATTENTION", "flash2": "FLASH_ATTENTION", "cudnn": "CUDNN_ATTENTION",
+    "memoryEfficient": "EFFICIENT_ATTENTION", "eager": "MATH",
+}  # fmt: skip
 """PyTorch's `SDPBackend` for each `Workload.attention`."""
 
 
@@ -55,7 +59,8 @@ def layers_expression(setting: LaunchSetting) -> str:
 
 def attention_arguments(setting: LaunchSetting) -> list[str]:
     """Return the attention of a Transformers model as an argument; empty if there is nothing to choose."""
-    chosen = {"flash": "flash_attention_2", "eager": "eager"}.get(setting.workload.attention, "sdpa")
+    named = {"flash": "flash_attention_2", "flash2": "flash_attention_2", "eager": "eager"}
+    chosen = named.get(setting.workload.attention, "sdpa")
     return [f'attn_implementation="{chosen}"'] if setting.model.family in ADAPTED else []
 
 
@@ -86,7 +91,7 @@ def model_lines(setting: LaunchSetting) -> list[str]:
         lines.append(f"model = peft.get_peft_model(model, LoraConfig(r={workload.lora_rank}))")
     if workload.memory_format == "channelsLast":
         lines.append("model = model.to(memory_format=torch.channels_last)")
-    if workload.fused_kernels:
+    if has_fused_kernels(workload):
         lines.append(
             "# with fused kernels for bias, activation, dropout, mask and softmax, such as Apex's, in the model"
         )
