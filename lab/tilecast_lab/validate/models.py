@@ -16,6 +16,7 @@ from tilecast.zoo.cnn.images import Images
 from tilecast.zoo.cnn.resnet import FaceResNet
 from tilecast.zoo.recommender import WideDeep
 from tilecast.zoo.vision import Vision
+from tilecast_lab.validate.vision_names import vision_table
 
 _DIMENSIONS = (("n_layers", "layers"), ("hidden", "hidden"), ("n_heads", "heads"), ("n_kv_heads", "kv_heads"),
          ("ffn_hidden", "ffn_hidden"), ("vocab", "vocab"))  # fmt: skip
@@ -31,7 +32,8 @@ def model_of(row: Row) -> Model:
     try:
         known = zoo.preset(_preset_name(row))
     except SpecError:
-        return _from_dimensions(row, stated)
+        described = vision_table(row)
+        return zoo.model_from(described) if described else _from_dimensions(row, stated)
     if not stated or not zoo.is_transformer(known):
         return _noted_dimensions(row, with_sample_length(known, read_integer(row, "seq_len")))
     if stated.get("hidden", known.hidden) != known.hidden or stated.get("heads", known.heads) != known.heads:

@@ -29,9 +29,11 @@ from tilecast.zoo.cnn import (
     mobile,
     resnet,
     segformer,
+    segmentation,
     speech,
     two_stage,
     unet,
+    video,
     vocoders,
 )
 from tilecast.zoo.cnn.builder import Architecture, NetworkBuilder
@@ -77,6 +79,9 @@ ARCHITECTURES: Mapping[str, Architecture[Any]] = {
     "hifi-gan": Architecture(vocoders.HifiGan, vocoders.build_hifigan, reads_images=False),
     "temporal-fusion": Architecture(forecasting.TemporalFusion, forecasting.build_temporal_fusion, reads_images=False),
     "waveglow": Architecture(vocoders.WaveGlow, vocoders.build_waveglow, reads_images=False),
+    "video-resnet": Architecture(video.VideoResNet, video.build_video_resnet),
+    "c3d": Architecture(video.Clip, video.build_c3d),
+    **segmentation.SEGMENTERS,
 }
 """Families of convolutional networks by name."""
 

@@ -115,18 +115,23 @@ class NetworkBuilder:
         yield
         self.numerics, self.has_gradient = numerics, False
 
-    def output_size(self, window: Size, stride: int | tuple[int, int], padding: int | None) -> Size:
+    def output_size(self, window: Size, stride: int | tuple[int, ...], padding: int | None) -> Size:
         """Return the size after a convolution or a pooling with this window has moved over the current tensor.
 
         Without `padding` each side shrinks to ceil(size / stride).
         """
-        strides = (stride,) * 3 if isinstance(stride, int) else (1, *stride)
+        strides = (stride,) * 3 if isinstance(stride, int) else (1,) * (3 - len(stride)) + stride
         sides = zip(self.size, strides, window, strict=True)
         depth, height, width = (
             -(-extent // step) if padding is None else (extent + 2 * padding - side) // step + 1
             for extent, step, side in sides
         )
         return (1 if self.flat else max(depth, 1), max(height, 1), max(width, 1))
+
+    def _window(self, kernel: int | tuple[int, ...]) -> Size:
+        sides = (kernel, kernel) if isinstance(kernel, int) else kernel
+        depth, height, width = sides if len(sides) == 3 else (sides[0], *sides)
+        return (1 if self.flat else depth), height, width
 
     def pointwise(self, name: str, elements: Floats | None = None, **options: Any) -> None:
         """Add an element-wise operator over `elements`, (S,); by default those of the current tensor.
@@ -143,8 +148,8 @@ class NetworkBuilder:
     def conv(
         self,
         out: int,
-        kernel: int | tuple[int, int] = 3,
-        stride: int | tuple[int, int] = 1,
+        kernel: int | tuple[int, ...] = 3,
+        stride: int | tuple[int, ...] = 1,
         *,
         groups: int = 1,
         bias: bool = False,
@@ -153,10 +158,10 @@ class NetworkBuilder:
         """Add a convolution to `out` channels, forward and backward.
 
         The weight always has a gradient; the input has one only if a gradient flows into it. `kernel` and `stride` are
-        one side or (height, width). Without `padding` each side shrinks to ceil(size / stride) pixels.
+        one side, (height, width) or (depth, height, width). Without `padding` each side shrinks to
+        ceil(size / stride) pixels.
         """
-        height, width = (kernel, kernel) if isinstance(kernel, int) else kernel
-        window = (1 if self.flat else height, height, width)
+        window = self._window(kernel)
         size = self.output_size(window, stride, padding)
         dims = layers.conv_dims(self.batch, (self.channels, *self.size), window, (out, *size), groups)
         name = f"conv{len(self.ops)}"
@@ -237,14 +242,21 @@ class NetworkBuilder:
                 "fork.gradient", self.numerics, self.elements, 2, 1, phase="backward", count=branches - 1.0
             )
 
-    def pool(self, kernel: int, stride: int, *, padding: int | None = None, average: bool = False) -> None:
+    def pool(
+        self,
+        kernel: int | tuple[int, ...],
+        stride: int | tuple[int, ...],
+        *,
+        padding: int | None = None,
+        average: bool = False,
+    ) -> None:
         """Add a maximum or average over windows.
 
         Both keep their input. The maximum also keeps an index of 8 bytes per output element.
         """
         before = self.elements
         self.keep_input()
-        window = (1 if self.flat else kernel, kernel, kernel)
+        window = self._window(kernel)
         self.size = self.output_size(window, stride, padding)
         ratio = float(np.mean(self.elements / before)) if len(before) else 1.0
         if not average:
@@ -299,8 +311,8 @@ class NetworkBuilder:
     def conv_norm_act(
         self,
         out: int,
-        kernel: int | tuple[int, int] = 3,
-        stride: int | tuple[int, int] = 1,
+        kernel: int | tuple[int, ...] = 3,
+        stride: int | tuple[int, ...] = 1,
         *,
         groups: int = 1,
         padding: int | None = None,

@@ -31,13 +31,21 @@ class Detector(Residual):
     stages: tuple[int, int, int, int] = numbered("stage")
     dilated: bool = False
     """Whether the fourth stage keeps the size of the third."""
+    trained_norms: bool = False
+    """Whether norms of a frozen backbone keep their inputs for gradients, as batch norms do that use the statistics of
+    pretraining (MMDetection), where fixed scales and offsets do not."""
+    head_norm: bool = False
+    """Whether the convolutions of the pyramid and of the heads have group norms."""
+    guided: bool = False
+    """Whether anchors are predicted, and features sampled to fit them (arXiv 1901.03278)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class Ssd(Residual):
     """Dimensions of SSD."""
 
-    stages: tuple[int, int, int] = numbered("stage")
+    stages: tuple[int, ...] = numbered("stage", default=())
+    """Blocks of each of three stages of a ResNet; none: the backbone is VGG-16, as its authors ran it."""
     classes: int = 81
     """Categories, one of which is the background."""
 
@@ -52,6 +60,8 @@ class RetinaNet(Detector):
     frozen: bool = False
     """Whether the norms of the backbone, its stem and its first stage stay as pretrained."""
     tower_norm: bool = False
+    centered: bool = False
+    """Whether a pixel also predicts how central it is in its box (FCOS, ATSS)."""
     from_backbone: bool = False
     """Whether the further levels come from the last level of the backbone, not of the pyramid."""
 
@@ -64,29 +74,65 @@ class YoloV3(Images):
 
 
 def build_ssd(net: NetworkBuilder, dims: Ssd) -> None:
-    """Build SSD for images of 300 pixels.
+    """Build SSD for images of 300 pixels, or 512 over VGG-16.
 
     It has three stages of a ResNet and five further scales. Each of the six scales predicts a class and a box for 4 or
     6 default boxes per pixel.
     """
-    resnet.add_stem(net)
-    for number, stride in ((1, 1), (2, 2), (3, 1)):
-        resnet.add_stage(net, dims, number, stride=stride)
-    scales = [net.shape]
-    for inner, out, stride, padding in (
-        (256, 512, 2, None), (256, 512, 2, None), (128, 256, 2, None), (128, 256, 1, 0), (128, 256, 1, 0),
-    ):  # fmt: skip
-        net.conv_norm_act(inner, 1)
-        net.conv_norm_act(out, 3, stride, padding=padding)
+    if not dims.stages:
+        scales, further, boxes_per_scale = _add_ssd_vgg(net), _SSD_VGG[dims.image > 300], (4, 6, 6, 6, 6, 4, 4)
+        boxes_per_scale = boxes_per_scale if dims.image > 300 else (4, 6, 6, 6, 4, 4)
+    else:
+        resnet.add_stem(net)
+        for number, stride in ((1, 1), (2, 2), (3, 1)):
+            resnet.add_stage(net, dims, number, stride=stride)
+        scales, further, boxes_per_scale = [net.shape], _SSD_SCALES, (4, 6, 6, 6, 4, 4)
+    for inner, out, stride, padding in further:
+        if dims.stages:
+            net.conv_norm_act(inner, 1)
+            net.conv_norm_act(out, 3, stride, padding=padding)
+        else:
+            for width, kernel, step, border in ((inner, 1, 1, None), (out, 3, stride, padding)):
+                net.conv(width, kernel, step, padding=border, bias=True)
+                net.activate()
         scales.append(net.shape)
     classes = dims.classes
-    for boxes, scale in zip((4, 6, 6, 6, 4, 4), scales, strict=True):
+    for boxes, scale in zip(boxes_per_scale, scales, strict=True):
         net.shape = scale
         net.sum_branch_gradients(3)
         net.conv(boxes * 4, 3, bias=True)
         net.shape = scale
         net.conv(boxes * classes, 3, bias=True)
         net.cross_entropy(classes)
+
+
+def _add_ssd_vgg(net: NetworkBuilder) -> list[Shape]:
+    """Add VGG-16 with two convolutions in place of its dense layers, and return the two shapes that have boxes."""
+    scales = []
+    for width, depth in ((64, 2), (128, 2), (256, 3), (512, 3), (512, 3)):
+        for _ in range(depth):
+            net.conv(width, 3, bias=True)
+            net.activate()
+        if len(scales) or width == 512:
+            scales.append(net.shape)
+        if len(scales) < 2:
+            net.pool(2, 2)
+    for kernel in (3, 1):
+        net.conv(1024, kernel, bias=True)
+        net.activate()
+    return [scales[0], net.shape]
+
+
+_Scale = tuple[int, int, int, int | None]
+_SSD_SCALES: tuple[_Scale, ...] = (
+    (256, 512, 2, None), (256, 512, 2, None), (128, 256, 2, None), (128, 256, 1, 0), (128, 256, 1, 0),
+)  # fmt: skip
+"""Inner channels, outer channels, stride and padding of the further scales."""
+_SSD_VGG: tuple[tuple[_Scale, ...], ...] = (
+    ((256, 512, 2, None), (128, 256, 2, None), (128, 256, 1, 0), (128, 256, 1, 0)),
+    ((256, 512, 2, None), (128, 256, 2, None), (128, 256, 2, None), (128, 256, 2, None), (128, 256, 1, 0)),
+)
+"""The same over VGG-16, for images of 300 and of 512 pixels."""
 
 
 def build_retinanet(net: NetworkBuilder, dims: RetinaNet) -> None:
@@ -96,7 +142,7 @@ def build_retinanet(net: NetworkBuilder, dims: RetinaNet) -> None:
     each has four 3x3 convolutions.
     """
     levels = add_backbone(net, dims, frozen=dims.frozen)
-    pyramid = add_feature_pyramid(net, levels[1:])
+    pyramid = add_feature_pyramid(net, levels[1:], normed=dims.head_norm)
     net.shape = levels[-1] if dims.from_backbone else pyramid[-1]
     for _ in range(2):
         net.conv(PYRAMID, 3, 2, bias=True)
@@ -106,10 +152,13 @@ def build_retinanet(net: NetworkBuilder, dims: RetinaNet) -> None:
 
     def add_tower(outputs: int, *, has_loss: bool) -> None:
         for _ in range(4):
-            net.conv(PYRAMID, 3, bias=not normed)
-            if normed:
-                net.channel_norm()
+            add_pyramid_conv(net, 3, normed=normed)
             net.activate()
+        if dims.guided:
+            add_guided_anchors(net)
+        if dims.centered and not has_loss:
+            net.conv(1, 3, bias=True)
+            net.return_to((PYRAMID, net.size))
         net.conv(outputs, 3, bias=True)
         if has_loss:
             add_focal_loss(net)
@@ -137,7 +186,7 @@ def add_backbone(net: NetworkBuilder, dims: Detector, *, frozen: bool = False, s
 
     A `frozen` backbone trains neither its stem, nor its first stage, nor its norms.
     """
-    net.fixed_norms = frozen
+    net.fixed_norms = frozen and not dims.trained_norms
     with net.freeze_layers() if frozen else nullcontext():
         resnet.add_stem(net)
         resnet.add_stage(net, dims, 1)
@@ -149,22 +198,41 @@ def add_backbone(net: NetworkBuilder, dims: Detector, *, frozen: bool = False, s
     return shapes
 
 
-def add_feature_pyramid(net: NetworkBuilder, levels: Sequence[Shape]) -> list[Shape]:
+def add_feature_pyramid(net: NetworkBuilder, levels: Sequence[Shape], *, normed: bool = False) -> list[Shape]:
     """Add a feature pyramid over the stages of shapes `levels`, and return the shapes of its levels, finest first.
 
     Each level is a 1x1 convolution of its stage, the sum with the next coarser level at twice its size, and a 3x3
-    convolution.
+    convolution. With `normed` the convolutions have norms.
     """
     pyramid: list[Shape] = []
     for index, level in enumerate(reversed(levels)):
         net.shape = level
-        net.conv(PYRAMID, 1, bias=True)
+        add_pyramid_conv(net, 1, normed=normed)
         if index:
             net.resize(0.25)
             net.add_branch()
-        net.conv(PYRAMID, 3, bias=True)
+        add_pyramid_conv(net, 3, normed=normed)
         pyramid.insert(0, net.shape)
     return pyramid
+
+
+def add_pyramid_conv(net: NetworkBuilder, kernel: int, *, normed: bool) -> None:
+    """Add a convolution to `PYRAMID` channels, with a norm if `normed` and a bias otherwise."""
+    net.conv(PYRAMID, kernel, bias=not normed)
+    if normed:
+        net.channel_norm()
+
+
+def add_guided_anchors(net: NetworkBuilder) -> None:
+    """Add the places and shapes of anchors, and a convolution that reads the features where these are."""
+    entry = net.shape
+    for outputs in (1, 2):
+        net.return_to(entry)
+        net.conv(outputs, 1, bias=True)
+    net.return_to(entry)
+    resnet.add_sampling(net, 1)
+    net.conv(PYRAMID, 3)
+    net.activate()
 
 
 def add_shared_head(net: NetworkBuilder, levels: Sequence[Shape], head: Callable[[], None]) -> None:
