@@ -9,7 +9,7 @@ al., arXiv 1612.03144 and 1708.02002; Redmon and Farhadi, arXiv 1804.02767.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 
@@ -79,25 +79,17 @@ def build_ssd(net: NetworkBuilder, dims: Ssd) -> None:
     It has three stages of a ResNet and five further scales. Each of the six scales predicts a class and a box for 4 or
     6 default boxes per pixel.
     """
-    if not dims.stages:
-        scales, further, boxes_per_scale = _add_ssd_vgg(net), _SSD_VGG[dims.image > 300], (4, 6, 6, 6, 6, 4, 4)
-        boxes_per_scale = boxes_per_scale if dims.image > 300 else (4, 6, 6, 6, 4, 4)
-    else:
-        resnet.add_stem(net)
-        for number, stride in ((1, 1), (2, 2), (3, 1)):
-            resnet.add_stage(net, dims, number, stride=stride)
-        scales, further, boxes_per_scale = [net.shape], _SSD_SCALES, (4, 6, 6, 6, 4, 4)
+    scales = [*_add_ssd_backbone(net, dims)]
+    further = _SSD_SCALES if dims.stages else _SSD_VGG[dims.image > 300]
     for inner, out, stride, padding in further:
-        if dims.stages:
-            net.conv_norm_act(inner, 1)
-            net.conv_norm_act(out, 3, stride, padding=padding)
-        else:
-            for width, kernel, step, border in ((inner, 1, 1, None), (out, 3, stride, padding)):
-                net.conv(width, kernel, step, padding=border, bias=True)
-                net.activate()
+        for width, kernel, step, border in ((inner, 1, 1, None), (out, 3, stride, padding)):
+            net.conv(width, kernel, step, padding=border, bias=not dims.stages)
+            if dims.stages:
+                net.channel_norm()
+            net.activate()
         scales.append(net.shape)
     classes = dims.classes
-    for boxes, scale in zip(boxes_per_scale, scales, strict=True):
+    for boxes, scale in zip((4, *[6] * (len(scales) - 3), 4, 4), scales, strict=True):
         net.shape = scale
         net.sum_branch_gradients(3)
         net.conv(boxes * 4, 3, bias=True)
@@ -106,21 +98,29 @@ def build_ssd(net: NetworkBuilder, dims: Ssd) -> None:
         net.cross_entropy(classes)
 
 
-def _add_ssd_vgg(net: NetworkBuilder) -> list[Shape]:
-    """Add VGG-16 with two convolutions in place of its dense layers, and return the two shapes that have boxes."""
-    scales = []
-    for width, depth in ((64, 2), (128, 2), (256, 3), (512, 3), (512, 3)):
+def _add_ssd_backbone(net: NetworkBuilder, dims: Ssd) -> Iterator[Shape]:
+    """Add three stages of a ResNet or VGG-16, and yield the shapes that have boxes.
+
+    Two convolutions stand in place of VGG-16's dense layers.
+    """
+    if dims.stages:
+        resnet.add_stem(net)
+        for number, stride in ((1, 1), (2, 2), (3, 1)):
+            resnet.add_stage(net, dims, number, stride=stride)
+        yield net.shape
+        return
+    for level, (width, depth) in enumerate(((64, 2), (128, 2), (256, 3), (512, 3), (512, 3))):
+        if level:
+            net.pool(2, 2 if level < 4 else 1)
         for _ in range(depth):
             net.conv(width, 3, bias=True)
             net.activate()
-        if len(scales) or width == 512:
-            scales.append(net.shape)
-        if len(scales) < 2:
-            net.pool(2, 2)
+        if level == 3:
+            yield net.shape
     for kernel in (3, 1):
         net.conv(1024, kernel, bias=True)
         net.activate()
-    return [scales[0], net.shape]
+    yield net.shape
 
 
 _Scale = tuple[int, int, int, int | None]
