@@ -135,6 +135,10 @@ class Framework:
     """Program that launches kernels in eager execution: Python code for each operator, or a compiled executor."""
     clips_gradients: bool
     """Whether the norm of all gradients is computed and limited in every step."""
+    dense_convolution: float
+    """Factor on the time of convolutions of one group in FP32, over that of the kernels that cuDNN picks today."""
+    grouped_convolution: float
+    """The same for convolutions of several groups."""
     grouped_products: Literal["one", "each"]
     """Whether the products of all experts of a rank are one kernel, or one kernel for each expert."""
     engine: str

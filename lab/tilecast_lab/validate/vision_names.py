@@ -72,7 +72,7 @@ def _read_mmdetection(name: str, row: Row) -> Table | None:
         del dims["head_norm"]
         return {
             "family": "retinanet", "frozen": True, "classes": 80, "from_backbone": not is_single, **dims,
-            "anchors": 1 if is_single or dims["guided"] else 9, "tower_norm": normed, "centered": is_single,
+            "anchors": 1 if is_single or dims["guided"] else 9, "tower_norm": normed, "centered": is_single, "fused_loss": True,
         }  # fmt: skip
     if _FEATURES.search(name):
         dims["region_stage"] = True
@@ -180,7 +180,7 @@ def _read_mmaction(name: str, row: Row) -> Table | None:
         # Names count the fast path's images in one release and the slow path's in another; both have 4 or 8 slow ones.
         return video | {"image_depth": min(images, 8), "fast": 8 if images == 4 else 4}
     if kind == "r2plus1d":
-        return video | {"factored": True, "bottleneck": False, "stages": _STAGES["34"], "image_depth": int(clip[1])}
+        return video | {"factored": True, "image_depth": int(clip[1]), **_resnet("34")}
     if kind in ("ircsn", "csn", "ipcsn"):
         return video | {"depthwise": True, "stem_depth": 3, "image_depth": int(clip[1])}
     return None

@@ -9,7 +9,7 @@ import numpy as np
 
 from tilecast import constants, frameworks, kernels, zoo
 from tilecast.constants import Constants, FusedAttention
-from tilecast.graph import KIND_NAMES, Block, Graph, KernelTable, Op
+from tilecast.graph import KIND_NAMES, KINDS, Block, Graph, KernelTable, Op
 from tilecast.hardware import Gpu
 from tilecast.memo import Memo
 from tilecast.spec import Floats, Rows, Workload
@@ -26,6 +26,7 @@ _COMPUTING = {"gemm": "matrix", "attention": "attention", "conv": "convolution"}
 
 
 _FACTOR_OF = [_COMPUTING.get(name) for name in KIND_NAMES]
+_GROUPS = KINDS["conv"].dims.index("groups")
 
 
 _ATTENTION, _MATRIX = KIND_NAMES.index("attention"), KIND_NAMES.index("gemm")
@@ -226,6 +227,11 @@ def corrections(
         factors[f"factor.{part}"] = np.full(1, fitted.factor[part])
     else:
         factors[f"memory.{runner}"] = np.full(1, fitted.memory_factor(runner, times.gpu))
+    if part == "convolution" and workload.precision == "fp32":
+        framework, is_grouped = frameworks.find_framework(workload), op.table.dims[0, _GROUPS] > 1
+        older = framework.grouped_convolution if is_grouped else framework.dense_convolution
+        if older != 1.0:
+            factors["framework.convolution"] = np.full(1, older)
     if op.table.kind[0] == _ATTENTION and (fused := fused_attention(workload, times.gpu, fitted)):
         factors[f"attention.{fused.name}"] = np.full(1, fused.time_factor(times.gpu, op.phase))
     return factors

@@ -60,6 +60,8 @@ class RetinaNet(Detector):
     frozen: bool = False
     """Whether the norms of the backbone, its stem and its first stage stay as pretrained."""
     tower_norm: bool = False
+    fused_loss: bool = False
+    """Whether the focal loss is one kernel that keeps the outputs alone (mmdet/ops/sigmoid_focal_loss)."""
     centered: bool = False
     """Whether a pixel also predicts how central it is in its box (FCOS, ATSS)."""
     from_backbone: bool = False
@@ -161,24 +163,27 @@ def build_retinanet(net: NetworkBuilder, dims: RetinaNet) -> None:
             net.return_to((PYRAMID, net.size))
         net.conv(outputs, 3, bias=True)
         if has_loss:
-            add_focal_loss(net)
+            add_focal_loss(net, fused=dims.fused_loss)
 
     add_shared_head(net, pyramid, lambda: add_tower(anchors * classes, has_loss=True))
     add_shared_head(net, pyramid, lambda: add_tower(anchors * 4, has_loss=False))
 
 
-def add_focal_loss(net: NetworkBuilder) -> None:
+def add_focal_loss(net: NetworkBuilder, *, fused: bool = False) -> None:
     """Add the focal loss: a logistic loss per output, weighted by its error (arXiv 1708.02002, equation 5), in FP32.
 
     torchvision's `sigmoid_focal_loss` runs it as 16 kernels in each direction, which keep seven tensors. The code
     around it keeps five more: the outputs permuted, concatenated and selected, and the target classes (detectron2,
-    modeling/meta_arch/retinanet.py losses; torchvision, models/detection/retinanet.py). A fused kernel keeps only one.
+    modeling/meta_arch/retinanet.py losses; torchvision, models/detection/retinanet.py). A compiler's kernel keeps only one,
+    and MMDetection's two beside the outputs permuted.
     """
     if not net.numerics.training:
         return
-    loss = layers.pointwise("loss", net.numerics.in_fp32, net.elements, reads=1.5, kernels=16, backward=(1.5, 1.0))
+    count = 1 if fused else 16
+    loss = layers.pointwise("loss", net.numerics.in_fp32, net.elements, reads=1.5, kernels=count, backward=(1.5, 1.0))
     net.ops += loss
-    net.keep_elements(net.elements * 4.0 / net.numerics.element * (1.0 if net.numerics.fused_gate else 12.0))
+    kept = 1.0 if net.numerics.fused_gate else 3.0 if fused else 12.0
+    net.keep_elements(net.elements * 4.0 / net.numerics.element * kept)
 
 
 def add_backbone(net: NetworkBuilder, dims: Detector, *, frozen: bool = False, stages: int = 4) -> list[Shape]:

@@ -87,6 +87,7 @@ def _add_part(net: NetworkBuilder, dims: VideoResNet, number: int, narrow: int =
         if dims.factored:
             net.conv_norm_act(45, (1, 7, 7), (1, 2, 2))
             net.conv_norm_act(64, (3, 1, 1))
+            net.pool((1, 3, 3), (1, 2, 2))
             return
         net.conv_norm_act(64 // narrow, (depth, 7, 7), (dims.stem_stride, 2, 2))
         net.pool((1, 3, 3), (dims.stem_stride, 2, 2))
