@@ -247,7 +247,9 @@ def _complete_plan(case: RunCase) -> Plans:
     if (stated["pipeline"] or 1) > max(1, case.workload.model.layers) or samples > 2 * case.workload.global_batch:
         raise UnreadableRow("impossible-plan")
     fixed = stated["checkpointing"]
-    if not zoo.is_transformer(case.workload.model) or not case.workload.training:
+    model = case.workload.model
+    recomputed = zoo.recomputes(model) if fixed or zoo.is_transformer(model) else ()
+    if not case.workload.training or CHECKPOINTING[fixed or 0] not in recomputed:
         fixed = 0
     split = int((stated["tensor"] or 1) > 1)
     named = case.workload.framework
