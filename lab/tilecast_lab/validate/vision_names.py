@@ -186,6 +186,53 @@ def _read_mmaction(name: str, row: Row) -> Table | None:
     return None
 
 
+# --- MMYOLO and StyleGAN ------------------------------------------------------------------------------------------
+
+_SIZES: Mapping[str, tuple[float, float]] = {
+    "n": (0.33, 0.25), "t": (0.33, 0.375), "tiny": (0.33, 0.375), "s": (0.33, 0.5), "m": (0.67, 0.75), "l": (1.0, 1.0),
+    "x": (1.33, 1.25),
+}  # fmt: skip
+"""Depth and width of a variant, over those of the large one (configurations of MMYOLO)."""
+_YOLOS: Mapping[str, Table] = {
+    "yolov5": {"anchors": 3},
+    "yolov6": {"blocks": [6, 12, 18, 6], "branched": True, "towers": 1, "neck_share": 0.5},
+    "yolov8": {"blocks": [3, 6, 6, 3], "dense_joins": True, "towers": 2, "box_values": 64},
+    "yolox": {"blocks": [3, 9, 9, 3], "towers": 2, "tower_width": 256},
+    "rtmdet": {"blocks": [3, 6, 6, 3], "kernel": 5, "towers": 2, "tower_width": 256},
+    "ppyoloe+": {"blocks": [3, 6, 6, 3], "branched": True, "towers": 1, "box_values": 68, "neck_share": 0.75},
+}  # fmt: skip
+_YOLO = re.compile(r"(yolov5|yolov6|yolov8|yolox|rtmdet|ppyoloe\+) ?-(tiny|[ntsmlx])\b\S* (\d+)\b")
+_YOLOV8_CHANNELS: Mapping[str, int] = {"m": 768, "l": 512, "x": 512}
+
+
+def _read_mmyolo(name: str, row: Row) -> Table | None:
+    """Read a detector of MMYOLO, such as "YOLOv5-s 640" or "RTMDet-tiny 1024 DOTA rotated"."""
+    if not (match := _YOLO.match(words := name.lower())):
+        return None
+    kind, size, image = match[1], match[2], int(match[3])
+    depth, width = _SIZES[size]
+    if kind == "rtmdet" and size == "tiny":
+        depth = 0.167
+    table: Table = {"family": "csp-detector", "image": image, "depth": depth, "width": width, **_YOLOS[kind]}
+    table["large"] = kind == "yolov5" and image > 1000
+    table["prototypes"] = "instance-seg" in words
+    table["keypoints"] = 17 if "pose" in words else 0
+    table["classes"] = 20 if " voc" in words else 15 if " dota" in words else 1 if "pose" in words else 80
+    if kind == "yolov8":
+        table["most_channels"] = _YOLOV8_CHANNELS.get(size, 1024)
+    if kind == "yolov6":
+        table["partial"] = size in "ml"
+    return table
+
+
+def _read_stylegan(name: str, row: Row) -> Table | None:
+    """Read StyleGAN2-ADA of the automatic configuration (train.py: half the channels below 512 pixels)."""
+    size = re.match(r"(\d+)x\1 cfg=auto", name)
+    if not size:
+        return None
+    return {"family": "stylegan2", "image": int(size[1]), "base": 32768 if int(size[1]) >= 512 else 16384}
+
+
 # --- Others --------------------------------------------------------------------------------------------------------
 
 
@@ -242,6 +289,8 @@ _READERS: tuple[tuple[re.Pattern[str], Callable[[str, Row], Table | None]], ...]
     (re.compile(r"mmdet (?:v\d+ )?"), _read_mmdetection),
     (re.compile(r"(?:mmseg|CSAILVision|vedaseg) "), _read_mmsegmentation),
     (re.compile(r"(?:mmaction2|MMAction2|TSM repo) "), _read_mmaction),
+    (re.compile(r"mmyolo "), _read_mmyolo),
+    (re.compile(r"stylegan2-ada "), _read_stylegan),
     (re.compile(r"(?:tensorpack|tf_cnn_benchmarks) "), _read_resnet),
     (re.compile(r"MAE "), _read_mae),
     (re.compile(r"Stable Diffusion 2 base "), _read_latent_unet),

@@ -20,6 +20,7 @@ from tilecast.spec import Workload
 from tilecast.zoo.cnn import (
     classifiers,
     convnext,
+    csp,
     detection,
     detr,
     diffusion,
@@ -31,6 +32,7 @@ from tilecast.zoo.cnn import (
     segformer,
     segmentation,
     speech,
+    stylegan,
     two_stage,
     unet,
     video,
@@ -80,6 +82,8 @@ ARCHITECTURES: Mapping[str, Architecture[Any]] = {
     "temporal-fusion": Architecture(forecasting.TemporalFusion, forecasting.build_temporal_fusion, reads_images=False),
     "waveglow": Architecture(vocoders.WaveGlow, vocoders.build_waveglow, reads_images=False),
     "video-resnet": Architecture(video.VideoResNet, video.build_video_resnet),
+    "csp-detector": Architecture(csp.CspDetector, csp.build_csp_detector),
+    "stylegan2": Architecture(stylegan.StyleGan, stylegan.build_stylegan),
     "c3d": Architecture(video.Clip, video.build_c3d),
     **segmentation.SEGMENTERS,
 }
