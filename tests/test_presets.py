@@ -247,6 +247,8 @@ PUBLISHED = {
     "deepseek-v2": 235741.0,
     "deepseek-v3": 671026.0,
     "kimi-k2": 1026408.2,
+    # 314 billion in its README.
+    "grok-1": 315684.0,
 }
 
 
@@ -306,6 +308,7 @@ def test_parameters_are_the_published_ones(name: str) -> None:
         ("TransformerXL-large (Lambda)", "transformer-xl-large-full-softmax"),
         ("TransformerXL-base", "transformer-xl-base"),
         ("DeepSeek-R1", "deepseek-v3"),
+        ("DeepSeek-V3-671B", "deepseek-v3"),
         ("Llama-2-70B LoRA (MLPerf)", "llama-2-70b"),
         ("Kimi-K2-Instruct", "kimi-k2"),
         ("Transformer-big WMT", "transformer-big"),

@@ -73,9 +73,9 @@ def test_as_many_layers_are_recomputed_as_memory_asks() -> None:
 
 
 def test_a_pipeline_of_nemo_is_interleaved_unless_it_says_otherwise() -> None:
-    rows = [{**BRIDGE, "notes": notes} for notes in ("VP 5", "", "VP n/a")]
+    rows = [{**BRIDGE, "notes": notes} for notes in ("VP 5", "", "VP n/a", "VP=1")]
     plans = [item.plan.virtual_stages for item in runs.forecast(rows) if item.plan]
-    assert plans == [5, 10, 1]
+    assert plans == [5, 10, 1, 1]
     (other,) = runs.forecast([{**BRIDGE, "framework": "Megatron-LM", "notes": ""}])
     assert other.plan and other.plan.virtual_stages == 1
 

@@ -321,6 +321,11 @@ def _virtual_stages(row: Row, model: Model, stages: int) -> int:
     NeMo's recipes interleave every pipeline unless the notes say otherwise.
     """
     notes = row.get("notes", "")
-    if (stated := noted_number(r"\bVP ?(\d+)", notes)) or "VP n/a" in notes or stages == 1 or framework(row) != "nemo":
+    if (
+        (stated := noted_number(r"\bVP ?=? ?(\d+)", notes))
+        or "VP n/a" in notes
+        or stages == 1
+        or framework(row) != "nemo"
+    ):
         return stated or 1
     return max(1, -(-model.layers // stages) // _CHUNK)
