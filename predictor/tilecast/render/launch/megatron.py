@@ -96,6 +96,7 @@ def _recomputed_layers(setting: LaunchSetting) -> int:
     layers = setting.workload.recompute_layers
     return 1 if layers is None else layers // setting.plan.virtual_stages
 
+
 _BACKENDS = {"flash": "flash", "flash2": "flash", "flash3": "flash", "cudnn": "fused", "eager": "unfused"}
 """Megatron-Core's `AttnBackend` for each `Workload.attention`; which FlashAttention runs is what is installed."""
 
