@@ -113,8 +113,8 @@ _LIBRARIES: tuple[tuple[str, Attention], ...] = (("nanotron", "flash2"),)
 """Frameworks that call one library, by words in their names: nanotron/models/llama.py imports flash_attn."""
 
 
-_UNFUSED = re.compile(r"\bpytorch 1\.(?:\d|1[0-3])\b")
-"""Versions of PyTorch before 2.0, which brought fused attention."""
+_UNFUSED = re.compile(r"\bpytorch 1\.(?:\d|1[0-3])\b|\btimm 0\.[3-8]\b")
+"""Versions of PyTorch before 2.0, which brought fused attention, and of timm before 0.9, which uses it."""
 
 
 def _attention(row: Row) -> Attention:

@@ -246,15 +246,13 @@ _VITS: Mapping[str, tuple[int, int, int]] = {"b": (12, 768, 12), "l": (24, 1024,
 
 
 def _read_mae(name: str, row: Row) -> Table | None:
-    """Read a ViT of MAE; pretraining sees a quarter of the patches (He et al., arXiv 2111.06377)."""
+    """Read a ViT that MAE fine-tunes (He et al., arXiv 2111.06377); its decoder and its linear probe are not read."""
     vit = re.search(r"ViT-([BLH])/(\d+) (\d+)", name)
-    if not vit or "linear probe" in name:
+    if not vit or not name.startswith("fine-tune"):
         return None
     layers, hidden, heads = _VITS[vit[1].lower()]
-    share = 0.25 if name.startswith("pretrain") else 1.0
     return {
-        "family": "vit", "image": int(vit[3]), "patch": int(vit[2]), "layers": layers, "hidden": hidden, "heads": heads,
-        "seen_share": share,
+        "family": "vit", "image": int(vit[3]), "patch": int(vit[2]), "layers": layers, "hidden": hidden, "heads": heads
     }  # fmt: skip
 
 

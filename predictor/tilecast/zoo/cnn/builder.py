@@ -61,6 +61,8 @@ class NetworkBuilder:
     """Whether a gradient flows into the current tensor. None flows into the image or the output of frozen layers."""
     follows_norm: bool = False
     """Whether a norm made the current tensor. The norm can be fused with the operators that follow."""
+    split_norms: bool = False
+    """Whether norms are group norms whose scales and offsets are passes of their own (PyTorch before 1.4)."""
     fixed_norms: bool = False
     """Whether norms are fixed scales and offsets, as in the pretrained backbones of detectors."""
 
@@ -154,14 +156,20 @@ class NetworkBuilder:
         groups: int = 1,
         bias: bool = False,
         padding: int | None = None,
+        dilated: bool = False,
     ) -> None:
         """Add a convolution to `out` channels, forward and backward.
+
+        One that is `dilated` reads pixels apart. It has no Winograd kernel, and is priced as one over as many pixels in
+        a row.
 
         The weight always has a gradient; the input has one only if a gradient flows into it. `kernel` and `stride` are
         one side, (height, width) or (depth, height, width). Without `padding` each side shrinks to
         ceil(size / stride) pixels.
         """
         window = self._window(kernel)
+        if dilated:
+            window = window[0], 1, window[1] * window[2]
         size = self.output_size(window, stride, padding)
         dims = layers.conv_dims(self.batch, (self.channels, *self.size), window, (out, *size), groups)
         name = f"conv{len(self.ops)}"
@@ -199,6 +207,9 @@ class NetworkBuilder:
             return
         self.keep_elements(self.elements)
         self.ops += layers.channel_norm("norm", self.numerics, self.elements, flat=self.flat)
+        if self.split_norms:
+            self.keep_elements(self.elements)
+            self.pointwise("scale", absorbed=False, backward=(3.0, 1.0))
         self.follows_norm = True
 
     def multiply_by_constant(self) -> None:
@@ -316,10 +327,11 @@ class NetworkBuilder:
         *,
         groups: int = 1,
         padding: int | None = None,
+        dilated: bool = False,
         activation: str = "relu",
     ) -> None:
         """Add a convolution, a norm and an activation ("none" for no activation)."""
-        self.conv(out, kernel, stride, groups=groups, padding=padding)
+        self.conv(out, kernel, stride, groups=groups, padding=padding, dilated=dilated)
         self.channel_norm()
         self.activate(activation)
 

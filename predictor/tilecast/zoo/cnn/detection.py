@@ -35,7 +35,7 @@ class Detector(Residual):
     """Whether norms of a frozen backbone keep their inputs for gradients, as batch norms do that use the statistics of
     pretraining (MMDetection), where fixed scales and offsets do not."""
     head_norm: bool = False
-    """Whether the convolutions of the pyramid and of the heads have group norms."""
+    """Whether all norms are group norms, which the convolutions of the pyramid and of the heads have too."""
     guided: bool = False
     """Whether anchors are predicted, and features sampled to fit them (arXiv 1901.03278)."""
 
@@ -191,13 +191,15 @@ def add_backbone(net: NetworkBuilder, dims: Detector, *, frozen: bool = False, s
 
     A `frozen` backbone trains neither its stem, nor its first stage, nor its norms.
     """
-    net.fixed_norms = frozen and not dims.trained_norms
+    net.fixed_norms = frozen and not (dims.trained_norms or dims.head_norm)
+    net.split_norms = dims.head_norm
     with net.freeze_layers() if frozen else nullcontext():
         resnet.add_stem(net)
         resnet.add_stage(net, dims, 1)
     shapes = [net.shape]
     for number in range(2, stages + 1):
-        resnet.add_stage(net, dims, number, stride=1 if number == 4 and dims.dilated else 2)
+        dilated = number == 4 and dims.dilated
+        resnet.add_stage(net, dims, number, stride=1 if dilated else 2, dilated=dilated)
         shapes.append(net.shape)
     net.fixed_norms = False
     return shapes

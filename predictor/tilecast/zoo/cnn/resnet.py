@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from tilecast import constants
 from tilecast.graph import Block, CollectiveCall, Shards
 from tilecast.model import numbered
 from tilecast.spec import Workload
@@ -22,6 +23,8 @@ from tilecast.zoo.parts import uniform_block
 
 _WINDOW = 9
 """Pixels under a convolution of 3x3."""
+_NEIGHBOURS = 4.0
+"""Pixels between which a sample is interpolated."""
 _EMBEDDING = 512
 """Width of the embedding of a face."""
 
@@ -98,13 +101,16 @@ def add_stem(net: NetworkBuilder, *, small: bool = False, deep: bool = False) ->
         net.pool(3, 2)
 
 
-def add_stage(net: NetworkBuilder, dims: Residual, number: int, *, stride: int = 2) -> None:
-    """Add stage `number` (1 to 4). All stages but the first begin with `stride`."""
+def add_stage(net: NetworkBuilder, dims: Residual, number: int, *, stride: int = 2, dilated: bool = False) -> None:
+    """Add stage `number` (1 to 4). All stages but the first begin with `stride`; one may be `dilated` instead."""
     for index in range(dims.stages[number - 1]):
-        add_block(net, dims, 64 * 2 ** (number - 1), stride if number > 1 and not index else 1, later=number > 1)
+        step = stride if number > 1 and not index else 1
+        add_block(net, dims, 64 * 2 ** (number - 1), step, later=number > 1, dilated=dilated)
 
 
-def add_block(net: NetworkBuilder, dims: Residual, width: int, stride: int = 1, *, later: bool = False) -> None:
+def add_block(
+    net: NetworkBuilder, dims: Residual, width: int, stride: int = 1, *, later: bool = False, dilated: bool = False
+) -> None:
     """Add a residual block of `width` channels, a bottleneck's inner ones; `later` stages have what only they have."""
     entry = net.shape
     if dims.shifts:
@@ -117,11 +123,11 @@ def add_block(net: NetworkBuilder, dims: Residual, width: int, stride: int = 1, 
         net.conv_norm_act(inner, 1, stride if early else 1)
         if later and dims.deformable:
             add_sampling(net, 1 if early else stride)
-        net.conv_norm_act(inner, 3, 1 if early else stride, groups=groups)
+        net.conv_norm_act(inner, 3, 1 if early else stride, groups=groups, dilated=dilated)
         net.conv_norm_act(4 * width, 1, activation="none")
     else:
-        net.conv_norm_act(width, 3, stride)
-        net.conv_norm_act(width, 3, activation="none")
+        net.conv_norm_act(width, 3, stride, dilated=dilated)
+        net.conv_norm_act(width, 3, activation="none", dilated=dilated)
     if dims.excite:
         net.squeeze_excite(net.channels // dims.excite)
     if later and dims.context:
@@ -138,14 +144,16 @@ def add_sampling(net: NetworkBuilder, stride: int) -> None:
     """Add the offsets of a 3x3 deformable convolution and the copy of what they point at.
 
     The copy has nine values per pixel, each interpolated between four neighbours. Backward it is made again, and its
-    gradients are added to the neighbours and the offsets (mmdet/ops/dcn/src/deform_conv_cuda.cpp).
+    gradients are added to the neighbours with single atomic additions, each of which moves a sector, and to the offsets
+    (mmdet/ops/dcn/src/deform_conv_cuda.cpp).
     """
     entry = net.shape
     net.return_to(entry)
     net.conv(2 * _WINDOW, 3, stride, bias=True)
     samples = net.batch * (entry[0] * _WINDOW * net.size[1] * net.size[2])
     net.shape = entry
-    net.pointwise("sample", samples, reads=4.0, absorbed=False, backward=(9.0, 5.0))
+    sectors = constants.shipped_constants().kernels.sector_bytes / net.numerics.element
+    net.pointwise("sample", samples, reads=_NEIGHBOURS, absorbed=False, backward=(9.0, 1.0 + _NEIGHBOURS * sectors))
     net.raise_peak(2 * samples / np.maximum(net.batch, 1.0))
     net.sum_branch_gradients(2)
 

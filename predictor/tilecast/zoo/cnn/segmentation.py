@@ -125,7 +125,7 @@ def _add_backbone(net: NetworkBuilder, dims: Segmenter) -> list[Shape]:
     for number in range(1, 5):
         grows = number > 1 and stride < dims.output_stride
         stride *= 2 if grows else 1
-        resnet.add_stage(net, dims, number, stride=2 if grows else 1)
+        resnet.add_stage(net, dims, number, stride=2 if grows else 1, dilated=number > 1 and not grows)
         shapes.append(net.shape)
     return shapes
 
@@ -240,8 +240,8 @@ def _add_spatial_pyramid(net: NetworkBuilder, dims: Segmenter, *, separable: boo
     for _ in range(_DILATIONS):
         net.return_to(entry)
         if separable:
-            net.conv_norm_act(entry[0], 3, groups=entry[0])
-        net.conv_norm_act(width, 1 if separable else 3)
+            net.conv_norm_act(entry[0], 3, groups=entry[0], dilated=True)
+        net.conv_norm_act(width, 1 if separable else 3, dilated=not separable)
     net.concatenate((2 + _DILATIONS) * width)
     net.conv_norm_act(width, 3)
 
