@@ -26,6 +26,14 @@ Shape: TypeAlias = tuple[int, Size]
 """Channels and size of a tensor."""
 _SMOOTH = ("silu", "hard-swish", "prelu", "leaky-relu", "gelu", "tanh")
 
+_TRANSFORMED = 4.0
+"""Elements of Winograd's transforms over those that it reads and writes: 4 x 4 for every 2 x 2 (arXiv 1509.09308)."""
+_TRANSFORMED_CHANNELS = 1024
+"""Channels from which on cuDNN holds the transforms in memory in FP32, as peaks of MMSegmentation's heads show.
+
+Kernels for fewer channels keep them in registers.
+"""
+
 
 @dataclass(slots=True)
 class NetworkBuilder:
@@ -177,7 +185,9 @@ class NetworkBuilder:
         self.workspace = np.maximum(self.workspace, self.numerics.element * self.batch * pixels)
         self.keep_input()
         self.follows_norm = False
-        self.raise_peak(2 * self.batch * pixels)
+        wide = self.channels >= _TRANSFORMED_CHANNELS and self.numerics.matrix == "fp32" and window[1:] == (3, 3)
+        copies = _TRANSFORMED if wide and prod(window) == 9 and size == self.size else 1.0
+        self.raise_peak((1.0 + copies) * self.batch * pixels)
         self.ops += layers.convolution(name, self.numerics, dims, input_gradient=self.has_gradient)
         self.parameters += out * self.channels / groups * window[0] * window[1] * window[2]
         self.channels, self.size, self.has_gradient = out, size, True

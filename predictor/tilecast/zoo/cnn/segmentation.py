@@ -99,7 +99,8 @@ def _build(
 def _classify_pixels(net: NetworkBuilder, dims: Segmenter, image: Shape) -> None:
     """Add logits of every pixel of the image and their loss.
 
-    The loss keeps the logarithms of the softmax. Backward both they and the resized logits have gradients.
+    The loss keeps the logarithms of the softmax. While it runs there are also the logits, and the copy and the order
+    that the accuracy sorts them in (mmseg/models/losses/accuracy.py).
     """
     net.dropout()
     net.conv(dims.classes, 1, bias=True)
@@ -109,7 +110,7 @@ def _classify_pixels(net: NetworkBuilder, dims: Segmenter, image: Shape) -> None
     net.cross_entropy()
     logits = net.elements * _LOSS_BYTES / net.numerics.element
     net.keep_elements(logits)
-    net.raise_peak(2 * logits)
+    net.raise_peak(3 * logits)
 
 
 def _add_backbone(net: NetworkBuilder, dims: Segmenter) -> list[Shape]:
@@ -299,7 +300,8 @@ def _add_ocrnet(net: NetworkBuilder, dims: Segmenter, features: list[Shape]) -> 
     """Add soft regions, the mean of each region's features, and attention of all pixels to the regions."""
     entry, image, width = net.shape, net.size, dims.head_width
     net.conv_norm_act(entry[0] if dims.branch_width else width // 2, 1 if dims.branch_width else 3)
-    net.conv(dims.classes, 1, bias=True)
+    if dims.branch_width:
+        _classify_pixels(net, dims, (net.channels, (1, 4 * image[1], 4 * image[2])))
     net.return_to(entry)
     net.conv_norm_act(width, 3)
     pixels = float(image[1] * image[2])
