@@ -59,6 +59,8 @@ class Framework:
     """Operators written as chains of element-wise ones, unless a compiler fuses them: `zoo.layers.CHAINS`."""
     fuses: frozenset[PassName]
     """Passes of `fuse.PASSES` that run with any execution."""
+    fused_kernels: bool
+    """Whether its own kernels fuse bias, activation, dropout, mask and softmax, unless the workload says otherwise."""
     loss: Loss
     """Tensors that the cross-entropy keeps; `zoo.layers.logit_bytes` explains each value."""
     loss_chunks: float
@@ -106,6 +108,8 @@ class Framework:
     """Whether the norm of all gradients is computed and limited in every step."""
     grouped_products: Literal["one", "each"]
     """Whether the products of all experts of a rank are one kernel, or one kernel for each expert."""
+    counts_ends: bool
+    """Whether embedding and loss count as layers of the pipeline where the layers alone do not divide."""
     engine: str
     """Name of the framework whose plans it runs: itself, or another."""
     sources: Mapping[str, str]
@@ -153,13 +157,19 @@ def gradient_bytes(workload: Workload) -> float:
     return 4.0 if not workload.is_mixed or find_framework(workload).has_fp32_gradients(workload) else 2.0
 
 
+def runs_fused_kernels(workload: Workload) -> bool:
+    """Return whether hand-written kernels run: as the workload says, or else as its framework does by default."""
+    own = workload.fused_kernels
+    return find_framework(workload).fused_kernels if own is None else own
+
+
 def holds_fp8_alone(workload: Workload) -> bool:
     """Return whether an FP8 job has no 16-bit copy of the weights of its layers.
 
     The framework determines it. Without a framework, it is true with hand-written kernels, which are Transformer
     Engine's as in MLPerf's code.
     """
-    own = workload.framework is None and workload.fused_kernels
+    own = workload.framework is None and runs_fused_kernels(workload)
     return workload.precision == "fp8" and (own or find_framework(workload).fp8_weights_alone)
 
 

@@ -124,9 +124,9 @@ class Workload:
     input_samples_per_s: float | None = None
     """Samples that the input pipeline of each node delivers per second; None leaves it out of the step."""
     steps: int | None = None
-    fused_kernels: bool = False
+    fused_kernels: bool | None = None
     """Whether hand-written kernels fuse bias, activation, dropout, mask and softmax, as Megatron's do, even where the
-    framework launches eagerly."""
+    framework launches eagerly; None means that the framework decides (`frameworks.runs_fused_kernels`)."""
     fused_loss: bool = False
     """Whether a hand-written loss reads the logits in place, as those of flash-attn and Apex do."""
     compiled_loss: bool = True

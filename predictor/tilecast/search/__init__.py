@@ -25,6 +25,7 @@ from tilecast.search.enumeration import (
     enumerate_bounded,
     enumerate_plans,
     expert_degrees,
+    has_equal_pieces,
     splits_heads,
     stages_are_full,
 )
@@ -48,6 +49,7 @@ __all__ = [
     "enumerate_plans",
     "expert_degrees",
     "find",
+    "has_equal_pieces",
     "plan_table",
     "price",
     "price_sharded",

@@ -141,7 +141,7 @@ def launch_host(workload: Workload) -> str:
 
 def _memory_kernels(workload: Workload) -> str:
     """Return the kind of kernels that move memory, a key of `memory` in the constants, such as `fused`."""
-    if workload.execution == "eager" and workload.fused_kernels:
+    if workload.execution == "eager" and frameworks.runs_fused_kernels(workload):
         return "fused"
     # Traces and networks that are no transformers list every operator that runs.
     host = launch_host(workload)
@@ -215,5 +215,5 @@ def fused_attention(workload: Workload, gpu: Gpu, fitted: Constants) -> FusedAtt
     own = frameworks.find_framework(workload).attention
     if named := next((kernel for kernel in fitted.attention if kernel.name == own), None):
         return named
-    native = workload.fused_kernels or workload.execution == "xla"
+    native = frameworks.runs_fused_kernels(workload) or workload.execution == "xla"
     return next((kernel for kernel in fitted.attention if kernel.runs_on(gpu, native=native)), None)

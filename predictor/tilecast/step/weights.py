@@ -159,7 +159,9 @@ def gradient_wait_seconds(workload: Workload, graph: Graph, plans: Plans, fitted
     hand-written kernels, which keep gradients in one buffer, and with asynchronous servers. Adapters were not measured
     and have no wait here.
     """
-    waits = workload.training and not (workload.fused_kernels or zoo.has_equal_sequences(workload.model))
+    waits = workload.training and not (
+        frameworks.runs_fused_kernels(workload) or zoo.has_equal_sequences(workload.model)
+    )
     if not waits or workload.lora_rank or workload.server_updates == "asynchronous":
         return np.zeros(len(plans))
     each_s = _count_weight_tensors(graph) / plans.pipeline * fitted.gradient_s[launch_host(workload)]

@@ -112,7 +112,7 @@ def build_expert_mlp(workload: Workload, rank: Rank, experts: int) -> Sublayer:
     # Kept per slot: the inputs of an expert's products in the type that these read, the inputs of its activation, and
     # a copy of its output for the gradient of the tokens' weights. Hand-written kernels need no such copy, since they
     # multiply these weights in before the second product.
-    slot = narrow * (h + f) + e * (wide - 1) * f + (0.0 if workload.fused_kernels else e * h)
+    slot = narrow * (h + f) + e * (wide - 1) * f + (0.0 if frameworks.runs_fused_kernels(workload) else e * h)
     activation_bytes = (2 * e + numerics.norm_extra) * outer * h + slots * slot + e * tokens * wide * shared
     selected = e * slots * (h + f) + e * tokens * shared
     one = (ups + 1) * h * f

@@ -81,11 +81,12 @@ class Numerics:
         passes, framework = fuse.passes(workload), frameworks.find_framework(workload)
         vector = {"fp8": "bf16", "tf32": "fp32"}.get(workload.precision, workload.precision)
         element = 4.0 if vector == "fp32" else 2.0
+        hand_written = frameworks.runs_fused_kernels(workload)
         # In an FP8 job, hand-written kernels (`fused_kernels`) are those of Transformer Engine.
-        keeps_fp8 = workload.precision == "fp8" and (framework.fp8_inputs or workload.fused_kernels)
+        keeps_fp8 = workload.precision == "fp8" and (framework.fp8_inputs or hand_written)
         quantizes = workload.lora_rank > 0 and workload.frozen_bits < 16 and workload.training
         # Hand-written kernels add gradients of weights to FP32 buffers, in frameworks that keep such buffers.
-        fuses_accumulation = framework.fused_accumulation or (workload.fused_kernels and workload.framework is None)
+        fuses_accumulation = framework.fused_accumulation or (hand_written and workload.framework is None)
         autocasts = workload.is_mixed and workload.training and framework.weights == "autocast"
         return cls(
             matrix=workload.precision,
@@ -114,7 +115,7 @@ def _choose_loss(workload: Workload, usual: Loss) -> Loss:
     """Return the loss of a compiler or of hand-written kernels if the workload has one, else the `usual` loss."""
     if "loss" in fuse.passes(workload):
         return "fused"
-    return "parallel" if workload.fused_kernels and usual == "eager" else usual
+    return "parallel" if frameworks.runs_fused_kernels(workload) and usual == "eager" else usual
 
 
 def _extra_norm_bytes(workload: Workload, framework: Framework) -> float:
