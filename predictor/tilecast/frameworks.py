@@ -78,6 +78,8 @@ class Framework:
     """Operators written as chains of element-wise ones, unless a compiler fuses them: `zoo.layers.CHAINS`."""
     fuses: frozenset[PassName]
     """Passes of `fuse.PASSES` that run with any execution."""
+    fused_kernels: bool
+    """Whether its own kernels fuse bias, activation, dropout, mask and softmax, unless the workload says otherwise."""
     loss: Loss
     """Tensors that the cross-entropy keeps; `zoo.layers.logit_bytes` explains each value."""
     loss_chunks: float
@@ -88,8 +90,6 @@ class Framework:
     """Bytes that a product with a quantized weight keeps of each element of its input."""
     quantized_bits: float
     """Bits of a frozen weight of a layer that is quantized to 4 bits, with its scales."""
-    fused_kernels: bool
-    """Whether its own kernels fuse bias, activation, dropout, mask and softmax, unless a job says otherwise."""
     attention: tuple[AttentionChoice, ...]
     """Libraries that run attention, in the order in which it tries them; none if attention is two products around a
     softmax."""
@@ -141,6 +141,8 @@ class Framework:
     """The same for convolutions of several groups."""
     grouped_products: Literal["one", "each"]
     """Whether the products of all experts of a rank are one kernel, or one kernel for each expert."""
+    counts_ends: bool
+    """Whether embedding and loss count as layers of the pipeline where the layers alone do not divide."""
     engine: str
     """Name of the framework whose plans it runs: itself, or another."""
     sources: Mapping[str, str]

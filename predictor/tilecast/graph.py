@@ -379,9 +379,9 @@ class Stages:
 class Graph:
     """A model under S distinct shards: blocks before the layers, the layers, and blocks after the layers.
 
-    Pipeline stages split `layers` evenly, or as `stages` says. `first` blocks run on the first stage, `last` blocks on
-    the last one. `boundary_bytes` are the bytes that one rank sends to the next stage per micro-batch, (S,): every
-    tensor-parallel rank sends its part of the activations (arXiv 2104.04473, section 4.1).
+    Pipeline stages split `layers` as `zoo.stages` says, or a traced graph's as `stages` says. `first` blocks run on the
+    first stage, `last` blocks on the last one. `boundary_bytes` are the bytes that one rank sends to the next stage per
+    micro-batch, (S,): every tensor-parallel rank sends its part of the activations (arXiv 2104.04473, section 4.1).
     """
 
     first: tuple[Block, ...]
@@ -392,6 +392,17 @@ class Graph:
     host_bytes_per_sample: float = 0.0
     """Bytes of one input sample as the data loader hands it to the GPU."""
     stages: Stages | None = None
+    counts_ends: bool = False
+    """Whether embedding and loss count as layers of the pipeline where the layers alone do not divide."""
+    layout: tuple[int, ...] = ()
+    """Layers of each piece of a pipeline whose layout is stated, in the order of a pass; empty without one."""
+    stage_kinds: dict[int, Floats] = field(init=False, default_factory=dict, compare=False, repr=False)
+    """Cache of `zoo.stages` by number of stages."""
+
+    @property
+    def has_stages(self) -> bool:
+        """Whether pipelines cut the layers one by one, rather than a traced graph by cost."""
+        return self.stages is None and bool(self.boundary_bytes.any())
 
     @property
     def blocks(self) -> tuple[Block, ...]:
@@ -399,13 +410,18 @@ class Graph:
 
     def sequence(self) -> tuple[Block, ...]:
         """Return every repetition of every block, in the order of a forward pass."""
+        layers = (self.layers[place] for place in self.layer_order())
+        return (*_repeat_blocks(self.first), *layers, *_repeat_blocks(self.last))
+
+    def layer_order(self) -> list[int]:
+        """Return the place of the block of each layer among `layers`, in the order of a forward pass."""
         placed, end = [], 0
-        for block in self.layers:
+        for place, block in enumerate(self.layers):
             positions = block.positions or range(end, end + block.repeat)
-            placed += [(position, block) for position in positions]
+            placed += [(position, place) for position in positions]
             end = max(end, max(positions) + 1)
         placed.sort(key=lambda item: item[0])
-        return (*_repeat_blocks(self.first), *(block for _, block in placed), *_repeat_blocks(self.last))
+        return [place for _, place in placed]
 
     def kernels(self) -> tuple[KernelTable, list[npt.NDArray[np.intp]]]:
         """Return the distinct kernels of all operators, and the rows of each operator, (S,), in the order of blocks."""

@@ -16,7 +16,7 @@ PyTorch's max_memory_allocated), what the allocator holds (`reserved`, max_memor
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Literal
 
@@ -32,6 +32,7 @@ from tilecast.recomputation import names_modules
 from tilecast.spec import Columns, DistinctRows, Floats, Ints, Plans, Rows, Workload, distinct_rows
 from tilecast.zoo import Sharded
 from tilecast.zoo.cnn.images import Images
+from tilecast.zoo.stages import stage_kinds
 
 Figure = Literal["allocated", "reserved", "device"]
 
@@ -221,12 +222,7 @@ class Bills:
         micro = self.micro.take(self.activations.index[place])
         activations = np.zeros(len(plans))
         if self.workload.training:
-            # 1F1B keeps p micro-batches on the first stage; interleaving v stages a little more
-            # (Megatron-LM, theoretical_memory_usage.py: 1 + (p - 1) / (p v)).
-            stages = plans.pipeline.astype(float)
-            interleaved = np.where(plans.virtual_stages > 1, 1 + (stages - 1) / (stages * plans.virtual_stages), 1.0)
-            in_flight = np.minimum(plans.gradient_accumulation, stages) * interleaved
-            activations = np.maximum(micro.early * in_flight, micro.late)
+            activations = _activation_bytes(plans, micro)
         # The update runs after the activations are freed, and takes their place. The head's activations are already
         # freed when the gradient of the last layer is reduced.
         reducing = micro.layer_working + states.reduced - micro.head
@@ -414,11 +410,13 @@ def _buffer_bytes(
 class _MicroBatchBytes(Columns):
     """Bytes of one micro-batch, (n,).
 
-    The first stage keeps `early`, the last stage `late`; without a pipeline, both are all activations. The other
-    columns are scratch memory, except `head`.
+    The first, a middle and the last stage keep `early`, `middle` and `late` of each micro-batch in flight; without a
+    pipeline, `early` has all layers and the embedding. The last stage also has `head`, once. The other columns are
+    scratch memory.
     """
 
     early: Floats
+    middle: Floats
     late: Floats
     layer_working: Floats
     head_working: Floats
@@ -430,11 +428,13 @@ class _MicroBatchBytes(Columns):
 def _micro_batch_bytes(workload: Workload, sharded: Sharded, plans: Plans) -> _MicroBatchBytes:
     """Return the bytes of activations and scratch memory of one micro-batch of each plan, (n,)."""
     graph, code = sharded.graph, plans.checkpointing
-    share = sharded.layer_share(plans, "activations")
-    activations = _kept_bytes(sharded, code)
+    kept = [one for _, one in _layers_kept_bytes(sharded, code)]
     if workload.recompute_layers is not None:
-        again = zoo.recomputed_layers(workload, sharded, plans)
-        activations = again * activations + (1.0 - again) * _kept_bytes(sharded, np.zeros_like(code))
+        again, whole_layers = (
+            zoo.recomputed_layers(workload, sharded, plans),
+            _layers_kept_bytes(sharded, np.zeros_like(code)),
+        )
+        kept = [again * one + (1.0 - again) * whole for one, (_, whole) in zip(kept, whole_layers, strict=True)]
     first = sum((sharded.gather(item.activation_bytes[0]) for item in graph.first), np.zeros(len(plans)))
     last = sum((sharded.gather(item.activation_bytes[0]) for item in graph.last), np.zeros(len(plans)))
     layer_working = _gather_largest(sharded, [item.working_bytes for item in graph.layers], len(plans))
@@ -442,9 +442,8 @@ def _micro_batch_bytes(workload: Workload, sharded: Sharded, plans: Plans) -> _M
     copied = _gather_largest(sharded, [item.copied_bytes for item in graph.layers], len(plans))
     if not workload.training:
         nothing = np.zeros(len(plans))
-        return _MicroBatchBytes(
-            nothing, nothing, nothing, 2 * layer_working + copied + head_working + first, nothing, nothing
-        )
+        working = 2 * layer_working + copied + head_working + first
+        return _MicroBatchBytes(nothing, nothing, nothing, working, nothing, nothing, nothing)
     # The layer that is recomputed is whole again while its backward pass runs.
     whole = _gather_largest(
         sharded, [np.broadcast_to(item.activation_bytes, (3, graph.shards))[0] for item in graph.layers], len(plans)
@@ -455,16 +454,52 @@ def _micro_batch_bytes(workload: Workload, sharded: Sharded, plans: Plans) -> _M
         again = np.minimum(whole, layer_working + whole - _largest_kept_bytes(sharded, code))
         layer_working = np.where(named, again, layer_working)
     layer_working = layer_working + copied
-    everything, staged = activations + first + last, plans.pipeline > 1
-    early = np.where(staged, activations * share + first, everything)
-    late = np.where(staged, activations * share + last, everything)
+    early, middle, late = _stage_activation_bytes(sharded, plans, kept)
     workspace = _gather_largest(sharded, [item.workspace_bytes for item in graph.blocks], len(plans))
-    return _MicroBatchBytes(early, late, layer_working, head_working, last, workspace)
+    return _MicroBatchBytes(early + first, middle, late, layer_working, head_working, last, workspace)
 
 
-def _kept_bytes(sharded: Sharded, code: Ints) -> Floats:
-    """Return the bytes that all layers keep of a micro-batch under the recomputation of each of n plans, (n,)."""
-    return sum((item.repeat * kept for item, kept in _layers_kept_bytes(sharded, code)), np.zeros(len(code)))
+def _stage_activation_bytes(sharded: Sharded, plans: Plans, layers: Sequence[Floats]) -> tuple[Floats, Floats, Floats]:
+    """Return the bytes that the layers of the first, a middle and the last stage keep of one micro-batch, (n,) each.
+
+    `layers` has the bytes of one layer of each block, (n,). Of the middle stages it is the one that keeps most, as if
+    it were the second one, which has most micro-batches in flight.
+    """
+    graph = sharded.graph
+    if not graph.has_stages:
+        total = sum((block.repeat * one for block, one in zip(graph.layers, layers, strict=True)), np.zeros(len(plans)))
+        share = total * sharded.layer_share(plans, "activations")
+        return share, np.where(plans.pipeline > 2, share, 0.0), share
+    kinds = stage_kinds(graph, plans.pipeline)
+    each = kinds.sum_layers(layers)
+    alive = (plans.pipeline - kinds.number) / np.maximum(plans.pipeline - 1, 1)
+    early, late = ((each * ends).max(axis=0) for ends in (kinds.first, kinds.last))
+    return early, (each * alive * (1 - kinds.first) * (1 - kinds.last)).max(axis=0), late
+
+
+def _activation_bytes(plans: Plans, micro: _MicroBatchBytes) -> Floats:
+    """Return the bytes of the activations of all micro-batches in flight on the fullest stage, (n,)."""
+    first, second, last = micro_batches_in_flight(plans)
+    fullest = np.maximum(micro.early * first, micro.middle * second)
+    return np.maximum(fullest, micro.late * last) + np.where(plans.pipeline > 1, 0.0, micro.head)
+
+
+def micro_batches_in_flight(plans: Plans) -> tuple[Floats, Floats, Floats]:
+    """Return how many micro-batches the first, the second and the last stage have in flight, (n,) each.
+
+    The unit is a micro-batch of all layers of a stage. Stage k of 1F1B keeps p - k of them. With v pieces on each stage
+    there are v - 1 rounds of p pieces, and two pieces for each later stage (Megatron-Core,
+    pipeline_parallel/schedules.py: get_pp_rank_microbatches).
+    """
+    pieces, count = plans.virtual_stages, plans.gradient_accumulation
+    each = np.where(pieces > 1, 2.0, 1.0)
+    last = (pieces - 1.0) * plans.pipeline + 1.0
+    first = last + each * (plans.pipeline - 1)
+    return (
+        np.minimum(first / pieces, count),
+        np.minimum((first - each) / pieces, count),
+        np.minimum(last / pieces, count),
+    )
 
 
 def _largest_kept_bytes(sharded: Sharded, code: Ints) -> Floats:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from tilecast import search, zoo
+from tilecast import frameworks, search, zoo
 from tilecast.advice.values import Request, require
 from tilecast.hardware import Pool
 from tilecast.search import NO_LIMITS, Limits, PlanTable
@@ -308,8 +308,10 @@ def _require_divisible(workload: Workload, data: int, stated: Stated, field: str
     require(search.splits_heads(workload, tensor), field, f"tp={tensor} does not divide {noun}", "choose a divisor")
     problem = f"pp={pipeline} leaves stages of {model.name} without a layer"
     require(pipeline == 1 or search.stages_are_full(workload, pipeline), field, problem, "lower it")
-    is_cut = virtual == 1 or (pipeline > 1 and model.layers % (pipeline * virtual) == 0)
     problem = f"vp={virtual} with pp={pipeline} does not divide the {model.layers} layers of {model.name}"
+    if frameworks.find_framework(workload).counts_ends:
+        problem += ", with or without embedding and loss as layers"
+    is_cut = virtual == 1 or (pipeline > 1 and search.has_equal_pieces(workload, pipeline, virtual))
     require(is_cut, field, problem, "choose a divisor, or leave vp out")
     pieces = 2 * context if model.causal else context
     problem = f"cp={context} does not cut {workload.sequence_length} tokens into {pieces} pieces"

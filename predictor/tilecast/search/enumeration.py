@@ -24,6 +24,7 @@ import numpy as np
 
 from tilecast import frameworks, fuse, zoo
 from tilecast.hardware import Pool
+from tilecast.layout import counted_ends_of_pieces, split_layers
 from tilecast.memo import Memo
 from tilecast.model import Model
 from tilecast.recomputation import Checkpointing, code_of, split_modules
@@ -175,14 +176,28 @@ def _most_stages(workload: Workload) -> int:
 def stages_are_full(workload: Workload, pipeline: int) -> bool:
     """Return whether every one of `pipeline` stages has work.
 
-    A traced model is cut into pieces by cost. Any other model needs layers of a single kind, of which the last stage
+    A traced model is cut into pieces by cost. Any other model needs a stack of layers, of which the stages at the ends
     may hold fewer.
     """
     model = workload.model
     if model.trace is not None:
         return pipeline <= traced.pieces(model.trace)
-    fullest = -(-model.layers // pipeline)
-    return zoo.is_transformer(model) and fullest * (pipeline - 1) < model.layers and FAMILIES[model.family].has_stages
+    if not zoo.is_transformer(model) or not FAMILIES[model.family].has_stages:
+        return False
+    return min(split_layers(model.layers, pipeline, counts_ends=_counts_ends(workload))) > 0
+
+
+def has_equal_pieces(workload: Workload, pipeline: int, virtual: int) -> bool:
+    """Return whether `virtual` pieces of equally many layers fit on each of `pipeline` stages.
+
+    Embedding and loss may count as layers.
+    """
+    ends = counted_ends_of_pieces(workload.model.layers, pipeline, virtual)
+    return ends == 0 or (ends is not None and _counts_ends(workload))
+
+
+def _counts_ends(workload: Workload) -> bool:
+    return frameworks.find_framework(workload).counts_ends
 
 
 def _add_batches(workload: Workload, splits: _Table) -> _Table:
@@ -310,9 +325,10 @@ def _allow_combinations(workload: Workload, outer: _Table, ways: _Table, allowed
     kind = np.sum([(outer[name] > 1) << place for place, name in enumerate(degrees)], axis=0)
     virtual = np.arange(1, MAX_VIRTUAL + 1)
     pipeline, repeats = outer["pipeline"][:, None], outer["gradient_accumulation"][:, None]
-    layers = max(1, workload.model.layers)
+    most = int(outer["pipeline"].max(initial=1))
+    equal = np.array([[has_equal_pieces(workload, p + 1, v) for v in virtual.tolist()] for p in range(most)])
     # Interleaving needs equal pieces, and micro-batches that divide by the stages (arXiv 2104.04473, section 2.2).
-    interleaves = (virtual == 1) | ((layers % (pipeline * virtual) == 0) & (repeats % pipeline == 0))
+    interleaves = (virtual == 1) | (equal[outer["pipeline"] - 1] & (repeats % pipeline == 0))
     spread = workload.sequence_length // outer["context"] % outer["tensor"] == 0
     # One matrix of rows x ways at a time, gathered from the narrow columns rather than the wide ones.
     mask: Mask = allowed[kind] & interleaves[:, ways["virtual_stages"] - 1]

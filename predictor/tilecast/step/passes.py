@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
 from tilecast import collectives, frameworks, zoo
 from tilecast.collectives import Algorithm, RankGroup
 from tilecast.constants import Constants
-from tilecast.graph import CollectiveCall
+from tilecast.graph import Block, CollectiveCall
 from tilecast.hardware import Pool
 from tilecast.recomputation import BY_CODE, CHECKPOINTING, MODULES, names_modules
 from tilecast.spec import Columns, Floats, Plans, Rows, Workload, distinct_rows
@@ -17,6 +19,7 @@ from tilecast.step.blocks import BlockTimes, KernelSeconds, launch_host
 from tilecast.step.placement import communication_group, joined_gpus
 from tilecast.zoo import Sharded
 from tilecast.zoo.modules import modules_of_exchange, repeats_in_full
+from tilecast.zoo.stages import stage_kinds
 
 _FULL = CHECKPOINTING.index("full")
 
@@ -38,13 +41,33 @@ class Passes(Columns):
         return self.gpu_s + self.stall_s + self.communication_s
 
 
+_PASSES = ("gpu_s", "stall_s", "communication_s", "backward_s")
+
+
 @dataclass(frozen=True, slots=True)
 class ModelPasses(Columns):
     """Passes through the blocks before the layers, through all layers, and through the blocks after the layers."""
 
     first: Passes
-    layers: Passes
+    layers: PassesOfLayers
     last: Passes
+
+
+@dataclass(frozen=True, slots=True)
+class PassesOfLayers(Columns):
+    """Passes through one repetition of each block of layers."""
+
+    each: tuple[Passes, ...]
+    repeats: tuple[int, ...]
+
+    def take(self, rows: Rows | npt.NDArray[np.bool_] | slice) -> PassesOfLayers:
+        """Return the chosen rows of every block."""
+        return PassesOfLayers(tuple(one.take(rows) for one in self.each), self.repeats)
+
+    def total(self, column: str) -> Floats:
+        """Return a column of `Passes`, or its `total_s`, summed over all layers, (n,)."""
+        pairs = zip(self.each, self.repeats, strict=True)
+        return np.asarray(np.sum([repeat * getattr(one, column) for one, repeat in pairs], axis=0))
 
 
 class Exchanges:
@@ -117,17 +140,25 @@ def block_passes(
         fitted: the constants.
         speed: factor on the speed of all links of each plan, (n,).
     """
-    graph, nil = sharded.graph, np.zeros(len(plans))
-    passes, exchanges = [], Exchanges(sharded, plans, pool, speed)
-    for blocks in (graph.first, graph.layers, graph.last):
-        sums = [nil, nil, nil, nil]
-        for times in priced.blocks:
-            if any(times.block is block for block in blocks):
-                layered = blocks is graph.layers
-                parts = block_seconds(workload, sharded, plans, times, fitted, exchanges, recomputed=layered)
-                sums = [old + new * times.block.repeat for old, new in zip(sums, parts, strict=True)]
-        passes.append(Passes(*sums))
-    return ModelPasses(*passes)
+    graph, exchanges = sharded.graph, Exchanges(sharded, plans, pool, speed)
+    times_of = {id(times.block): times for times in priced.blocks}
+
+    def passes_of(block: Block) -> Passes:
+        recomputed = any(block is layer for layer in graph.layers)
+        return Passes(
+            *block_seconds(workload, sharded, plans, times_of[id(block)], fitted, exchanges, recomputed=recomputed)
+        )
+
+    def sum_passes(blocks: Sequence[Block]) -> Passes:
+        sums = [np.zeros(len(plans))] * 4
+        for block in blocks:
+            one = passes_of(block)
+            sums = [old + getattr(one, name) * block.repeat for old, name in zip(sums, _PASSES, strict=True)]
+        return Passes(*sums)
+
+    layers = [passes_of(block) for block in graph.layers] if graph.has_stages else [sum_passes(graph.layers)]
+    repeats = [block.repeat for block in graph.layers] if graph.has_stages else [1]
+    return ModelPasses(sum_passes(graph.first), PassesOfLayers((*layers,), (*repeats,)), sum_passes(graph.last))
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,25 +179,31 @@ class MicroBatch(Columns):
 def micro_batch(sharded: Sharded, plans: Plans, priced: KernelSeconds, passes: ModelPasses) -> MicroBatch:
     """Return the seconds of a micro-batch of each plan.
 
-    The slowest stage of a pipeline has its share of the layers and the slower end of the model.
+    A stage of a pipeline has its layers, and the first and the last one an end of the model too.
     """
-    share = sharded.layer_share(plans)
     first, layers, last = passes.first, passes.layers, passes.last
-    heavier = first.total_s > last.total_s
+    kinds = stage_kinds(sharded.graph, plans.pipeline) if sharded.graph.has_stages else None
 
-    def slowest(column: str) -> Floats:
-        before, inside, after = (getattr(part, column) for part in (first, layers, last))
+    def of_stages(column: str) -> Floats:
+        """Return a column of the passes through each unlike stage, (K, n)."""
+        before, after = getattr(first, column), getattr(last, column)
+        if kinds is not None:
+            inside = kinds.sum_layers([getattr(one, column) for one in layers.each])
+            return kinds.add_ends(before, after, inside)
+        heavier = first.total_s > last.total_s
         ends = np.where(plans.pipeline > 1, np.where(heavier, before, after), before + after)
-        return np.asarray(inside * share + ends)
+        return np.asarray(layers.total(column) * sharded.layer_share(plans) + ends)[None]
 
-    gpu_s, stall_s, communication_s = slowest("gpu_s"), slowest("stall_s"), slowest("communication_s")
+    columns = [of_stages(name) for name in _PASSES]
+    slowest = np.argmax(columns[0] + columns[1] + columns[2], axis=0)[None]
+    gpu_s, stall_s, communication_s, backward_s = (np.take_along_axis(column, slowest, axis=0)[0] for column in columns)
     return MicroBatch(
         gpu_s,
         stall_s,
         communication_s,
-        slowest("backward_s"),
+        backward_s,
         gpu_s + stall_s + communication_s,
-        first.total_s + layers.total_s + last.total_s,
+        first.total_s + layers.total("total_s") + last.total_s,
         sharded.gather(priced.spread),
         sharded.gather(priced.roofline_s),
     )

@@ -33,6 +33,7 @@ from tilecast.zoo.families import ADAPTED, FAMILIES, Builder, Family
 from tilecast.zoo.modules import list_modules
 from tilecast.zoo.reading import model_from
 from tilecast.zoo.recommender import Tables
+from tilecast.zoo.stages import stage_kinds
 
 __all__ = ["ADAPTED", "FAMILIES", "Family", "Tables", "Transformer", "list_modules", "model_from"]
 
@@ -80,6 +81,7 @@ def build(workload: Workload, shards: Shards) -> Graph:
         SpecError: the family is unknown, or has no layers for adapters.
     """
     graph = builder(workload)(workload, shards)
+    graph = replace(graph, counts_ends=frameworks.find_framework(workload).counts_ends)
     if workload.model.towers:
         graph = towers.prepend_towers(graph, workload, shards, _find_builder)
     require_few_operators(sum(len(block.ops) for block in graph.blocks))
@@ -149,26 +151,52 @@ class Sharded:
         return self.gather(_sum_column(blocks, column))
 
     def layer_share(self, plans: Plans, of: Literal["cost", "parameters", "activations"] = "cost") -> Floats:
-        """Return the largest share of the layers that one pipeline stage holds, for each plan, (n,).
+        """Return the largest share of a traced model's layers that one pipeline stage holds, (n,).
 
-        The share is 1 without a pipeline. `of` is the quantity that is shared: cost, parameters or activations of
-        layers. It changes the result only where stages are cut by cost.
+        `of` is the quantity that is shared. The stages of a traced model are cut by cost.
         """
-        if self.graph.stages is not None:
-            shares: Floats = getattr(self.graph.stages, of)
-            return np.take(shares, np.minimum(plans.pipeline, len(shares)) - 1)
-        depth = max(1, sum(block.repeat for block in self.graph.layers))
-        return np.asarray(np.ceil(depth / plans.pipeline) / depth)
+        shares: Floats = np.ones(1) if self.graph.stages is None else getattr(self.graph.stages, of)
+        return np.take(shares, np.minimum(plans.pipeline, len(shares)) - 1)
 
     def sum_fullest_stage(self, column: str, plans: Plans) -> Floats:
-        """Return the sum of a column of parameters over the blocks of the fullest pipeline stage, (n,).
+        """Return the sum of a column of parameters over the blocks of the pipeline stage with most parameters, (n,)."""
+        return self._sum_fullest_stage(plans, column)[0]
 
-        The stage has its share of the layers and the larger of the first and the last blocks; without a pipeline it has
-        both.
+    def _sum_fullest_stage(self, plans: Plans, *columns: str) -> tuple[Floats, ...]:
+        """Return the sums of columns of parameters over the blocks of the pipeline stage with most parameters, (n,).
+
+        After them, there is the sum of `parameters` over the layers of that stage, (n,).
         """
-        first, last = _sum_column(self.graph.first, column), _sum_column(self.graph.last, column)
-        ends = np.where(plans.pipeline > 1, self.gather(np.maximum(first, last)), self.gather(first + last))
-        return np.asarray(self.sum(self.graph.layers, column) * self.layer_share(plans, "parameters") + ends)
+        graph = self.graph
+        alike = distinct_rows(self.index, plans.pipeline)
+        here, pipeline = self.take(alike.first), plans.pipeline[alike.first]
+
+        def ends(column: str) -> tuple[Floats, Floats]:
+            first, last = (here.gather(_sum_column(blocks, column)) for blocks in (graph.first, graph.last))
+            return first, last
+
+        if not graph.has_stages:
+            share = here.layer_share(plans.take(alike.first), "parameters")
+            layers = [here.sum(graph.layers, column) * share for column in (*columns, "parameters")]
+            added = [
+                np.where(pipeline > 1, np.maximum(first, last), first + last) for first, last in map(ends, columns)
+            ]
+            sums = [one + more for one, more in zip(layers, [*added, np.zeros(1)], strict=True)]
+        else:
+            kinds = stage_kinds(graph, pipeline)
+
+            def of_layers(column: str) -> Floats:
+                return kinds.sum_layers([here.gather(getattr(block, column)) for block in graph.layers])
+
+            inside = of_layers("parameters")
+            whole = kinds.add_ends(*ends("parameters"), inside)
+            fullest = whole.argmax(axis=0)[None]
+            stages = [
+                whole if column == "parameters" else kinds.add_ends(*ends(column), of_layers(column))
+                for column in columns
+            ]
+            sums = [np.take_along_axis(one, fullest, axis=0)[0] for one in (*stages, inside)]
+        return tuple(one[alike.index] for one in sums)
 
     def held_parameters(self, plans: Plans) -> tuple[Floats, Floats]:
         """Return the parameters of the fullest rank before and after ZeRO partitions them, (n,) each.
@@ -176,19 +204,19 @@ class Sharded:
         Before, these are the parameters of its whole stage. After, these are its share once ZeRO has spread them over
         their replicas (arXiv 1910.02054).
         """
-        everything = self.sum_fullest_stage("parameters", plans)
-        experts = np.minimum(self.sum_fullest_stage("expert_parameters", plans), everything)
+        everything, experts, _ = self._sum_fullest_stage(plans, "parameters", "expert_parameters")
+        experts = np.minimum(experts, everything)
         return everything, (everything - experts) / plans.replicas + experts / plans.expert_replicas
 
     def trainable_share(self, plans: Plans) -> Floats:
         """Return the share of the fullest stage's parameters that have gradients, (n,): 1 except for LoRA."""
-        everything = self.sum_fullest_stage("parameters", plans)
-        return np.asarray(1.0 - self.sum_fullest_stage("frozen_parameters", plans) / np.maximum(everything, 1.0))
+        everything, frozen, _ = self._sum_fullest_stage(plans, "parameters", "frozen_parameters")
+        return np.asarray(1.0 - frozen / np.maximum(everything, 1.0))
 
     def layer_parameter_share(self, plans: Plans) -> Floats:
         """Return the share of the fullest stage's parameters that belong to layers, (n,)."""
-        layers = self.sum(self.graph.layers, "parameters") * self.layer_share(plans, "parameters")
-        return np.asarray(np.minimum(layers / np.maximum(self.sum_fullest_stage("parameters", plans), 1.0), 1.0))
+        everything, layers = self._sum_fullest_stage(plans, "parameters")
+        return np.asarray(np.minimum(layers / np.maximum(everything, 1.0), 1.0))
 
     def frozen_bytes(self, workload: Workload, plans: Plans) -> Floats:
         """Return the bytes of a weight without gradient, as a mean over the fullest stage, (n,).

@@ -25,6 +25,7 @@ from tilecast.frameworks import FRAMEWORKS
 from tilecast.hardware import Pool
 from tilecast.recomputation import CHECKPOINTING
 from tilecast.search import NO_LIMITS, Limits
+from tilecast.spec import Stated, Workload
 
 MAX_COUNTS = 3
 """Number of GPU counts that are tried to see whether a changed job fits, the largest first."""
@@ -273,8 +274,18 @@ def _other_frameworks(request: Request) -> Iterator[Change]:
         if workload.gradient_sync != "allReduce" or (workload.bucket_mib and not FRAMEWORKS[name].has_buckets):
             continue
         runs = workload.precision in able.precisions and workload.offload in able.offload
+        runs = runs and _cuts_stages(replace(workload, framework=name), request.plan)
         if workload.framework not in (None, name) and runs and (mode is None or able.recomputes(mode)):
             yield Change("training.framework", name, "fits", f"{name} instead of {workload.framework}")
+
+
+def _cuts_stages(workload: Workload, plan: Stated | None) -> bool:
+    """Return whether the workload's framework cuts the layers into the stages of a stated plan."""
+    if plan is None or plan.pipeline == 1:
+        return True
+    return search.stages_are_full(workload, plan.pipeline) and (
+        plan.virtual_stages == 1 or search.has_equal_pieces(workload, plan.pipeline, plan.virtual_stages)
+    )
 
 
 def _looser_limits(request: Request, candidates: Candidates) -> Iterator[Change]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from tilecast.frameworks import gradient_bytes, holds_fp8_alone
+from tilecast.layout import counted_ends_of_pieces, split_layers
 from tilecast.recomputation import split_modules
 from tilecast.render.launch.setting import (
     LaunchScript,
@@ -50,10 +51,18 @@ def _moe_layer_frequency(setting: LaunchSetting) -> object:
     return every if every > 1 else None
 
 
+def _counted_ends(setting: LaunchSetting) -> int:
+    """Return how many of embedding and loss count as layers of the pipeline: none, the loss or both."""
+    plan = setting.plan
+    return counted_ends_of_pieces(setting.model.layers, plan.pipeline, plan.virtual_stages) or 0
+
+
 def _last_stage_layers(setting: LaunchSetting) -> object:
-    """Return the layers of the last stage, if the layers do not divide evenly."""
+    """Return the layers of the last stage, if the layers do not divide evenly, with or without embedding and loss."""
     stages, layers = setting.plan.pipeline, setting.model.layers
-    return layers - -(-layers // stages) * (stages - 1) if layers % stages else None
+    if layers % stages == 0 or _counted_ends(setting):
+        return None
+    return split_layers(layers, stages, counts_ends=True)[-1]
 
 
 def _position_embedding(setting: LaunchSetting) -> object:
@@ -167,6 +176,8 @@ _TRAINING: Table = (
     ("--pipeline-model-parallel-size", lambda s: s.plan.pipeline),
     ("--num-virtual-stages-per-pipeline-rank",
      lambda s: s.plan.virtual_stages if s.plan.virtual_stages > 1 else None),
+    ("--account-for-embedding-in-pipeline-split", lambda s: _counted_ends(s) == 2),
+    ("--account-for-loss-in-pipeline-split", lambda s: _counted_ends(s) > 0),
     ("--decoder-last-pipeline-num-layers", _last_stage_layers),
     ("--context-parallel-size", lambda s: s.plan.context if s.plan.context > 1 else None),
     ("--expert-model-parallel-size", lambda s: s.plan.expert if s.plan.expert > 1 else None),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 
+from tilecast.layout import counted_ends_of_pieces
 from tilecast.render.launch import script
 from tilecast.render.launch.setting import (
     LaunchScript,
@@ -61,6 +62,20 @@ def _stage_layers(setting: LaunchSetting) -> int:
     return -(-setting.model.layers // setting.plan.pipeline)
 
 
+def _counted_ends(setting: LaunchSetting) -> int:
+    """Return how many of embedding and loss count as layers of the pipeline: none, the loss or both."""
+    plan = setting.plan
+    return counted_ends_of_pieces(setting.model.layers, plan.pipeline, plan.virtual_stages) or 0
+
+
+def _layers_per_piece(setting: LaunchSetting) -> object:
+    """Return the layers of a virtual stage, with embedding and loss where they count; None without virtual stages."""
+    plan = setting.plan
+    if plan.virtual_stages == 1:
+        return None
+    return (setting.model.layers + _counted_ends(setting)) // (plan.pipeline * plan.virtual_stages)
+
+
 _JOB: Mapping[str, Table] = {
     "model": (
         ("name", lambda s: _FLAVORS.get(s.model.name, (None, None))[0]),
@@ -88,10 +103,11 @@ _JOB: Mapping[str, Table] = {
         ("tensor_parallel_degree", lambda s: s.plan.tensor),
         ("pipeline_parallel_degree", lambda s: s.plan.pipeline),
         ("pipeline_parallel_schedule", lambda s: _pipeline_schedule(s) if s.plan.pipeline > 1 else None),
-        ("pipeline_parallel_layers_per_stage",
-         lambda s: s.model.layers // (s.plan.pipeline * s.plan.virtual_stages) if s.plan.virtual_stages > 1 else None),
-        ("pipeline_parallel_first_stage_less_layers", lambda s: 0 if s.plan.pipeline > 1 else None),
-        ("pipeline_parallel_last_stage_less_layers", lambda s: 0 if s.plan.pipeline > 1 else None),
+        ("pipeline_parallel_layers_per_stage", _layers_per_piece),
+        ("pipeline_parallel_first_stage_less_layers",
+         lambda s: int(_counted_ends(s) == 2) if s.plan.pipeline > 1 else None),
+        ("pipeline_parallel_last_stage_less_layers",
+         lambda s: int(_counted_ends(s) > 0) if s.plan.pipeline > 1 else None),
         ("pipeline_parallel_microbatch_size", lambda s: s.plan.micro_batch if s.plan.pipeline > 1 else None),
         ("context_parallel_degree", lambda s: s.plan.context),
         ("expert_parallel_degree", lambda s: s.plan.expert if s.plan.expert > 1 else None),
