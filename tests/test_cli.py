@@ -66,7 +66,7 @@ def test_no_recommendation_is_status_three(capsys: pytest.CaptureFixture[str]) -
 
 def test_a_baseline_that_cannot_be_split_is_a_row(capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ["advise", "gpt2", "--seq", "1024", "--batch", "64", "--gpus", "h100-sxm:8,l4:8"]
-    assert main([*arguments, "--baseline", "l4:7"]) == 0
+    assert main([*arguments, "--framework", "ddp", "--baseline", "l4:7"]) == 0
     assert "your baseline of 7" in capsys.readouterr().out
 
 

@@ -42,8 +42,12 @@ def recomputed_layers(workload: Workload, sharded: Sharded, plans: Plans) -> Flo
     """Return the share of the layers of a stage that recomputation applies to, for each plan, (n,)."""
     if workload.recompute_layers is None:
         return np.ones(len(plans))
-    depth = max(1, sum(block.repeat for block in sharded.graph.layers))
-    return np.asarray(np.minimum(workload.recompute_layers / (depth * sharded.layer_share(plans)), 1.0))
+    graph = sharded.graph
+    if graph.has_stages:
+        held = stage_kinds(graph, plans.pipeline).layers.sum(axis=0).max(axis=0)
+    else:
+        held = sum(block.repeat for block in graph.layers) * sharded.layer_share(plans)
+    return np.asarray(np.minimum(workload.recompute_layers / np.maximum(held, 1.0), 1.0))
 
 
 def recomputes(model: Model) -> tuple[Checkpointing, ...]:
