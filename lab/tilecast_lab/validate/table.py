@@ -282,7 +282,8 @@ _SAID_NOT = ("no gradient bucketing", "no tp/dp overlap", "no compute/communicat
 def _lora_rank(row: Row, notes: str) -> int:
     if "lora" not in row.get("task", ""):
         return 0
-    return noted_number(r"rank (\d+)", notes) or 8
+    named = row.get("model_name", "").lower()
+    return noted_number(r"rank (\d+)", notes) or noted_number(r"\blora r(?:ank)?(\d+)\b", named) or 8
 
 
 def _plan(row: Row, model: Model, gpus: int) -> dict[str, int | None]:

@@ -72,7 +72,8 @@ def _read_mmdetection(name: str, row: Row) -> Table | None:
         del dims["head_norm"]
         return {
             "family": "retinanet", "frozen": True, "classes": 80, "from_backbone": not is_single, **dims,
-            "anchors": 1 if is_single or dims["guided"] else 9, "tower_norm": normed, "centered": is_single, "fused_loss": True,
+            "anchors": 1 if is_single or dims["guided"] else 9, "tower_norm": normed, "centered": is_single,
+            "fused_loss": True,
         }  # fmt: skip
     if _FEATURES.search(name):
         dims["region_stage"] = True

@@ -61,7 +61,8 @@ def attention_arguments(setting: LaunchSetting) -> list[str]:
     """Return the attention of a Transformers model as an argument; empty if there is nothing to choose."""
     named = {"flash": "flash_attention_2", "flash2": "flash_attention_2", "eager": "eager"}
     chosen = named.get(setting.workload.attention, "sdpa")
-    return [f'attn_implementation="{chosen}"'] if setting.model.family in ADAPTED else []
+    chooses = setting.model.family in ADAPTED and auto_class_suffix(setting) is not None
+    return [f'attn_implementation="{chosen}"'] if chooses else []
 
 
 def _load_pretrained_lines(setting: LaunchSetting) -> list[str]:
@@ -87,7 +88,10 @@ def model_lines(setting: LaunchSetting) -> list[str]:
     """Return the lines that prepare the model before it is wrapped. Jobs with adapters load the base model first."""
     workload, lines = setting.workload, list[str]()
     if workload.lora_rank:
-        lines += _load_pretrained_lines(setting)
+        if auto_class_suffix(setting) is None:
+            lines.append("# model: the pretrained one, which the adapters are added to")
+        else:
+            lines += _load_pretrained_lines(setting)
         lines.append(f"model = peft.get_peft_model(model, LoraConfig(r={workload.lora_rank}))")
     if workload.memory_format == "channelsLast":
         lines.append("model = model.to(memory_format=torch.channels_last)")

@@ -19,6 +19,7 @@ from tilecast.model import DimensionsT
 from tilecast.spec import Floats, PassName
 from tilecast.zoo import layers
 from tilecast.zoo.numerics import Numerics
+from tilecast.zoo.parts import Linear
 
 Size: TypeAlias = tuple[int, int, int]
 """Depth, height and width in pixels. The depth of a flat image is 1."""
@@ -69,14 +70,18 @@ class NetworkBuilder:
     """Whether a gradient flows into the current tensor. None flows into the image or the output of frozen layers."""
     follows_norm: bool = False
     """Whether a norm made the current tensor. The norm can be fused with the operators that follow."""
+    adapted: bool = False
+    """Whether the job's adapters train it, so that its own weights may be frozen."""
+    linears: list[Linear] = field(default_factory=list)
+    """Dense layers over the tokens of samples, which adapters can be added to."""
     split_norms: bool = False
     """Whether norms are group norms whose scales and offsets are passes of their own (PyTorch before 1.4)."""
     fixed_norms: bool = False
     """Whether norms are fixed scales and offsets, as in the pretrained backbones of detectors."""
 
     def __post_init__(self) -> None:
-        # These networks have no adapters: all their weights are trained, also beside a model that has adapters.
-        self.numerics = replace(self.numerics, frozen=False)
+        # Other networks have no adapters: all their weights are trained, also beside a model that has adapters.
+        self.numerics = replace(self.numerics, frozen=self.numerics.frozen and self.adapted)
 
     @property
     def elements(self) -> Floats:

@@ -174,8 +174,8 @@ def add_focal_loss(net: NetworkBuilder, *, fused: bool = False) -> None:
 
     torchvision's `sigmoid_focal_loss` runs it as 16 kernels in each direction, which keep seven tensors. The code
     around it keeps five more: the outputs permuted, concatenated and selected, and the target classes (detectron2,
-    modeling/meta_arch/retinanet.py losses; torchvision, models/detection/retinanet.py). A compiler's kernel keeps only one,
-    and MMDetection's two beside the outputs permuted.
+    modeling/meta_arch/retinanet.py losses; torchvision, models/detection/retinanet.py). A compiler's kernel keeps only
+    one, and MMDetection's two beside the outputs permuted.
     """
     if not net.numerics.training:
         return
