@@ -178,8 +178,7 @@ def _read_mmaction(name: str, row: Row) -> Table | None:
     if kind in ("slowonly", "tpn"):
         return video | {"attends": 1 if " nl " in words else 0}
     if kind == "slowfast":
-        # Names count the fast path's images in one release and the slow path's in another; both have 4 or 8 slow ones.
-        return video | {"image_depth": min(images, 8), "fast": 8 if images == 4 else 4}
+        return video | {"fast": 8 if images == 4 else 4}
     if kind == "r2plus1d":
         return video | {"factored": True, "image_depth": int(clip[1]), **_resnet("34")}
     if kind in ("ircsn", "csn", "ipcsn"):
@@ -203,6 +202,8 @@ _YOLOS: Mapping[str, Table] = {
     "ppyoloe+": {"blocks": [3, 6, 6, 3], "branched": True, "towers": 1, "box_values": 68, "neck_share": 0.75},
 }  # fmt: skip
 _YOLO = re.compile(r"(yolov5|yolov6|yolov8|yolox|rtmdet|ppyoloe\+) ?-(tiny|[ntsmlx])\b\S* (\d+)\b")
+_RESIZED: Mapping[str, int] = {"yolox": 800, "ppyoloe+": 768}
+"""Side of the largest batch, of detectors whose batches are resized at random (BatchSyncRandomResize)."""
 _YOLOV8_CHANNELS: Mapping[str, int] = {"m": 768, "l": 512, "x": 512}
 
 
@@ -219,6 +220,8 @@ def _read_mmyolo(name: str, row: Row) -> Table | None:
     table["prototypes"] = "instance-seg" in words
     table["keypoints"] = 17 if "pose" in words else 0
     table["classes"] = 20 if " voc" in words else 15 if " dota" in words else 1 if "pose" in words else 80
+    if largest := _RESIZED.get(kind):
+        table |= {"largest_image": max(largest, image), "largest_image_width": max(largest, image)}
     if kind == "yolov8":
         table["most_channels"] = _YOLOV8_CHANNELS.get(size, 1024)
     if kind == "yolov6":

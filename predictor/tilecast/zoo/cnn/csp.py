@@ -19,6 +19,12 @@ from tilecast.zoo.cnn.images import Images
 _STAGES = (64, 128, 256, 512, 1024)
 _LARGE_STAGES = (64, 128, 256, 512, 768, 1024)
 """Channels of the stem and of each stage, at width 1; the second is of networks for large images."""
+_OBJECTS = 100
+"""Most objects of an image of a batch of COCO, to which all images are padded."""
+_COMPARED = 8
+"""Numbers that the assignment of pixels to objects holds for each pair."""
+_MASKS = 600
+"""Pixels of an image that have an object, on all levels and anchors together."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
@@ -83,6 +89,7 @@ def build_csp_detector(net: NetworkBuilder, dims: CspDetector) -> None:
     for level in levels:
         net.shape = level
         _add_head(net, dims, levels[0][0])
+    _assign_objects(net, dims, levels)
 
 
 def _scale(dims: CspDetector, channels: int) -> int:
@@ -177,6 +184,21 @@ def _add_pyramid(net: NetworkBuilder, dims: CspDetector, features: list[Shape]) 
         _add_stage(net, dims, int(channels * dims.neck_share), blocks, adds=False)
         levels.append(net.shape)
     return levels
+
+
+def _assign_objects(net: NetworkBuilder, dims: CspDetector, levels: list[Shape]) -> None:
+    """Add what the loss keeps to assign objects to pixels, and to mix their masks.
+
+    Detectors without anchors compare all pixels with all objects of an image. Masks are mixed for each pixel that has
+    an object, at a quarter of the image's side (mmyolo/models/task_modules/assigners and dense_heads/yolov5_ins_head).
+    """
+    if dims.towers:
+        pixels = sum(float(size[1] * size[2]) for _, size in levels)
+        net.raise_peak(net.batch * pixels * _OBJECTS * _COMPARED * 4.0 / net.numerics.element)
+    if dims.prototypes:
+        masks = net.batch * _MASKS * (dims.image / 4) ** 2
+        net.raise_peak(2 * masks * 4.0 / net.numerics.element)
+        net.training_pointwise("masks", masks, kernels=4)
 
 
 def _add_head(net: NetworkBuilder, dims: CspDetector, finest: int) -> None:

@@ -92,6 +92,7 @@ def _add_generator(net: NetworkBuilder, dims: StyleGan, sides: list[int]) -> Non
             entry = net.shape
             net.return_to(entry)
             _add_style(net)
+            net.is_kept = True
             net.conv(3, 1, bias=True)
             net.resize(0.25)
             net.add_branch()
@@ -120,12 +121,13 @@ def _add_modulated_conv(net: NetworkBuilder, out: int, *, grows: bool) -> None:
     else:
         net.conv(out, 3)
     net.parameters += net.channels + 1
-    net.keep_elements(2 * net.elements)
+    net.keep_elements(net.elements)
     net.pointwise("demodulate", absorbed=False, backward=(3.0, 1.0))
     net.pointwise("bias-activation", absorbed=False, backward=(2.0, 1.0))
 
 
 def _add_filter(net: NetworkBuilder) -> None:
+    net.keep_elements(net.elements)
     net.pointwise("filter", reads=2.0, absorbed=False, backward=(2.0, 1.0))
 
 
@@ -152,7 +154,7 @@ def _add_discriminator(net: NetworkBuilder, dims: StyleGan, sides: list[int]) ->
 
 
 def _add_activated_conv(net: NetworkBuilder, out: int, kernel: int, stride: int = 1) -> None:
+    # The activation's gradient needs its output alone, which the next convolution keeps.
     net.conv(out, kernel, stride)
     net.parameters += out
-    net.keep_elements(net.elements)
     net.pointwise("bias-activation", absorbed=False, backward=(2.0, 1.0))
