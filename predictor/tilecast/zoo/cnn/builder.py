@@ -190,8 +190,8 @@ class NetworkBuilder:
         self.workspace = np.maximum(self.workspace, self.numerics.element * self.batch * pixels)
         self.keep_input()
         self.follows_norm = False
-        wide = self.channels >= _TRANSFORMED_CHANNELS and self.numerics.matrix == "fp32" and window[1:] == (3, 3)
-        copies = _TRANSFORMED if wide and prod(window) == 9 and size == self.size else 1.0
+        wide = self.flat and self.channels >= _TRANSFORMED_CHANNELS and self.numerics.matrix == "fp32"
+        copies = _TRANSFORMED if wide and window == (1, 3, 3) and size == self.size and groups == 1 else 1.0
         self.raise_peak((1.0 + copies) * self.batch * pixels)
         self.ops += layers.convolution(name, self.numerics, dims, input_gradient=self.has_gradient)
         self.parameters += out * self.channels / groups * window[0] * window[1] * window[2]
