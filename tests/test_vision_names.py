@@ -9,7 +9,8 @@ from tilecast.spec import Workload
 from tilecast_lab.validate.vision_names import vision_table
 
 # Millions of parameters. OpenMMLab: model zoos and `tools/get_flops.py`; HRNet: arXiv 1908.07919, table 2; SlowFast:
-# arXiv 1812.03982; R(2+1)D and ResNet: torchvision; CogVideoX: diffusers, counted on the meta device.
+# arXiv 1812.03982; R(2+1)D and ResNet: torchvision; CogVideoX: diffusers, counted on the meta device; FLUX.2: trainable
+# parameters of PEFT's runs; YOLO: ultralytics and YOLOX; StyleGAN2: both networks as its code prints them.
 PUBLISHED = {
     "mmseg FCN R-50-D8 512x1024": 49.49,
     "mmseg PSPNet R-50-D8 512x1024": 48.97,
@@ -36,6 +37,12 @@ PUBLISHED = {
     "Stable Diffusion 2 base UNet 512px (precomputed latents)": 865.9,
     "CogVideoX-2b lora r16": 1693.8,
     "CogVideoX-5b full": 5570.3,
+    "black-forest-labs/FLUX.2-klein-base-4B full": 3875.5,
+    "mmyolo YOLOv5-s 640": 7.23,
+    "mmyolo YOLOv5-s 1280": 12.6,
+    "mmyolo YOLOv8-m 640": 25.9,
+    "mmyolo YOLOX-s 640": 8.97,
+    "stylegan2-ada 1024x1024 cfg=auto": 57.8,
     "MAE fine-tune ViT-H/14 224": 632.0,
 }
 

@@ -287,6 +287,17 @@ def _read_cogvideo(name: str, row: Row) -> Table | None:
     }  # fmt: skip
 
 
+def _read_flux2(name: str, row: Row) -> Table | None:
+    """Read FLUX.2 [klein] 4B over images of 512 pixels (black-forest-labs/flux2, src/flux2/model.py: Klein4BParams)."""
+    if not name.startswith("4B"):
+        return None
+    return {
+        "family": "flux", "double_layers": 5, "single_layers": 20, "width": 3072, "attention_heads": 24,
+        "image_tokens": 1024, "patch_values": 128, "text_tokens": 512, "text_width": 7680, "gated_ratio": 3,
+        "shared_scales": True,
+    }  # fmt: skip
+
+
 _READERS: tuple[tuple[re.Pattern[str], Callable[[str, Row], Table | None]], ...] = (
     (re.compile(r"mmdet (?:v\d+ )?"), _read_mmdetection),
     (re.compile(r"(?:mmseg|CSAILVision|vedaseg) "), _read_mmsegmentation),
@@ -297,4 +308,5 @@ _READERS: tuple[tuple[re.Pattern[str], Callable[[str, Row], Table | None]], ...]
     (re.compile(r"MAE "), _read_mae),
     (re.compile(r"Stable Diffusion 2 base "), _read_latent_unet),
     (re.compile(r"CogVideoX-"), _read_cogvideo),
+    (re.compile(r"black-forest-labs/FLUX\.2-klein-base-"), _read_flux2),
 )

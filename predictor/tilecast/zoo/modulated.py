@@ -142,6 +142,13 @@ def add_gelu(net: NetworkBuilder, tokens: float, width: int) -> None:
     net.pointwise("gelu", elements)
 
 
+def add_gate(net: NetworkBuilder, tokens: float, width: int) -> None:
+    """Add the product of `width` numbers per token with the SiLU of as many others."""
+    elements = net.batch * tokens * width
+    net.keep_elements(3 * elements)
+    net.pointwise("gate", elements, reads=2.0, kernels=2, backward=(3.0, 2.0))
+
+
 def add_mlp(net: NetworkBuilder, tokens: float, width: int, inner: int, *, weights: bool = False) -> None:
     """Add a modulated norm, with `weights` or without, an MLP with a GELU, and the gated residual sum."""
     add_modulated_norm(net, tokens, width, weights=weights)
