@@ -107,7 +107,24 @@ def test_what_is_shown_multiplies_out_to_what_is_charged(name: str) -> None:
 
 def test_the_screen_names_every_correction(capsys: pytest.CaptureFixture[str]) -> None:
     """A screen once showed 64 runs of 1.31 ms as 169 ms, without mentioning the factor."""
-    assert main(["advise", "gpt2-xl", "--seq", "1024", "--batch", "64", "--gpus", "h100-sxm:16", "--explain", "--attention", "flash2"]) == 0
+    assert (
+        main(
+            [
+                "advise",
+                "gpt2-xl",
+                "--seq",
+                "1024",
+                "--batch",
+                "64",
+                "--gpus",
+                "h100-sxm:16",
+                "--explain",
+                "--attention",
+                "flash2",
+            ]
+        )
+        == 0
+    )
     text = capsys.readouterr().out
     assert "TIME = RUNS x EACH (the kernel alone) x FACTOR (in a step): " in text
     assert "factor.matrix" in text and "attention.flash2" in text and "memory." in text

@@ -18,7 +18,7 @@ _ATTENTION = ("title", "least_compute_capability", "most_compute_capability", "r
 _WIDTHS = ("communication", "host", "slow_host", "kernels", "plans")
 _FAMILIES = ("decoder", "encoder", "encdec", "moe", "vit", "traced", "other")
 _SECTIONS = (
-    "launch_us", "collective_us", "step_ms", "gradient_us", "overlap", "alignment", "implicit", "scale", "factor",
+    "launch_us", "collective_us", "step_ms", "gradient_us", "overlap", "alignment", "fp8", "implicit", "scale", "factor",
     "memory", "vector", "attention", "optimizer", "range", "unstated", "tiles", "split_k", "kernels", "nccl",
     "channels", "device_memory", "resident_threads", "host", "host_step", "contention", "sharing",
 )  # fmt: skip
@@ -162,6 +162,8 @@ class Constants:
     regular_odd_part: float
     """Largest odd factor of a side of a product that is not irregular."""
     irregular: float
+    fp8_cublas: float
+    """Factor on products in FP8 that cuBLASLt runs on a GPU whose FP8 products were measured."""
     implicit: float
     jitter: float
     """Relative spread of step times between ranks with similar samples; `uneven_jitter` is for other samples."""
@@ -211,6 +213,7 @@ class Constants:
             gradient_s={mode: cost * 1e-6 for mode, cost in numbers("gradient_us", _HOSTS).items()},
             **numbers("overlap", ("slowdown", "tensor_share", "pipelined_share", "expert_share")),
             **numbers("alignment", ("regular_odd_part", "irregular")),
+            fp8_cublas=numbers("fp8", ("cublas",))["cublas"],
             implicit=numbers("implicit", ("convolution",))["convolution"],
             **numbers("scale", ("jitter", "uneven_jitter")),
             attention={

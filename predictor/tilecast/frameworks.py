@@ -119,6 +119,8 @@ class Framework:
     """Bytes of the FP8 copies of a weight of the layers, beside the weight itself."""
     fp8_weights_alone: bool
     """Whether, in an FP8 job, the two bytes held per weight of the layers are FP8 by rows and FP8 by columns."""
+    fp8_products: Literal["cublas", "cutlass"]
+    """Library that runs the products of an FP8 job."""
     fp8_inputs: bool
     """Whether an FP8 job keeps the inputs of its matrix products in FP8."""
     overlap: bool
