@@ -50,11 +50,15 @@ def _pipeline_schedule(setting: LaunchSetting) -> str:
     return "Interleaved1F1B" if setting.plan.virtual_stages > 1 else "1F1B"
 
 
+_CONVERTERS: Mapping[str, str] = {"fp8": "quantize.linear.float8", "mxfp8": "quantize.linear.mx"}
+"""Converter of the model for each quantized precision."""
+
+
 _JOB: Mapping[str, Table] = {
     "model": (
         ("name", lambda s: _FLAVORS.get(s.model.name, (None, None))[0]),
         ("flavor", lambda s: _FLAVORS.get(s.model.name, (None, None))[1]),
-        ("converters", lambda s: ["quantize.linear.float8"] if s.workload.precision == "fp8" else None),
+        ("converters", lambda s: (name := _CONVERTERS.get(s.workload.precision)) and [name]),
     ),
     "optimizer": (
         ("name", lambda s: _NAMES[s.workload.optimizer]),
