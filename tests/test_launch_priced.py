@@ -29,7 +29,7 @@ WORKLOADS: list[dict[str, object]] = [
     *({"precision": name} for name in ("fp32", "tf32", "fp16", "bf16", "fp8")),
     *({"optimizer": name} for name in ("sgd", "momentum", "adamw", "lamb")),
     *({"execution": name} for name in ("eager", "compiled", "cudaGraphs")),
-    *({"attention": name} for name in ("auto", "flash", "eager")),
+    *({"attention": name} for name in ("auto", "flash", "eager", "flash2", "cudnn")),
     *({"offload": name} for name in ("none", "optimizer", "parameters")),
     {"lora_rank": 16},
     {"lora_rank": 16, "frozen_bits": 4.5},

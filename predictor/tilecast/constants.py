@@ -18,9 +18,10 @@ _ATTENTION = ("title", "least_compute_capability", "most_compute_capability", "r
 _WIDTHS = ("communication", "host", "slow_host", "kernels", "plans")
 _FAMILIES = ("decoder", "encoder", "encdec", "moe", "vit", "traced", "other")
 _SECTIONS = (
-    "launch_us", "collective_us", "step_ms", "gradient_us", "overlap", "alignment", "implicit", "scale", "factor",
-    "memory", "vector", "attention", "optimizer", "range", "unstated", "tiles", "split_k", "kernels", "nccl",
-    "channels", "device_memory", "resident_threads", "host", "host_step", "contention", "sharing",
+    "launch_us", "collective_us", "step_ms", "gradient_us", "overlap", "alignment", "fp8", "implicit", "scale",
+    "factor", "memory", "vector", "attention", "optimizer", "range", "unmeasured", "unstated", "tiles",
+    "split_k", "kernels", "nccl", "channels", "device_memory", "resident_threads", "host", "host_step",
+    "contention", "sharing",
 )  # fmt: skip
 
 
@@ -162,6 +163,8 @@ class Constants:
     regular_odd_part: float
     """Largest odd factor of a side of a product that is not irregular."""
     irregular: float
+    fp8_cublas: float
+    """Factor on products in FP8 that cuBLASLt runs on a GPU whose FP8 products were measured."""
     implicit: float
     jitter: float
     """Relative spread of step times between ranks with similar samples; `uneven_jitter` is for other samples."""
@@ -211,6 +214,7 @@ class Constants:
             gradient_s={mode: cost * 1e-6 for mode, cost in numbers("gradient_us", _HOSTS).items()},
             **numbers("overlap", ("slowdown", "tensor_share", "pipelined_share", "expert_share")),
             **numbers("alignment", ("regular_odd_part", "irregular")),
+            fp8_cublas=numbers("fp8", ("cublas",))["cublas"],
             implicit=numbers("implicit", ("convolution",))["convolution"],
             **numbers("scale", ("jitter", "uneven_jitter")),
             attention={
@@ -251,6 +255,8 @@ class RangeWidths:
     """Logarithm of the factor by which a slow host is slower than forecast."""
     kernels: float
     plans: float
+    unmeasured: Mapping[str, float]
+    """Width by precision whose products were not measured."""
     unstated: Mapping[str, float]
 
     @classmethod
@@ -261,7 +267,11 @@ class RangeWidths:
             SpecError: a key is missing or unknown, or a number has no source; the message names file and key.
         """
         file = FactFile(_NAME, table)
-        return cls(**file.read_numbers("range", _WIDTHS), unstated=file.read_numbers("unstated", _FAMILIES))
+        return cls(
+            **file.read_numbers("range", _WIDTHS),
+            unmeasured=file.read_numbers("unmeasured", ("mxfp8", "nvfp4")),
+            unstated=file.read_numbers("unstated", _FAMILIES),
+        )
 
 
 @cache

@@ -125,6 +125,10 @@ class Framework:
     """Bytes of the FP8 copies of a weight of the layers, beside the weight itself."""
     fp8_weights_alone: bool
     """Whether, in an FP8 job, the two bytes held per weight of the layers are FP8 by rows and FP8 by columns."""
+    nvfp4_layers_in_bf16: float
+    """Number of layers of an NVFP4 job whose products stay in BF16."""
+    fp8_products: Literal["cublas", "cutlass"]
+    """Library that runs the products of an FP8 job."""
     fp8_inputs: bool
     """Whether an FP8 job keeps the inputs of its matrix products in FP8."""
     overlap: bool
@@ -215,13 +219,13 @@ def gradient_bytes(workload: Workload) -> float:
 
 
 def holds_fp8_alone(workload: Workload) -> bool:
-    """Return whether an FP8 job has no 16-bit copy of the weights of its layers.
+    """Return whether an FP8 or MXFP8 job has no 16-bit copy of the weights of its layers.
 
     The framework determines it. Without a framework, it is true with hand-written kernels, which are Transformer
     Engine's as in MLPerf's code.
     """
     own = workload.framework is None and has_fused_kernels(workload)
-    return workload.precision == "fp8" and (own or find_framework(workload).fp8_weights_alone)
+    return workload.precision in ("fp8", "mxfp8") and (own or find_framework(workload).fp8_weights_alone)
 
 
 TABLES: Mapping[str, Mapping[str, Any]] = shipped.read_table("tilecast", "frameworks.toml")
@@ -237,6 +241,12 @@ def name_versions(framework: str) -> str:
 def assumed_version(framework: str) -> str:
     """Return the version of a framework that is assumed for a job without one."""
     return str(TABLES[framework]["version"]["assumed"])
+
+
+def first_version(framework: str, precision: str) -> str | None:
+    """Return the version of a framework that brought a precision; None if every version has it."""
+    found = TABLES[framework]["version"].get("brought", {}).get(precision)
+    return None if found is None else str(found)
 
 
 def parse_version(text: str) -> tuple[int, ...]:

@@ -62,10 +62,11 @@ def gemm_output_bytes(dims: Dims, element: Floats | float) -> Floats:
     """Return the bytes of DRAM traffic of one output of each matrix product, (n,).
 
     An output is written once; where it is added to an FP32 buffer, it is read and written. The 16 bits that an FP8
-    product writes count as one byte, like its operands, and so do the bytes of such a buffer.
+    product writes count as one byte, like its operands, and so do the bytes of such a buffer. The same holds for MXFP8
+    and NVFP4.
     """
-    added = np.minimum(8.0, 4.0 * np.asarray(element))
-    return np.asarray(np.where(dims["accumulated"] > 0, added, element))
+    written = np.where(np.asarray(element) < 2.0, 1.0, element)
+    return np.asarray(np.where(dims["accumulated"] > 0, np.minimum(8.0, 4.0 * written), written))
 
 
 def _gemm_bytes(dims: Dims, element: Floats) -> Floats:

@@ -29,7 +29,7 @@ from tilecast.graph import Block
 from tilecast.hardware import Gpu
 from tilecast.model import Model
 from tilecast.recomputation import names_modules
-from tilecast.spec import Columns, DistinctRows, Floats, Ints, Plans, Rows, Workload, distinct_rows
+from tilecast.spec import ELEMENT_BYTES, Columns, DistinctRows, Floats, Ints, Plans, Rows, Workload, distinct_rows
 from tilecast.zoo import Sharded
 from tilecast.zoo.cnn.images import Images
 from tilecast.zoo.stages import stage_kinds
@@ -368,17 +368,20 @@ def reads_both_layouts(gpu: Gpu) -> bool:
 
 
 def _fp8_bytes(workload: Workload, framework: Framework, gpu: Gpu | None) -> float:
-    """Return the bytes that FP8 adds to a weight of a layer.
+    """Return the bytes that quantized copies add to a weight of a layer.
 
-    Products on Hopper and Ada read a copy by columns besides the copy by rows. Products on Blackwell read either copy
-    (Transformer Engine, pytorch/csrc/extensions/util.cpp: non_tn_fp8_gemm_supported).
+    FP8 products on Hopper and Ada read a copy by columns besides the copy by rows. Those on Blackwell read either copy
+    (Transformer Engine, pytorch/csrc/extensions/util.cpp: non_tn_fp8_gemm_supported). In MXFP8 and NVFP4 the blocks of
+    the two copies differ, so both are held (pytorch/tensor/mxfp8_tensor.py, nvfp4_tensor.py).
     """
-    if workload.precision != "fp8":
+    if not workload.is_quantized:
         return 0.0
-    either = gpu is not None and reads_both_layouts(gpu)
+    element, has_blocks = ELEMENT_BYTES[workload.precision], workload.precision != "fp8"
+    copies = 1.0 if not has_blocks and gpu is not None and reads_both_layouts(gpu) else 2.0
     if frameworks.holds_fp8_alone(workload):
-        return -1.0 if either else 0.0
-    return framework.fp8_weight_bytes * (0.5 if either else 1.0)
+        return copies * element - 2.0
+    held = 2.0 if framework.fp8_weights_alone else framework.fp8_weight_bytes
+    return held * element * copies / 2.0
 
 
 def _buffer_bytes(

@@ -37,10 +37,18 @@ Ints: TypeAlias = npt.NDArray[np.signedinteger[Any]]
 
 Rows: TypeAlias = npt.NDArray[np.intp]
 
-Precision = Literal["fp32", "tf32", "fp16", "bf16", "fp8"]
+Precision = Literal["fp32", "tf32", "fp16", "bf16", "fp8", "mxfp8", "nvfp4"]
 PRECISIONS: tuple[Precision, ...] = get_args(Precision)
-ELEMENT_BYTES: Mapping[str, float] = {"fp32": 4.0, "tf32": 4.0, "fp16": 2.0, "bf16": 2.0, "fp8": 1.0}
-"""Bytes of one element as the matrix units read it. Activations of an FP8 job stay in BF16."""
+QUANTIZED: tuple[Precision, ...] = ("fp8", "mxfp8", "nvfp4")
+"""Precisions in which products of layers read operands of 8 or 4 bits, and everything else stays in BF16."""
+ELEMENT_BYTES: Mapping[str, float] = {
+    "fp32": 4.0, "tf32": 4.0, "fp16": 2.0, "bf16": 2.0, "fp8": 1.0, "mxfp8": 1.0 + 1.0 / 32, "nvfp4": 0.5 + 1.0 / 16,
+}  # fmt: skip
+"""Bytes of one element as the matrix units read it, with the scales of its block.
+
+MXFP8 has a scale of one byte for 32 elements (OCP Microscaling Formats, version 1.0), NVFP4 one for 16 (and an FP32
+scale for each tensor: arXiv 2509.25149, section 2). Activations of such jobs stay in BF16.
+"""
 
 Optimizer = Literal["none", "sgd", "momentum", "adam", "adamw", "lamb"]
 OPTIMIZERS: tuple[Optimizer, ...] = get_args(Optimizer)
@@ -167,7 +175,12 @@ class Workload:
     @property
     def is_mixed(self) -> bool:
         """Whether training mixes a 16-bit or FP8 precision with FP32."""
-        return self.precision in ("fp16", "bf16", "fp8")
+        return self.precision in ("fp16", "bf16", *QUANTIZED)
+
+    @property
+    def is_quantized(self) -> bool:
+        """Whether products of layers run in 8 or 4 bits."""
+        return self.precision in QUANTIZED
 
     @property
     def weight_bytes(self) -> float:

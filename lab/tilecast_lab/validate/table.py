@@ -15,6 +15,7 @@ from tilecast.hardware import find_gpu
 from tilecast.model import Model
 from tilecast.spec import (
     EXECUTIONS,
+    QUANTIZED,
     Attention,
     Execution,
     Framework,
@@ -38,7 +39,7 @@ from tilecast_lab.validate.networks import pool_of
 
 _PRECISION: Mapping[str, Precision] = {
     "fp32": "fp32", "tf32": "tf32", "fp16": "fp16", "amp_fp16": "fp16", "bf16": "bf16", "amp_bf16": "bf16",
-    "fp8": "fp8",
+    "fp8": "fp8", "mxfp8": "mxfp8", "nvfp4": "nvfp4",
 }  # fmt: skip
 
 
@@ -54,7 +55,7 @@ def read_published_row(row: Row, graphs: Graphs | None = None) -> RunCase:
         gpu = find_gpu(ASSUMED.get(name, name))
     except SpecError:
         raise UnreadableRow("unknown-gpu") from None
-    precision = _PRECISION.get(row.get("precision", "").lower())
+    precision = _precision(row)
     if precision is None:
         raise UnreadableRow("unknown-precision")
     if not gpu.supports(precision):
@@ -96,6 +97,12 @@ ASSUMED: Mapping[str, str] = {"A100": "a100-80", "H100": "h100-sxm", "V100": "v1
 """Variant of a GPU that is assumed if a table does not state it."""
 
 
+def _precision(row: Row) -> Precision | None:
+    """Return the precision of a row; rows in FP8 may say in their notes that it is MXFP8."""
+    stated, notes = _PRECISION.get(row.get("precision", "").lower()), row.get("notes", "").lower()
+    return "mxfp8" if stated == "fp8" and "mxfp8" in notes else stated
+
+
 def _gpus(row: Row) -> int | None:
     """Return the number of GPUs that a run used, or None if it is not stated.
 
@@ -126,7 +133,7 @@ def _attention(row: Row) -> Attention:
         return library
     if framework(row) == "megatron" and not _fused_kernels(row):
         return "flash2"  # Megatron-LM before it ran Transformer Engine: --use-flash-attn
-    is_usual = "16" in row.get("precision", "") or row.get("precision", "") == "fp8"
+    is_usual = "16" in row.get("precision", "") or _precision(row) in QUANTIZED
     is_fused = is_usual and bool(FRAMEWORKS[framework(row) or UNSET].attention)
     return "flash" if stated in _FUSED_ATTENTION and not is_fused else "auto"
 

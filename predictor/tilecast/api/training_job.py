@@ -35,7 +35,7 @@ from tilecast.api.stored_model import ModelReference as ModelReference
 from tilecast.api.stored_model import config_map_content as config_map_content
 from tilecast.api.stored_model import read_model, sequence_length
 from tilecast.api.training import Training
-from tilecast.frameworks import FRAMEWORKS
+from tilecast.frameworks import FRAMEWORKS, first_version, parse_version
 from tilecast.model import Model
 from tilecast.objectives import OBJECTIVES, Objective, objectives_bounded_by
 from tilecast.recomputation import PATTERN, Checkpointing, join_modules, split_modules
@@ -301,6 +301,7 @@ def to_request(name: str, spec: TrainingJobSpec, stored: bytes | None = None) ->
     training = spec.training
     model = read_model(name, spec.model, model_reference(spec), stored, training.sequence_length)
     workload = _to_workload(spec, model, sequence_length(model, training.sequence_length))
+    _check_precision(training)
     _check_gradient_sync(training)
     if spec.model.hugging_face is not None or spec.model.graph_ref is not None:
         zoo.count_operators(workload)  # refuses models that are too large, while the job is read
@@ -357,6 +358,17 @@ def _read_recomputation(training: Training) -> Checkpointing:
     if training.recompute_modules:
         return join_modules(training.recompute_modules)
     return "full" if training.recompute_layers is not None else training.activation_checkpointing
+def _check_precision(training: Training) -> None:
+    """Check that the stated version of the framework has the job's precision.
+
+    Raises:
+        SpecError: the version is older.
+    """
+    name, version = training.framework, training.framework_version
+    first = None if name is None else first_version(name, training.precision)
+    if first is not None and version is not None and parse_version(version) < parse_version(first):
+        problem, remedy = f"{name} {version} has no {training.precision}", f"use version {first} or later, or bf16"
+        raise SpecError("spec.training.precision", problem, remedy)
 
 
 def _check_gradient_sync(training: Training) -> None:

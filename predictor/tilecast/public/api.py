@@ -51,7 +51,7 @@ class JobSettings(TypedDict, total=False):
     batch: int
     """Samples per optimizer step, over all GPUs."""
     precision: str
-    """bf16, fp16, fp32, tf32 or fp8."""
+    """bf16, fp16, fp32, tf32, fp8, mxfp8 or nvfp4."""
     optimizer: str
     attention: str
     """auto, flash, eager, or a library such as cudnn, flash3 or flex."""

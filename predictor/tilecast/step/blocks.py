@@ -12,7 +12,7 @@ from tilecast.constants import Constants, FusedAttention
 from tilecast.graph import KIND_NAMES, KINDS, Block, Graph, KernelTable, Op
 from tilecast.hardware import Gpu
 from tilecast.memo import Memo
-from tilecast.spec import Floats, Rows, Workload
+from tilecast.spec import PRECISIONS, Floats, Rows, Workload
 from tilecast.zoo import Sharded
 from tilecast.zoo.deepseek import Deepseek
 from tilecast.zoo.modules import modules_of_operator, repeats_in_full
@@ -27,6 +27,9 @@ _COMPUTING = {"gemm": "matrix", "attention": "attention", "conv": "convolution"}
 
 _FACTOR_OF = [_COMPUTING.get(name) for name in KIND_NAMES]
 _GROUPS = KINDS["conv"].dims.index("groups")
+
+
+_FP8 = PRECISIONS.index("fp8")
 
 
 _ATTENTION, _MATRIX = KIND_NAMES.index("attention"), KIND_NAMES.index("gemm")
@@ -222,6 +225,10 @@ def corrections(
         factors["alignment.irregular"] = np.where(times.irregular[rows], fitted.irregular, 1.0)
     if times.implicit[rows].any():
         factors["implicit.convolution"] = np.asarray(fitted.implicit ** times.implicit[rows])
+    if op.table.kind[0] == _MATRIX and op.table.precision[0] == _FP8:
+        is_measured = times.gpu.compute_capability < fitted.kernels.unmeasured_fp8_capability
+        if is_measured and frameworks.find_framework(workload).fp8_products == "cublas":
+            factors["fp8.cublas"] = np.full(1, fitted.fp8_cublas)
     part, runner = _FACTOR_OF[op.table.kind[0]], _memory_kernels(workload)
     if part:
         factors[f"factor.{part}"] = np.full(1, fitted.factor[part])

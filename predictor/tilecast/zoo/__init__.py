@@ -21,15 +21,25 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 
 from tilecast import frameworks, fuse, shipped
-from tilecast.graph import Block, Graph, Shards, require_few_operators
+from tilecast.graph import Block, Graph, Op, Shards, require_few_operators
 from tilecast.memo import Memo
 from tilecast.model import Model
 from tilecast.recomputation import CHECKPOINTING, Checkpointing, split_modules
-from tilecast.spec import Floats, Plan, Plans, Rows, SpecError, Workload, distinct_rows
+from tilecast.spec import (
+    PRECISIONS,
+    Floats,
+    Plan,
+    Plans,
+    Rows,
+    SpecError,
+    Workload,
+    distinct_rows,
+)
 from tilecast.zoo import towers, traced
 from tilecast.zoo.cnn.resnet import FaceResNet
 from tilecast.zoo.dimensions import Transformer
 from tilecast.zoo.families import ADAPTED, FAMILIES, Builder, Family
+from tilecast.zoo.layers import QUANTIZE
 from tilecast.zoo.modules import list_modules
 from tilecast.zoo.reading import model_from
 from tilecast.zoo.recommender import Tables
@@ -89,7 +99,7 @@ def build(workload: Workload, shards: Shards) -> Graph:
     if workload.model.towers:
         graph = towers.prepend_towers(graph, workload, shards, _find_builder)
     require_few_operators(sum(len(block.ops) for block in graph.blocks))
-    return fuse.apply(graph, fuse.passes(workload))
+    return keep_layers_in_16_bits(workload, fuse.apply(graph, fuse.passes(workload)))
 
 
 def count_operators(workload: Workload) -> int:
@@ -242,6 +252,32 @@ class Sharded:
 def _sum_column(blocks: Sequence[Block], column: str) -> Floats:
     """Return the sum of a column of `Block` over blocks and their repetitions, for each shard, (S,) or (1,)."""
     return sum((block.repeat * getattr(block, column) for block in blocks), np.zeros(1))
+
+
+def keep_layers_in_16_bits(workload: Workload, graph: Graph) -> Graph:
+    """Return the graph of an NVFP4 job with the products of some layers in BF16, as its framework has it.
+
+    The layers are alike in the graph, so each has that share of its products in BF16, and no cast before them.
+    """
+    if workload.precision != "nvfp4":
+        return graph
+    depth = max(1, sum(block.repeat for block in graph.layers))
+    share = min(frameworks.find_framework(workload).nvfp4_layers_in_bf16 / depth, 1.0)
+    quantized, wide = PRECISIONS.index("nvfp4"), PRECISIONS.index("bf16")
+
+    def split(op: Op) -> tuple[Op, ...]:
+        table = op.table
+        if op.name.endswith(QUANTIZE):
+            return (replace(op, count=op.count * (1.0 - share)),)
+        if not (table.precision == quantized).all():
+            return (op,)
+        kept = replace(table, precision=np.full_like(table.precision, wide))
+        return replace(op, count=op.count * (1.0 - share)), replace(
+            op, name=f"{op.name}.bf16", table=kept, count=op.count * share
+        )
+
+    layers = (replace(block, ops=tuple(one for op in block.ops for one in split(op))) for block in graph.layers)
+    return replace(graph, layers=tuple(layers))
 
 
 def shard(workload: Workload, plans: Plans) -> Sharded:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from tilecast import frameworks, fuse
 from tilecast.frameworks import Composed, Framework, Loss
 from tilecast.graph import Phase
-from tilecast.spec import Workload
+from tilecast.spec import ELEMENT_BYTES, QUANTIZED, Workload
 
 PHASES: tuple[Phase, ...] = ("forward", "backward")
 
@@ -70,22 +70,22 @@ class Numerics:
 
     @property
     def unquantized(self) -> Numerics:
-        """The numerics of products that stay in 16 bits in an FP8 job: the router and the head.
+        """The numerics of products that stay in 16 bits in an FP8, MXFP8 or NVFP4 job: the router and the head.
 
         Sources: Megatron-Core, transformer/moe/router.py, and tensor_parallel/layers.py for output_layer; torchao's
         filter skips `output`.
         """
-        return replace(self, matrix=self.vector) if self.matrix == "fp8" else self
+        return replace(self, matrix=self.vector) if self.matrix in QUANTIZED else self
 
     @classmethod
     def from_workload(cls, workload: Workload) -> Numerics:
         """Return the numerics of a workload under its framework."""
         passes, framework = fuse.passes(workload), frameworks.find_framework(workload)
-        vector = {"fp8": "bf16", "tf32": "fp32"}.get(workload.precision, workload.precision)
+        vector = "bf16" if workload.is_quantized else {"tf32": "fp32"}.get(workload.precision, workload.precision)
         element = 4.0 if vector == "fp32" else 2.0
         own_kernels = frameworks.has_fused_kernels(workload)
         # In an FP8 job, hand-written kernels (`fused_kernels`) are those of Transformer Engine.
-        keeps_fp8 = workload.precision == "fp8" and (framework.fp8_inputs or own_kernels)
+        keeps_fp8 = workload.is_quantized and (framework.fp8_inputs or own_kernels)
         quantizes = workload.lora_rank > 0 and workload.frozen_bits < 16 and workload.training
         # Hand-written kernels add gradients of weights to FP32 buffers, in frameworks that keep such buffers.
         fuses_accumulation = framework.fused_accumulation or (own_kernels and workload.framework is None)
@@ -103,7 +103,7 @@ class Numerics:
             loss=_choose_loss(workload, framework.loss),
             loss_chunks=framework.loss_chunks,
             frozen_input=framework.quantized_input_bytes if quantizes else 0.0,
-            product_input=1.0 if keeps_fp8 else element,
+            product_input=ELEMENT_BYTES[workload.precision] if keeps_fp8 else element,
             norm_extra=_extra_norm_bytes(workload, framework),
             score_extra=(2.0 if workload.model.dropout else 4.0) if autocasts and "elementwise" not in passes else 0.0,
             saves_operators=framework.selective == "operators",

@@ -11,7 +11,13 @@ from tilecast.render.launch.setting import LaunchSetting
 from tilecast.spec import Attention, Optimizer, Workload
 from tilecast.zoo import ADAPTED, FAMILIES
 
-DTYPES: Mapping[str, str] = {"fp16": "torch.float16", "bf16": "torch.bfloat16", "fp8": "torch.bfloat16"}
+DTYPES: Mapping[str, str] = {
+    "fp16": "torch.float16",
+    "bf16": "torch.bfloat16",
+    "fp8": "torch.bfloat16",
+    "mxfp8": "torch.bfloat16",
+    "nvfp4": "torch.bfloat16",
+}
 """PyTorch's name for the type that a job computes in beside its FP32 weights."""
 _OPTIMIZERS: Mapping[Optimizer, str] = {
     "sgd": "torch.optim.SGD(model.parameters(), {how})",

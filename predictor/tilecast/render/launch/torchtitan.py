@@ -74,13 +74,15 @@ def _layers_per_piece(setting: LaunchSetting) -> object:
     if plan.virtual_stages == 1:
         return None
     return (setting.model.layers + _counted_ends(setting)) // (plan.pipeline * plan.virtual_stages)
+_CONVERTERS: Mapping[str, str] = {"fp8": "quantize.linear.float8", "mxfp8": "quantize.linear.mx"}
+"""Converter of the model for each quantized precision."""
 
 
 _JOB: Mapping[str, Table] = {
     "model": (
         ("name", lambda s: _FLAVORS.get(s.model.name, (None, None))[0]),
         ("flavor", lambda s: _FLAVORS.get(s.model.name, (None, None))[1]),
-        ("converters", lambda s: ["quantize.linear.float8"] if s.workload.precision == "fp8" else None),
+        ("converters", lambda s: (name := _CONVERTERS.get(s.workload.precision)) and [name]),
     ),
     "optimizer": (
         ("name", lambda s: _NAMES[s.workload.optimizer]),
