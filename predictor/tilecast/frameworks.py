@@ -108,6 +108,8 @@ class Framework:
     """Whether the norm of all gradients is computed and limited in every step."""
     grouped_products: Literal["one", "each"]
     """Whether the products of all experts of a rank are one kernel, or one kernel for each expert."""
+    overlaps_sends: bool
+    """Whether the sends of interleaved stages run beside computation."""
     counts_ends: bool
     """Whether embedding and loss count as layers of the pipeline where the layers alone do not divide."""
     engine: str

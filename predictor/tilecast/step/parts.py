@@ -5,7 +5,7 @@ The slowest stage takes T per micro-batch, and all stages in sequence take A. A 
 parts are
 
     compute        m (passes of the slowest stage + copies of weights) + slow-down by hidden collectives
-    communication  m (exchanges inside layers + v sends to the next stage) + exposed collectives of replicas
+    communication  m (exchanges inside layers + visible sends to the next stage) + exposed collectives of replicas
     bubble         (A + v (p - 1) sends - T) / v
     optimizer      bytes that the update moves / bandwidth
     launch         m (stalls of the slowest stage) + host time once per step
@@ -33,7 +33,7 @@ def compute_seconds(repeats: Floats, micro: MicroBatch, copied_s: Floats, slowdo
 def communication_seconds(repeats: Floats, micro: MicroBatch, sends_s: Floats, exposed_s: Floats) -> Floats:
     """Return the seconds of communication: exchanges of all micro-batches, and exposed collectives of replicas.
 
-    `sends_s` are the seconds in which a micro-batch is sent to the next stage and back, for all virtual stages.
+    `sends_s` are the visible seconds in which a micro-batch is sent to the next stage and back, for all virtual stages.
     """
     return repeats * (micro.communication_s + sends_s) + exposed_s
 
