@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tilecast import shipped
-from tilecast.spec import PassName, Plans, Workload
+from tilecast.spec import PassName, Plans, Schedule, Workload
 
 Weights = Literal["master", "autocast", "sharded", "pure"]
 Gradients = Literal["weights", "fp32", "fp32-with-bf16"]
@@ -110,6 +110,10 @@ class Framework:
     """Whether the products of all experts of a rank are one kernel, or one kernel for each expert."""
     overlaps_sends: bool
     """Whether the sends of interleaved stages run beside computation."""
+    schedules: frozenset[Schedule]
+    """Schedules of pipelines."""
+    states_layouts: bool
+    """Whether a job can state the layers of every stage."""
     counts_ends: bool
     """Whether embedding and loss count as layers of the pipeline where the layers alone do not divide."""
     engine: str
@@ -185,7 +189,7 @@ def _read_framework(name: str) -> Framework:
     engine = table.get("engine", name)
     cells = {**TABLES[UNSET]["cells"], **TABLES[engine]["cells"], **table.get("cells", {})}
     values = {cell: cells[cell][0] for cell in _CELLS}
-    values |= {cell: frozenset(values[cell]) for cell in ("composed", "fuses")}
+    values |= {cell: frozenset(values[cell]) for cell in ("composed", "fuses", "schedules")}
     values |= {cell: tuple(values[cell]) for cell in ("bucket_copies", "bucket_mib", "sized_stages")}
     return Framework(name=name, engine=engine, sources={cell: cells[cell][1] for cell in _CELLS}, **values)
 

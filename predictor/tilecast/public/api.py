@@ -62,6 +62,10 @@ class JobSettings(TypedDict, total=False):
     quantization: str
     """Quantization of frozen weights below adapters."""
     bucket_mib: int
+    pipeline_schedule: str
+    """Order of the passes in a pipeline, as in `spec.training.pipelineSchedule`."""
+    pipeline_layout: str
+    """Layers of each virtual stage, as in `spec.training.pipelineLayout`."""
     gradient_sync: str
     parameter_servers: int
     server_updates: str

@@ -250,7 +250,7 @@ class Steps:
         times = StepTimes(
             compute=compute_s.take(staged) * straggler,
             communication=parts.communication_seconds(repeats, micro, steady_s, exposed_s) * straggler,
-            bubble=parts.bubble_seconds(plans, micro, sends_s) * straggler,
+            bubble=parts.bubble_seconds(plans, micro, sends_s, self.workload.pipeline_schedule) * straggler,
             optimizer=self.update_s.take(some).take(updated),
             launch=parts.launch_seconds(repeats, micro, self.once_s.take(some)[place]),
             input=input_s.take(staged),
