@@ -205,7 +205,8 @@ def _step_sums(steps: step.Steps, plans: Plans, copied: Floats) -> StepSums:
     waited, correction = float(steps.straggler.values[0]), float(times.correction[0])
     micro, boundary_s = steps.micro.values, steps.boundary_s.values
     stage_s = float((micro.gpu_s + copied)[0])
-    exchanged_s = float((micro.communication_s + boundary_s * plans.virtual_stages)[0])
+    sends_s = passes.visible_send_seconds(steps.workload, plans, micro, boundary_s * plans.virtual_stages)
+    exchanged_s = float((micro.communication_s + sends_s)[0])
     return StepSums(
         stage_s=stage_s,
         exchanged_s=exchanged_s,
@@ -334,7 +335,8 @@ def _price_exchanges(workload: Workload, plans: Plans, sharded: Sharded, pool: P
         boundary_s = float(passes.boundary_seconds(workload, sharded, plans, pool)[0]) * plan.virtual_stages
         size = float(sharded.gather(graph.boundary_bytes)[0])
         runs = plan.virtual_stages * (2 if workload.training else 1)
+        shown = 0.0 if plan.virtual_stages > 1 and frameworks.find_framework(workload).overlaps_sends else 1.0
         exchanges.append(
-            PricedExchange("next stage and back", "send_recv", "pipeline", plan.pipeline, size, runs, boundary_s, 1.0)
+            PricedExchange("next stage and back", "send_recv", "pipeline", plan.pipeline, size, runs, boundary_s, shown)
         )
     return tuple(sorted(exchanges, key=lambda one: -one.seconds))

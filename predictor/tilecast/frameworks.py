@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from tilecast import shipped
 from tilecast.spec import Framework as FrameworkName
-from tilecast.spec import PassName, Plans, SpecError, Workload
+from tilecast.spec import PassName, Plans, Schedule, SpecError, Workload
 
 Weights = Literal["master", "autocast", "sharded", "pure"]
 Gradients = Literal["weights", "fp32", "fp32-with-bf16"]
@@ -145,6 +145,12 @@ class Framework:
     """The same for convolutions of several groups."""
     grouped_products: Literal["one", "each"]
     """Whether the products of all experts of a rank are one kernel, or one kernel for each expert."""
+    overlaps_sends: bool
+    """Whether the sends of interleaved stages run beside computation."""
+    schedules: frozenset[Schedule]
+    """Schedules of pipelines."""
+    states_layouts: bool
+    """Whether a job can state the layers of every stage."""
     counts_ends: bool
     """Whether embedding and loss count as layers of the pipeline where the layers alone do not divide."""
     engine: str
@@ -300,7 +306,7 @@ def read_framework(name: str, version: str | None = None) -> Framework:
         if engine != name:
             cells |= _cells_at(name, version)
     values = {cell: cells[cell][0] for cell in _CELLS}
-    values |= {cell: frozenset(values[cell]) for cell in ("composed", "fuses")}
+    values |= {cell: frozenset(values[cell]) for cell in ("composed", "fuses", "schedules")}
     values |= {cell: tuple(values[cell]) for cell in ("bucket_copies", "bucket_mib", "sized_stages")}
     values |= {cell: tuple(AttentionChoice(*choice) for choice in values[cell]) for cell in ("attention", "flash")}
     return Framework(name=name, engine=engine, sources={cell: cells[cell][1] for cell in _CELLS}, **values)

@@ -27,9 +27,21 @@ from tilecast.constants import ChannelBuffers
 from tilecast.frameworks import Framework
 from tilecast.graph import Block
 from tilecast.hardware import Gpu
+from tilecast.layout import schedule_law
 from tilecast.model import Model
 from tilecast.recomputation import names_modules
-from tilecast.spec import ELEMENT_BYTES, Columns, DistinctRows, Floats, Ints, Plans, Rows, Workload, distinct_rows
+from tilecast.spec import (
+    ELEMENT_BYTES,
+    Columns,
+    DistinctRows,
+    Floats,
+    Ints,
+    Plans,
+    Rows,
+    Schedule,
+    Workload,
+    distinct_rows,
+)
 from tilecast.zoo import Sharded
 from tilecast.zoo.cnn.images import Images
 from tilecast.zoo.stages import stage_kinds
@@ -222,7 +234,7 @@ class Bills:
         micro = self.micro.take(self.activations.index[place])
         activations = np.zeros(len(plans))
         if self.workload.training:
-            activations = _activation_bytes(plans, micro)
+            activations = _activation_bytes(plans, micro, self.workload.pipeline_schedule)
         # The update runs after the activations are freed, and takes their place. The head's activations are already
         # freed when the gradient of the last layer is reduced.
         reducing = micro.layer_working + states.reduced - micro.head
@@ -304,7 +316,7 @@ class _ParameterBytes:
 
 def _state_bytes(workload: Workload, sharded: Sharded, plans: Plans, gpu: Gpu | None) -> _StateBytes:
     """Return the bytes of weights, gradients, optimizer states and buffers of each plan, (n,)."""
-    parameters, own = sharded.held_parameters(plans)
+    parameters, own = _held_parameters(workload, sharded, plans)
     trainable, framework = sharded.trainable_share(plans), frameworks.find_framework(workload)
     per_parameter, zero = _ParameterBytes.from_framework(workload, framework), np.zeros(len(plans))
 
@@ -347,11 +359,21 @@ def _state_bytes(workload: Workload, sharded: Sharded, plans: Plans, gpu: Gpu | 
     )  # fmt: skip
 
 
+def _held_parameters(workload: Workload, sharded: Sharded, plans: Plans) -> tuple[Floats, Floats]:
+    """Return the parameters of the fullest rank before and after ZeRO partitions them, (n,) each.
+
+    A schedule may hold the weights of a stage on two ranks, whose states ZeRO spreads over both.
+    """
+    parameters, own = sharded.held_parameters(plans)
+    copies = np.where(plans.pipeline > 1, schedule_law(workload.pipeline_schedule).copies, 1.0)
+    return parameters * copies, own
+
+
 def _weight_bytes(
     workload: Workload, sharded: Sharded, plans: Plans, per_parameter: _ParameterBytes, gpu: Gpu | None
 ) -> Floats:
     """Return the bytes of all weights, and their copies, that a rank holds, (n,)."""
-    parameters, own = sharded.held_parameters(plans)
+    parameters, own = _held_parameters(workload, sharded, plans)
     trainable, framework = sharded.trainable_share(plans), frameworks.find_framework(workload)
     resident = np.where(plans.zero_stage >= 3, own, parameters)
     # Under ZeRO 2 a framework with shards holds the shards in FP32 and all weights in 16 bit.
@@ -480,21 +502,26 @@ def _stage_activation_bytes(sharded: Sharded, plans: Plans, layers: Sequence[Flo
     return early, (each * alive * (1 - kinds.first) * (1 - kinds.last)).max(axis=0), late
 
 
-def _activation_bytes(plans: Plans, micro: _MicroBatchBytes) -> Floats:
+def _activation_bytes(plans: Plans, micro: _MicroBatchBytes, schedule: Schedule | None) -> Floats:
     """Return the bytes of the activations of all micro-batches in flight on the fullest stage, (n,)."""
-    first, second, last = micro_batches_in_flight(plans)
+    first, second, last = micro_batches_in_flight(plans, schedule)
     fullest = np.maximum(micro.early * first, micro.middle * second)
     return np.maximum(fullest, micro.late * last) + np.where(plans.pipeline > 1, 0.0, micro.head)
 
 
-def micro_batches_in_flight(plans: Plans) -> tuple[Floats, Floats, Floats]:
+def micro_batches_in_flight(plans: Plans, schedule: Schedule | None = None) -> tuple[Floats, Floats, Floats]:
     """Return how many micro-batches the first, the second and the last stage have in flight, (n,) each.
 
     The unit is a micro-batch of all layers of a stage. Stage k of 1F1B keeps p - k of them. With v pieces on each stage
     there are v - 1 rounds of p pieces, and two pieces for each later stage (Megatron-Core,
-    pipeline_parallel/schedules.py: get_pp_rank_microbatches).
+    pipeline_parallel/schedules.py: get_pp_rank_microbatches). Under schedules with stages from both ends of the model
+    on a rank, all ranks have equally many.
     """
     pieces, count = plans.virtual_stages, plans.gradient_accumulation
+    more = schedule_law(schedule).more_in_flight
+    if more is not None:
+        every = np.minimum(plans.pipeline + np.where(plans.pipeline > 1, more, 0.0), count)
+        return every, every, every
     each = np.where(pieces > 1, 2.0, 1.0)
     last = (pieces - 1.0) * plans.pipeline + 1.0
     first = last + each * (plans.pipeline - 1)

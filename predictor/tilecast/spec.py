@@ -72,6 +72,9 @@ GRADIENT_SYNCS: tuple[GradientSync, ...] = get_args(GradientSync)
 ServerUpdates = Literal["synchronous", "asynchronous"]
 SERVER_UPDATES: tuple[ServerUpdates, ...] = get_args(ServerUpdates)
 """Whether a parameter server waits for the gradients of all replicas, or for none."""
+Schedule = Literal["1f1b", "interleaved", "zeroBubble", "interleavedZeroBubble", "zbv", "dualPipe", "dualPipeV"]
+PIPELINE_SCHEDULES: tuple[Schedule, ...] = get_args(Schedule)
+"""Orders in which a pipeline's stages run the passes of micro-batches; `tilecast.layout.SCHEDULES` has their costs."""
 Quantization = Literal["nf4"]
 QUANTIZATIONS: tuple[Quantization, ...] = get_args(Quantization)
 """Type of frozen weights of layers, other than 16 bits: 4-bit NormalFloat (QLoRA, arXiv 2305.14314, section 3)."""
@@ -167,6 +170,10 @@ class Workload:
     """Whether gradient synchronisation runs behind the backward pass (bucketed, as DDP and FSDP do)."""
     bucket_mib: int | None = None
     """Size of the buckets in which gradients are reduced, in MiB; None takes the framework's."""
+    pipeline_schedule: Schedule | None = None
+    """Order of the passes in a pipeline; None is 1F1B, interleaved where stages have several pieces."""
+    pipeline_layout: str | None = None
+    """Layers of each virtual stage in Megatron's words (`tilecast.layout.parse_layout`); None is the framework's."""
     gradient_sync: GradientSync = "allReduce"
     parameter_servers: int | None = None
     """Number of servers that sum gradients, each on a node of its own; None means one for each node of the replicas."""

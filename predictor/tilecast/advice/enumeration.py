@@ -17,6 +17,7 @@ import numpy as np
 from tilecast import frameworks, search, zoo
 from tilecast.advice.values import Request, require
 from tilecast.hardware import Pool
+from tilecast.layout import parse_layout, schedule_law
 from tilecast.search import NO_LIMITS, Limits, PlanTable
 from tilecast.spec import PRECISIONS, Plan, Plans, SearchTooLargeError, SpecError, Stated, Workload
 from tilecast.step.blocks import can_attend
@@ -306,6 +307,10 @@ def _require_divisible(workload: Workload, data: int, stated: Stated, field: str
         require(degree == 1, field, problem, f"leave {name} out")
     noun = f"the {model.heads} heads, {model.kv_heads} key/value heads and the MLP of {model.name}"
     require(search.splits_heads(workload, tensor), field, f"tp={tensor} does not divide {noun}", "choose a divisor")
+    if pipeline > 1 and workload.pipeline_layout is not None:
+        pieces = len(parse_layout(workload.pipeline_layout).pieces)
+        problem = f"pp={pipeline} with vp={virtual} has other than the {pieces} stages of training.pipelineLayout"
+        require(pipeline * virtual == pieces, field, problem, f"let pp times vp be {pieces}")
     problem = f"pp={pipeline} leaves stages of {model.name} without a layer"
     require(pipeline == 1 or search.stages_are_full(workload, pipeline), field, problem, "lower it")
     problem = f"vp={virtual} with pp={pipeline} does not divide the {model.layers} layers of {model.name}"
@@ -313,6 +318,11 @@ def _require_divisible(workload: Workload, data: int, stated: Stated, field: str
         problem += ", with or without embedding and loss as layers"
     is_cut = virtual == 1 or (pipeline > 1 and search.has_equal_pieces(workload, pipeline, virtual))
     require(is_cut, field, problem, "choose a divisor, or leave vp out")
+    if pipeline > 1 and workload.pipeline_schedule is not None:
+        least, most = schedule_law(workload.pipeline_schedule).virtual
+        problem = f"vp={virtual} does not suit training.pipelineSchedule {workload.pipeline_schedule}"
+        remedy = f"write vp={least}" if least == most else f"write vp={least} or more"
+        require(search.allows_pieces(workload, virtual), field, problem, remedy)
     pieces = 2 * context if model.causal else context
     problem = f"cp={context} does not cut {workload.sequence_length} tokens into {pieces} pieces"
     require(context == 1 or workload.sequence_length % pieces == 0, field, problem, "choose a divisor")

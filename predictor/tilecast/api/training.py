@@ -18,6 +18,7 @@ from tilecast.spec import (
     Optimizer,
     Precision,
     Quantization,
+    Schedule,
     ServerUpdates,
 )
 
@@ -124,6 +125,17 @@ class Training(ApiModel):
         alias="bucketMiB",
         ge=1,
         le=65536,
+    )
+    pipeline_schedule: Schedule | None = optional_field(
+        "Order in which pipeline stages run the passes of micro-batches; absent is 1F1B, interleaved where stages have "
+        "several pieces. dualPipe holds the weights twice."
+    )
+    pipeline_layout: str | None = optional_field(
+        "Layers of each virtual stage in Megatron's words, such as Et*3|(tt|)*29,m|L: E embedding, t layer, m "
+        "multi-token prediction, L loss. A pipeline of p ranks has 1/p of these stages on each. Absent splits layers "
+        "evenly, with embedding and loss as layers if that is needed.",
+        min_length=1,
+        max_length=4096,
     )
     gradient_sync: GradientSync = Field(
         default="allReduce",

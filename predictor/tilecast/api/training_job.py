@@ -35,11 +35,13 @@ from tilecast.api.stored_model import ModelReference as ModelReference
 from tilecast.api.stored_model import config_map_content as config_map_content
 from tilecast.api.stored_model import read_model, sequence_length
 from tilecast.api.training import Training
-from tilecast.frameworks import FRAMEWORKS, first_version, parse_version
+from tilecast.frameworks import ENGINES, FRAMEWORKS, UNSET, first_version, parse_version
+from tilecast.layout import parse_layout
 from tilecast.model import Model
 from tilecast.objectives import OBJECTIVES, Objective, objectives_bounded_by
 from tilecast.recomputation import PATTERN, Checkpointing, join_modules, split_modules
-from tilecast.spec import SpecError, Stated, Workload
+from tilecast.spec import PIPELINE_SCHEDULES, SpecError, Stated, Workload
+from tilecast.zoo.families import FAMILIES
 
 KIND = "TrainingJob"
 Mode = Literal["Off", "Advise", "Initial"]
@@ -296,13 +298,14 @@ def to_request(name: str, spec: TrainingJobSpec, stored: bytes | None = None) ->
 
     Raises:
         SpecError: the model is unknown, cannot be read or is too large, the sequence length does not suit it, or the
-            framework cannot reduce gradients as the spec says.
+            framework cannot reduce gradients or cut a pipeline as the spec says.
     """
     training = spec.training
     model = read_model(name, spec.model, model_reference(spec), stored, training.sequence_length)
     workload = _to_workload(spec, model, sequence_length(model, training.sequence_length))
     _check_precision(training)
     _check_gradient_sync(training)
+    _check_pipeline(training, model)
     if spec.model.hugging_face is not None or spec.model.graph_ref is not None:
         zoo.count_operators(workload)  # refuses models that are too large, while the job is read
     batches = training.global_batch_size_range
@@ -322,7 +325,7 @@ def to_request(name: str, spec: TrainingJobSpec, stored: bytes | None = None) ->
 
 _WORKLOAD_FIELDS = {
     *("precision", "attention", "execution", "memory_format", "bucket_mib", "gradient_sync", "parameter_servers"),
-    *("fused_optimizer", "fused_loss", "framework", "framework_version"),
+    *("fused_optimizer", "fused_loss", "framework", "framework_version", "pipeline_schedule", "pipeline_layout"),
 }
 """Fields that `Training` and `Workload` have in common."""
 
@@ -358,6 +361,8 @@ def _read_recomputation(training: Training) -> Checkpointing:
     if training.recompute_modules:
         return join_modules(training.recompute_modules)
     return "full" if training.recompute_layers is not None else training.activation_checkpointing
+
+
 def _check_precision(training: Training) -> None:
     """Check that the stated version of the framework has the job's precision.
 
@@ -369,6 +374,35 @@ def _check_precision(training: Training) -> None:
     if first is not None and version is not None and parse_version(version) < parse_version(first):
         problem, remedy = f"{name} {version} has no {training.precision}", f"use version {first} or later, or bf16"
         raise SpecError("spec.training.precision", problem, remedy)
+
+
+def _check_pipeline(training: Training, model: Model) -> None:
+    """Check that a stated pipeline schedule and layout suit the framework and the model.
+
+    Raises:
+        SpecError: the framework lacks them, or the layout does not have the model's layers.
+    """
+    cells = FRAMEWORKS[training.framework or UNSET]
+    who, schedule, layout = training.framework or "the job", training.pipeline_schedule, training.pipeline_layout
+    if schedule is not None and schedule not in cells.schedules:
+        known = ", ".join(name for name in PIPELINE_SCHEDULES if name in cells.schedules)
+        others = ", ".join(name for name in ENGINES if schedule in FRAMEWORKS[name].schedules)
+        remedy = f"use {known}" + (f", or framework {others}" if others else "")
+        raise SpecError("spec.training.pipelineSchedule", f"{who} has no {schedule}", remedy)
+    if layout is None:
+        return
+    field = "spec.training.pipelineLayout"
+    if not cells.states_layouts:
+        raise SpecError(field, f"{who} splits layers by its own rule", "leave it out, or use framework megatron")
+    if model.trace is not None or not FAMILIES[model.family].splits_sequence:
+        raise SpecError(field, f"{model.name} is no stack of equal layers", "leave it out")
+    try:
+        stated = parse_layout(layout)
+    except SpecError as error:
+        raise error.at(field) from error
+    if stated.layers != model.layers:
+        problem = f"lays out {stated.layers} layers t, {model.name} has {model.layers}"
+        raise SpecError(field, problem, f"write {model.layers} layers t in all, or leave it out")
 
 
 def _check_gradient_sync(training: Training) -> None:

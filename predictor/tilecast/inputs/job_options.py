@@ -13,6 +13,7 @@ from tilecast.spec import (
     GRADIENT_SYNCS,
     MEMORY_FORMATS,
     OPTIMIZERS,
+    PIPELINE_SCHEDULES,
     PRECISIONS,
     QUANTIZATIONS,
     SERVER_UPDATES,
@@ -64,6 +65,12 @@ BARE_OPTIONS: Mapping[str, JobOption] = {
         "training.recomputeLayers", "layers of each stage to recompute whole, for a bare model", int
     ),
     "bucket_mib": JobOption("training.bucketMiB", "of gradients, for a bare model; the framework's if absent", int),
+    "pipeline_schedule": JobOption(
+        "training.pipelineSchedule", "for a bare model; 1f1b or interleaved if absent", choices=PIPELINE_SCHEDULES
+    ),
+    "pipeline_layout": JobOption(
+        "training.pipelineLayout", "layers of each virtual stage, such as Et*3|(tt|)*29,m|L", metavar="LAYOUT"
+    ),
     "gradient_sync": JobOption(
         "training.gradientSync", "for a bare model; allReduce if absent", choices=GRADIENT_SYNCS
     ),

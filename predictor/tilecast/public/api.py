@@ -71,6 +71,10 @@ class JobSettings(TypedDict, total=False):
     recompute_layers: int
     """Layers of each pipeline stage that are computed again whole."""
     bucket_mib: int
+    pipeline_schedule: str
+    """Order of the passes in a pipeline, as in `spec.training.pipelineSchedule`."""
+    pipeline_layout: str
+    """Layers of each virtual stage, as in `spec.training.pipelineLayout`."""
     gradient_sync: str
     parameter_servers: int
     server_updates: str

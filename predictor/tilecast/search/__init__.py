@@ -21,6 +21,7 @@ from tilecast.search.engines import FRAMEWORKS, Abilities, Dimension, Mask, abil
 from tilecast.search.enumeration import (
     NO_LIMITS,
     Limits,
+    allows_pieces,
     divisors,
     enumerate_bounded,
     enumerate_plans,
@@ -45,6 +46,7 @@ __all__ = [
     "PlanTable",
     "Priced",
     "abilities",
+    "allows_pieces",
     "divisors",
     "engine",
     "enumerate_plans",

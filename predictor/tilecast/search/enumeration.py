@@ -24,7 +24,7 @@ import numpy as np
 
 from tilecast import frameworks, fuse, zoo
 from tilecast.hardware import Pool
-from tilecast.layout import counted_ends_of_pieces, split_layers
+from tilecast.layout import counted_ends_of_pieces, parse_layout, schedule_law, split_layers
 from tilecast.memo import Memo
 from tilecast.model import Model
 from tilecast.recomputation import Checkpointing, code_of, split_modules
@@ -77,7 +77,7 @@ _Table: TypeAlias = dict[str, Ints]
 """Columns of incomplete plans, by name."""
 _DECIDING = (
     *("training", "precision", "framework", "framework_version", "checkpointing", "recompute_layers", "offload"),
-    *("gradient_sync", "bucket_mib"),
+    *("gradient_sync", "bucket_mib", "pipeline_layout"),
 )
 """Fields of a workload that decide `_enumerate_ways`, besides the recomputation modes of its model."""
 _WAYS: Memo[tuple[_Table, Mask]] = Memo(8)
@@ -184,16 +184,41 @@ def stages_are_full(workload: Workload, pipeline: int) -> bool:
         return pipeline <= traced.pieces(model.trace)
     if not zoo.is_transformer(model) or not FAMILIES[model.family].has_stages:
         return False
+    if workload.pipeline_layout is not None:
+        return len(parse_layout(workload.pipeline_layout).pieces) % pipeline == 0
     return min(split_layers(model.layers, pipeline, counts_ends=_counts_ends(workload))) > 0
 
 
 def has_equal_pieces(workload: Workload, pipeline: int, virtual: int) -> bool:
     """Return whether `virtual` pieces of equally many layers fit on each of `pipeline` stages.
 
-    Embedding and loss may count as layers.
+    Embedding and loss may count as layers. A stated layout has as many pieces as it says.
     """
+    if workload.pipeline_layout is not None:
+        return len(parse_layout(workload.pipeline_layout).pieces) == pipeline * virtual
     ends = counted_ends_of_pieces(workload.model.layers, pipeline, virtual)
     return ends == 0 or (ends is not None and _counts_ends(workload))
+
+
+def runs_pieces(workload: Workload, pipeline: int, virtual: int) -> bool:
+    """Return whether `pipeline` stages of `virtual` pieces each fit the layers, the layout and the schedule."""
+    if pipeline == 1:
+        return virtual == 1
+    fits = virtual == 1 and workload.pipeline_layout is None
+    return allows_pieces(workload, virtual) and (fits or has_equal_pieces(workload, pipeline, virtual))
+
+
+def allows_pieces(workload: Workload, virtual: int) -> bool:
+    """Return whether the workload's pipeline schedule runs with `virtual` pieces on each stage."""
+    least, most = schedule_law(workload.pipeline_schedule).virtual
+    return least <= virtual <= most
+
+
+def _virtual_stages(workload: Workload) -> list[int]:
+    """Return the numbers of pieces of a pipeline stage that the search tries, ascending."""
+    if workload.pipeline_layout is not None:
+        return divisors(len(parse_layout(workload.pipeline_layout).pieces))
+    return list(range(1, MAX_VIRTUAL + 1))
 
 
 def _counts_ends(workload: Workload) -> bool:
@@ -274,7 +299,7 @@ def _enumerate_ways(workload: Workload) -> tuple[_Table, Mask]:
         recompute = [code_of(workload.checkpointing)]
     elif workload.training:
         recompute = [code_of(value) for value in recomputations(workload)]
-    sizes = ([0, 1], recompute, zero, list(range(1, MAX_VIRTUAL + 1)))
+    sizes = ([0, 1], recompute, zero, _virtual_stages(workload))
     names = ("sequence_parallel", "checkpointing", "zero_stage", "virtual_stages")
     grid = np.meshgrid(*(np.array(size, np.int32) for size in sizes), indexing="ij")
     ways = {name: column.ravel() for name, column in zip(names, grid, strict=True)}
@@ -323,15 +348,18 @@ def _allow_combinations(workload: Workload, outer: _Table, ways: _Table, allowed
     # Tables and classifiers are spread by the model's own code, whatever framework runs the rest.
     degrees = _DEGREES if zoo.count_experts(workload.model) else _DEGREES[:-1]
     kind = np.sum([(outer[name] > 1) << place for place, name in enumerate(degrees)], axis=0)
-    virtual = np.arange(1, MAX_VIRTUAL + 1)
+    virtual = _virtual_stages(workload)
     pipeline, repeats = outer["pipeline"][:, None], outer["gradient_accumulation"][:, None]
-    most = int(outer["pipeline"].max(initial=1))
-    equal = np.array([[has_equal_pieces(workload, p + 1, v) for v in virtual.tolist()] for p in range(most)])
     # Interleaving needs equal pieces, and micro-batches that divide by the stages (arXiv 2104.04473, section 2.2).
-    interleaves = (virtual == 1) | (equal[outer["pipeline"] - 1] & (repeats % pipeline == 0))
+    kinds = np.zeros((int(pipeline.max(initial=1)) + 1, 2, len(virtual)), bool)
+    for degree in np.flatnonzero(np.bincount(pipeline[:, 0])).tolist():
+        for place, pieces in enumerate(virtual):
+            kinds[degree, :, place] = runs_pieces(workload, degree, pieces)
+            kinds[degree, 0, place] &= pieces == 1
+    interleaves = kinds[pipeline[:, 0], (repeats[:, 0] % pipeline[:, 0] == 0).astype(int)]
     spread = workload.sequence_length // outer["context"] % outer["tensor"] == 0
     # One matrix of rows x ways at a time, gathered from the narrow columns rather than the wide ones.
-    mask: Mask = allowed[kind] & interleaves[:, ways["virtual_stages"] - 1]
+    mask: Mask = allowed[kind] & interleaves[:, np.searchsorted(virtual, ways["virtual_stages"])]
     mask &= spread[:, None] | (ways["sequence_parallel"] == 0)
     return mask
 

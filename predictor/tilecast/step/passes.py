@@ -299,10 +299,20 @@ def exposed_share(workload: Workload, transfer: CollectiveCall, fitted: Constant
     return fitted.factor["exchange"] * (1.0 - hidden)
 
 
+def visible_send_seconds(workload: Workload, plans: Plans, micro: MicroBatch, sends_s: Floats) -> Floats:
+    """Return the seconds of a micro-batch's sends that computation does not hide between warm-up and cool-down, (n,).
+
+    Interleaved stages send a piece while they compute the next one, if the framework does so.
+    """
+    if not frameworks.find_framework(workload).overlaps_sends:
+        return sends_s
+    return np.where(plans.virtual_stages > 1, np.maximum(sends_s - micro.slowest_s, 0.0), sends_s)
+
+
 def boundary_seconds(workload: Workload, sharded: Sharded, plans: Plans, pool: Pool) -> Floats:
     """Return the seconds in which activations go to the next stage and gradients come back, (n,).
 
-    They are per micro-batch and virtual stage, and on the critical path of 1F1B.
+    They are per micro-batch and virtual stage. `visible_send_seconds` says how many of them computation hides.
     """
     if not np.any(plans.pipeline > 1):
         return np.zeros(len(plans))

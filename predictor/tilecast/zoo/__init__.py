@@ -22,6 +22,7 @@ import numpy as np
 
 from tilecast import frameworks, fuse, shipped
 from tilecast.graph import Block, Graph, Op, Shards, require_few_operators
+from tilecast.layout import parse_layout
 from tilecast.memo import Memo
 from tilecast.model import Model
 from tilecast.recomputation import CHECKPOINTING, Checkpointing, split_modules
@@ -96,6 +97,8 @@ def build(workload: Workload, shards: Shards) -> Graph:
     """
     graph = builder(workload)(workload, shards)
     graph = replace(graph, counts_ends=frameworks.find_framework(workload).counts_ends)
+    if workload.pipeline_layout is not None:
+        graph = replace(graph, layout=parse_layout(workload.pipeline_layout).pieces)
     if workload.model.towers:
         graph = towers.prepend_towers(graph, workload, shards, _find_builder)
     require_few_operators(sum(len(block.ops) for block in graph.blocks))

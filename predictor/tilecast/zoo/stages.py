@@ -83,7 +83,7 @@ def _count_layers(graph: Graph, pipeline: int) -> Floats:
         return np.array([[block.repeat for block in graph.layers]], float)
     order = graph.layer_order()
     counts = np.zeros((pipeline, len(graph.layers)))
-    if graph.layout and len(graph.layout) % pipeline == 0:
+    if graph.layout and len(graph.layout) % pipeline == 0 and sum(graph.layout) == len(order):
         # Piece k of every rank comes before piece k + 1 of any rank.
         owners = np.repeat(np.arange(len(graph.layout)) % pipeline, graph.layout)
     else:

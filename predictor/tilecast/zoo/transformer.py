@@ -19,6 +19,7 @@ import numpy as np
 
 from tilecast import frameworks
 from tilecast.graph import Block, CollectiveCall, Graph, Op, Shards
+from tilecast.layout import parse_layout
 from tilecast.spec import Floats, Workload
 from tilecast.zoo import layers
 from tilecast.zoo.adapters import build_adapters, dequantize_weights, largest_quantized_weight
@@ -46,7 +47,35 @@ def build(workload: Workload, shards: Shards, attend: AttentionBuilder | None = 
     """
     model, rank = workload.model, Rank.from_shards(shards, workload.sequence_length)
     blocks = build_stack("layer", workload, rank, model.layers, causal=model.causal, attend=attend)
-    return build_graph(workload, rank, rank, blocks)
+    graph = build_graph(workload, rank, rank, blocks)
+    depth = parse_layout(workload.pipeline_layout).predicted if workload.pipeline_layout else 0
+    return _predict_further_tokens(workload, rank, graph, depth) if depth else graph
+
+
+def _predict_further_tokens(workload: Workload, rank: Rank, graph: Graph, depth: int) -> Graph:
+    """Return the graph with `depth` modules of multi-token prediction behind the layers.
+
+    A module projects the output of the layer before it and the embedding of the next token to the hidden size, runs one
+    more layer of the last kind, and shares the head (DeepSeek-V3, arXiv 2412.19437, section 2.2).
+    """
+    numerics, hidden = Numerics.from_workload(workload), workload.model.hidden
+    last = max(graph.layers, key=lambda block: max(block.positions, default=workload.model.layers - 1))
+    ops = layers.linear("mtp.projection", numerics, rank.tokens, 2.0 * hidden, hidden / rank.tensor)
+    number = workload.model.layers
+    module = replace(
+        last,
+        name=f"mtp.{last.name}",
+        repeat=depth,
+        ops=(*last.ops, *ops),
+        parameters=last.parameters + 2.0 * hidden * hidden / rank.tensor,
+        activation_bytes=last.activation_bytes + 2.0 * numerics.element * rank.outer_tokens * hidden,
+        positions=tuple(range(number, number + depth)),
+    )
+    heads = tuple(
+        replace(block, name=f"mtp.{block.name}", repeat=depth, parameters=0.0 * block.parameters)
+        for block in graph.last
+    )
+    return replace(graph, layers=(*graph.layers, module), last=(*graph.last, *heads))
 
 
 def build_encoder_decoder(workload: Workload, shards: Shards) -> Graph:

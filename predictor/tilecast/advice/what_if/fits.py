@@ -274,6 +274,9 @@ def _other_frameworks(request: Request) -> Iterator[Change]:
         if workload.gradient_sync != "allReduce" or (workload.bucket_mib and not FRAMEWORKS[name].has_buckets):
             continue
         runs = workload.precision in able.precisions and workload.offload in able.offload
+        cells = FRAMEWORKS[name]
+        runs = runs and workload.pipeline_schedule in (None, *cells.schedules)
+        runs = runs and (workload.pipeline_layout is None or cells.states_layouts)
         runs = runs and _cuts_stages(replace(workload, framework=name), request.plan)
         if workload.framework not in (None, name) and runs and (mode is None or able.recomputes(mode)):
             yield Change("training.framework", name, "fits", f"{name} instead of {workload.framework}")

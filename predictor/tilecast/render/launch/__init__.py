@@ -207,6 +207,11 @@ def unsupported_part(framework: Framework, workload: Workload, plan: Plan) -> st
         return f"its buckets have a size of their own at ZeRO stage {plan.zero_stage}, not training.bucketMiB"
     if workload.recompute_layers is not None and "recomputation" not in supported.per_layer:
         return "it recomputes all layers or none"
+    cells, schedule = frameworks.FRAMEWORKS[framework], workload.pipeline_schedule
+    if plan.pipeline > 1 and schedule is not None and schedule not in cells.schedules:
+        return f"it has no pipeline schedule {schedule}"
+    if plan.pipeline > 1 and workload.pipeline_layout is not None and not cells.states_layouts:
+        return "it splits the layers of a pipeline by its own rule, not by training.pipelineLayout"
     if bool(supported.executes(Plans.from_plans(plan))[0]):
         return ""
     degrees = {"data": plan.data, "tensor": plan.tensor, "pipeline": plan.pipeline, "context": plan.context,

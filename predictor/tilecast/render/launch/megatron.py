@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from tilecast.frameworks import gradient_bytes, holds_fp8_alone
-from tilecast.layout import counted_ends_of_pieces, split_layers
+from tilecast.layout import counted_ends_of_pieces, parse_layout, split_layers
 from tilecast.recomputation import split_modules
 from tilecast.render.launch.setting import (
     LaunchScript,
@@ -54,13 +54,21 @@ def _moe_layer_frequency(setting: LaunchSetting) -> object:
 def _counted_ends(setting: LaunchSetting) -> int:
     """Return how many of embedding and loss count as layers of the pipeline: none, the loss or both."""
     plan = setting.plan
+    if setting.workload.pipeline_layout is not None:
+        return 0
     return counted_ends_of_pieces(setting.model.layers, plan.pipeline, plan.virtual_stages) or 0
+
+
+def _predicted_tokens(setting: LaunchSetting) -> int:
+    """Return the number of further tokens that multi-token prediction predicts."""
+    layout = setting.workload.pipeline_layout
+    return parse_layout(layout).predicted if layout is not None else 0
 
 
 def _last_stage_layers(setting: LaunchSetting) -> object:
     """Return the layers of the last stage, if the layers do not divide evenly, with or without embedding and loss."""
     stages, layers = setting.plan.pipeline, setting.model.layers
-    if layers % stages == 0 or _counted_ends(setting):
+    if layers % stages == 0 or _counted_ends(setting) or setting.workload.pipeline_layout is not None:
         return None
     return split_layers(layers, stages, counts_ends=True)[-1]
 
@@ -181,8 +189,11 @@ _TRAINING: Table = (
     ("--sequence-parallel", lambda s: s.plan.tensor > 1 and s.plan.sequence_parallel),
     ("--tp-comm-overlap", _overlaps_tensor_parallel),
     ("--pipeline-model-parallel-size", lambda s: s.plan.pipeline),
+    # A layout determines the number of virtual stages (arguments.py asserts that it is not stated beside it).
     ("--num-virtual-stages-per-pipeline-rank",
-     lambda s: s.plan.virtual_stages if s.plan.virtual_stages > 1 else None),
+     lambda s: s.plan.virtual_stages if s.plan.virtual_stages > 1 and not s.workload.pipeline_layout else None),
+    ("--pipeline-model-parallel-layout", lambda s: s.workload.pipeline_layout if s.plan.pipeline > 1 else None),
+    ("--mtp-num-layers", lambda s: _predicted_tokens(s) or None),
     ("--account-for-embedding-in-pipeline-split", lambda s: _counted_ends(s) == 2),
     ("--account-for-loss-in-pipeline-split", lambda s: _counted_ends(s) > 0),
     ("--decoder-last-pipeline-num-layers", _last_stage_layers),

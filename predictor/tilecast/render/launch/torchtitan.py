@@ -38,6 +38,14 @@ _FLAVORS: Mapping[str, tuple[str, str]] = {
 FAMILIES: tuple[str, ...] = ("decoder", "moe", "deepseek")
 """Model families that its trainer accepts."""
 _NAMES: Mapping[str, str] = {"adam": "Adam", "adamw": "AdamW"}
+_SCHEDULES: Mapping[str, str] = {
+    "1f1b": "1F1B",
+    "interleaved": "Interleaved1F1B",
+    "interleavedZeroBubble": "InterleavedZeroBubble",
+    "zbv": "ZBVZeroBubble",
+    "dualPipeV": "DualPipeV",
+}
+"""PyTorch's names of schedules (distributed/pipelining/schedules.py)."""
 _RESHARD: Mapping[int, str] = {2: "never", 3: "always"}
 
 
@@ -48,7 +56,8 @@ def _local_batch(setting: LaunchSetting) -> int:
 
 
 def _pipeline_schedule(setting: LaunchSetting) -> str:
-    return "Interleaved1F1B" if setting.plan.virtual_stages > 1 else "1F1B"
+    stated = setting.workload.pipeline_schedule
+    return _SCHEDULES[stated or ("interleaved" if setting.plan.virtual_stages > 1 else "1f1b")]
 
 
 def _layer_interval(setting: LaunchSetting) -> str | None:
@@ -74,6 +83,8 @@ def _layers_per_piece(setting: LaunchSetting) -> object:
     if plan.virtual_stages == 1:
         return None
     return (setting.model.layers + _counted_ends(setting)) // (plan.pipeline * plan.virtual_stages)
+
+
 _CONVERTERS: Mapping[str, str] = {"fp8": "quantize.linear.float8", "mxfp8": "quantize.linear.mx"}
 """Converter of the model for each quantized precision."""
 
