@@ -38,6 +38,10 @@ WORKLOADS: list[dict[str, object]] = [
     {"fused_optimizer": False},
     {"bucket_mib": 100},
 ]
+EXPERTS: list[dict[str, object]] = [
+    *({"expert_dispatch": name} for name in ("allToAll", "allGather", "deepEP", "hybridEP")),
+    *({"expert_overlap": name} for name in ("none", "microBatch")),
+]
 PLANS: list[dict[str, object]] = [
     {},
     {"micro_batch": 2, "gradient_accumulation": 4},
@@ -114,6 +118,15 @@ def test_a_choice_of_the_plan_is_told_or_refused(launcher: str, job: str) -> Non
     own, plan = JOBS[job], base(launcher)
     plans = [replace(plan, **one) for one in PLANS if "expert" not in one or job == "mixtral"]  # type: ignore[arg-type]
     assert untold(launcher, [(own, plan), *((own, one) for one in plans)]) == []
+
+
+def test_a_choice_of_the_experts_is_told() -> None:
+    plan = replace(base("megatron"), expert=8)
+    choices = [(MIXTRAL, plan), *((replace(MIXTRAL, **one), plan) for one in EXPERTS)]  # type: ignore[arg-type]
+    assert untold("megatron", choices) == []
+    flexible = printed("megatron", replace(MIXTRAL, expert_dispatch="deepEP"), plan)
+    assert flexible is not None
+    assert "--moe-token-dispatcher-type flex --moe-flex-dispatcher-backend deepep" in " ".join(flexible.command)
 
 
 @pytest.mark.parametrize(

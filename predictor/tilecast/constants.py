@@ -18,7 +18,8 @@ _ATTENTION = ("title", "least_compute_capability", "most_compute_capability", "r
 _WIDTHS = ("communication", "host", "slow_host", "kernels", "plans")
 _FAMILIES = ("decoder", "encoder", "encdec", "moe", "vit", "traced", "other")
 _SECTIONS = (
-    "launch_us", "collective_us", "step_ms", "gradient_us", "overlap", "alignment", "fp8", "implicit", "scale",
+    "launch_us", "collective_us", "step_ms", "gradient_us", "overlap", "expert_dispatch", "alignment", "fp8",
+    "implicit", "scale",
     "factor", "memory", "vector", "attention", "optimizer", "range", "unmeasured", "unstated", "tiles",
     "split_k", "kernels", "nccl", "channels", "device_memory", "resident_threads", "host", "host_step",
     "contention", "sharing",
@@ -160,6 +161,8 @@ class Constants:
     tensor_share: float
     pipelined_share: float
     expert_share: float
+    dispatch_share: float
+    """Share of the multiprocessors that an exchange of tokens beside other computation takes."""
     regular_odd_part: float
     """Largest odd factor of a side of a product that is not irregular."""
     irregular: float
@@ -213,6 +216,7 @@ class Constants:
             step_s={mode: cost * 1e-3 for mode, cost in numbers("step_ms", _HOSTS).items()},
             gradient_s={mode: cost * 1e-6 for mode, cost in numbers("gradient_us", _HOSTS).items()},
             **numbers("overlap", ("slowdown", "tensor_share", "pipelined_share", "expert_share")),
+            dispatch_share=numbers("expert_dispatch", ("multiprocessors",))["multiprocessors"],
             **numbers("alignment", ("regular_odd_part", "irregular")),
             fp8_cublas=numbers("fp8", ("cublas",))["cublas"],
             implicit=numbers("implicit", ("convolution",))["convolution"],

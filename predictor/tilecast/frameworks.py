@@ -15,8 +15,8 @@ import numpy as np
 import numpy.typing as npt
 
 from tilecast import shipped
+from tilecast.spec import ExpertDispatch, ExpertOverlap, PassName, Plans, Schedule, SpecError, Workload
 from tilecast.spec import Framework as FrameworkName
-from tilecast.spec import PassName, Plans, Schedule, SpecError, Workload
 
 Weights = Literal["master", "autocast", "sharded", "pure"]
 Gradients = Literal["weights", "fp32", "fp32-with-bf16"]
@@ -153,6 +153,18 @@ class Framework:
     """Whether a job can state the layers of every stage."""
     counts_ends: bool
     """Whether embedding and loss count as layers of the pipeline where the layers alone do not divide."""
+    expert_dispatch: ExpertDispatch
+    """How tokens get to the ranks of their experts; a job can choose otherwise (`expert_dispatch`)."""
+    expert_overlap: ExpertOverlap
+    """Computation beside which tokens get to their experts; a job can choose otherwise (`expert_overlap`)."""
+    router_launches: tuple[float, ...]
+    """Number of kernels that choose the experts of tokens, after the router's product, forward and backward."""
+    router_group_launches: tuple[float, ...]
+    """Number of further kernels if experts are chosen from some of their groups, forward and backward."""
+    latent_rotary_launches: tuple[float, ...]
+    """Number of kernels that rotate queries and keys of latent attention, forward and backward."""
+    permutation_launches: tuple[float, ...]
+    """Number of kernels that sort tokens by expert and back, forward and backward."""
     engine: str
     """Name of the framework whose plans it runs: itself, or another."""
     sources: Mapping[str, str]
@@ -239,6 +251,18 @@ TABLES: Mapping[str, Mapping[str, Any]] = shipped.read_table("tilecast", "framew
 _CELLS = tuple(item.name for item in fields(Framework) if item.name not in ("name", "engine", "sources"))
 
 
+_TUPLES = (
+    "bucket_copies",
+    "bucket_mib",
+    "sized_stages",
+    "router_launches",
+    "router_group_launches",
+    "latent_rotary_launches",
+    "permutation_launches",
+)
+"""Cells that are lists."""
+
+
 def name_versions(framework: str) -> str:
     """Return what the versions of a framework count, such as "PyTorch"."""
     return str(TABLES[framework]["version"]["of"])
@@ -307,7 +331,7 @@ def read_framework(name: str, version: str | None = None) -> Framework:
             cells |= _cells_at(name, version)
     values = {cell: cells[cell][0] for cell in _CELLS}
     values |= {cell: frozenset(values[cell]) for cell in ("composed", "fuses", "schedules")}
-    values |= {cell: tuple(values[cell]) for cell in ("bucket_copies", "bucket_mib", "sized_stages")}
+    values |= {cell: tuple(values[cell]) for cell in _TUPLES}
     values |= {cell: tuple(AttentionChoice(*choice) for choice in values[cell]) for cell in ("attention", "flash")}
     return Framework(name=name, engine=engine, sources={cell: cells[cell][1] for cell in _CELLS}, **values)
 
@@ -323,6 +347,16 @@ def find_framework(workload: Workload) -> Framework:
     if workload.framework_version is None:
         return FRAMEWORKS[workload.framework or UNSET]
     return read_framework(workload.framework or UNSET, workload.framework_version)
+
+
+def expert_dispatch(workload: Workload) -> ExpertDispatch:
+    """Return how tokens get to the ranks of their experts: as the job says, or else as its framework does it."""
+    return workload.expert_dispatch or find_framework(workload).expert_dispatch
+
+
+def expert_overlap(workload: Workload) -> ExpertOverlap:
+    """Return beside what tokens get to their experts: as the job says, or else as its framework does it."""
+    return workload.expert_overlap or find_framework(workload).expert_overlap
 
 
 def with_framework(workload: Workload, name: FrameworkName) -> Workload:

@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tilecast.recomputation import BY_CODE, MODULES
-from tilecast.spec import ELEMENT_BYTES, PRECISIONS, Floats, Ints, PassName, SearchTooLargeError
+from tilecast.spec import ELEMENT_BYTES, PRECISIONS, ExpertDispatch, Floats, Ints, PassName, SearchTooLargeError
 
 Phase = Literal["forward", "backward"]
 Dims: TypeAlias = Mapping[str, Floats]
@@ -320,6 +320,12 @@ class CollectiveCall:
     count: float = 1.0
     fanout: float = 1.0
     """Number of ranks that one item of an all-to-all goes to, such as the experts of a token."""
+    groups: float = 1.0
+    """Number of equal groups of neighbouring ranks that the router chooses from."""
+    top_groups: float = 1.0
+    """Number of these groups that one item may go to (node-limited routing)."""
+    dispatch: ExpertDispatch = "allToAll"
+    """How an all-to-all of tokens runs."""
 
 
 @dataclass(frozen=True, slots=True)

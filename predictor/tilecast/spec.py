@@ -75,6 +75,13 @@ SERVER_UPDATES: tuple[ServerUpdates, ...] = get_args(ServerUpdates)
 Schedule = Literal["1f1b", "interleaved", "zeroBubble", "interleavedZeroBubble", "zbv", "dualPipe", "dualPipeV"]
 PIPELINE_SCHEDULES: tuple[Schedule, ...] = get_args(Schedule)
 """Orders in which a pipeline's stages run the passes of micro-batches; `tilecast.layout.SCHEDULES` has their costs."""
+ExpertDispatch = Literal["allToAll", "allGather", "deepEP", "hybridEP"]
+EXPERT_DISPATCHES: tuple[ExpertDispatch, ...] = get_args(ExpertDispatch)
+"""Ways in which tokens get to the ranks of their experts and back: NCCL's grouped sends, a gather of all tokens, or
+DeepEP and HybridEP, which send a token once to a node and once to a rank."""
+ExpertOverlap = Literal["none", "microBatch"]
+EXPERT_OVERLAPS: tuple[ExpertOverlap, ...] = get_args(ExpertOverlap)
+"""Computation beside which tokens get to experts: none, or that of another micro-batch (DualPipe, arXiv 2412.19437)."""
 Quantization = Literal["nf4"]
 QUANTIZATIONS: tuple[Quantization, ...] = get_args(Quantization)
 """Type of frozen weights of layers, other than 16 bits: 4-bit NormalFloat (QLoRA, arXiv 2305.14314, section 3)."""
@@ -166,6 +173,10 @@ class Workload:
     framework_version: str | None = None
     """Version of what `frameworks.toml` counts for the framework, such as "2.6" of PyTorch or "25.04" of NeMo; None is
     the version that it assumes."""
+    expert_dispatch: ExpertDispatch | None = None
+    """None takes the framework's."""
+    expert_overlap: ExpertOverlap | None = None
+    """None takes the framework's."""
     overlap: bool = True
     """Whether gradient synchronisation runs behind the backward pass (bucketed, as DDP and FSDP do)."""
     bucket_mib: int | None = None

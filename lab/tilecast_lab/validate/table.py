@@ -18,6 +18,7 @@ from tilecast.spec import (
     QUANTIZED,
     Attention,
     Execution,
+    ExpertOverlap,
     Framework,
     MemoryFormat,
     Precision,
@@ -87,6 +88,7 @@ def read_published_row(row: Row, graphs: Graphs | None = None) -> RunCase:
         frozen_bits=4 if row.get("task", "") == "qlora" else 16,
         framework=framework(row),
         framework_version=framework_version(row),
+        expert_overlap=_expert_overlap(row),
         offload="parameters" if "cpu offload" in notes else "none",
         overlap=not any(words in notes for words in _SAID_NOT),
     )
@@ -146,7 +148,33 @@ def execution(row: Row) -> Execution:
         return compiled if stated == "compiled" else stated
     if "xla" in row.get("framework", "").lower() or framework(row) == "jax":
         return "xla"
+    if _captures_iterations(row):
+        return "cudaGraphs"
     return compiled if row.get("compiled", "") in ("1", "1.0") else "eager"
+
+
+def _captures_iterations(row: Row) -> bool:
+    """Return whether CUDA graphs hold whole iterations of a row.
+
+    Since its release 26.06 Megatron-Bridge captures them where it trains mixtures of experts in MXFP8 on NVL72
+    (scripts/performance/configs/deepseek and gpt_oss, cuda_graph_impl full_iteration).
+    """
+    release = framework_version(row) if framework(row) == "nemo" else None
+    is_wide = row.get("gpu", "").lower().startswith(("gb200", "gb300")) and "MXFP8" in row.get("notes", "")
+    return is_wide and row.get("family") == "moe" and release is not None and release >= "26.06"
+
+
+def _expert_overlap(row: Row) -> ExpertOverlap | None:
+    """Return beside what tokens get to their experts in a row; None for what its framework does.
+
+    Megatron-Bridge's configurations for H100 turn on the overlap with another micro-batch where a pipeline has experts
+    on several nodes (scripts/performance/configs: moe_a2a_overlap of Qwen3-235B and DeepSeek-V3).
+    """
+    ranks, per_node = read_integer(row, "ep") or 1, read_integer(row, "gpus_per_node") or 8
+    is_spread = ranks > per_node and (read_integer(row, "pp") or 1) > 1
+    if framework(row) != "nemo" or not is_spread or "h100" not in row.get("gpu", "").lower():
+        return None
+    return "microBatch" if (framework_version(row) or "26.04") >= "25.09" else None
 
 
 _BY_XLA = ("tensorflow", "jax")

@@ -11,6 +11,8 @@ from tilecast.recomputation import RecomputedModule
 from tilecast.spec import (
     Attention,
     Execution,
+    ExpertDispatch,
+    ExpertOverlap,
     Framework,
     GradientSync,
     MemoryFormat,
@@ -118,6 +120,14 @@ class Training(ApiModel):
         "second; no step is shorter than they take. Absent leaves the input pipeline out of the forecast.",
         gt=0,
         le=1e9,
+    )
+    expert_dispatch: ExpertDispatch | None = optional_field(
+        "How tokens get to the ranks of their experts: allToAll (NCCL, every copy), allGather (all tokens to all "
+        "ranks), deepEP or hybridEP (once to a node and once to a rank); absent takes the framework's."
+    )
+    expert_overlap: ExpertOverlap | None = optional_field(
+        "What runs beside that exchange: none, or microBatch, the computation of another micro-batch (DualPipe, "
+        "Megatron's --overlap-moe-expert-parallel-comm); absent takes the framework's."
     )
     bucket_mib: int | None = optional_field(
         "Size in MiB of the buckets in which gradients are reduced (DistributedDataParallel's "

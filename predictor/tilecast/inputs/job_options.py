@@ -10,6 +10,8 @@ from tilecast.objectives import OBJECTIVES
 from tilecast.spec import (
     ATTENTIONS,
     EXECUTIONS,
+    EXPERT_DISPATCHES,
+    EXPERT_OVERLAPS,
     GRADIENT_SYNCS,
     MEMORY_FORMATS,
     OPTIMIZERS,
@@ -77,6 +79,14 @@ BARE_OPTIONS: Mapping[str, JobOption] = {
     "parameter_servers": JobOption("training.parameterServers", "for a bare model; one for each node if absent", int),
     "server_updates": JobOption(
         "training.serverUpdates", "for a bare model; synchronous if absent", choices=SERVER_UPDATES
+    ),
+    "expert_dispatch": JobOption(
+        "training.expertDispatch", "of tokens, for a bare model; the framework's if absent", choices=EXPERT_DISPATCHES
+    ),
+    "expert_overlap": JobOption(
+        "training.expertOverlap",
+        "what runs beside --expert-dispatch, for a bare model; the framework's if absent",
+        choices=EXPERT_OVERLAPS,
     ),
     "framework": JobOption(
         "training.framework", "that runs the training, for a bare model", choices=get_args(Framework)

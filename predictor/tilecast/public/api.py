@@ -61,6 +61,10 @@ class JobSettings(TypedDict, total=False):
     """Framework that runs the plan, as in `spec.training.framework`."""
     framework_version: str
     """Version of the framework, such as "2.6" of PyTorch or "25.04" of NeMo."""
+    expert_dispatch: str
+    """allToAll, allGather, deepEP or hybridEP."""
+    expert_overlap: str
+    """none or microBatch."""
     memory_format: str
     lora_rank: int
     """Train only LoRA adapters of this rank."""

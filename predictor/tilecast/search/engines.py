@@ -35,6 +35,10 @@ class Abilities:
     """Allowed values of sequence parallelism (splitting norms and residuals) where tensor parallelism is on."""
     per_layer: tuple[Dimension, ...] = ()
     """Dimensions that may differ from layer to layer."""
+    expert_dispatch: Sequence[str] = ("allToAll",)
+    """Ways in which tokens may get to their experts."""
+    expert_overlap: Sequence[str] = ("none",)
+    """Computation that may run beside that."""
     experts_fold_over_tensor: bool = True
     """Whether tensor ranks may hold different experts, or only data ranks."""
 

@@ -77,7 +77,7 @@ _Table: TypeAlias = dict[str, Ints]
 """Columns of incomplete plans, by name."""
 _DECIDING = (
     *("training", "precision", "framework", "framework_version", "checkpointing", "recompute_layers", "offload"),
-    *("gradient_sync", "bucket_mib", "pipeline_layout"),
+    *("gradient_sync", "bucket_mib", "pipeline_layout", "expert_dispatch", "expert_overlap"),
 )
 """Fields of a workload that decide `_enumerate_ways`, besides the recomputation modes of its model."""
 _WAYS: Memo[tuple[_Table, Mask]] = Memo(8)
@@ -375,6 +375,8 @@ def _find_frameworks(workload: Workload) -> list[Abilities]:
         ("training.precision", workload.precision, "precisions"),
         ("training.offload", workload.offload, "offload"),
         ("training.activationCheckpointing", workload.checkpointing, "checkpointing"),
+        ("training.expertDispatch", workload.expert_dispatch, "expert_dispatch"),
+        ("training.expertOverlap", workload.expert_overlap, "expert_overlap"),
     ):
         modules = names == "checkpointing" and value is not None and bool(split_modules(value))
         supporting = [

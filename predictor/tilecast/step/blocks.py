@@ -159,7 +159,7 @@ def launch_host(workload: Workload) -> str:
 
 def _memory_kernels(workload: Workload) -> str:
     """Return the kind of kernels that move memory, a key of `memory` in the constants, such as `fused`."""
-    if workload.execution == "eager" and frameworks.has_fused_kernels(workload):
+    if workload.execution in ("eager", "cudaGraphs") and frameworks.has_fused_kernels(workload):
         return "fused"
     # Traces and networks that are no transformers list every operator that runs.
     host = launch_host(workload)

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tilecast import collectives, frameworks, zoo
-from tilecast.collectives import Algorithm, RankGroup
+from tilecast.collectives import Algorithm, RankGroup, TokenCopies
 from tilecast.constants import Constants
 from tilecast.graph import Block, CollectiveCall
 from tilecast.hardware import Pool
@@ -84,17 +84,18 @@ class Exchanges:
         self._index, self._speed, self._pool = senders.index, speed, pool
         self._sharded, self._plans = sharded.take(senders.first), plans.take(senders.first)
         self._groups: dict[str, tuple[Rows, RankGroup]] = {}
-        self._priced: dict[tuple[str, tuple[Algorithm, ...], float, bytes], Floats] = {}
+        self._priced: dict[tuple[str, tuple[Algorithm, ...], TokenCopies, str, bytes], Floats] = {}
 
     def seconds(self, transfer: CollectiveCall) -> Floats:
         """Return the seconds of a collective inside a layer, (n,)."""
         laws = (*collectives.COLLECTIVES[transfer.collective].algorithms.values(),)
-        key = (transfer.group, laws, transfer.fanout, transfer.size_bytes.tobytes())
+        copies = TokenCopies(transfer.fanout, transfer.groups, transfer.top_groups)
+        key = (transfer.group, laws, copies, transfer.dispatch, transfer.size_bytes.tobytes())
         if key not in self._priced:
-            self._priced[key] = self._distinct_seconds(transfer)[self._index] / self._speed
+            self._priced[key] = self._distinct_seconds(transfer, copies)[self._index] / self._speed
         return self._priced[key]
 
-    def _distinct_seconds(self, transfer: CollectiveCall) -> Floats:
+    def _distinct_seconds(self, transfer: CollectiveCall, copies: TokenCopies) -> Floats:
         """Return the seconds of a collective for the distinct plans."""
         pool, seconds = self._pool, np.zeros(len(self._plans))
         if transfer.group not in self._groups:
@@ -104,7 +105,7 @@ class Exchanges:
         if not size.any():
             return seconds
         if transfer.collective == "all_to_all":
-            active = collectives.dispatch_s(size, group, pool.intra, pool.inter, transfer.fanout)
+            active = collectives.dispatch_s(size, group, pool.intra, pool.inter, copies, transfer.dispatch)
         else:
             active = collectives.fastest_collective_s(transfer.collective, size, group, pool.intra, pool.inter)
         seconds[rows] = np.where(size > 0, active, 0.0)
@@ -252,11 +253,19 @@ def block_seconds(
     forward_gpu, backward_gpu = both_passes("gpu_s")
     forward_host, backward_host = both_passes("host_s")
     exchanged = {"forward": np.zeros(len(plans)), "backward": np.zeros(len(plans))}
+    dispatched = {"forward": np.zeros(len(plans)), "backward": np.zeros(len(plans))}
+    overlaps_experts = frameworks.expert_overlap(workload) == "microBatch"
     for transfer in times.block.collectives:
         if transfer.phase == "backward" and not workload.training:
             continue
-        exposed_s = exchanges.seconds(transfer) * exposed_share(workload, transfer, fitted)
+        is_beside = overlaps_experts and transfer.group == "expert"
+        seconds = exchanges.seconds(transfer)
+        exposed_s = seconds * exposed_share(workload, transfer, fitted)
         call_s = np.where(exposed_s > 0, fitted.collective_s[launch_host(workload)], 0.0)
+        if is_beside:
+            exposed_s = np.zeros(len(plans))
+            sent_s = transfer.count * fitted.factor["exchange"] * seconds
+            dispatched[transfer.phase] = dispatched[transfer.phase] + sent_s
         exchanged[transfer.phase] = exchanged[transfer.phase] + transfer.count * exposed_s
         if transfer.phase == "forward":
             repeated = again * repeats_in_full(workload, transfer.name)
@@ -267,6 +276,13 @@ def block_seconds(
             backward_host = backward_host + repeated * transfer.count * call_s
         else:
             backward_host = backward_host + transfer.count * call_s
+    if overlaps_experts:
+        dispatched["backward"] = dispatched["backward"] + again * dispatched["forward"]
+        for phase, gpu in (("forward", forward_gpu), ("backward", backward_gpu)):
+            hidden_s = np.minimum(dispatched[phase], gpu)
+            # The exchange takes multiprocessors from the computation beside it.
+            lost_s = fitted.dispatch_share * hidden_s
+            exchanged[phase] = exchanged[phase] + dispatched[phase] - hidden_s + lost_s
     # The host launches kernels and collectives: a pass takes no less than all of its launches.
     waits = [
         np.maximum(host - gpu - exchanged[phase], 0.0)

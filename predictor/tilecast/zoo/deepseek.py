@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from tilecast import frameworks
 from tilecast.graph import Graph, Shards
 from tilecast.spec import Workload
 from tilecast.zoo import layers, transformer
@@ -78,7 +79,12 @@ def _build_latent_attention(name: str, workload: Workload, rank: Rank, *, key_ra
         parameters = parameters + item.inputs * item.outputs
     ops += layers.norm(f"{name}.latent-norm", numerics, outer, latent, rms=True)
     parameters = parameters + latent
-    ops += layers.pointwise(f"{name}.rotary", numerics, tokens * rotated * (heads + 1), kernels=3, backward=(1.0, 1.0))
+    rotary = layers.pointwise(
+        f"{name}.rotary", numerics, tokens * rotated * (heads + 1), kernels=3, backward=(1.0, 1.0)
+    )
+    is_compiled = workload.execution in ("compiled", "xla")
+    launches = frameworks.find_framework(workload).latent_rotary_launches
+    ops += rotary if is_compiled else layers.launch_as(rotary, launches)
     # Rotated and plain parts are joined, for queries and for keys; a key's rotated part is repeated for every head.
     ops += layers.pointwise(
         f"{name}.concatenate", numerics, tokens * heads * query, kernels=2, absorbed=False, backward=(1.0, 1.0)

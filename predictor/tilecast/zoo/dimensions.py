@@ -16,6 +16,11 @@ class Transformer(Dimensions):
     """Experts of a layer that has some; 0: none has."""
     top_k: int = 1
     """Experts that each token visits."""
+    expert_groups: int = 1
+    """Equal groups of neighbouring experts."""
+    top_groups: int = 1
+    """Groups that the experts of a token are chosen from (DeepSeek-V3, arXiv 2412.19437, section 2.1.2: node-limited
+    routing)."""
     capacity_factor: float = 1.0
     """Tokens for which experts have room, over the tokens that visit them."""
     moe_every: int = 1
@@ -75,6 +80,9 @@ class Transformer(Dimensions):
         """Yield the dimensions that contradict others of the model, with remedies."""
         if self.experts and not 1 <= self.top_k <= self.experts:
             yield "top_k", f"{self.top_k} is not from 1 to the {self.experts} experts", "choose a number in between"
+        if self.experts and not (1 <= self.top_groups <= self.expert_groups <= self.experts):
+            problem = f"{self.top_groups} of {self.expert_groups} groups of the {self.experts} experts is impossible"
+            yield "top_groups", problem, "choose at most the groups, and at most the experts as groups"
         if self.first_dense > model.layers:
             problem = f"{self.first_dense} is more than the {model.layers} layers"
             yield "first_dense", problem, "choose at most the layers"

@@ -549,6 +549,12 @@ def replace_when_fused(name: PassName, eager: Iterable[Op], fused: Iterable[Op])
     return drop_when_fused(name, eager) + [replace(op, only=name) for op in fused]
 
 
+def launch_as(ops: Iterable[Op], launches: Sequence[float]) -> list[Op]:
+    """Return operators, each of which is launched as so many kernels in the forward and in the backward pass."""
+    share = {"forward": float(launches[0]), "backward": float(launches[1])}
+    return [replace(op, launches=share[op.phase] / op.count) for op in ops]
+
+
 def _mark_selective(ops: Iterable[Op]) -> list[Op]:
     """Return the operators, with the forward ones marked for selective recomputation."""
     return [replace(op, selective=op.phase == "forward") for op in ops]

@@ -6,7 +6,9 @@ expert (`frameworks.Framework.grouped_products`), which takes time on the host.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
@@ -14,7 +16,7 @@ from tilecast import frameworks
 from tilecast.frameworks import Composed
 from tilecast.graph import CollectiveCall, KernelTable, Op
 from tilecast.model import Model
-from tilecast.spec import Floats, Workload
+from tilecast.spec import ExpertDispatch, Floats, Workload
 from tilecast.zoo import layers
 from tilecast.zoo.dimensions import Transformer
 from tilecast.zoo.numerics import PHASES, Numerics
@@ -93,17 +95,21 @@ def build_expert_mlp(workload: Workload, rank: Rank, experts: int) -> Sublayer:
     ups = 2.0 if model.gated_mlp else 1.0
     shared = dims.shared_ffn_hidden
     calls = count_launches(workload, local)
+    framework, dispatch = frameworks.find_framework(workload), frameworks.expert_dispatch(workload)
 
     ops = layers.norm("experts.norm", numerics, outer, h, rms=model.rms_norm)
     ops += layers.linear("experts.router", numerics.unquantized, tokens, h, float(experts))
-    ops += layers.pointwise("experts.gate", numerics, tokens * experts, kernels=4, absorbed=False)
-    ops += layers.pointwise("experts.dispatch", numerics, slots * h, kernels=2, absorbed=False, backward=(1.0, 1.0))
+    gate = layers.pointwise("experts.gate", numerics, tokens * experts, kernels=4, absorbed=False)
+    grouped = framework.router_group_launches if dims.top_groups < dims.expert_groups else (0.0, 0.0)
+    ops += layers.launch_as(gate, np.add(framework.router_launches, grouped))
+    halves = [launches / 2 for launches in framework.permutation_launches]
+    ops += layers.launch_as(_permute("experts.dispatch", numerics, slots * h, dispatch), halves)
     ops += _expert_linear("up", numerics, local, slots, (h, ups * f), calls, bias=model.bias)
     ops += _build_activation("experts.activation", workload, numerics, slots * f)
     ops += _expert_linear("down", numerics, local, slots, (f, h), calls)
     if model.bias:
         ops += _add_weighted_bias(numerics, slots * h, calls)
-    ops += layers.pointwise("experts.combine", numerics, slots * h, kernels=2, absorbed=False, backward=(1.0, 1.0))
+    ops += layers.launch_as(_permute("experts.combine", numerics, slots * h, dispatch), halves)
     linears: tuple[Linear, ...] = ()
     if shared:
         ops += layers.linear("experts.shared-up", numerics, tokens, h, ups * shared)
@@ -124,8 +130,9 @@ def build_expert_mlp(workload: Workload, rank: Rank, experts: int) -> Sublayer:
     selected = e * slots * (h + f) + e * tokens * shared
     one = (ups + 1) * h * f
     parameters = one * local + h * experts + (ups + 1) * h * shared + count_norm_parameters(model)
+    routing: dict[str, Any] = {"groups": dims.expert_groups, "top_groups": dims.top_groups, "dispatch": dispatch}
     collectives = [
-        CollectiveCall(f"experts.{name}", "all_to_all", "expert", e * slots * h, phase, fanout=chosen)
+        CollectiveCall(f"experts.{name}", "all_to_all", "expert", e * slots * h, phase, fanout=chosen, **routing)
         for phase in PHASES
         for name in ("dispatch", "combine")
     ]
@@ -136,6 +143,21 @@ def build_expert_mlp(workload: Workload, rank: Rank, experts: int) -> Sublayer:
         ("moe", slots * slot + e * tokens * wide * shared),
     )
     return Sublayer(ops, collectives, parameters, activation_bytes, zeros(), one * local, selected, linears, freed)
+
+
+_PERMUTATION_PASSES: Mapping[ExpertDispatch, int] = {"allToAll": 2, "allGather": 1, "deepEP": 1, "hybridEP": 1}
+"""Passes over all copies of the tokens that sort them on the way to their experts, and as many on the way back.
+
+Grouped sends need copies in the order of ranks, and experts need them in their own order (Megatron-Core,
+transformer/moe/token_dispatcher.py: permute, sort_chunks_by_idxs). Gathers and DeepEP send tokens as they lie; copies
+are made where they arrive.
+"""
+
+
+def _permute(name: str, numerics: Numerics, elements: Floats, dispatch: ExpertDispatch) -> list[Op]:
+    """Return the operators that sort the copies of tokens on the way to their experts, or back."""
+    passes = _PERMUTATION_PASSES[dispatch]
+    return layers.pointwise(name, numerics, elements, kernels=passes, absorbed=False, backward=(1.0, 1.0))
 
 
 def _build_activation(name: str, workload: Workload, numerics: Numerics, elements: Floats) -> list[Op]:

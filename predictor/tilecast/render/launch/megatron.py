@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from tilecast.frameworks import gradient_bytes, holds_fp8_alone
+from tilecast.frameworks import expert_dispatch, expert_overlap, gradient_bytes, holds_fp8_alone
 from tilecast.layout import counted_ends_of_pieces, parse_layout, split_layers
 from tilecast.recomputation import split_modules
 from tilecast.render.launch.setting import (
@@ -16,6 +16,7 @@ from tilecast.render.launch.setting import (
     option_words,
     torchrun_command,
 )
+from tilecast.spec import ExpertDispatch
 from tilecast.zoo.deepseek import Deepseek
 from tilecast.zoo.numerics import Numerics
 
@@ -116,6 +117,15 @@ def _recomputed_layers(setting: LaunchSetting) -> int:
 
 _BACKENDS = {"flash": "flash", "flash2": "flash", "flash3": "flash", "cudnn": "fused", "eager": "unfused"}
 """Megatron-Core's `AttnBackend` for each `Workload.attention`; which FlashAttention runs is what is installed."""
+_DISPATCHERS: Mapping[ExpertDispatch, tuple[str, str | None]] = {
+    "allToAll": ("alltoall", None),
+    "allGather": ("allgather", None),
+    "deepEP": ("flex", "deepep"),
+    "hybridEP": ("flex", "hybridep"),
+}
+"""Type of dispatcher, and backend of the flexible one."""
+_FUSED = (4.0, 4.0)
+"""Launches of a fused router and of a fused permutation in `frameworks.toml`."""
 
 _MODEL: Table = (
     ("--num-layers", lambda s: None if _is_encdec(s) else s.model.layers),
@@ -154,8 +164,16 @@ _MODEL: Table = (
     ("--moe-router-topk", lambda s: s.own.top_k if s.own.experts else None),
     ("--moe-layer-freq", lambda s: _moe_layer_frequency(s) if s.own.experts else None),
     ("--moe-shared-expert-intermediate-size", lambda s: s.own.shared_ffn_hidden or None),
-    ("--moe-token-dispatcher-type", lambda s: "alltoall" if s.plan.expert > 1 else None),
+    ("--moe-router-num-groups", lambda s: s.own.expert_groups if s.own.expert_groups > 1 else None),
+    ("--moe-router-group-topk", lambda s: s.own.top_groups if s.own.expert_groups > 1 else None),
+    ("--moe-token-dispatcher-type", lambda s: _DISPATCHERS[expert_dispatch(s.workload)][0] if s.own.experts else None),
+    ("--moe-flex-dispatcher-backend",
+     lambda s: _DISPATCHERS[expert_dispatch(s.workload)][1] if s.own.experts else None),
+    ("--overlap-moe-expert-parallel-comm",
+     lambda s: s.own.experts > 0 and expert_overlap(s.workload) == "microBatch"),
     ("--moe-grouped-gemm", lambda s: s.own.experts > 0),
+    ("--moe-permute-fusion", lambda s: s.own.experts > 0 and s.cells.permutation_launches == _FUSED),
+    ("--moe-router-fusion", lambda s: s.own.experts > 0 and s.cells.router_launches == _FUSED),
 )  # fmt: skip
 """Options that describe the architecture."""
 
@@ -233,9 +251,13 @@ def pretraining_script(setting: LaunchSetting) -> LaunchScript:
 
 def refusal_reason(setting: LaunchSetting) -> str:
     """Return the reason why Megatron-LM cannot run a setting; empty if it can."""
-    if _is_encdec(setting) and setting.plan.pipeline > 1:
+    plan = setting.plan
+    if _is_encdec(setting) and plan.pipeline > 1:
         return "its T5 has no pipeline parallelism (pretrain_t5.py)"
     layers, virtual = setting.workload.recompute_layers, setting.plan.virtual_stages
     if layers is not None and layers % virtual:
         return f"it recomputes equally many layers of each virtual stage, not {layers} of {virtual}"
+    is_overlapped = setting.own.experts > 0 and expert_overlap(setting.workload) == "microBatch"
+    if is_overlapped and plan.pipeline > 1 and plan.virtual_stages == 1:
+        return "it overlaps the exchange of experts only in interleaved pipelines (arguments.py)"
     return "" if setting.workload.fused_optimizer else "its optimizer is one kernel"
