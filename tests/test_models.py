@@ -449,3 +449,32 @@ def test_models_are_equal_where_their_texts_are() -> None:
     texts = {name: repr(model) for name, model in zoo.presets().items()}
     assert {name: repr(model) for name, model in again.items()} == texts
     assert len(set(texts.values())) == len(set(zoo.presets().values()))
+
+
+def test_a_layer_that_predicts_a_further_token_is_a_layer_a_projection_and_the_head_again() -> None:
+    plain, further = (zoo.preset(name) for name in ("deepseek-v3", "deepseek-v3-mtp"))
+    once, again = (zoo.build(Workload(model, 4096, 64), _one_rank()) for model in (plain, further))
+    assert [block.name for block in again.last] == ["head", "prediction-layer", "prediction-head"]
+    layer, head = again.last[1:]
+    assert not head.parameters.any()
+    h = plain.hidden
+    expert = next(block for block in once.layers if block.name == "expert-layer")
+    assert layer.parameters - expert.parameters == pytest.approx(2 * h * h + 2 * h)
+    assert [op.name for op in head.ops] == [op.name for op in once.last[0].ops]
+    unlearned = zoo.build(Workload(further, 4096, 64, training=False), _one_rank())
+    assert [block.name for block in unlearned.last] == ["head"]
+
+
+def test_latent_experts_send_and_read_the_latent() -> None:
+    wide = zoo.preset("nemotron-3-super")
+    sent = {
+        width: [call.size_bytes for block in zoo.build(Workload(model, 4096, 64), _one_rank()).layers
+                for call in block.collectives if call.group == "expert"]
+        for width, model in ((1024, wide), (4096, wide.having(expert_hidden=0)))
+    }  # fmt: skip
+    assert [four / one for one, four in zip(sent[1024], sent[4096], strict=True)] == pytest.approx([4.0] * 4)
+
+
+def _one_rank() -> Shards:
+    one = np.ones(1, np.int64)
+    return Shards(one, one, one, one, one * 0)

@@ -36,7 +36,7 @@ from tilecast.spec import (
     Workload,
     distinct_rows,
 )
-from tilecast.zoo import towers, traced
+from tilecast.zoo import hybrid, towers, traced
 from tilecast.zoo.cnn.resnet import FaceResNet
 from tilecast.zoo.dimensions import Transformer
 from tilecast.zoo.families import ADAPTED, FAMILIES, Builder, Family
@@ -484,6 +484,8 @@ def presets() -> Mapping[str, Model]:
 @cache
 def _read_preset(name: str) -> Model:
     table = {key: value for key, value in _preset_tables()[name].items() if key != "aliases"}
+    if "pattern" in table:
+        table["pattern"] = hybrid.read_pattern(table["pattern"], table["layers"])
     return model_from({"name": name, **table})
 
 

@@ -29,6 +29,12 @@ class Transformer(Dimensions):
     """First layers, which have no experts."""
     dense_ffn_hidden: int | None = None
     """Width of the MLP of layers without experts; None: `Model.ffn_hidden`."""
+    expert_hidden: int = 0
+    """Width of the tokens that experts read and write, between two projections that all tokens pass (latent experts of
+    Nemotron 3); 0: `Model.hidden`."""
+    prediction_layers: int = 0
+    """Further layers that predict later tokens, each with its own projection and with the model's embedding and head
+    (multi-token prediction, DeepSeek-V3, arXiv 2412.19437, section 2.2)."""
     shared_ffn_hidden: int = 0
     """Width of an MLP beside the experts that all tokens visit."""
     sliding_window: int = 0

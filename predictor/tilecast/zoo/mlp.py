@@ -103,13 +103,19 @@ def build_expert_mlp(workload: Workload, rank: Rank, experts: int) -> Sublayer:
     grouped = framework.router_group_launches if dims.top_groups < dims.expert_groups else (0.0, 0.0)
     ops += layers.launch_as(gate, np.add(framework.router_launches, grouped))
     halves = [launches / 2 for launches in framework.permutation_launches]
-    ops += layers.launch_as(_permute("experts.dispatch", numerics, slots * h, dispatch), halves)
-    ops += _expert_linear("up", numerics, local, slots, (h, ups * f), calls, bias=model.bias)
+    # Latent experts read a projection of the tokens, which is what is sent.
+    inner = dims.expert_hidden or h
+    if inner != h:
+        ops += layers.linear("experts.latent-down", numerics, tokens, h, inner)
+    ops += layers.launch_as(_permute("experts.dispatch", numerics, slots * inner, dispatch), halves)
+    ops += _expert_linear("up", numerics, local, slots, (inner, ups * f), calls, bias=model.bias)
     ops += _build_activation("experts.activation", workload, numerics, slots * f)
-    ops += _expert_linear("down", numerics, local, slots, (f, h), calls)
+    ops += _expert_linear("down", numerics, local, slots, (f, inner), calls)
     if model.bias:
-        ops += _add_weighted_bias(numerics, slots * h, calls)
-    ops += layers.launch_as(_permute("experts.combine", numerics, slots * h, dispatch), halves)
+        ops += _add_weighted_bias(numerics, slots * inner, calls)
+    ops += layers.launch_as(_permute("experts.combine", numerics, slots * inner, dispatch), halves)
+    if inner != h:
+        ops += layers.linear("experts.latent-up", numerics, tokens, inner, h)
     linears: tuple[Linear, ...] = ()
     if shared:
         ops += layers.linear("experts.shared-up", numerics, tokens, h, ups * shared)
@@ -125,14 +131,18 @@ def build_expert_mlp(workload: Workload, rank: Rank, experts: int) -> Sublayer:
     # Kept per slot: the inputs of an expert's products in the type that these read, the inputs of its activation, and
     # a copy of its output for the gradient of the tokens' weights. Hand-written kernels need no such copy, since they
     # multiply these weights in before the second product.
-    slot = narrow * (h + f) + e * (wide - 1) * f + (0.0 if frameworks.has_fused_kernels(workload) else e * h)
+    slot = narrow * (inner + f) + e * (wide - 1) * f
+    slot = slot + (0.0 if frameworks.has_fused_kernels(workload) else e * inner)
     activation_bytes = (2 * e + numerics.norm_extra) * outer * h + slots * slot + e * tokens * wide * shared
-    selected = e * slots * (h + f) + e * tokens * shared
-    one = (ups + 1) * h * f
-    parameters = one * local + h * experts + (ups + 1) * h * shared + count_norm_parameters(model)
+    if inner != h:
+        activation_bytes = activation_bytes + 2 * e * tokens * inner
+    selected = e * slots * (inner + f) + e * tokens * shared
+    one = (ups + 1) * inner * f
+    latent = 2.0 * h * inner if inner != h else 0.0
+    parameters = one * local + latent + h * experts + (ups + 1) * h * shared + count_norm_parameters(model)
     routing: dict[str, Any] = {"groups": dims.expert_groups, "top_groups": dims.top_groups, "dispatch": dispatch}
     collectives = [
-        CollectiveCall(f"experts.{name}", "all_to_all", "expert", e * slots * h, phase, fanout=chosen, **routing)
+        CollectiveCall(f"experts.{name}", "all_to_all", "expert", e * slots * inner, phase, fanout=chosen, **routing)
         for phase in PHASES
         for name in ("dispatch", "combine")
     ]

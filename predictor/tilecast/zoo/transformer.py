@@ -47,7 +47,7 @@ def build(workload: Workload, shards: Shards, attend: AttentionBuilder | None = 
     """
     model, rank = workload.model, Rank.from_shards(shards, workload.sequence_length)
     blocks = build_stack("layer", workload, rank, model.layers, causal=model.causal, attend=attend)
-    graph = build_graph(workload, rank, rank, blocks)
+    graph = build_graph(workload, rank, rank, blocks, attend)
     depth = parse_layout(workload.pipeline_layout).predicted if workload.pipeline_layout else 0
     return _predict_further_tokens(workload, rank, graph, depth) if depth else graph
 
@@ -149,19 +149,54 @@ def build_stack(
     return tuple(blocks)
 
 
-def build_graph(workload: Workload, first: Rank, last: Rank, blocks: tuple[Block, ...]) -> Graph:
-    """Return the graph of the usual embedding, these layers and the usual head.
+def build_graph(
+    workload: Workload, first: Rank, last: Rank, blocks: tuple[Block, ...], attend: AttentionBuilder | None = None
+) -> Graph:
+    """Return the graph of the usual embedding, these layers, the usual head and the layers that predict later tokens.
 
-    `first` is the rank's part of a micro-batch at the embedding, `last` its part at the head.
+    `first` is the rank's part of a micro-batch at the embedding, `last` its part at the head. `attend` builds the
+    attention of the layers that predict later tokens where that is not the usual one.
     """
+    head = _build_head(workload, last)
+    further = _build_prediction_layers(workload, last, head, attend) if workload.training else ()
     return Graph(
         first=(build_embedding(workload, first),),
         layers=blocks,
-        last=(_build_head(workload, last),),
+        last=(head, *further),
         boundary_bytes=Numerics.from_workload(workload).element * first.tokens / first.tensor * workload.model.hidden,
         shards=len(first.tensor),
         host_bytes_per_sample=16.0 * workload.sequence_length,
     )
+
+
+def _build_prediction_layers(
+    workload: Workload, rank: Rank, head: Block, attend: AttentionBuilder | None
+) -> tuple[Block, ...]:
+    """Build the layers that predict later tokens, each with a projection, a layer and the model's head.
+
+    The projection reads the hidden state and the embedding of the next token side by side, each after a norm
+    (Megatron-Core, transformer/multi_token_prediction.py). Embedding and head share the weights of the model's own.
+    """
+    model, dims, numerics = workload.model, workload.model.own(Transformer), Numerics.from_workload(workload)
+    number = dims.prediction_layers
+    is_laid_out = workload.pipeline_layout is not None and parse_layout(workload.pipeline_layout).predicted > 0
+    if not number or is_laid_out:
+        return ()
+    e, h, outer = numerics.element, float(model.hidden), rank.outer_tokens
+    layer = build_layer("prediction-layer", workload, rank, repeat=1, causal=True, experts=dims.experts, attend=attend)
+    ops = layers.norm("prediction.norm", numerics, outer, h, rms=model.rms_norm)
+    ops += layers.norm("prediction.embedding-norm", numerics, outer, h, rms=model.rms_norm)
+    ops += layers.linear("prediction.projection", numerics, rank.tokens, 2 * h, h / rank.tensor)
+    own = 2 * h * h / rank.tensor + 2 * count_norm_parameters(model)
+    kept = layer.activation_bytes + 4 * e * outer * h
+    shared = replace(head, name="prediction-head", parameters=np.zeros_like(head.parameters), frozen_parameters=zeros())
+    whole = replace(
+        layer,
+        ops=(*ops, *layer.ops),
+        parameters=layer.parameters + own,
+        activation_bytes=np.stack([kept[0]] * len(kept)),
+    )
+    return (*[whole] * number, *[shared] * number)
 
 
 def build_layer(
