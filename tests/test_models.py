@@ -13,7 +13,7 @@ from tilecast import frameworks, memory, zoo
 from tilecast.graph import Shards
 from tilecast.model import Model
 from tilecast.recomputation import Checkpointing
-from tilecast.spec import Attention, Framework, Plan, Plans, SpecError, Workload
+from tilecast.spec import PRECISIONS, Attention, Framework, Plan, Plans, SpecError, Workload
 from tilecast.zoo.deepseek import Deepseek
 from tilecast.zoo.encoders import Electra
 
@@ -478,3 +478,20 @@ def test_latent_experts_send_and_read_the_latent() -> None:
 def _one_rank() -> Shards:
     one = np.ones(1, np.int64)
     return Shards(one, one, one, one, one * 0)
+
+
+def test_autocast_does_not_know_the_grouped_product_of_experts() -> None:
+    job = Workload(zoo.preset("mixtral-8x7b"), 2048, 8, framework="huggingface")
+
+    def products(workload: Workload) -> list[tuple[str, float]]:
+        experts = zoo.build(workload, _one_rank()).layers[0]
+        return [
+            (PRECISIONS[int(op.table.precision[0])], float(op.launches if np.isscalar(op.launches) else op.launches[0]))
+            for op in experts.ops
+            if op.name in ("experts.up", "experts.down", "attention.qkv")
+        ]
+
+    cast, uncast = (products(replace(job, framework_version=version)) for version in ("2.8", "2.11"))
+    assert cast == [("bf16", 1.0)] * 3
+    assert uncast == [("bf16", 1.0), ("fp32", 8.0), ("fp32", 8.0)]
+    assert products(replace(job, framework_version="2.11", lora_rank=8))[1][0] == "bf16"

@@ -153,6 +153,8 @@ class Framework:
     """Whether a job can state the layers of every stage."""
     counts_ends: bool
     """Whether embedding and loss count as layers of the pipeline where the layers alone do not divide."""
+    autocasts_experts: bool
+    """Whether autocast casts what the products of experts read, where weights are held in FP32."""
     expert_dispatch: ExpertDispatch
     """How tokens get to the ranks of their experts; a job can choose otherwise (`expert_dispatch`)."""
     expert_overlap: ExpertOverlap

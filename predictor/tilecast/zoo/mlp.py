@@ -94,7 +94,9 @@ def build_expert_mlp(workload: Workload, rank: Rank, experts: int) -> Sublayer:
     local = experts / rank.expert
     ups = 2.0 if model.gated_mlp else 1.0
     shared = dims.shared_ffn_hidden
-    calls = count_launches(workload, local)
+    inside = _expert_numerics(workload, numerics)
+    is_wide = inside.matrix != numerics.matrix
+    calls = local if is_wide else count_launches(workload, local)
     framework, dispatch = frameworks.find_framework(workload), frameworks.expert_dispatch(workload)
 
     ops = layers.norm("experts.norm", numerics, outer, h, rms=model.rms_norm)
@@ -107,13 +109,13 @@ def build_expert_mlp(workload: Workload, rank: Rank, experts: int) -> Sublayer:
     inner = dims.expert_hidden or h
     if inner != h:
         ops += layers.linear("experts.latent-down", numerics, tokens, h, inner)
-    ops += layers.launch_as(_permute("experts.dispatch", numerics, slots * inner, dispatch), halves)
-    ops += _expert_linear("up", numerics, local, slots, (inner, ups * f), calls, bias=model.bias)
-    ops += _build_activation("experts.activation", workload, numerics, slots * f)
-    ops += _expert_linear("down", numerics, local, slots, (f, inner), calls)
+    ops += layers.launch_as(_permute("experts.dispatch", inside, slots * inner, dispatch), halves)
+    ops += _expert_linear("up", inside, local, slots, (inner, ups * f), calls, bias=model.bias)
+    ops += _build_activation("experts.activation", workload, inside, slots * f)
+    ops += _expert_linear("down", inside, local, slots, (f, inner), calls)
     if model.bias:
-        ops += _add_weighted_bias(numerics, slots * inner, calls)
-    ops += layers.launch_as(_permute("experts.combine", numerics, slots * inner, dispatch), halves)
+        ops += _add_weighted_bias(inside, slots * inner, calls)
+    ops += layers.launch_as(_permute("experts.combine", inside, slots * inner, dispatch), halves)
     if inner != h:
         ops += layers.linear("experts.latent-up", numerics, tokens, inner, h)
     linears: tuple[Linear, ...] = ()
@@ -127,16 +129,16 @@ def build_expert_mlp(workload: Workload, rank: Rank, experts: int) -> Sublayer:
         )
     ops += residual_sum("experts.residual", numerics, outer * h, model.dropout and workload.training)
     wide = _count_kept_tensors(model, numerics)
-    narrow = numerics.product_input
+    narrow, w = inside.product_input, inside.element
     # Kept per slot: the inputs of an expert's products in the type that these read, the inputs of its activation, and
     # a copy of its output for the gradient of the tokens' weights. Hand-written kernels need no such copy, since they
     # multiply these weights in before the second product.
-    slot = narrow * (inner + f) + e * (wide - 1) * f
-    slot = slot + (0.0 if frameworks.has_fused_kernels(workload) else e * inner)
+    slot = narrow * (inner + f) + w * (wide - 1) * f
+    slot = slot + (0.0 if frameworks.has_fused_kernels(workload) else w * inner)
     activation_bytes = (2 * e + numerics.norm_extra) * outer * h + slots * slot + e * tokens * wide * shared
     if inner != h:
         activation_bytes = activation_bytes + 2 * e * tokens * inner
-    selected = e * slots * (inner + f) + e * tokens * shared
+    selected = w * slots * (inner + f) + e * tokens * shared
     one = (ups + 1) * inner * f
     latent = 2.0 * h * inner if inner != h else 0.0
     parameters = one * local + latent + h * experts + (ups + 1) * h * shared + count_norm_parameters(model)
@@ -153,6 +155,18 @@ def build_expert_mlp(workload: Workload, rank: Rank, experts: int) -> Sublayer:
         ("moe", slots * slot + e * tokens * wide * shared),
     )
     return Sublayer(ops, collectives, parameters, activation_bytes, zeros(), one * local, selected, linears, freed)
+
+
+def _expert_numerics(workload: Workload, numerics: Numerics) -> Numerics:
+    """Return the numerics of the experts' products and of the tokens around them.
+
+    Where autocast does not know the grouped product, it runs in the type of the held weights, FP32.
+    """
+    framework = frameworks.find_framework(workload)
+    is_cast = framework.autocasts_experts or framework.weights != "autocast" or not workload.is_mixed
+    if is_cast or not workload.training or workload.lora_rank:
+        return numerics
+    return replace(numerics.in_fp32, matrix="fp32", product_input=4.0)
 
 
 _PERMUTATION_PASSES: Mapping[ExpertDispatch, int] = {"allToAll": 2, "allGather": 1, "deepEP": 1, "hybridEP": 1}
