@@ -158,6 +158,9 @@ class Constants:
     regular_odd_part: float
     """Largest odd factor of a side of a product that is not irregular."""
     irregular: float
+    unaligned: float
+    """FLOP per cycle and multiprocessor of a product on tensor cores for each number that it loads at once, where a row
+    of a matrix is no whole number of words."""
     implicit: float
     jitter: float
     """Relative spread of step times between ranks with similar samples; `uneven_jitter` is for other samples."""
@@ -205,7 +208,7 @@ class Constants:
             step_s={mode: cost * 1e-3 for mode, cost in numbers("step_ms", _HOSTS).items()},
             gradient_s={mode: cost * 1e-6 for mode, cost in numbers("gradient_us", _HOSTS).items()},
             **numbers("overlap", ("slowdown", "tensor_share", "pipelined_share", "expert_share")),
-            **numbers("alignment", ("regular_odd_part", "irregular")),
+            **numbers("alignment", ("regular_odd_part", "irregular", "unaligned")),
             implicit=numbers("implicit", ("convolution",))["convolution"],
             **numbers("scale", ("jitter", "uneven_jitter")),
             attention=tuple(
