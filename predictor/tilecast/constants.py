@@ -168,6 +168,9 @@ class Constants:
     irregular: float
     fp8_cublas: float
     """Factor on products in FP8 that cuBLASLt runs on a GPU whose FP8 products were measured."""
+    unaligned: float
+    """FLOP per cycle and multiprocessor of a product on tensor cores for each number that it loads at once, where a row
+    of a matrix is no whole number of words."""
     implicit: float
     jitter: float
     """Relative spread of step times between ranks with similar samples; `uneven_jitter` is for other samples."""
@@ -217,7 +220,7 @@ class Constants:
             gradient_s={mode: cost * 1e-6 for mode, cost in numbers("gradient_us", _HOSTS).items()},
             **numbers("overlap", ("slowdown", "tensor_share", "pipelined_share", "expert_share")),
             dispatch_share=numbers("expert_dispatch", ("multiprocessors",))["multiprocessors"],
-            **numbers("alignment", ("regular_odd_part", "irregular")),
+            **numbers("alignment", ("regular_odd_part", "irregular", "unaligned")),
             fp8_cublas=numbers("fp8", ("cublas",))["cublas"],
             implicit=numbers("implicit", ("convolution",))["convolution"],
             **numbers("scale", ("jitter", "uneven_jitter")),

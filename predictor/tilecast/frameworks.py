@@ -74,6 +74,8 @@ class Framework:
     """Number of blocks of a ZeRO-3 model that are whole at once."""
     wgrad_placeholders: bool
     """Whether weights get an unused gradient beside the accumulated one."""
+    pads_vocabulary: bool
+    """Whether the vocabulary is padded, so that tensor cores read logits and the output layer in whole words."""
     composed: frozenset[Composed]
     """Operators written as chains of element-wise ones, unless a compiler fuses them: `zoo.layers.CHAINS`."""
     fuses: frozenset[PassName]

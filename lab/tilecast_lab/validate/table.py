@@ -224,7 +224,11 @@ def _fused_kernels(row: Row) -> bool:
         # Megatron-LM fused bias and GELU, scale, mask and softmax years before it fused RMS norms and gates.
         return False
     own = any(word in words for word in _FUSED) or _FUSED_BUILD.search(words) is not None
-    return own or stated == "1"
+    return own or (stated == "1" and _BOOK not in words)
+
+
+_BOOK = "book code"
+"""Words of scripts whose fused kernels are those of PyTorch: AdamW and scaled_dot_product_attention."""
 
 
 _FUSED_BUILD = re.compile(r"\bmxnet\b.*\bngc\b")

@@ -11,6 +11,7 @@ from tilecast import constants, frameworks, kernels, zoo
 from tilecast.constants import Constants, FusedAttention
 from tilecast.graph import KIND_NAMES, KINDS, Block, Graph, KernelTable, Op
 from tilecast.hardware import Gpu
+from tilecast.kernels import tiles
 from tilecast.memo import Memo
 from tilecast.spec import PRECISIONS, Floats, Rows, Workload
 from tilecast.zoo import Sharded
@@ -33,6 +34,9 @@ _FP8 = PRECISIONS.index("fp8")
 
 
 _ATTENTION, _MATRIX = KIND_NAMES.index("attention"), KIND_NAMES.index("gemm")
+_SIDES = KINDS["gemm"].dims
+_NUMBERS_OF_WORD = {"fp16": 8, "bf16": 8, "tf32": 4}
+"""Numbers that tensor cores read at once, by the precisions whose unaligned products were measured."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,6 +227,8 @@ def corrections(
     factors: dict[str, Floats] = {}
     if times.irregular[rows].any():
         factors["alignment.irregular"] = np.where(times.irregular[rows], fitted.irregular, 1.0)
+    if op.table.kind[0] == _MATRIX and (slowed := _unaligned_factor(workload, op, times, rows, fitted)) is not None:
+        factors["alignment.unaligned"] = slowed
     if times.implicit[rows].any():
         factors["implicit.convolution"] = np.asarray(fitted.implicit ** times.implicit[rows])
     if op.table.kind[0] == _MATRIX and op.table.precision[0] == _FP8:
@@ -248,6 +254,34 @@ def can_attend(workload: Workload, gpu: Gpu) -> bool:
     """Return whether the library that a workload names for its attention, if any, has kernels for it on a GPU."""
     library = constants.shipped_constants().attention.get(workload.attention)
     return library is None or library.runs_on(gpu, is_mixed=workload.is_mixed)
+
+
+def _unaligned_factor(
+    workload: Workload, op: Op, times: kernels.KernelTimes, rows: Rows, fitted: Constants
+) -> Floats | None:
+    """Return the factor on a matrix product whose rows are no whole number of words, (S,), or None if it is 1.
+
+    Compilers pad such products (PyTorch, inductor/config.py: shape_padding; XLA, cublas_pad_for_gemms), and so do
+    frameworks that pad the vocabulary. The other graph executors run old libraries, which were not measured.
+    """
+    aligned = frameworks.has_fused_kernels(workload) or launch_host(workload) != "eager"
+    if aligned or frameworks.find_framework(workload).pads_vocabulary:
+        return None
+    precision = PRECISIONS[int(op.table.precision[0])]
+    if precision not in _NUMBERS_OF_WORD or tiles.compute_units(precision, times.gpu) != "tensor":
+        return None
+    batch, m, n, k = (op.table.dims[:, _SIDES.index(name)] for name in ("batch", "m", "n", "k"))
+    # Y = X W' has rows of n and k numbers. The gradient of W has rows of m and n, since tokens are summed over.
+    sides = (m, n) if op.name.endswith(".weight-gradient") else (n, k)
+    loaded = np.full(len(batch), float(_NUMBERS_OF_WORD[precision]))
+    for side in sides:
+        for number in (4, 2, 1):
+            loaded = np.where((loaded > number) & (side % (2 * number) != 0), number, loaded)
+    if (loaded == _NUMBERS_OF_WORD[precision]).all():
+        return None
+    rate = fitted.unaligned * loaded * times.gpu.sm_count * times.gpu.boost_clock_hz
+    least_s = np.where(loaded < _NUMBERS_OF_WORD[precision], 2.0 * batch * m * n * k / rate, 0.0)
+    return np.maximum(least_s / times.seconds[rows], 1.0)
 
 
 def fused_attention(workload: Workload, gpu: Gpu, fitted: Constants) -> FusedAttention | None:
