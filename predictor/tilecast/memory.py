@@ -16,7 +16,7 @@ PyTorch's max_memory_allocated), what the allocator holds (`reserved`, max_memor
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Literal
 
@@ -25,7 +25,6 @@ import numpy as np
 from tilecast import constants, frameworks, fuse, overlap, zoo
 from tilecast.constants import ChannelBuffers
 from tilecast.frameworks import Framework
-from tilecast.graph import Block
 from tilecast.hardware import Gpu
 from tilecast.model import Model
 from tilecast.recomputation import names_modules
@@ -431,10 +430,7 @@ def _micro_batch_bytes(workload: Workload, sharded: Sharded, plans: Plans) -> _M
     """Return the bytes of activations and scratch memory of one micro-batch of each plan, (n,)."""
     graph, code = sharded.graph, plans.checkpointing
     share = sharded.layer_share(plans, "activations")
-    activations = _kept_bytes(sharded, code)
-    if workload.recompute_layers is not None:
-        again = zoo.recomputed_layers(workload, sharded, plans)
-        activations = again * activations + (1.0 - again) * _kept_bytes(sharded, np.zeros_like(code))
+    activations = zoo.kept_bytes(workload, sharded, plans) * (1.0 - workload.offloaded_activations)
     first = sum((sharded.gather(item.activation_bytes[0]) for item in graph.first), np.zeros(len(plans)))
     last = sum((sharded.gather(item.activation_bytes[0]) for item in graph.last), np.zeros(len(plans)))
     layer_working = _gather_largest(sharded, [item.working_bytes for item in graph.layers], len(plans))
@@ -454,6 +450,9 @@ def _micro_batch_bytes(workload: Workload, sharded: Sharded, plans: Plans) -> _M
         # Outputs of modules are whole again while the backward pass of their layer runs.
         again = np.minimum(whole, layer_working + whole - _largest_kept_bytes(sharded, code))
         layer_working = np.where(named, again, layer_working)
+    if workload.offloaded_activations:
+        # Activations of one layer are on their way to or from the host while another layer runs.
+        layer_working = layer_working + workload.offloaded_activations * 2 * _largest_kept_bytes(sharded, code)
     layer_working = layer_working + copied
     everything, staged = activations + first + last, plans.pipeline > 1
     early = np.where(staged, activations * share + first, everything)
@@ -462,23 +461,9 @@ def _micro_batch_bytes(workload: Workload, sharded: Sharded, plans: Plans) -> _M
     return _MicroBatchBytes(early, late, layer_working, head_working, last, workspace)
 
 
-def _kept_bytes(sharded: Sharded, code: Ints) -> Floats:
-    """Return the bytes that all layers keep of a micro-batch under the recomputation of each of n plans, (n,)."""
-    return sum((item.repeat * kept for item, kept in _layers_kept_bytes(sharded, code)), np.zeros(len(code)))
-
-
 def _largest_kept_bytes(sharded: Sharded, code: Ints) -> Floats:
     """Return the most bytes that a layer keeps of a micro-batch under the recomputation of each of n plans, (n,)."""
-    return np.asarray(np.maximum.reduce([kept for _, kept in _layers_kept_bytes(sharded, code)]))
-
-
-def _layers_kept_bytes(sharded: Sharded, code: Ints) -> Iterator[tuple[Block, Floats]]:
-    """Yield each block of layers with the bytes that one repetition keeps under each of n plans, (n,)."""
-    used = np.flatnonzero(np.bincount(code))
-    place = np.searchsorted(used, code)
-    for item in sharded.graph.layers:
-        modes = [np.broadcast_to(item.kept_bytes(int(one)), sharded.graph.shards) for one in used]
-        yield item, np.stack(modes)[place, sharded.index]
+    return np.asarray(np.maximum.reduce([kept for _, kept in zoo.layers_kept_bytes(sharded, code)]))
 
 
 def _gather_largest(sharded: Sharded, columns: list[Floats], rows: int) -> Floats:

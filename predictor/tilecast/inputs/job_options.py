@@ -58,6 +58,9 @@ BARE_OPTIONS: Mapping[str, JobOption] = {
     "recompute_layers": JobOption(
         "training.recomputeLayers", "layers of each stage to recompute whole, for a bare model", int
     ),
+    "offload_activations": JobOption(
+        "training.offloadActivations", "share of activations in the host's memory, for a bare model", float
+    ),
     "bucket_mib": JobOption("training.bucketMiB", "of gradients, for a bare model; the framework's if absent", int),
     "gradient_sync": JobOption(
         "training.gradientSync", "for a bare model; allReduce if absent", choices=GRADIENT_SYNCS

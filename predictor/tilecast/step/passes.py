@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -127,7 +127,25 @@ def block_passes(
                 parts = block_seconds(workload, sharded, plans, times, fitted, exchanges, recomputed=layered)
                 sums = [old + new * times.block.repeat for old, new in zip(sums, parts, strict=True)]
         passes.append(Passes(*sums))
+    if workload.offloaded_activations and workload.training:
+        passes[1] = _wait_for_host(workload, sharded, plans, pool, passes[1], fitted)
     return ModelPasses(*passes)
+
+
+def _wait_for_host(
+    workload: Workload, sharded: Sharded, plans: Plans, pool: Pool, layers: Passes, fitted: Constants
+) -> Passes:
+    """Return the passes through the layers with the seconds in which they wait for activations to reach the host.
+
+    Activations leave behind the forward pass and come back behind the backward pass.
+    """
+    moved = workload.offloaded_activations * zoo.kept_bytes(workload, sharded, plans)
+    crossing_s = moved / fitted.host_link.bytes_per_s(pool.gpu)
+    back_s = np.maximum(crossing_s - layers.backward_s, 0.0)
+    away_s = np.maximum(crossing_s - (layers.total_s - layers.backward_s), 0.0)
+    return replace(
+        layers, communication_s=layers.communication_s + away_s + back_s, backward_s=layers.backward_s + back_s
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import re
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from functools import cache, lru_cache
@@ -25,7 +25,7 @@ from tilecast.graph import Block, Graph, Shards, require_few_operators
 from tilecast.memo import Memo
 from tilecast.model import Model
 from tilecast.recomputation import CHECKPOINTING, Checkpointing, split_modules
-from tilecast.spec import Floats, Plan, Plans, Rows, SpecError, Workload, distinct_rows
+from tilecast.spec import Floats, Ints, Plan, Plans, Rows, SpecError, Workload, distinct_rows
 from tilecast.zoo import towers, traced
 from tilecast.zoo.cnn.resnet import FaceResNet
 from tilecast.zoo.dimensions import Transformer
@@ -43,6 +43,29 @@ def recomputed_layers(workload: Workload, sharded: Sharded, plans: Plans) -> Flo
         return np.ones(len(plans))
     depth = max(1, sum(block.repeat for block in sharded.graph.layers))
     return np.asarray(np.minimum(workload.recompute_layers / (depth * sharded.layer_share(plans)), 1.0))
+
+
+def kept_bytes(workload: Workload, sharded: Sharded, plans: Plans) -> Floats:
+    """Return the bytes of a micro-batch that all layers keep for the backward pass, for each plan, (n,)."""
+    nil = np.zeros(len(plans))
+    kept = sum((item.repeat * size for item, size in layers_kept_bytes(sharded, plans.checkpointing)), nil)
+    if workload.recompute_layers is None:
+        return kept
+    none = np.zeros_like(plans.checkpointing)
+    whole = sum((item.repeat * size for item, size in layers_kept_bytes(sharded, none)), nil)
+    return np.asarray(whole + recomputed_layers(workload, sharded, plans) * (kept - whole))
+
+
+def layers_kept_bytes(sharded: Sharded, code: Ints) -> Iterator[tuple[Block, Floats]]:
+    """Yield each block of layers with the bytes that one repetition keeps of a micro-batch, (n,).
+
+    `code` is the recomputation of each of n plans.
+    """
+    used = np.flatnonzero(np.bincount(code))
+    place = np.searchsorted(used, code)
+    for item in sharded.graph.layers:
+        modes = [np.broadcast_to(item.kept_bytes(int(one)), sharded.graph.shards) for one in used]
+        yield item, np.stack(modes)[place, sharded.index]
 
 
 def recomputes(model: Model) -> tuple[Checkpointing, ...]:
