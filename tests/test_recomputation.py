@@ -261,3 +261,45 @@ def test_torchtitan_recomputes_every_nth_layer(capsys: pytest.CaptureFixture[str
     assert 'mode = "selective"\nselective_ac_option = "4"' in capsys.readouterr().out
     assert main([*job, "--recompute-layers", "5"]) == 2
     assert "every n-th layer" in capsys.readouterr().err
+
+
+def offloaded(workload: Workload, share: float) -> Workload:
+    return replace(workload, offloaded_activations=share)
+
+
+@pytest.mark.parametrize("value", ["none", "full"])
+def test_offloaded_activations_leave_the_gpu_and_take_time_at_most(value: str) -> None:
+    shares = (0.0, 0.25, 0.5, 1.0)
+    bills = [activations(offloaded(GPT, share), value) for share in shares]
+    ends = bills[0] - (bills[0] - bills[-1])  # embedding and head stay
+    assert bills == pytest.approx([ends + (1 - share) * (bills[0] - ends) for share in shares])
+    seconds = [step_s(offloaded(GPT, share), plan_of(GPT, value))[0] for share in shares]
+    assert seconds == sorted(seconds)
+
+
+def test_a_slow_host_link_bounds_the_step() -> None:
+    """Without recomputation a small layer keeps more than PCIe can take away while it runs."""
+    plan = plan_of(GPT, "none")
+    plans = Plans.from_plans(plan)
+    kept = float(zoo.kept_bytes(GPT, zoo.shard(GPT, plans), plans)[0])
+    whole, half = (step_s(offloaded(GPT, share), plan)[0] for share in (1.0, 0.5))
+    crossing_s = 2 * plan.gradient_accumulation * kept / 50.4e9
+    assert half == step_s(GPT, plan)[0] < whole  # half of them cross behind the passes
+    assert whole > crossing_s
+
+
+def test_offloading_needs_a_framework_that_does_it() -> None:
+    plans = search.enumerate_plans(offloaded(LLAMA, 0.5), POOL)
+    assert len(plans) and {*plans.pipeline.tolist()} == {1} and {*plans.checkpointing.tolist()} == {0}
+    with pytest.raises(SpecError, match=r"training.offloadActivations: torchtitan keeps activations on the GPU"):
+        search.enumerate_plans(offloaded(replace(LLAMA, framework="torchtitan"), 0.5), POOL)
+
+
+def test_megatron_offloads_whole_layers(capsys: pytest.CaptureFixture[str]) -> None:
+    job = ["advise", "llama-3.1-8b", "--seq", "8192", "--batch", "64", "--gpus", "h100-sxm:8", "--launch", "megatron"]
+    assert main([*job, "--plan", "tp=8,sp=1,mb=1", "--offload-activations", "0.5"]) == 0
+    assert "--cpu-offloading-num-layers 16" in " ".join(capsys.readouterr().out.replace("\\\n", " ").split())
+    assert main([*job, "--plan", "tp=8,sp=1,mb=1", "--offload-activations", "0.51"]) == 2
+    assert "whole layers" in capsys.readouterr().err
+    assert main([*job, "--plan", "tp=4,pp=2,mb=1", "--offload-activations", "0.5"]) == 2
+    assert "without pipeline and recomputation" in capsys.readouterr().err

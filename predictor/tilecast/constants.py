@@ -21,7 +21,7 @@ _SECTIONS = (
     "launch_us", "collective_us", "step_ms", "gradient_us", "overlap", "expert_dispatch", "alignment", "fp8",
     "implicit", "scale",
     "factor", "memory", "vector", "attention", "optimizer", "range", "unmeasured", "unstated", "tiles",
-    "split_k", "kernels", "nccl", "channels", "device_memory", "resident_threads", "host", "host_step",
+    "split_k", "kernels", "nccl", "channels", "device_memory", "resident_threads", "host", "host_link", "host_step",
     "contention", "sharing",
 )  # fmt: skip
 
@@ -139,6 +139,18 @@ class HostRates:
 
 
 @dataclass(frozen=True, slots=True)
+class HostLink:
+    """Bytes per second of copies between a GPU and its host, and exceptions as pairs of compute capability and rate."""
+
+    usual: float
+    other: tuple[tuple[float, float], ...]
+
+    def bytes_per_s(self, gpu: Gpu) -> float:
+        """Return the bytes per second and direction that a GPU copies."""
+        return dict(self.other).get(gpu.compute_capability, self.usual)
+
+
+@dataclass(frozen=True, slots=True)
 class HostStepLaw:
     """Parameters of the law by which the host time of a step grows with the number of weight tensors."""
 
@@ -195,6 +207,7 @@ class Constants:
     device_memory: DeviceMemory
     resident_threads: ResidentThreads
     host: HostRates
+    host_link: HostLink
     host_step: HostStepLaw
     contention: float
     """Bandwidth of the link over that of the memory on the GPU that `slowdown` is for."""
@@ -241,6 +254,7 @@ class Constants:
             device_memory=record(DeviceMemory, "device_memory"),
             resident_threads=record(ResidentThreads, "resident_threads"),
             host=record(HostRates, "host"),
+            host_link=record(HostLink, "host_link"),
             host_step=record(HostStepLaw, "host_step"),
             contention=numbers("contention", ("link_share",))["link_share"],
             sharing=numbers("sharing", ("mig", "mps", "timeSlicing")),

@@ -16,7 +16,7 @@ PyTorch's max_memory_allocated), what the allocator holds (`reserved`, max_memor
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Literal
 
@@ -25,7 +25,6 @@ import numpy as np
 from tilecast import constants, frameworks, fuse, overlap, zoo
 from tilecast.constants import ChannelBuffers
 from tilecast.frameworks import Framework
-from tilecast.graph import Block
 from tilecast.hardware import Gpu
 from tilecast.layout import schedule_law
 from tilecast.model import Model
@@ -453,13 +452,7 @@ class _MicroBatchBytes(Columns):
 def _micro_batch_bytes(workload: Workload, sharded: Sharded, plans: Plans) -> _MicroBatchBytes:
     """Return the bytes of activations and scratch memory of one micro-batch of each plan, (n,)."""
     graph, code = sharded.graph, plans.checkpointing
-    kept = [one for _, one in _layers_kept_bytes(sharded, code)]
-    if workload.recompute_layers is not None:
-        again, whole_layers = (
-            zoo.recomputed_layers(workload, sharded, plans),
-            _layers_kept_bytes(sharded, np.zeros_like(code)),
-        )
-        kept = [again * one + (1.0 - again) * whole for one, (_, whole) in zip(kept, whole_layers, strict=True)]
+    kept = [one * (1.0 - workload.offloaded_activations) for one in zoo.layers_kept_bytes(workload, sharded, plans)]
     first = sum((sharded.gather(item.activation_bytes[0]) for item in graph.first), np.zeros(len(plans)))
     last = sum((sharded.gather(item.activation_bytes[0]) for item in graph.last), np.zeros(len(plans)))
     layer_working = _gather_largest(sharded, [item.working_bytes for item in graph.layers], len(plans))
@@ -478,6 +471,9 @@ def _micro_batch_bytes(workload: Workload, sharded: Sharded, plans: Plans) -> _M
         # Outputs of modules are whole again while the backward pass of their layer runs.
         again = np.minimum(whole, layer_working + whole - _largest_kept_bytes(sharded, code))
         layer_working = np.where(named, again, layer_working)
+    if workload.offloaded_activations:
+        # Activations of one layer are on their way to or from the host while another layer runs.
+        layer_working = layer_working + workload.offloaded_activations * 2 * _largest_kept_bytes(sharded, code)
     layer_working = layer_working + copied
     early, middle, late = _stage_activation_bytes(sharded, plans, kept)
     workspace = _gather_largest(sharded, [item.workspace_bytes for item in graph.blocks], len(plans))
@@ -534,16 +530,7 @@ def micro_batches_in_flight(plans: Plans, schedule: Schedule | None = None) -> t
 
 def _largest_kept_bytes(sharded: Sharded, code: Ints) -> Floats:
     """Return the most bytes that a layer keeps of a micro-batch under the recomputation of each of n plans, (n,)."""
-    return np.asarray(np.maximum.reduce([kept for _, kept in _layers_kept_bytes(sharded, code)]))
-
-
-def _layers_kept_bytes(sharded: Sharded, code: Ints) -> Iterator[tuple[Block, Floats]]:
-    """Yield each block of layers with the bytes that one repetition keeps under each of n plans, (n,)."""
-    used = np.flatnonzero(np.bincount(code))
-    place = np.searchsorted(used, code)
-    for item in sharded.graph.layers:
-        modes = [np.broadcast_to(item.kept_bytes(int(one)), sharded.graph.shards) for one in used]
-        yield item, np.stack(modes)[place, sharded.index]
+    return np.asarray(np.maximum.reduce([kept for _, kept in zoo.kept_bytes_by_block(sharded, code)]))
 
 
 def _gather_largest(sharded: Sharded, columns: list[Floats], rows: int) -> Floats:

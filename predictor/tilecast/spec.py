@@ -144,6 +144,8 @@ class Workload:
     micro_batch: int | None = None
     checkpointing: Checkpointing | None = None
     """None leaves the choice to the search."""
+    offloaded_activations: float = 0.0
+    """Share of the activations of layers that waits for the backward pass in the host's memory."""
     recompute_layers: int | None = None
     """Layers of each pipeline stage that full recomputation applies to; None means all of them."""
     attention: Attention = "auto"

@@ -13,6 +13,7 @@ from tilecast import zoo
 from tilecast.frameworks import FRAMEWORKS, UNSET, name_versions
 from tilecast.hardware import find_gpu
 from tilecast.model import Model
+from tilecast.recomputation import Checkpointing, code_of, join_modules
 from tilecast.spec import (
     EXECUTIONS,
     QUANTIZED,
@@ -90,6 +91,8 @@ def read_published_row(row: Row, graphs: Graphs | None = None) -> RunCase:
         framework_version=framework_version(row),
         expert_overlap=_expert_overlap(row),
         offload="parameters" if "cpu offload" in notes else "none",
+        offloaded_activations=_offloaded_activations(notes),
+        recompute_layers=noted_number(_RECOMPUTED_LAYERS, notes) or None,
         overlap=not any(words in notes for words in _SAID_NOT),
     )
     return RunCase(workload, pool_of(row, gpu, gpus), gpus, stated)
@@ -335,10 +338,33 @@ def _plan(row: Row, model: Model, gpus: int) -> dict[str, int | None]:
         stated["expert"] = 1
     if stated["zero_stage"] is None and _spreads_optimizer(row):
         stated["zero_stage"] = 1
+    if (value := _noted_recomputation(model, row.get("notes", "").lower())) is not None:
+        stated["checkpointing"] = code_of(value)
     stated["virtual_stages"] = _virtual_stages(row, model, stated["pipeline"] or 1)
     if "flagscale" in row.get("framework", "").lower():
         stated["sequence_parallel"] = 0
     return stated
+
+
+_RECOMPUTED_LAYERS = r"activation checkpointing on (\d+) of \d+ layers"
+_RECOMPUTED_PARTS = "recompute of norms and mlp activation functions only"
+
+
+def _noted_recomputation(model: Model, notes: str) -> Checkpointing | None:
+    """Return the recomputation that notes state more exactly than the column does, if they do."""
+    if (layers := noted_number(_RECOMPUTED_LAYERS, notes)) is not None:
+        return "full" if layers else "none"
+    own = zoo.list_modules(model)
+    if _RECOMPUTED_PARTS in notes and own:
+        return join_modules({"layernorm", "mlp_act", "moe_act"} & own)
+    return None
+
+
+def _offloaded_activations(notes: str) -> float:
+    """Return the share of the activations of layers that notes say is kept in the host's memory."""
+    if stated := re.search(r"activation offload to host, ratio (\d\.\d+)", notes):
+        return float(stated[1])
+    return 1.0 if "checkpointed activations offloaded to the host" in notes else 0.0
 
 
 def _spreads_optimizer(row: Row) -> bool:

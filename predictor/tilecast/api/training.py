@@ -91,6 +91,12 @@ class Training(ApiModel):
         default="auto",
         description="What the backward pass computes again to save memory; auto leaves it to the search.",
     )
+    offload_activations: float | None = optional_field(
+        "Share of the activations of layers that waits for the backward pass in the host's memory, from which it is "
+        "copied while layers run; absent keeps all of them on the GPU.",
+        gt=0,
+        le=1,
+    )
     recompute_modules: list[RecomputedModule] = list_field(
         "Modules of a layer that the backward pass computes again, and no others, in the words of Megatron-Core's "
         "--recompute-modules; mlp_act is the activation of a dense MLP. Empty leaves it to activationCheckpointing.",

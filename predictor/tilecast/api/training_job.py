@@ -350,6 +350,7 @@ def _to_workload(spec: TrainingJobSpec, model: Model, sequence_length: int) -> W
         server_updates=training.server_updates or "synchronous",
         offload=training.offload if is_training else "none",
         input_samples_per_s=training.input_samples_per_second,
+        offloaded_activations=(training.offload_activations or 0.0) if is_training else 0.0,
         recompute_layers=training.recompute_layers if is_training else None,
         steps=steps,
         lora_rank=training.lora_rank or 0,

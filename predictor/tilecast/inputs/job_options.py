@@ -66,6 +66,9 @@ BARE_OPTIONS: Mapping[str, JobOption] = {
     "recompute_layers": JobOption(
         "training.recomputeLayers", "layers of each stage to recompute whole, for a bare model", int
     ),
+    "offload_activations": JobOption(
+        "training.offloadActivations", "share of activations in the host's memory, for a bare model", float
+    ),
     "bucket_mib": JobOption("training.bucketMiB", "of gradients, for a bare model; the framework's if absent", int),
     "pipeline_schedule": JobOption(
         "training.pipelineSchedule", "for a bare model; 1f1b or interleaved if absent", choices=PIPELINE_SCHEDULES

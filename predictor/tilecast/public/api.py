@@ -74,6 +74,8 @@ class JobSettings(TypedDict, total=False):
     """Modules of a layer that the backward pass computes again, in the words of Megatron-Core."""
     recompute_layers: int
     """Layers of each pipeline stage that are computed again whole."""
+    offload_activations: float
+    """Share of the activations of layers that waits for the backward pass in the host's memory."""
     bucket_mib: int
     pipeline_schedule: str
     """Order of the passes in a pipeline, as in `spec.training.pipelineSchedule`."""

@@ -42,6 +42,8 @@ class Abilities:
     experts_fold_over_tensor: bool = True
     """Whether tensor ranks may hold different experts, or only data ranks."""
 
+    offload_activations: Literal["none", "alone", "any"] = "none"
+    """Plans whose activations it keeps in the host's memory: none, those without pipeline and recomputation, or any."""
     modules: Sequence[str] = ()
     """Modules of a layer that it can recompute on their own, in any combination."""
     policies: Mapping[str, str] = field(default_factory=dict)
@@ -57,6 +59,12 @@ class Abilities:
         named = np.asarray(~(BY_CODE & ~own).any(axis=1))
         named[: len(CHECKPOINTING)] = [mode in self.checkpointing for mode in CHECKPOINTING]
         return named
+
+    def offloads(self, plans: Plans) -> Mask:
+        """Return which plans can keep activations in the host's memory, (n,)."""
+        if self.offload_activations == "alone":
+            return np.asarray((plans.pipeline == 1) & (plans.checkpointing == 0))
+        return np.full(len(plans), self.offload_activations == "any")
 
     def executes(self, plans: Plans) -> Mask:
         """Return which plans the framework executes, (n,)."""

@@ -77,7 +77,7 @@ _Table: TypeAlias = dict[str, Ints]
 """Columns of incomplete plans, by name."""
 _DECIDING = (
     *("training", "precision", "framework", "framework_version", "checkpointing", "recompute_layers", "offload"),
-    *("gradient_sync", "bucket_mib", "pipeline_layout", "expert_dispatch", "expert_overlap"),
+    *("offloaded_activations", "gradient_sync", "bucket_mib", "pipeline_layout", "expert_dispatch", "expert_overlap"),
 )
 """Fields of a workload that decide `_enumerate_ways`, besides the recomputation modes of its model."""
 _WAYS: Memo[tuple[_Table, Mask]] = Memo(8)
@@ -313,7 +313,10 @@ def _enumerate_ways(workload: Workload) -> tuple[_Table, Mask]:
         micro_batch=one,
         gradient_accumulation=one,
     )
-    allowed = np.any([framework.executes(table) for framework in _find_frameworks(workload)], axis=0)
+    able = _find_frameworks(workload)
+    allowed = np.any([framework.executes(table) for framework in able], axis=0)
+    if workload.offloaded_activations:
+        allowed &= np.any([framework.executes(table) & framework.offloads(table) for framework in able], axis=0)
     if workload.bucket_mib is not None and not is_whole:
         allowed &= frameworks.find_framework(workload).sizes_buckets(table)
     allowed &= (table.sequence_parallel == 0) | (table.tensor > 1)
@@ -392,6 +395,12 @@ def _find_frameworks(workload: Workload) -> list[Abilities]:
             problem = f"{who} has no {value}" if workload.framework else f"{who} has {value}"
             raise SpecError(field, problem, f"use one of {known}, or another framework")
         candidates = supporting
+    if workload.offloaded_activations:
+        candidates = [one for one in candidates if one.offload_activations != "none"]
+        if not candidates:
+            problem = f"{workload.framework or 'no framework with the rest of the job'} keeps activations on the GPU"
+            able = ", ".join(name for name, one in FRAMEWORKS.items() if one.offload_activations != "none")
+            raise SpecError("training.offloadActivations", problem, f"leave it out, or use one of {able}")
     if workload.recompute_layers is not None:
         candidates = [one for one in candidates if "recomputation" in one.per_layer]
         if not candidates:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -159,7 +159,26 @@ def block_passes(
 
     layers = [passes_of(block) for block in graph.layers] if graph.has_stages else [sum_passes(graph.layers)]
     repeats = [block.repeat for block in graph.layers] if graph.has_stages else [1]
+    if workload.offloaded_activations and workload.training:
+        kept = zoo.layers_kept_bytes(workload, sharded, plans)
+        if not graph.has_stages:
+            kept = [np.sum([block.repeat * one for block, one in zip(graph.layers, kept, strict=True)], axis=0)]
+        layers = [_wait_for_host(workload, one, held, pool, fitted) for one, held in zip(layers, kept, strict=True)]
     return ModelPasses(sum_passes(graph.first), PassesOfLayers((*layers,), (*repeats,)), sum_passes(graph.last))
+
+
+def _wait_for_host(workload: Workload, layers: Passes, kept: Floats, pool: Pool, fitted: Constants) -> Passes:
+    """Return the passes through some layers with the seconds in which they wait for activations to reach the host.
+
+    Activations leave behind the forward pass and come back behind the backward pass. `kept` is the bytes of the
+    activations that the layers keep, (n,).
+    """
+    crossing_s = workload.offloaded_activations * kept / fitted.host_link.bytes_per_s(pool.gpu)
+    back_s = np.maximum(crossing_s - layers.backward_s, 0.0)
+    away_s = np.maximum(crossing_s - (layers.total_s - layers.backward_s), 0.0)
+    return replace(
+        layers, communication_s=layers.communication_s + away_s + back_s, backward_s=layers.backward_s + back_s
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from tilecast import zoo
 from tilecast.frameworks import parse_version
 from tilecast.hardware import Gpu, Pool, find_gpu, find_link
 from tilecast.model import Model
-from tilecast.recomputation import CHECKPOINTING
+from tilecast.recomputation import RECOMPUTED, code_of
 from tilecast.spec import PRECISIONS, Framework, Optimizer, SpecError, Workload
 from tilecast.validate.cells import Row, UnreadableRow, read_integer
 from tilecast.zoo.cnn.images import Images
@@ -150,7 +150,7 @@ def read_stated_plan(row: Row, model: Model, gpus: int) -> dict[str, int | None]
         "zero_stage": read_integer(row, "zero_stage"),
         "micro_batch": read_integer(row, "micro_batch_per_gpu"),
         "gradient_accumulation": read_integer(row, "grad_accum"),
-        "checkpointing": CHECKPOINTING.index(checkpointing) if checkpointing in CHECKPOINTING else None,
+        "checkpointing": code_of(checkpointing) if checkpointing in RECOMPUTED else None,
         "virtual_stages": 1,
         "sequence_parallel": None,
     }

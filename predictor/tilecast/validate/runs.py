@@ -255,7 +255,8 @@ def _complete_plan(case: RunCase) -> Plans:
     named = case.workload.framework
     split *= named is None or True in search.abilities(named).sequence_parallel
     split *= stated["sequence_parallel"] != 0
-    rows = list(dict.fromkeys((mode, spread * split) for mode, spread in _OPEN if fixed in (None, mode)))
+    tried = _OPEN if fixed is None or fixed < len(CHECKPOINTING) else ((fixed, 1),)
+    rows = list(dict.fromkeys((mode, spread * split) for mode, spread in tried if fixed in (None, mode)))
     one = {item.name: stated.get(item.name) or 0 for item in fields(Plans)}
     expert = stated["expert"] or _usual_expert_parallelism(case)
     one |= {"micro_batch": micro, "gradient_accumulation": repeats, "expert": expert}

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import re
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from functools import cache, lru_cache
@@ -29,6 +29,7 @@ from tilecast.recomputation import CHECKPOINTING, Checkpointing, split_modules
 from tilecast.spec import (
     PRECISIONS,
     Floats,
+    Ints,
     Plan,
     Plans,
     Rows,
@@ -59,6 +60,31 @@ def recomputed_layers(workload: Workload, sharded: Sharded, plans: Plans) -> Flo
     else:
         held = sum(block.repeat for block in graph.layers) * sharded.layer_share(plans)
     return np.asarray(np.minimum(workload.recompute_layers / np.maximum(held, 1.0), 1.0))
+
+
+def layers_kept_bytes(workload: Workload, sharded: Sharded, plans: Plans) -> list[Floats]:
+    """Return the bytes of a micro-batch that one layer of each block keeps for the backward pass, (n,) each.
+
+    Where only some layers are recomputed, it is the mean of all layers.
+    """
+    kept = [one for _, one in kept_bytes_by_block(sharded, plans.checkpointing)]
+    if workload.recompute_layers is None:
+        return kept
+    again = recomputed_layers(workload, sharded, plans)
+    whole = kept_bytes_by_block(sharded, np.zeros_like(plans.checkpointing))
+    return [again * one + (1.0 - again) * all_kept for one, (_, all_kept) in zip(kept, whole, strict=True)]
+
+
+def kept_bytes_by_block(sharded: Sharded, code: Ints) -> Iterator[tuple[Block, Floats]]:
+    """Yield each block of layers with the bytes that one repetition keeps of a micro-batch, (n,).
+
+    `code` is the recomputation of each of n plans.
+    """
+    used = np.flatnonzero(np.bincount(code))
+    place = np.searchsorted(used, code)
+    for item in sharded.graph.layers:
+        modes = [np.broadcast_to(item.kept_bytes(int(one)), sharded.graph.shards) for one in used]
+        yield item, np.stack(modes)[place, sharded.index]
 
 
 def recomputes(model: Model) -> tuple[Checkpointing, ...]:

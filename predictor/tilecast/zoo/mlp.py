@@ -103,7 +103,7 @@ def build_expert_mlp(workload: Workload, rank: Rank, experts: int) -> Sublayer:
     ops += layers.linear("experts.router", numerics.unquantized, tokens, h, float(experts))
     gate = layers.pointwise("experts.gate", numerics, tokens * experts, kernels=4, absorbed=False)
     grouped = framework.router_group_launches if dims.top_groups < dims.expert_groups else (0.0, 0.0)
-    ops += layers.launch_as(gate, np.add(framework.router_launches, grouped))
+    ops += layers.launch_as(gate, np.add(framework.router_launches, grouped).tolist())
     halves = [launches / 2 for launches in framework.permutation_launches]
     # Latent experts read a projection of the tokens, which is what is sent.
     inner = dims.expert_hidden or h

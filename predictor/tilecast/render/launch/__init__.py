@@ -205,6 +205,10 @@ def unsupported_part(framework: Framework, workload: Workload, plan: Plan) -> st
         frameworks.FRAMEWORKS[framework].sizes_buckets(Plans.from_plans(plan))[0]
     ):
         return f"its buckets have a size of their own at ZeRO stage {plan.zero_stage}, not training.bucketMiB"
+    if workload.offloaded_activations and not bool(supported.offloads(Plans.from_plans(plan))[0]):
+        if supported.offload_activations == "none":
+            return "it keeps activations on the GPU"
+        return "it offloads activations without pipeline and recomputation"
     if workload.recompute_layers is not None and "recomputation" not in supported.per_layer:
         return "it recomputes all layers or none"
     cells, schedule = frameworks.FRAMEWORKS[framework], workload.pipeline_schedule

@@ -109,6 +109,11 @@ def _recomputed_modules(setting: LaunchSetting) -> Sequence[str] | None:
     return split_modules(setting.plan.checkpointing) or None
 
 
+def _offloaded_layers(setting: LaunchSetting) -> int:
+    """Return the number of layers whose activations are kept in the host's memory."""
+    return round(setting.workload.offloaded_activations * setting.model.layers)
+
+
 def _recomputed_layers(setting: LaunchSetting) -> int:
     """Return the layers of each virtual stage that are recomputed, or the layers of a unit that is recomputed whole."""
     layers = setting.workload.recompute_layers
@@ -224,6 +229,7 @@ _TRAINING: Table = (
     ("--overlap-param-gather", lambda s: s.plan.zero_stage == 1 and _replica_count(s) > 1 and s.workload.overlap),
     ("--optimizer-cpu-offload", lambda s: s.workload.offload == "optimizer"),
     ("--use-precision-aware-optimizer", lambda s: s.workload.offload == "optimizer"),
+    ("--cpu-offloading-num-layers", lambda s: _offloaded_layers(s) or None),
     ("--recompute-granularity",
      lambda s: {"none": None, "full": "full"}.get(s.plan.checkpointing, "selective")),
     ("--recompute-modules", _recomputed_modules),
@@ -254,6 +260,11 @@ def refusal_reason(setting: LaunchSetting) -> str:
     plan = setting.plan
     if _is_encdec(setting) and plan.pipeline > 1:
         return "its T5 has no pipeline parallelism (pretrain_t5.py)"
+    share, depth = setting.workload.offloaded_activations, setting.model.layers
+    if share and abs(_offloaded_layers(setting) - share * depth) > 0.05:
+        return f"it offloads the activations of whole layers, not a share of {share:g} of {depth}"
+    if share and _offloaded_layers(setting) == depth:
+        return f"it offloads at most {depth - 1} of {depth} layers"
     layers, virtual = setting.workload.recompute_layers, setting.plan.virtual_stages
     if layers is not None and layers % virtual:
         return f"it recomputes equally many layers of each virtual stage, not {layers} of {virtual}"
