@@ -9,9 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tilecast import collectives
+from tilecast import collectives, search, zoo
 from tilecast.collectives import COLLECTIVES, RankGroup, TokenCopies, bandwidth_bound_s, dispatch_s
-from tilecast.hardware import Link, NetworkTier, find_link, links
+from tilecast.hardware import Link, NetworkTier, Pool, find_gpu, find_link, links
+from tilecast.spec import ExpertOverlap, Plan, Plans, Workload
 
 INTRA = [name for name, link in links().items() if not link.per_node]
 INTER = [name for name, link in links().items() if link.per_node]
@@ -233,3 +234,17 @@ def test_a_synchronous_parameter_server_wins_small_and_loses_large(ranks: int, l
     assert faster[0]
     assert not faster[-1]
     assert np.all(collectives.asynchronous_parameter_server(buffer, many, intra, inter, float(ranks)) <= server)
+
+
+def test_another_micro_batch_hides_the_exchange_of_experts_but_for_the_multiprocessors_it_takes() -> None:
+    pool = Pool("h100-sxm", find_gpu("h100-sxm"), 8, 4, find_link("nvlink4"), find_link(NDR))
+    plans = Plans.from_plans(Plan(data=32, expert=32, zero_stage=1, gradient_accumulation=8))
+    job = Workload(zoo.preset("qwen3-30b-a3b"), 4096, 256, framework="megatron")
+
+    def parts(overlap: ExpertOverlap) -> tuple[float, float]:
+        times = search.price(replace(job, expert_overlap=overlap), plans, pool).times
+        return float(times.communication[0]), float(times.compute[0])
+
+    (plain, compute), (beside, same) = parts("none"), parts("microBatch")
+    assert compute == same
+    assert 0 < beside < plain
