@@ -495,3 +495,22 @@ def test_autocast_does_not_know_the_grouped_product_of_experts() -> None:
     assert cast == [("bf16", 1.0)] * 3
     assert uncast == [("bf16", 1.0), ("fp32", 8.0), ("fp32", 8.0)]
     assert products(replace(job, framework_version="2.11", lora_rank=8))[1][0] == "bf16"
+
+
+def test_an_indexer_chooses_the_keys_of_long_sequences_only() -> None:
+    dense, sparse = (zoo.preset(name) for name in ("deepseek-v3", "deepseek-v3.2"))
+
+    def flops(model: Model, sequence: int, part: str) -> float:
+        graph = zoo.build(Workload(model, sequence, 64, attention="flash"), _one_rank())
+        return sum(
+            block.repeat * op.count * float(op.table.flops()[0])
+            for block in graph.layers
+            for op in block.ops
+            if op.name.startswith(part)
+        )
+
+    assert flops(sparse, 2048, "attention.index") == 0
+    assert flops(sparse, 2048, "attention") == flops(dense, 2048, "attention")
+    grows = flops(sparse, 65536, "attention.index.scores") / flops(sparse, 32768, "attention.index.scores")
+    assert grows == pytest.approx(4, rel=0.01)
+    assert flops(sparse, 65536, "attention") < 0.5 * flops(dense, 65536, "attention")

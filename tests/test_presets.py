@@ -249,6 +249,7 @@ PUBLISHED = {
     "kimi-k2": 1026408.2,
     # Without the copies of the embedding and the head that its checkpoint has besides: 684.5 billion with them.
     "deepseek-v3-mtp": 682636.0,
+    "deepseek-v3.2": 671880.0,
     "qwen3-next-80b-a3b": 79674.0,
     "glm-4.5": 352796.0,
     "glm-4.5-air": 106852.0,
