@@ -160,7 +160,7 @@ def test_gradients_are_printed_as_they_are_held(launcher: str, precision: str) -
     }
     assert asked[launcher] == wide
     parameters = zoo.count_parameters(LLAMA)
-    plan = Plan(data=1)
+    plan = Plan(data=1, gradient_accumulation=2)
     gradients = bill(priced, plan)[1]
     assert gradients == pytest.approx(parameters * (4 if wide else 2), rel=1e-6)
 
