@@ -9,7 +9,10 @@ from typing import Any
 import pytest
 
 from tilecast import memory, zoo
-from tilecast.spec import Framework, Plan, Plans, Workload
+from tilecast.api.training_job import TrainingJobSpec, to_request
+from tilecast.render.launch import write_launch
+from tilecast.render.launch.setting import LaunchSetting
+from tilecast.spec import Framework, Plan, Plans, SpecError, Workload
 from tilecast.validate import runs
 from tilecast_lab.validate.memory import measure_peaks
 from tilecast_lab.validate.table import read_published_row
@@ -100,3 +103,56 @@ def test_measured_peaks_of_decoders_are_met() -> None:
     assert abs(ratio - 1).mean() < 0.05
     assert ratio.min() > 0.9
     assert ratio.max() < 1.13
+
+
+def job(**training: Any) -> Workload:
+    table = {"sequenceLength": 2048, "globalBatchSize": 64, **training}
+    spec = {"model": {"preset": "llama-2-7b"}, "training": table}
+    return to_request("job", TrainingJobSpec.model_validate(spec)).workload
+
+
+def test_a_job_states_its_recipe() -> None:
+    workload = job(framework="megatron", gradientPrecision="bf16", momentPrecision="bf16", optimizer="muon")
+    assert (workload.gradient_precision, workload.moment_precision, workload.optimizer) == ("bf16", "bf16", "muon")
+    assert job(framework="huggingface", weights="pure").weights == "pure"
+
+
+@pytest.mark.parametrize(
+    ("training", "message"),
+    [
+        ({"framework": "megatron", "weights": "pure"}, "megatron does not hold weights as pure; use master"),
+        ({"precision": "fp32", "weights": "pure"}, "holds everything in FP32"),
+        ({"framework": "ddp", "gradientPrecision": "bf16"}, "gradients of bf16 jobs with weights autocast are in fp32"),
+        ({"precision": "fp16", "gradientPrecision": "bf16"}, "are in fp32 or fp16"),
+        ({"framework": "fsdp2", "momentPrecision": "bf16"}, "moments of weights sharded have the type of the weights"),
+    ],
+)
+def test_a_recipe_that_the_framework_lacks_is_refused(training: dict[str, Any], message: str) -> None:
+    with pytest.raises(SpecError, match=message):
+        job(**training)
+
+
+@pytest.mark.parametrize(
+    ("launcher", "framework", "recipe", "word"),
+    [
+        ("torchrun", "ddp", {"weights": "pure"}, "model.to(torch.bfloat16)"),
+        ("megatron", "megatron", {"gradient_precision": "bf16"}, "--grad-reduce-in-bf16"),
+        ("megatron", "megatron", {"moment_precision": "bf16"}, "--exp-avg-dtype bf16"),
+        ("megatron", "megatron", {"optimizer": "muon"}, None),
+        ("trainer", "huggingface", {"weights": "pure"}, None),
+        ("fsdp2", "fsdp2", {"optimizer": "adafactor"}, None),
+    ],
+)
+def test_a_launch_requests_the_recipe_or_is_refused(
+    launcher: str, framework: Framework, recipe: dict[str, Any], word: str | None
+) -> None:
+    workload = Workload(LLAMA, 2048, 64, framework=framework, **recipe)
+    stage = 3 if framework == "fsdp2" else int(framework == "megatron")
+    plan = Plan(data=8, gradient_accumulation=8, zero_stage=stage)
+    setting = LaunchSetting("job", workload, plan, "h100-sxm", 1, 8, 1.0)
+    if word is None:
+        with pytest.raises(SpecError, match=f"{launcher} (has no|is not told)"):
+            write_launch(launcher, setting)
+        return
+    written = write_launch(launcher, setting)
+    assert word in " ".join([*written.command, *written.script, *written.files.values()])

@@ -52,6 +52,12 @@ class JobSettings(TypedDict, total=False):
     precision: str
     """bf16, fp16, fp32, tf32 or fp8."""
     optimizer: str
+    weights: str
+    """How 16-bit training holds weights: master, autocast, sharded or pure."""
+    gradient_precision: str
+    """fp32, bf16 or fp16."""
+    moment_precision: str
+    """fp32, bf16, fp16 or fp8."""
     execution: str
     """eager or compiled."""
     framework: str

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tilecast import frameworks
-from tilecast.spec import CHECKPOINTING, Framework, Plans
+from tilecast.spec import CHECKPOINTING, Framework, Plans, Weights
 
 Mask: TypeAlias = npt.NDArray[np.bool_]
 Dimension = Literal["recomputation", "zero", "tensor", "expert"]
@@ -28,6 +28,8 @@ class Abilities:
     checkpointing: Sequence[str]
     precisions: Sequence[str]
     offload: Sequence[str]
+    holds: Sequence[Weights]
+    """Ways to store weights in 16-bit training, besides that of the framework itself."""
     source: str
     sequence_parallel: Sequence[bool] = (False,)
     """Allowed values of sequence parallelism (splitting norms and residuals) where tensor parallelism is on."""
