@@ -99,15 +99,17 @@ def test_a_cell_that_is_not_its_own_is_the_engines() -> None:
         ("megatron", "bf16", Plan(), 18.0),
         ("megatron", "fp16", Plan(), 16.0),
         ("megatron", "bf16", Plan(data=8, zero_stage=1), 6 + 12 / 8),
-        # DDP under autocast: weight 4, its cast 2, gradient 4 and 4 again in buckets, moments 8.
-        ("ddp", "bf16", Plan(data=2), 22.0),
-        ("ddp", "bf16", Plan(), 18.0),
+        # DDP, in the update: weight 4, gradient 4 and 4 again in buckets, moments 8. Its 16-bit casts are gone.
+        ("ddp", "bf16", Plan(data=2), 20.0),
+        ("ddp", "bf16", Plan(), 16.0),
         ("ddp", "fp32", Plan(), 16.0),
-        # fully_shard: everything in FP32 and sharded; gathered weights are working memory.
-        ("fsdp2", "bf16", Plan(data=8, zero_stage=3), 16 / 8),
-        ("fsdp2", "bf16", Plan(data=8, zero_stage=2), 2 + 16 / 8),
+        # fully_shard: everything in FP32 and sharded; gathered weights are working memory. Gradients are not there yet
+        # when most activations are, unless an earlier micro-batch made them.
+        ("fsdp2", "bf16", Plan(data=8, zero_stage=3, gradient_accumulation=2), 16 / 8),
+        ("fsdp2", "bf16", Plan(data=8, zero_stage=2, gradient_accumulation=2), 2 + 16 / 8),
+        ("fsdp2", "bf16", Plan(data=8, zero_stage=3), 12 / 8),
         # Pure 16 bit: weight, gradient and two moments of 2 bytes each.
-        ("torchtune", "bf16", Plan(data=4, zero_stage=3), 8 / 4),
+        ("torchtune", "bf16", Plan(data=4, zero_stage=3, gradient_accumulation=2), 8 / 4),
     ],
 )
 def test_states_take_what_the_framework_holds(framework: Framework, precision: str, plan: Plan, each: float) -> None:
@@ -164,8 +166,8 @@ def test_frozen_weights_in_four_bits_take_less(framework: Framework) -> None:
 
 def test_a_fused_loss_needs_a_quarter_of_what_an_eager_one_does() -> None:
     """Llama's logits keep 2 + 4 bytes and need 8 more if eager, against 2 and 2 if fused."""
-    eager = bill("ddp", Plan(micro_batch=4, checkpointing="full"))
-    fused = bill("ddp", Plan(micro_batch=4, checkpointing="full"), fused_loss=True)
+    eager = bill(None, Plan(micro_batch=4, checkpointing="full"))
+    fused = bill(None, Plan(micro_batch=4, checkpointing="full"), fused_loss=True)
     logits = 4 * 2048 * LLAMA.vocab
     assert float((eager.activations - fused.activations)[0]) == pytest.approx(4 * logits)
 
@@ -214,7 +216,8 @@ def test_a_torchtune_job_of_one_gpu_holds_one_gradient_at_a_time_and_no_states()
         for repeats in (1, 2)
     )
     # The largest block is a layer: 4 products of 4,096 x 4,096 and 3 of 4,096 x 11,008, and two norms, of 2 bytes each.
-    assert alone.gradients[0] == 2 * (4 * 4096**2 + 3 * 4096 * 11008 + 2 * 4096)
+    layer = 2 * (4 * 4096**2 + 3 * 4096 * 11008 + 2 * 4096)
+    assert alone.gradients[0] in (0, layer), "none while activations are held, one at the end of the backward pass"
     assert alone.optimizer[0] == 0
     assert accumulating.optimizer[0] == 2 * accumulating.gradients[0] == 2 * accumulating.parameters[0]
 

@@ -173,7 +173,7 @@ def test_gradients_are_printed_as_they_are_held(launcher: str, precision: str) -
     }
     assert asked[launcher] == wide
     parameters = zoo.count_parameters(LLAMA)
-    plan = Plan(data=1)
+    plan = Plan(data=1, gradient_accumulation=2)
     gradients = bill(priced, plan)[1]
     assert gradients == pytest.approx(parameters * (4 if wide else 2), rel=1e-6)
 
@@ -276,7 +276,8 @@ def test_options_of_megatron_are_options_of_megatron() -> None:
     seen = set[str]()
     families = (LLAMA, MIXTRAL, *(Workload(zoo.preset(name), 512, 128) for name in ("t5-large", "bert-large")))
     deepseek = Workload(zoo.preset("deepseek-v3"), 4096, 4096, precision="fp8", framework="nemo")
-    for job in (*families, deepseek, replace(LLAMA, framework="nemo")):
+    narrow = replace(LLAMA, gradient_precision="bf16", moment_precision="bf16")
+    for job in (*families, deepseek, narrow, replace(LLAMA, framework="nemo")):
         for one in WORKLOADS:
             for plan in PLANS:
                 line = printed("megatron", replace(job, **one), replace(base("megatron"), **plan))  # type: ignore[arg-type]

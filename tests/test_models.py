@@ -252,7 +252,8 @@ def test_memory_holds_the_largest_quantized_weight_in_16_bits(checkpointing: Che
     layer = zoo.build(jobs[1], WHOLE).layers[0]
     largest = 2 * 4096 * 11008  # of the gate, or of the product that it gates
     assert layer.copied_bytes[0] == largest
-    assert whole.working[0] < largest <= quantized.working[0]
+    # The bill's scratch memory is less by the logits, which are freed before the layers run backward.
+    assert whole.working[0] + 0.4 * largest < quantized.working[0]
     assert zoo.build(jobs[0], WHOLE).layers[0].copied_bytes[0] == 0
     one, two = (np.array(sizes, np.int64) for sizes in ((1, 1), (1, 2)))
     split = zoo.build(jobs[1], Shards(one, two, one, one, np.zeros(2, np.int64))).layers[0]

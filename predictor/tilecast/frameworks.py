@@ -15,10 +15,20 @@ import numpy as np
 import numpy.typing as npt
 
 from tilecast import shipped
-from tilecast.spec import ExpertDispatch, ExpertOverlap, PassName, Plans, Schedule, SpecError, Workload
+from tilecast.spec import (
+    STATE_BYTES,
+    ExpertDispatch,
+    ExpertOverlap,
+    PassName,
+    Plans,
+    Schedule,
+    SpecError,
+    StatePrecision,
+    Weights,
+    Workload,
+)
 from tilecast.spec import Framework as FrameworkName
 
-Weights = Literal["master", "autocast", "sharded", "pure"]
 Gradients = Literal["weights", "fp32", "fp32-with-bf16"]
 Loss = Literal["eager", "parallel", "fused"]
 Composed = Literal["rmsnorm", "layernorm", "channelnorm", "gelu", "tanh-gelu", "dropout"]
@@ -55,6 +65,9 @@ class Framework:
     """Type of a gradient: that of the held weight, FP32, or FP32 unless the job is in FP16."""
     gradient_copies: float
     """Copies of a gradient that replicas hold: 2 if gradients are copied into buckets and out of them."""
+    holds_gradients: bool
+    """Whether gradients stay allocated between steps. Others are allocated in the backward pass, as activations are
+    freed, and freed by the update."""
     shards_gradients: bool
     """Whether a rank keeps only its part of the gradients under ZeRO 2. Each micro-batch scatters them in any case."""
     reshards_weights: bool
@@ -86,6 +99,8 @@ class Framework:
     """Tensors that the cross-entropy keeps; `zoo.layers.logit_bytes` explains each value."""
     loss_chunks: float
     """Number of chunks into which the logits are cut; one of them is in the loss at a time."""
+    upcasts_logits: bool
+    """Whether the loss reads logits in FP32 where weights are in 16 bits alone, as it does in mixed precision."""
     unties_embeddings: bool
     """Whether the output layer has a separate weight although the published model shares that of the embedding."""
     quantized_input_bytes: float
@@ -112,7 +127,11 @@ class Framework:
     """Whether, on one GPU without accumulation, weights are updated in the backward pass, with states paged to the
     host."""
     casts_gradients: bool
-    """Whether the update reads an FP32 copy of each gradient in 16 bit, spread like the optimizer's states."""
+    """Whether an FP32 copy of each gradient in 16 bit is held for the update, spread like the optimizer's states."""
+    upcasts_gradients: bool
+    """Whether the update of masters makes FP32 copies of gradients in 16 bit, and frees them at its end."""
+    moments: StatePrecision | None
+    """Type of the optimizer's moments; None for that of the weights that it updates."""
     context_bytes: float
     """Bytes that loaded libraries and their workspaces take outside the allocator, without any communicator."""
     table_gradients: Literal["rows", "whole"]
@@ -203,8 +222,12 @@ class Framework:
         return self.gradients == "fp32" or workload.precision != "fp16"
 
     def state_bytes(self, workload: Workload) -> float:
-        """Return the bytes of each state of a weight that the update reads and writes: weight or master, and moment."""
+        """Return the bytes of a weight that the update reads and writes: its own, or those of its master."""
         return 2.0 if workload.is_mixed and self.weights == "pure" else 4.0
+
+    def moment_bytes(self, workload: Workload) -> float:
+        """Return the bytes of a moment that an optimizer keeps in full precision."""
+        return self.state_bytes(workload) if self.moments is None else STATE_BYTES[self.moments]
 
 
 HELD_BYTES: Mapping[Weights, float] = {"master": 2.0, "autocast": 4.0, "sharded": 4.0, "pure": 2.0}
@@ -252,7 +275,7 @@ def holds_fp8_alone(workload: Workload) -> bool:
 
 TABLES: Mapping[str, Mapping[str, Any]] = shipped.read_table("tilecast", "frameworks.toml")
 """Tables of the file, by name."""
-_CELLS = tuple(item.name for item in fields(Framework) if item.name not in ("name", "engine", "sources"))
+_CELLS = tuple(item.name for item in fields(Framework) if item.name not in ("name", "engine", "moments", "sources"))
 
 
 _TUPLES = (
@@ -337,7 +360,8 @@ def read_framework(name: str, version: str | None = None) -> Framework:
     values |= {cell: frozenset(values[cell]) for cell in ("composed", "fuses", "schedules")}
     values |= {cell: tuple(values[cell]) for cell in _TUPLES}
     values |= {cell: tuple(AttentionChoice(*choice) for choice in values[cell]) for cell in ("attention", "flash")}
-    return Framework(name=name, engine=engine, sources={cell: cells[cell][1] for cell in _CELLS}, **values)
+    sources = {cell: cells[cell][1] for cell in _CELLS}
+    return Framework(name=name, engine=engine, moments=None, sources=sources, **values)
 
 
 FRAMEWORKS: Mapping[str, Framework] = {name: read_framework(name) for name in TABLES}
@@ -347,10 +371,28 @@ ENGINES: tuple[str, ...] = tuple(name for name, item in FRAMEWORKS.items() if it
 
 
 def find_framework(workload: Workload) -> Framework:
-    """Return the framework of a workload at its version, or the defaults if the workload names none."""
-    if workload.framework_version is None:
-        return FRAMEWORKS[workload.framework or UNSET]
-    return read_framework(workload.framework or UNSET, workload.framework_version)
+    """Return the framework of a workload at its version and with its recipe, or the defaults if it names none."""
+    name = workload.framework or UNSET
+    if not (workload.is_mixed and workload.training):
+        return read_framework(name, workload.framework_version)
+    recipe = workload.weights, workload.gradient_precision, workload.moment_precision
+    return _with_recipe(name, workload.framework_version, *recipe)
+
+
+@cache
+def _with_recipe(
+    name: str,
+    version: str | None,
+    weights: Weights | None,
+    gradients: StatePrecision | None,
+    moments: StatePrecision | None,
+) -> Framework:
+    """Return a framework that holds weights, gradients and moments as a job says, else as it does by itself."""
+    own = read_framework(name, version)
+    summed = own.gradients if weights in (None, own.weights) else "weights"
+    if gradients is not None:
+        summed = "fp32" if gradients == "fp32" else "weights"
+    return replace(own, weights=weights or own.weights, gradients=summed, moments=moments)
 
 
 def expert_dispatch(workload: Workload) -> ExpertDispatch:

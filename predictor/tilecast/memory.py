@@ -7,6 +7,11 @@ updated row by row have no gradients, and their weights and moments are in FP32.
 (arXiv 2205.05198), times the micro-batches in flight: min(m, p) on the first of p 1F1B stages. Where images differ in
 size, a job is billed at its largest batch.
 
+The bill is of the fullest moment of a step. Most frameworks allocate the gradients of a layer when the backward pass
+has freed the activations of the layers behind it, and free them in the update. So gradients stand beside all
+activations only where a framework holds them between steps, or where several micro-batches add to them. The moments are
+the start of the backward pass, its last layer, and the update, when activations and 16-bit copies of weights are gone.
+
 Three figures of a run can be measured, and the bill forecasts each: the bytes of tensors (`Footprint.allocated`,
 PyTorch's max_memory_allocated), what the allocator holds (`reserved`, max_memory_reserved) and what the device reports
 (`device`, nvidia-smi).
@@ -28,7 +33,7 @@ from tilecast.frameworks import Framework
 from tilecast.hardware import Gpu
 from tilecast.layout import schedule_law
 from tilecast.model import Model
-from tilecast.recomputation import names_modules
+from tilecast.recomputation import CHECKPOINTING, names_modules
 from tilecast.spec import (
     ELEMENT_BYTES,
     Columns,
@@ -46,14 +51,39 @@ from tilecast.zoo.cnn.images import Images
 from tilecast.zoo.stages import stage_kinds
 
 Figure = Literal["allocated", "reserved", "device"]
+_FULL = CHECKPOINTING.index("full")
 
-_MOMENTS: Mapping[str, float] = {"none": 0, "sgd": 0, "momentum": 1, "adam": 2, "adamw": 2, "lamb": 2}
-"""Number of moments that an optimizer keeps of each weight, in FP32, or in 16 bit where weights are in 16 bit alone."""
+
+@dataclass(frozen=True, slots=True)
+class _OptimizerStates:
+    """What an optimizer keeps of each trainable weight beside its master, and what its update needs."""
+
+    moments: float
+    """Moments of a weight of the layers, in the type of moments."""
+    end_moments: float
+    """Moments of a weight before or after the layers, in the type of moments."""
+    quantized_bytes: float = 0.0
+    """Bytes of states whose type the optimizer determines."""
+    lists: float = 0.0
+    """Copies of all moments that an update needs unless it is fused."""
+    tensors: float = 0.0
+    """Copies of the largest weight, in FP32, that an update needs."""
+
+
+# Adafactor keeps a mean for each row and column (arXiv 1804.04235, section 3). Muon keeps one moment of the matrices of
+# layers and updates all others with AdamW (Keller Jordan, Muon, README). 8-bit Adam keeps an FP32 scale for each block
+# of 256 moments (arXiv 2110.02861, section 2; bitsandbytes, optim/optimizer.py).
+_OPTIMIZERS: Mapping[str, _OptimizerStates] = {
+    "none": _OptimizerStates(0, 0), "sgd": _OptimizerStates(0, 0), "momentum": _OptimizerStates(1, 1),
+    "adam": _OptimizerStates(2, 2, lists=1), "adamw": _OptimizerStates(2, 2, lists=1),
+    "lamb": _OptimizerStates(2, 2, lists=1), "adafactor": _OptimizerStates(0, 0, tensors=1),
+    "muon": _OptimizerStates(1, 2, tensors=1), "adamw8bit": _OptimizerStates(0, 0, 2 * (1 + 4 / 256)),
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
 class Footprint:
-    """Bytes of the fullest rank of each plan, every column (n,).
+    """Bytes of the fullest rank of each plan at the fullest moment of a step, every column (n,).
 
     `total`, which the plan needs to run, is the sum of all columns except `cached`.
     """
@@ -168,9 +198,19 @@ def _library_bytes(workload: Workload, groups: Floats, experts: Ints, gpu: Gpu |
     return np.asarray(libraries + opened.communicator_bytes * groups + opened.peer_bytes * peers)
 
 
-def footprint(workload: Workload, sharded: Sharded, plans: Plans, gpu: Gpu | None = None) -> Footprint:
-    """Return the memory bill of each plan's fullest rank; the GPU's link determines the memory of communicators."""
-    return Bills.of(workload, sharded, plans, gpu).rows(slice(None))
+def footprint(
+    workload: Workload, sharded: Sharded, plans: Plans, gpu: Gpu | None = None, *, updates: bool = True
+) -> Footprint:
+    """Return the memory bill of each plan's fullest rank.
+
+    Args:
+        workload: job.
+        sharded: graph and the shard of each plan.
+        plans: n plans.
+        gpu: GPU, whose link determines the memory of communicators.
+        updates: whether the update is one of the moments of a step that are compared, beside those of its passes.
+    """
+    return Bills.of(workload, sharded, plans, gpu).rows(slice(None), updates=updates)
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,6 +235,10 @@ class Bills:
     activations: DistinctRows
     """Rows of `alike` with distinct shard, recomputation and pipeline, which decide the bytes of a micro-batch."""
     micro: _MicroBatchBytes
+    holds_gradients: bool
+    """Whether gradients are allocated before the backward pass, even of a single micro-batch."""
+    frees_casts: bool
+    """Whether 16-bit copies of weights that a layer caches are freed with the activations that it recomputes."""
 
     @classmethod
     def of(cls, workload: Workload, sharded: Sharded, plans: Plans, gpu: Gpu | None) -> Bills:
@@ -214,7 +258,13 @@ class Bills:
         known = constants.shipped_constants().device_memory
         share = known.varied if _largest_image(workload.model) else known.cached
         cached = share - known.fragmentation if framework.allocator == "caching" else 0.0
-        return cls(workload, framework.memory_error, cached, plans, alike, degrees, states, context, activations, micro)
+        # Late blocks of a convolutional network have most weights, and early ones most activations.
+        holds = framework.holds_gradients or zoo.recomputes(workload.model) == ("none",)
+        frees = framework.weights == "autocast" and workload.is_mixed
+        return cls(
+            workload, framework.memory_error, cached, plans, alike, degrees, states, context, activations, micro,
+            holds, frees,
+        )  # fmt: skip
 
     def on_gpu(self, gpu: Gpu) -> Bills:
         """Return the bills on another GPU with equal `reads_both_layouts`."""
@@ -225,8 +275,8 @@ class Bills:
         """Return the bytes of libraries and communicators of some plans of the table, (k,)."""
         return self.context[self.degrees.index[self.alike.index[rows]]]
 
-    def rows(self, rows: slice | Rows) -> Footprint:
-        """Return the bills of some plans of the table."""
+    def rows(self, rows: slice | Rows, *, updates: bool = True) -> Footprint:
+        """Return the bills of some plans of the table, of the fullest moment of a step or of its passes alone."""
         plans, place = self.plans.take(rows), self.alike.index[rows]
         stage = np.clip(plans.zero_stage, 0, 3)  # a table may state any number
         states = self.states.take(stage * len(self.degrees) + self.degrees.index[place])
@@ -234,23 +284,54 @@ class Bills:
         activations = np.zeros(len(plans))
         if self.workload.training:
             activations = _activation_bytes(plans, micro, self.workload.pipeline_schedule)
-        # The update runs after the activations are freed, and takes their place. The head's activations are already
-        # freed when the gradient of the last layer is reduced.
-        reducing = micro.layer_working + states.reduced - micro.head
-        passes = np.maximum(np.maximum(micro.layer_working, micro.head_working), reducing) + states.gathered
-        working = np.maximum(passes, states.update - activations)
-        dynamic = activations + working
+        moment = self._find_fullest_moment(plans, states, micro, activations, updates=updates)
+        parameters, gradients, kept, working = moment
+        dynamic = kept + working
         return Footprint(
-            states.parameters,
-            states.gradients,
+            parameters,
+            gradients,
             states.optimizer,
-            activations,
+            kept,
             working,
             states.buffers,
             constants.shipped_constants().device_memory.fragmentation * dynamic,
             self.context_of(rows),
             np.where(self.cached_share > 0, self.cached_share * dynamic + micro.workspace, 0.0),
             self.error,
+        )
+
+    def _find_fullest_moment(
+        self, plans: Plans, states: _StateBytes, micro: _MicroBatchBytes, activations: Floats, *, updates: bool
+    ) -> tuple[Floats, Floats, Floats, Floats]:
+        """Return weights, gradients, activations and scratch memory at the fullest moment of a step, (k,) each."""
+        accumulates = plans.gradient_accumulation > 1
+        held = states.gradients if self.holds_gradients else np.where(accumulates, states.gradients, states.bucketed)
+        grown = states.gradients - held
+        casts, loss, layer = states.casts, micro.head_working, micro.layer_working
+        if self.frees_casts:
+            # The forward pass caches the copies of all layers, the backward pass of a recomputed layer its own alone.
+            # The loss needs less in the forward pass: an FP32 copy of the logits beside the normalised one.
+            freed = np.where(plans.checkpointing == _FULL, casts, 0.0)
+            loss, layer = np.where(freed > 0, np.maximum(loss - freed, 0.5 * loss), loss), layer - freed
+        head = np.where(plans.pipeline > 1, 0.0, micro.head)
+        # The activations of the loss are freed when the gradient of the last layer is computed and reduced. In the
+        # first layer all gradients are there.
+        begin = np.maximum(loss, layer + states.reduced + np.minimum(states.head_gradients, grown) - head)
+        end = micro.first + layer + states.reduced + grown
+        at_end = end > activations + begin
+        gradients = np.where(at_end, states.gradients, held)
+        kept, working = np.where(at_end, micro.first, activations), np.where(at_end, layer + states.reduced, begin)
+        working = working + states.gathered
+        parameters = states.parameters + casts
+        if not updates:
+            return parameters, gradients, kept, working
+        # Activations and copies are freed before the update.
+        at_update = states.gradients + states.update > gradients + kept + working + casts
+        return (
+            np.where(at_update, states.parameters, parameters),
+            np.where(at_update, states.gradients, gradients),
+            np.where(at_update, 0.0, kept),
+            np.where(at_update, states.update, working),
         )
 
 
@@ -278,7 +359,13 @@ class _StateBytes(Columns):
     """Bytes of states, equal for plans of equal degrees and ZeRO stage, (n,)."""
 
     parameters: Floats
+    casts: Floats
+    """16-bit copies of weights, which live until the backward pass has read them."""
     gradients: Floats
+    bucketed: Floats
+    """Buckets of gradients that are held between steps."""
+    head_gradients: Floats
+    """Gradients of the blocks behind the layers."""
     optimizer: Floats
     gathered: Floats
     reduced: Floats
@@ -309,7 +396,7 @@ class _ParameterBytes:
         master = 4.0 if framework.weights == "master" else 0.0
         return cls(
             frameworks.HELD_BYTES[framework.weights], copy, frameworks.gradient_bytes(workload), master,
-            framework.state_bytes(workload), 4.0 if framework.casts_gradients else 0.0,
+            framework.moment_bytes(workload), 4.0 if framework.casts_gradients else 0.0,
         )  # fmt: skip
 
 
@@ -325,25 +412,37 @@ def _state_bytes(workload: Workload, sharded: Sharded, plans: Plans, gpu: Gpu | 
 
     tables = sharded.sum_fullest_stage("table_parameters", plans)
     held = _weight_bytes(workload, sharded, plans, per_parameter, gpu) + 4.0 * tables
-    gradients = optimizer = update = zero
+    casts = _cast_bytes(workload, sharded, plans, per_parameter)
+    gradients = bucketed = optimizer = update = zero
     offloads = workload.offload == "parameters"
     if workload.training and not offloads:
         gradients = spread(framework.gradients_stage) * trainable * per_parameter.gradient
-        gradients = np.where((plans.replicas > 1) & (plans.zero_stage == 0), framework.gradient_copies, 1.0) * gradients
+        copied = (plans.replicas > 1) & (plans.zero_stage == 0)
+        bucketed = np.where(copied, framework.gradient_copies - 1.0, 0.0) * gradients
+        gradients = gradients + bucketed
         gradients = gradients + (4.0 * tables if framework.table_gradients == "whole" else 0.0)
     if workload.training and workload.optimizer != "none" and workload.offload == "none":
-        moments = _MOMENTS[workload.optimizer] * per_parameter.moment
+        own_states, layers = _OPTIMIZERS[workload.optimizer], sharded.layer_parameter_share(plans)
+        number = layers * own_states.moments + (1 - layers) * own_states.end_moments
+        moments = number * per_parameter.moment + own_states.quantized_bytes
         optimizer = (
             spread(1) * trainable * (per_parameter.master + moments + per_parameter.update)
-            + tables * _MOMENTS[workload.optimizer] * 4.0
+            + tables * own_states.moments * 4.0
         )
-        if "optimizer" not in fuse.passes(workload) and _MOMENTS[workload.optimizer] > 1:
-            update = spread(1) * trainable * per_parameter.moment
+        if "optimizer" not in fuse.passes(workload):
+            update = spread(1) * trainable * own_states.lists * per_parameter.moment
+        if framework.upcasts_gradients and per_parameter.gradient < per_parameter.master:
+            update = update + spread(1) * trainable * per_parameter.master
+        ends = (*sharded.graph.first, *sharded.graph.last)
+        largest = _gather_largest(sharded, [item.parameters for item in ends], len(plans))
+        update = update + own_states.tensors * 4.0 * np.minimum(largest, spread(1)) * trainable
     block = _gather_largest(sharded, [item.parameters for item in sharded.graph.blocks], len(plans))
     if framework.updates_in_backward and not workload.lora_rank and not offloads:
         alone = (plans.gpus == 1) & (plans.gradient_accumulation == 1)
         gradients = np.where(alone, np.minimum(gradients, block * per_parameter.gradient), gradients)
         optimizer, update = np.where(alone, 0.0, optimizer), np.where(alone, 0.0, update)
+    last = sum((sharded.gather(item.parameters) for item in sharded.graph.last), zero)
+    head = np.minimum(last * trainable * per_parameter.gradient, gradients)
     # A sharded model is gathered block by block, the current one and the next; embedding and head are blocks too.
     layer = _gather_largest(sharded, [item.parameters for item in sharded.graph.layers], len(plans))
     blocks = np.minimum(block, parameters) + (framework.gathered_blocks - 1) * np.minimum(layer, parameters)
@@ -353,7 +452,8 @@ def _state_bytes(workload: Workload, sharded: Sharded, plans: Plans, gpu: Gpu | 
     whole = np.minimum(layer, parameters) * trainable * (workload.weight_bytes + per_parameter.gradient)
     reduced = np.where((plans.zero_stage >= 2) & (plans.replicas > 1) & spreads, whole, 0.0)
     return _StateBytes(
-        zero if offloads else held, gradients, optimizer, gathered, reduced, update,
+        zero if offloads else held, zero if offloads else casts, gradients, bucketed, head, optimizer, gathered,
+        reduced, update,
         _buffer_bytes(workload, sharded, plans, per_parameter, parameters * trainable),
     )  # fmt: skip
 
@@ -378,9 +478,28 @@ def _weight_bytes(
     # Under ZeRO 2 a framework with shards holds the shards in FP32 and all weights in 16 bit.
     shard = np.where(plans.zero_stage >= 2, own, parameters) if framework.weights == "sharded" else resident
     whole = np.where(plans.zero_stage >= 3, 0.0, parameters)
-    held = trainable * (shard * per_parameter.weight + whole * (per_parameter.cast if workload.training else 0.0))
+    held = trainable * shard * per_parameter.weight
     held = held + (1 - trainable) * resident * sharded.frozen_bytes(workload, plans)
     return np.asarray(held + _fp8_bytes(workload, framework, gpu) * sharded.layer_parameter_share(plans) * whole)
+
+
+def _cast_bytes(workload: Workload, sharded: Sharded, plans: Plans, per_parameter: _ParameterBytes) -> Floats:
+    """Return the bytes of the 16-bit copies of weights that live while a step needs them, (n,).
+
+    Autocast copies the weights of products alone, which those of an embedding are not unless the head shares them.
+    """
+    if not (workload.training and per_parameter.cast):
+        return np.zeros(len(plans))
+    parameters, _ = sharded.held_parameters(plans)
+    if frameworks.find_framework(workload).weights == "autocast":
+        first, last = (
+            sum((sharded.gather(item.parameters) for item in blocks), np.zeros(len(plans)))
+            for blocks in (sharded.graph.first, sharded.graph.last)
+        )
+        unread = np.where((last >= first) & (plans.pipeline == 1), first, 0.0)
+        parameters = parameters - unread
+    whole = np.where(plans.zero_stage >= 3, 0.0, parameters)
+    return np.asarray(sharded.trainable_share(plans) * whole * per_parameter.cast)
 
 
 def reads_both_layouts(gpu: Gpu) -> bool:
@@ -442,6 +561,8 @@ class _MicroBatchBytes(Columns):
     early: Floats
     middle: Floats
     late: Floats
+    first: Floats
+    """Activations of the blocks before the layers."""
     layer_working: Floats
     head_working: Floats
     head: Floats
@@ -461,7 +582,7 @@ def _micro_batch_bytes(workload: Workload, sharded: Sharded, plans: Plans) -> _M
     if not workload.training:
         nothing = np.zeros(len(plans))
         working = 2 * layer_working + copied + head_working + first
-        return _MicroBatchBytes(nothing, nothing, nothing, working, nothing, nothing, nothing)
+        return _MicroBatchBytes(nothing, nothing, nothing, nothing, working, nothing, nothing, nothing)
     # The layer that is recomputed is whole again while its backward pass runs.
     whole = _gather_largest(
         sharded, [np.broadcast_to(item.activation_bytes, (3, graph.shards))[0] for item in graph.layers], len(plans)
@@ -477,7 +598,7 @@ def _micro_batch_bytes(workload: Workload, sharded: Sharded, plans: Plans) -> _M
     layer_working = layer_working + copied
     early, middle, late = _stage_activation_bytes(sharded, plans, kept)
     workspace = _gather_largest(sharded, [item.workspace_bytes for item in graph.blocks], len(plans))
-    return _MicroBatchBytes(early + first, middle, late, layer_working, head_working, last, workspace)
+    return _MicroBatchBytes(early + first, middle, late, first, layer_working, head_working, last, workspace)
 
 
 def _stage_activation_bytes(sharded: Sharded, plans: Plans, layers: Sequence[Floats]) -> tuple[Floats, Floats, Floats]:

@@ -50,8 +50,15 @@ MXFP8 has a scale of one byte for 32 elements (OCP Microscaling Formats, version
 scale for each tensor: arXiv 2509.25149, section 2). Activations of such jobs stay in BF16.
 """
 
-Optimizer = Literal["none", "sgd", "momentum", "adam", "adamw", "lamb"]
+Optimizer = Literal["none", "sgd", "momentum", "adam", "adamw", "lamb", "adafactor", "muon", "adamw8bit"]
 OPTIMIZERS: tuple[Optimizer, ...] = get_args(Optimizer)
+Weights = Literal["master", "autocast", "sharded", "pure"]
+WEIGHTS: tuple[Weights, ...] = get_args(Weights)
+"""Storage of a weight in 16-bit training: in 16 bit with an FP32 master, in FP32 with a 16-bit cast, in FP32 shards
+that are gathered in 16 bit, or in 16 bit alone, with its optimizer states."""
+StatePrecision = Literal["fp32", "bf16", "fp16", "fp8"]
+STATE_BYTES: Mapping[StatePrecision, float] = {"fp32": 4.0, "bf16": 2.0, "fp16": 2.0, "fp8": 1.0}
+"""Bytes of an element of a gradient or of an optimizer's moment."""
 Offload = Literal["none", "optimizer", "parameters"]
 """States in the memory of the host: none, the optimizer's states with their update (ZeRO-Offload, arXiv 2101.06840), or
 the parameters too (ZeRO-Infinity, arXiv 2104.07857)."""
@@ -141,6 +148,12 @@ class Workload:
     training: bool = True
     """False prices a forward pass alone (inference prefill)."""
     optimizer: Optimizer = "adamw"
+    weights: Weights | None = None
+    """Storage of weights in 16-bit training; None takes the framework's."""
+    gradient_precision: StatePrecision | None = None
+    """Type in which gradients are summed, held and reduced; None takes the framework's."""
+    moment_precision: StatePrecision | None = None
+    """Type of the optimizer's moments; None takes that of its weights."""
     micro_batch: int | None = None
     checkpointing: Checkpointing | None = None
     """None leaves the choice to the search."""

@@ -24,6 +24,7 @@ from tilecast.spec import (
     MemoryFormat,
     Precision,
     SpecError,
+    Weights,
     Workload,
 )
 from tilecast.validate.cells import Row, UnreadableRow, read_integer
@@ -79,6 +80,8 @@ def read_published_row(row: Row, graphs: Graphs | None = None) -> RunCase:
         precision=precision,
         training=row.get("mode", "train") != "inference",
         optimizer=read_optimizer(row, model),
+        weights=_held_weights(row),
+        fused_optimizer="foreach" not in row.get("optimizer", "") and "foak" not in notes,
         attention=_attention(row),
         execution=execution(row),
         memory_format=_memory_format(row),
@@ -319,6 +322,32 @@ _MLPERF_RELEASES = {
 
 _SAID_NOT = ("no gradient bucketing", "no tp/dp overlap", "no compute/communication overlap", "overlap_comm false")
 """Words in the notes of runs that reduce their gradients only after the backward pass, without overlap."""
+
+
+_PURE = re.compile(
+    r"\bpure[- ](?:bf16|fp16)|\bbf16-true\b|\bno fp32 master|\bweights bf16\b|\bbase 16-bit\b|\bbase 4-bit\b"
+)
+"""Words in the notes of runs that hold weights and optimizer states in 16 bits alone.
+
+A model for adapters is loaded in 16 bits: fms-hf-tuning, without mixed precision.
+"""
+
+_LOADED = "torch_dtype bf16"
+"""Words in the notes of runs whose weights are loaded in 16 bits and trained in mixed precision.
+
+Autocast leaves such weights as they are; Accelerate upcasts what FSDP shards to FP32 (accelerator.py, prepare_model).
+PEFT's method_comparison loads models in bfloat16.
+"""
+
+
+def _held_weights(row: Row) -> Weights | None:
+    """Return the storage of weights that a row states; None if that of its framework."""
+    notes, words = row.get("notes", "").lower(), row.get("framework", "").lower()
+    if "16" not in row.get("precision", ""):
+        return None
+    if _LOADED in notes:
+        return "sharded" if "fsdp" in words else "pure"
+    return "pure" if _PURE.search(notes) or ("peft" in words and row["precision"] == "bf16") else None
 
 
 def _lora_rank(row: Row, notes: str) -> int:

@@ -352,7 +352,7 @@ def _unsplit_bytes(workload: Workload) -> float:
         checkpointing=workload.checkpointing or CHECKPOINTING[0],
     )
     plans = Plans.from_plans(plan)
-    bill = memory.footprint(workload, zoo.shard(workload, plans), plans)
+    bill = memory.footprint(workload, zoo.shard(workload, plans), plans, updates=False)
     return float((bill.parameters + bill.gradients + bill.optimizer + bill.activations)[0])
 
 

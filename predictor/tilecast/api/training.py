@@ -22,6 +22,8 @@ from tilecast.spec import (
     Quantization,
     Schedule,
     ServerUpdates,
+    StatePrecision,
+    Weights,
 )
 
 RESTART_S = 300.0
@@ -72,6 +74,19 @@ class Training(ApiModel):
     )
     optimizer: Optimizer | None = optional_field(
         "Optimizer, which decides the bytes of its state; adamw if absent, none for inference."
+    )
+    weights: Weights | None = optional_field(
+        "How weights are held in 16-bit training: master (16 bit, FP32 masters beside), autocast (FP32, with 16-bit "
+        "casts), sharded (FP32 shards, gathered in 16 bit) or pure (16 bit alone, optimizer states too); absent takes "
+        "the framework's."
+    )
+    gradient_precision: Literal["fp32", "bf16", "fp16"] | None = optional_field(
+        "Type in which gradients are summed, held and reduced where weights have FP32 masters (Megatron's "
+        "--grad-reduce-in-bf16); absent takes the framework's."
+    )
+    moment_precision: StatePrecision | None = optional_field(
+        "Type of the optimizer's moments where weights have FP32 masters (Megatron's precision-aware optimizer); fp32 "
+        "if absent."
     )
     fused_optimizer: bool = Field(
         default=True,

@@ -35,7 +35,7 @@ from tilecast.api.stored_model import ModelReference as ModelReference
 from tilecast.api.stored_model import config_map_content as config_map_content
 from tilecast.api.stored_model import read_model, sequence_length
 from tilecast.api.training import Training
-from tilecast.frameworks import ENGINES, FRAMEWORKS, UNSET, first_version, parse_version
+from tilecast.frameworks import ENGINES, FRAMEWORKS, TABLES, UNSET, first_version, parse_version
 from tilecast.layout import parse_layout
 from tilecast.model import Model
 from tilecast.objectives import OBJECTIVES, Objective, objectives_bounded_by
@@ -306,6 +306,7 @@ def to_request(name: str, spec: TrainingJobSpec, stored: bytes | None = None) ->
     _check_precision(training)
     _check_gradient_sync(training)
     _check_pipeline(training, model)
+    _check_recipe(training)
     if spec.model.hugging_face is not None or spec.model.graph_ref is not None:
         zoo.count_operators(workload)  # refuses models that are too large, while the job is read
     batches = training.global_batch_size_range
@@ -326,7 +327,7 @@ def to_request(name: str, spec: TrainingJobSpec, stored: bytes | None = None) ->
 _WORKLOAD_FIELDS = {
     *("precision", "attention", "execution", "memory_format", "bucket_mib", "gradient_sync", "parameter_servers"),
     *("fused_optimizer", "fused_loss", "framework", "framework_version", "pipeline_schedule", "pipeline_layout"),
-    *("expert_dispatch", "expert_overlap"),
+    *("expert_dispatch", "expert_overlap", "weights", "gradient_precision", "moment_precision"),
 }
 """Fields that `Training` and `Workload` have in common."""
 
@@ -405,6 +406,36 @@ def _check_pipeline(training: Training, model: Model) -> None:
     if stated.layers != model.layers:
         problem = f"lays out {stated.layers} layers t, {model.name} has {model.layers}"
         raise SpecError(field, problem, f"write {model.layers} layers t in all, or leave it out")
+
+
+def _check_recipe(training: Training) -> None:
+    """Check that the framework can hold weights, gradients and moments as the job says.
+
+    Raises:
+        SpecError: it cannot, or the job trains in FP32.
+    """
+    stated = {"weights": training.weights, "gradientPrecision": training.gradient_precision,
+              "momentPrecision": training.moment_precision}  # fmt: skip
+    first = next((name for name, value in stated.items() if value is not None), None)
+    if first is None:
+        return
+    if training.precision in ("fp32", "tf32"):
+        problem = f"a job in {training.precision} holds everything in FP32"
+        raise SpecError(f"spec.training.{first}", problem, "leave it out, or train in 16 bit")
+    name = training.framework
+    own = FRAMEWORKS[name or UNSET].weights
+    weights = training.weights or own
+    if name is not None and weights not in (own, *TABLES[FRAMEWORKS[name].engine]["holds"]):
+        known = " or ".join(TABLES[FRAMEWORKS[name].engine]["holds"])
+        raise SpecError("spec.training.weights", f"{name} does not hold weights as {weights}", f"use {known}")
+    narrow = "fp16" if training.precision == "fp16" else "bf16"
+    allowed = {"master": ("fp32", narrow), "pure": (narrow,)}.get(weights, ("fp32",))
+    if training.gradient_precision not in (None, *allowed):
+        problem = f"gradients of {training.precision} jobs with weights {weights} are in {' or '.join(allowed)}"
+        raise SpecError("spec.training.gradientPrecision", problem, f"use {allowed[0]}, or leave it out")
+    if training.moment_precision is not None and weights != "master":
+        problem = f"moments of weights {weights} have the type of the weights"
+        raise SpecError("spec.training.momentPrecision", problem, "leave it out, or use weights master")
 
 
 def _check_gradient_sync(training: Training) -> None:

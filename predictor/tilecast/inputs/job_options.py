@@ -19,6 +19,8 @@ from tilecast.spec import (
     PRECISIONS,
     QUANTIZATIONS,
     SERVER_UPDATES,
+    STATE_BYTES,
+    WEIGHTS,
     Framework,
 )
 
@@ -44,6 +46,17 @@ BARE_OPTIONS: Mapping[str, JobOption] = {
     "batch": JobOption("training.globalBatchSize", "samples per optimizer step, for a bare model", int),
     "precision": JobOption("training.precision", "for a bare model; bf16 if absent", choices=PRECISIONS),
     "optimizer": JobOption("training.optimizer", "for a bare model; adamw if absent", choices=OPTIMIZERS),
+    "weights": JobOption(
+        "training.weights",
+        "how 16-bit training holds them, for a bare model; the framework's if absent",
+        choices=WEIGHTS,
+    ),
+    "gradient_precision": JobOption(
+        "training.gradientPrecision", "for a bare model; the framework's if absent", choices=("fp32", "bf16", "fp16")
+    ),
+    "moment_precision": JobOption(
+        "training.momentPrecision", "of the optimizer, for a bare model; fp32 if absent", choices=tuple(STATE_BYTES)
+    ),
     "lora_rank": JobOption("training.loraRank", "train only LoRA adapters of this rank, for a bare model", int),
     "quantization": JobOption(
         "training.quantization", "of frozen weights under --lora-rank, for a bare model", choices=QUANTIZATIONS

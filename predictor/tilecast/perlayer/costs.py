@@ -79,7 +79,7 @@ def block_costs(
         sync = replicas.sync_seconds(workload, alone, whole, plans, pool, one_bucket, ones, fitted)
         active = (plans.replicas > 1) & (alone.sum_fullest_stage("parameters", plans) > 0)
         stage = np.where(active, plans.zero_stage, -1)
-        bill = memory.footprint(workload, alone, plans, pool.gpu)
+        bill = memory.footprint(workload, alone, plans, pool.gpu, updates=False)
         inputs = times.block.activation_bytes[CHECKPOINTING.index("full")] if is_layer else graph.boundary_bytes
         rows.append((
             repeats * ((gpu_s + copied_s + exchange_s) * straggle + stall_s) + once_s,

@@ -55,6 +55,12 @@ class JobSettings(TypedDict, total=False):
     optimizer: str
     attention: str
     """auto, flash, eager, or a library such as cudnn, flash3 or flex."""
+    weights: str
+    """How 16-bit training holds weights: master, autocast, sharded or pure."""
+    gradient_precision: str
+    """fp32, bf16 or fp16."""
+    moment_precision: str
+    """fp32, bf16, fp16 or fp8."""
     execution: str
     """eager or compiled."""
     framework: str

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from tilecast import frameworks
 from tilecast.recomputation import BY_CODE, CHECKPOINTING, MODULES, Checkpointing, code_of
-from tilecast.spec import Framework, Plans
+from tilecast.spec import Framework, Plans, Weights
 
 Mask: TypeAlias = npt.NDArray[np.bool_]
 Dimension = Literal["recomputation", "zero", "tensor", "expert"]
@@ -30,6 +30,8 @@ class Abilities:
     """Modes of recomputation."""
     precisions: Sequence[str]
     offload: Sequence[str]
+    holds: Sequence[Weights]
+    """Ways to store weights in 16-bit training, besides that of the framework itself."""
     source: str
     sequence_parallel: Sequence[bool] = (False,)
     """Allowed values of sequence parallelism (splitting norms and residuals) where tensor parallelism is on."""

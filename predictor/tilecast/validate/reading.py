@@ -109,7 +109,8 @@ def read_sequence_length(row: Row, model: Model) -> int:
 
 
 _OPTIMIZERS: tuple[tuple[str, Optimizer], ...] = (
-    ("none", "none"), ("lamb", "lamb"), ("adamw", "adamw"), ("adam", "adam"), ("muon", "momentum"),
+    ("none", "none"), ("lamb", "lamb"), ("adafactor", "adafactor"), ("8bit", "adamw8bit"), ("8-bit", "adamw8bit"),
+    ("muon", "muon"), ("adamw", "adamw"), ("adam", "adam"),
     ("rmsprop", "momentum"), ("sgd", "momentum"), ("momentum", "momentum"), ("nag", "momentum"),
     ("adagrad", "momentum"),
 )  # fmt: skip

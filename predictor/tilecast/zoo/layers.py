@@ -521,6 +521,8 @@ def logit_bytes(numerics: Numerics, *, returned: bool = True) -> tuple[float, fl
     them to the training loop, which holds them. Backward, two gradients in FP32 are added: that of the picked entries
     and that of the logits.
 
+    Where weights are in 16 bits alone, only some frameworks copy the logits to FP32 (`loss_element`).
+
     Megatron's `parallel` loss keeps the softmax in FP32, turns it into the gradient in place, and converts that
     (tensor_parallel/cross_entropy.py). A `fused` loss keeps the logits, and writes their gradient in their type. If the
     logits are cut into chunks, the gradients of only one chunk exist at a time.
@@ -531,7 +533,8 @@ def logit_bytes(numerics: Numerics, *, returned: bool = True) -> tuple[float, fl
         return numerics.element, numerics.element / numerics.loss_chunks
     if numerics.loss == "parallel":
         return 4.0, numerics.element
-    return (numerics.element if returned else 0.0) + 4.0, 8.0 / numerics.loss_chunks
+    kept = (numerics.element if returned else 0.0) + numerics.loss_element
+    return kept, 2 * numerics.loss_element / numerics.loss_chunks
 
 
 def embedding(name: str, numerics: Numerics, rows: Floats, cols: float) -> list[Op]:

@@ -48,9 +48,11 @@ def build_mlp(workload: Workload, rank: Rank) -> Sublayer:
     ops += layers.linear("mlp.down", numerics, tokens, f / t, h, bias=model.bias, cast=spread)
     ops += residual_sum("mlp.residual", numerics, outer * h, dropout)
     narrow = numerics.product_input
+    reads = ups if numerics.casts_inputs else 1.0
+    extra = numerics.gelu_extra if model.own(Transformer).tanh_gelu and not model.gated_mlp else 0.0
     activation_bytes = (
-        (e + numerics.norm_extra + narrow) * outer * h
-        + tokens * (e * (_count_kept_tensors(model, numerics) - 1) + narrow) * f / t
+        (e + numerics.norm_extra + reads * narrow) * outer * h
+        + tokens * (e * (_count_kept_tensors(model, numerics) - 1) + narrow + extra) * f / t
         + (outer * h if dropout else 0.0)
     )
     parameters = (ups + 1) * h * f / t + count_norm_parameters(model)

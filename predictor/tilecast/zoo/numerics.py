@@ -39,15 +39,24 @@ class Numerics:
     """Kind of cross-entropy, which decides what it keeps: `layers.logit_bytes`."""
     loss_chunks: float
     """Number of chunks that the loss cuts the logits into."""
+    loss_element: float
+    """Bytes of a logit in the loss."""
     product_input: float
     """Bytes per element of a matrix product's input, as it is kept for the gradient of the weight."""
     frozen_input: float
     """Bytes per element of its input that a product with a frozen weight keeps because the weight is quantized."""
     norm_extra: float
     """Bytes per element that a norm keeps besides its input and its output."""
+    chain_extra: float
+    """Bytes per element that a norm written in PyTorch's operators keeps besides an input in the type of activations:
+    a copy of it in FP32."""
+    gelu_extra: float
+    """Bytes per element that a GELU keeps besides its input and its output."""
+    casts_inputs: bool
+    """Whether each product casts its input, even if others read the same tensor, as eager autocast does."""
     score_extra: float
-    """Bytes per score that an unfused softmax keeps in addition under autocast: its output is in FP32, and the product
-    after it reads a cast of that, or of the dropout's output."""
+    """Bytes per score that an unfused softmax in FP32 keeps in addition: the product after it reads a 16-bit cast of
+    its output, or of the dropout's output."""
     saves_operators: bool
     """Whether selective recomputation keeps attention and every second product, not all but attention."""
     fuses_norms: bool
@@ -102,10 +111,14 @@ class Numerics:
             fused_gate="elementwise" in passes,
             loss=_choose_loss(workload, framework.loss),
             loss_chunks=framework.loss_chunks,
+            loss_element=element if framework.weights == "pure" and not framework.upcasts_logits else 4.0,
             frozen_input=framework.quantized_input_bytes if quantizes else 0.0,
             product_input=ELEMENT_BYTES[workload.precision] if keeps_fp8 else element,
-            norm_extra=_extra_norm_bytes(workload, framework),
-            score_extra=(2.0 if workload.model.dropout else 4.0) if autocasts and "elementwise" not in passes else 0.0,
+            norm_extra=_extra_norm_bytes(workload, framework, autocasts),
+            chain_extra=4.0 if _composes_norms(workload, framework) else 0.0,
+            gelu_extra=_extra_gelu_bytes(workload, framework, element, autocasts),
+            casts_inputs=autocasts and "elementwise" not in passes,
+            score_extra=_extra_score_bytes(workload, framework, autocasts),
             saves_operators=framework.selective == "operators",
             fuses_norms=framework.fuses_norms,
             training=workload.training,
@@ -121,14 +134,42 @@ def _choose_loss(workload: Workload, usual: Loss) -> Loss:
     return "parallel" if frameworks.has_fused_kernels(workload) and usual == "eager" else usual
 
 
-def _extra_norm_bytes(workload: Workload, framework: Framework) -> float:
+def _extra_score_bytes(workload: Workload, framework: Framework, autocasts: bool) -> float:
+    """Return the bytes per score that an unfused softmax in FP32 keeps in addition.
+
+    Autocast runs it in FP32, and so do models written like LlamaAttention (Hugging Face, eager_attention_forward).
+    """
+    if "elementwise" in fuse.passes(workload) or not (workload.is_mixed and workload.training):
+        return 0.0
+    if autocasts:
+        return 2.0 if workload.model.dropout else 4.0
+    return 4.0 if _composes_norms(workload, framework) else 0.0
+
+
+def _composes_norms(workload: Workload, framework: Framework) -> bool:
+    composed = workload.model.rms_norm and "rmsnorm" in framework.composed
+    return workload.training and composed and "norm" not in fuse.passes(workload)
+
+
+def _extra_norm_bytes(workload: Workload, framework: Framework, autocasts: bool) -> float:
     """Return the bytes per element that a norm keeps besides its input and its output.
 
     Autocast keeps the residual stream, and so a norm's input, in FP32: two bytes more. An RMS norm written in PyTorch's
-    operators keeps an FP32 copy and the normalised input in place of its input: four bytes more.
+    operators keeps an FP32 copy and the normalised input in place of its input: four bytes more. Under autocast the
+    normalised input is in FP32 too.
     """
-    if not (workload.is_mixed and workload.training) or "norm" in fuse.passes(workload):
+    if not workload.training or "norm" in fuse.passes(workload):
         return 0.0
-    if workload.model.rms_norm and "rmsnorm" in framework.composed:
-        return 4.0
-    return 2.0 if framework.weights == "autocast" else 0.0
+    wide = 2.0 if autocasts else 0.0
+    return wide + (4.0 if _composes_norms(workload, framework) else 0.0)
+
+
+def _extra_gelu_bytes(workload: Workload, framework: Framework, element: float, autocasts: bool) -> float:
+    """Return the bytes per element that a GELU in its tanh form keeps besides its input and its output.
+
+    Written in PyTorch's operators it keeps half its input, the tangent, and that plus one. Autocast runs powers in
+    FP32, and so keeps an FP32 copy of the input in place of the input, and the last two in FP32.
+    """
+    if not workload.training or "tanh-gelu" not in framework.composed or "elementwise" in fuse.passes(workload):
+        return 0.0
+    return 12.0 if autocasts else 3 * element

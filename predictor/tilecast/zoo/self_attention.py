@@ -81,8 +81,13 @@ def build_attention(name: str, workload: Workload, rank: Rank, *, key_rank: Rank
     statistic = 4.0 * heads * tokens
     score = heads * tokens * key_rank.sequence * ((2 * e + 1 if dropout else e) + numerics.score_extra)
     narrow = numerics.product_input
+    # Decoders with RMS norms and encoders have a product each for queries, keys and values.
+    apart = numerics.casts_inputs and (model.rms_norm or model.family == "encoder")
+    reads = 3.0 if apart else 1.0
+    normed = (e + numerics.chain_extra) * (width + kv_heads * t * model.head_dim) / t
     activation_bytes = (
-        (e + numerics.norm_extra + narrow) * outer * h  # inputs of the norm and of the projection
+        (e + numerics.norm_extra + reads * narrow) * outer * h  # inputs of the norm and of the projections
+        + (normed * tokens if model.own(Transformer).qk_norm else 0.0)
         + e * tokens * (2 * width + 2 * kv_heads * t * model.head_dim) / t  # q, k, v and the output's input
         + (narrow if narrow < e else 0.0) * tokens * width / t  # the latter again in the type that the product reads
         + (outer * h if dropout else 0.0)

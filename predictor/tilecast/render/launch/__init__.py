@@ -25,6 +25,7 @@ from tilecast.spec import (
     Plans,
     Precision,
     SpecError,
+    Weights,
     Workload,
 )
 
@@ -61,6 +62,10 @@ class Launcher:
     """Families of models that it has a training script for; empty if the script is the user's."""
     reads_loss: bool = False
     """Whether it reads the loss from the output of a Transformers model."""
+    weights: tuple[Weights, ...] = ()
+    """Ways to store weights in 16 bits that it can request beside its frameworks' own."""
+    requests_types: bool = False
+    """Whether it can request the types of gradients and moments."""
     has_adapters: bool = True
     """Whether LoRA is left to the script."""
     refuses: Callable[[LaunchSetting], str] = _no_refusal
@@ -68,8 +73,8 @@ class Launcher:
 
 
 LAUNCHERS: Mapping[str, Launcher] = {
-    "torchrun": Launcher(("ddp",), pytorch.launch_ddp, ("eager", "compiled", "cudaGraphs")),
-    "fsdp2": Launcher(("fsdp2",), pytorch.launch_fsdp2),
+    "torchrun": Launcher(("ddp",), pytorch.launch_ddp, ("eager", "compiled", "cudaGraphs"), weights=("pure",)),
+    "fsdp2": Launcher(("fsdp2",), pytorch.launch_fsdp2, weights=("pure",)),
     "deepspeed": Launcher(("deepspeed",), deepspeed.launch_engine),
     "megatron": Launcher(
         ("megatron",),
@@ -78,6 +83,7 @@ LAUNCHERS: Mapping[str, Launcher] = {
         executions=("eager", "cudaGraphs"),
         attention=("auto", "flash", "eager", "flash2", "flash3", "cudnn"),
         optimizers=("sgd", "momentum", "adam", "adamw"),
+        requests_types=True,
         has_adapters=False,
         refuses=megatron.refusal_reason,
     ),
@@ -187,11 +193,31 @@ def check_launchable(launcher: str, workload: Workload) -> None:
             if what == "execution" and others:
                 remedy += f", or launch it by {others}"
             raise SpecError("--launch", f"{launcher} has no {what} {value}", remedy)
+    _refuse_recipe(launcher, workload, entry)
     if workload.gradient_sync != "allReduce":
         remedy = "use training.gradientSync allReduce, or leave --launch out"
         raise SpecError("--launch", f"{launcher} starts no parameter servers", remedy)
     if workload.lora_rank and not entry.has_adapters:
         raise SpecError("--launch", f"{launcher} trains no LoRA adapters", "use another launcher")
+
+
+def _refuse_recipe(launcher: str, workload: Workload, entry: Launcher) -> None:
+    """Refuse types of weights, gradients and moments that a launcher cannot request."""
+    if not workload.is_mixed:
+        return
+    own = frameworks.FRAMEWORKS[workload.framework or entry.frameworks[0]]
+    if workload.weights not in (None, own.weights, *entry.weights):
+        text = f"{launcher} is not told here to hold weights as {workload.weights}"
+        raise SpecError("--launch", text, f"use training.weights {own.weights}, or another launcher")
+    if entry.requests_types:
+        return
+    if workload.moment_precision not in (None, "fp32"):
+        text = f"{launcher} has no moments in {workload.moment_precision}"
+        raise SpecError("--launch", text, "leave training.momentPrecision out, or launch it by megatron")
+    plain = replace(workload, gradient_precision=None)
+    if frameworks.gradient_bytes(workload) != frameworks.gradient_bytes(plain):
+        text = f"{launcher} has no gradients in {workload.gradient_precision}"
+        raise SpecError("--launch", text, "leave training.gradientPrecision out, or launch it by megatron")
 
 
 def unsupported_part(framework: Framework, workload: Workload, plan: Plan) -> str:

@@ -201,6 +201,8 @@ _TRAINING: Table = (
     ("--fp8-param-gather", lambda s: holds_fp8_alone(s.workload)),
     ("--accumulate-allreduce-grads-in-fp32",
      lambda s: s.workload.is_mixed and s.cells.has_fp32_gradients(s.workload)),
+    ("--grad-reduce-in-bf16",
+     lambda s: s.workload.precision in ("bf16", "fp8") and not s.cells.has_fp32_gradients(s.workload)),
     ("--no-gradient-accumulation-fusion", lambda s: not s.cells.fused_accumulation),
     ("--optimizer", lambda s: {"sgd": "sgd", "momentum": "sgd"}.get(s.workload.optimizer, "adam")),
     ("--sgd-momentum", lambda s: {"sgd": 0.0, "momentum": 0.9}.get(s.workload.optimizer)),
@@ -228,7 +230,10 @@ _TRAINING: Table = (
     ("--ddp-bucket-size", _bucket_parameters),
     ("--overlap-param-gather", lambda s: s.plan.zero_stage == 1 and _replica_count(s) > 1 and s.workload.overlap),
     ("--optimizer-cpu-offload", lambda s: s.workload.offload == "optimizer"),
-    ("--use-precision-aware-optimizer", lambda s: s.workload.offload == "optimizer"),
+    ("--use-precision-aware-optimizer",
+     lambda s: s.workload.offload == "optimizer" or s.workload.moment_precision is not None),
+    ("--exp-avg-dtype", lambda s: s.workload.moment_precision),
+    ("--exp-avg-sq-dtype", lambda s: s.workload.moment_precision),
     ("--cpu-offloading-num-layers", lambda s: _offloaded_layers(s) or None),
     ("--recompute-granularity",
      lambda s: {"none": None, "full": "full"}.get(s.plan.checkpointing, "selective")),
@@ -271,4 +276,6 @@ def refusal_reason(setting: LaunchSetting) -> str:
     is_overlapped = setting.own.experts > 0 and expert_overlap(setting.workload) == "microBatch"
     if is_overlapped and plan.pipeline > 1 and plan.virtual_stages == 1:
         return "it overlaps the exchange of experts only in interleaved pipelines (arguments.py)"
+    if setting.workload.moment_precision and not setting.plan.zero_stage:
+        return "its precision-aware optimizer needs ZeRO 1 (--use-distributed-optimizer)"
     return "" if setting.workload.fused_optimizer else "its optimizer is one kernel"
