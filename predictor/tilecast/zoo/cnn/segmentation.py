@@ -55,7 +55,7 @@ class Segmenter(Residual):
 class _Attention:
     """What attention a head runs over the pixels of its features, between two convolutions."""
 
-    share: float = 2.0
+    share: int = 2
     """Channels of the head over those of queries and keys."""
     keys: int | None = None
     """Keys that a pixel attends to; None: all pixels."""
@@ -72,11 +72,11 @@ class _Attention:
 
 
 _ATTENTION: Mapping[str, _Attention] = {
-    "nonlocal": _Attention(), "dnl": _Attention(), "gcnet": _Attention(4.0, 1),
-    "ccnet": _Attention(8.0, is_cross=True, maps=2), "danet": _Attention(8.0, losses=3, merges=False),
-    "ann": _Attention(2.0, 110, maps=2), "psanet": _Attention(1.0, maps=2), "emanet": _Attention(1.0, 64, maps=3),
-    "encnet": _Attention(1.0, 1, codes=32, merges=False), "apcnet": _Attention(1.0, 14, maps=4, merges=False),
-    "dmnet": _Attention(1.0, 35, maps=4, merges=False),
+    "nonlocal": _Attention(), "dnl": _Attention(), "gcnet": _Attention(4, 1),
+    "ccnet": _Attention(8, is_cross=True, maps=2), "danet": _Attention(8, losses=3, merges=False),
+    "ann": _Attention(2, 110, maps=2), "psanet": _Attention(1, maps=2), "emanet": _Attention(1, 64, maps=3),
+    "encnet": _Attention(1, 1, codes=32, merges=False), "apcnet": _Attention(1, 14, maps=4, merges=False),
+    "dmnet": _Attention(1, 35, maps=4, merges=False),
 }  # fmt: skip
 """Attention of heads by name (mmseg/models/decode_heads, files `NAME_head.py`)."""
 
@@ -319,7 +319,7 @@ def _add_attention(kind: _Attention, net: NetworkBuilder, dims: Segmenter, featu
     """Add attention of all pixels to pixels or to a few summaries of them, between two convolutions."""
     entry, width = net.shape, dims.head_width
     net.conv_norm_act(width, 3)
-    shape, inner = net.shape, max(int(width / kind.share), 8)
+    shape, inner = net.shape, max(width // kind.share, 8)
     pixels = float(shape[1][1] * shape[1][2])
     keys = float(shape[1][1] + shape[1][2]) if kind.is_cross else float(kind.keys or pixels)
     for _ in range(kind.maps):

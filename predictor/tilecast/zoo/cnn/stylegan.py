@@ -15,10 +15,10 @@ from tilecast.zoo.cnn.images import Images
 _STYLE = 512
 _NARROW_LEVELS = 4
 """Finest sizes whose layers run in 16 bits."""
-_GENERATOR_PASSES = 1.25
+_GENERATOR_PASSES = 1 + 2 / (4 * 2)
 """Forward and backward passes of the generator in a step: one, and a penalty every fourth step over half the images,
 whose gradient is differentiated again and takes twice as long."""
-_DISCRIMINATOR_PASSES = 2.8
+_DISCRIMINATOR_PASSES = 2 + 2 / 3 + 2 / 16
 """The same of the discriminator: over real and generated images; through it to the generator, without gradients of its
 weights; and a penalty every sixteenth step."""
 _AUGMENTING_KERNELS = 60
