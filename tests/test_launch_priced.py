@@ -26,7 +26,7 @@ STAGE = {"torchrun": 0, "fsdp2": 3, "deepspeed": 1, "megatron": 1, "torchtitan":
 """ZeRO stage that each launcher supports with every other degree."""
 
 WORKLOADS: list[dict[str, object]] = [
-    *({"precision": name} for name in ("fp32", "tf32", "fp16", "bf16", "fp8")),
+    *({"precision": name} for name in ("fp32", "tf32", "fp16", "bf16", "fp8", "mxfp8", "nvfp4")),
     *({"optimizer": name} for name in ("sgd", "momentum", "adamw", "lamb")),
     *({"execution": name} for name in ("eager", "compiled", "cudaGraphs")),
     *({"attention": name} for name in ("auto", "flash", "eager", "flash2", "cudnn")),

@@ -273,3 +273,18 @@ def test_cublas_runs_measured_fp8_products_faster_than_cutlass() -> None:
         ("h100-sxm", "torchtitan", "fp8"), ("b200", "nemo", "fp8"), ("h100-sxm", "nemo", "bf16"),
     ):  # fmt: skip
         assert "fp8.cublas" not in corrected(gpu, framework, precision)
+
+
+def test_the_slower_of_power_and_addresses_bounds_a_convolution() -> None:
+    sizes = dict.fromkeys(("in_d", "k_d", "out_d"), 1) | dict.fromkeys(("in_h", "in_w", "out_h", "out_w"), 64)
+    dims = {**sizes, "batch": 32, "c_in": 320, "c_out": 320, "k_h": 3, "k_w": 3, "groups": 1, "direction": 0}
+    job = Workload(zoo.preset("resnet-50"), 1, 32, precision="fp16")
+    factors = {}
+    for limited in (True, False):
+        gpu = find_gpu("b200")
+        gpu = gpu if limited else replace(gpu, sustained_ratio=dict.fromkeys(gpu.sustained_ratio, 1.0))
+        op = Op("convolution", KernelTable.of("conv", "fp16", **dims))
+        times = kernels.predict_kernel_times(op.table, gpu)
+        factors[limited] = float(corrections(job, op, times, np.arange(1))["implicit.convolution"][0])
+    assert 1.0 <= factors[True] < factors[False]
+    assert factors[True] == pytest.approx(max(1.0, factors[False] * find_gpu("b200").sustained_ratio["fp16"]))

@@ -230,7 +230,10 @@ def corrections(
     if op.table.kind[0] == _MATRIX and (slowed := _unaligned_factor(workload, op, times, rows, fitted)) is not None:
         factors["alignment.unaligned"] = slowed
     if times.implicit[rows].any():
-        factors["implicit.convolution"] = np.asarray(fitted.implicit ** times.implicit[rows])
+        # A convolution that waits for its addresses draws less power, so the slower of both limits counts, not both.
+        share = times.gpu.sustained_ratio[PRECISIONS[op.table.precision[0]]]
+        slower = np.where(times.implicit[rows] > 0, fitted.implicit ** times.implicit[rows] * share, 1.0)
+        factors["implicit.convolution"] = np.maximum(slower, 1.0)
     if op.table.kind[0] == _MATRIX and op.table.precision[0] == _FP8:
         is_measured = times.gpu.compute_capability < fitted.kernels.unmeasured_fp8_capability
         if is_measured and frameworks.find_framework(workload).fp8_products == "cublas":
