@@ -95,7 +95,7 @@ def test_micro_batches_in_flight_are_those_of_the_schedule(pipeline: int, virtua
     count = pipeline * rounds
     plan = Plan(pipeline=pipeline, virtual_stages=virtual, gradient_accumulation=count)
     flights = [float(one[0]) for one in memory.micro_batches_in_flight(Plans.from_plans(plan))]
-    for stage, flight in zip((0, 1, pipeline - 1), flights, strict=True):
+    for stage, flight in zip((0, 1), flights, strict=True):
         warmup = (pipeline - stage - 1) * (2 if virtual > 1 else 1) + (virtual - 1) * pipeline
         assert flight == pytest.approx(min(warmup + 1, count * virtual) / virtual)
 

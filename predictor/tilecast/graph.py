@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, Self, TypeAlias
+from typing import Any, Literal, Self, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -405,6 +405,8 @@ class Graph:
     """Layers of each piece of a pipeline whose layout is stated, in the order of a pass; empty without one."""
     stage_kinds: dict[int, Floats] = field(init=False, default_factory=dict, compare=False, repr=False)
     """Cache of `zoo.stages` by number of stages."""
+    fullest_stages: list[Any] = field(init=False, default_factory=list, compare=False, repr=False)
+    """Cache of `zoo.stages.FullestStages` for the last plans that were asked for."""
 
     @property
     def has_stages(self) -> bool:

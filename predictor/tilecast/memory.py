@@ -553,13 +553,12 @@ def _buffer_bytes(
 class _MicroBatchBytes(Columns):
     """Bytes of one micro-batch, (n,).
 
-    The first, a middle and the last stage keep `early`, `middle` and `late` of each micro-batch in flight; without a
-    pipeline, `early` has all layers and the embedding. The last stage also has `head`, once. The other columns are
-    scratch memory.
+    The first stage keeps `early` of each micro-batch in flight, a later one `later`, and the last one `late` of one
+    micro-batch. Without a pipeline, `early` has all activations. The other columns are scratch memory, except `head`.
     """
 
     early: Floats
-    middle: Floats
+    later: Floats
     late: Floats
     first: Floats
     """Activations of the blocks before the layers."""
@@ -596,38 +595,38 @@ def _micro_batch_bytes(workload: Workload, sharded: Sharded, plans: Plans) -> _M
         # Activations of one layer are on their way to or from the host while another layer runs.
         layer_working = layer_working + workload.offloaded_activations * 2 * _largest_kept_bytes(sharded, code)
     layer_working = layer_working + copied
-    early, middle, late = _stage_activation_bytes(sharded, plans, kept)
+    early, later, late = _stage_activation_bytes(sharded, plans, kept)
+    early = early + first + np.where(plans.pipeline > 1, 0.0, last)
     workspace = _gather_largest(sharded, [item.workspace_bytes for item in graph.blocks], len(plans))
-    return _MicroBatchBytes(early + first, middle, late, first, layer_working, head_working, last, workspace)
+    return _MicroBatchBytes(early, later, late + last, first, layer_working, head_working, last, workspace)
 
 
 def _stage_activation_bytes(sharded: Sharded, plans: Plans, layers: Sequence[Floats]) -> tuple[Floats, Floats, Floats]:
-    """Return the bytes that the layers of the first, a middle and the last stage keep of one micro-batch, (n,) each.
+    """Return the bytes that the layers of the first, a later and the last stage keep of one micro-batch, (n,) each.
 
-    `layers` has the bytes of one layer of each block, (n,). Of the middle stages it is the one that keeps most, as if
-    it were the second one, which has most micro-batches in flight.
+    `layers` has the bytes of one layer of each block, (n,). Of the later stages it is the one that keeps most, as if it
+    were the second one, which has most micro-batches in flight.
     """
     graph = sharded.graph
     if not graph.has_stages:
         total = sum((block.repeat * one for block, one in zip(graph.layers, layers, strict=True)), np.zeros(len(plans)))
         share = total * sharded.layer_share(plans, "activations")
-        return share, np.where(plans.pipeline > 2, share, 0.0), share
+        return share, np.where(plans.pipeline > 1, share, 0.0), share
     kinds = stage_kinds(graph, plans.pipeline)
     each = kinds.sum_layers(layers)
     alive = (plans.pipeline - kinds.number) / np.maximum(plans.pipeline - 1, 1)
-    early, late = ((each * ends).max(axis=0) for ends in (kinds.first, kinds.last))
-    return early, (each * alive * (1 - kinds.first) * (1 - kinds.last)).max(axis=0), late
+    later = (each * alive * (1 - kinds.first)).max(axis=0)
+    return (each * kinds.first).max(axis=0), later, (each * kinds.last).max(axis=0)
 
 
 def _activation_bytes(plans: Plans, micro: _MicroBatchBytes, schedule: Schedule | None) -> Floats:
     """Return the bytes of the activations of all micro-batches in flight on the fullest stage, (n,)."""
-    first, second, last = micro_batches_in_flight(plans, schedule)
-    fullest = np.maximum(micro.early * first, micro.middle * second)
-    return np.maximum(fullest, micro.late * last) + np.where(plans.pipeline > 1, 0.0, micro.head)
+    first, second = micro_batches_in_flight(plans, schedule)
+    return np.maximum(np.maximum(micro.early * first, micro.later * second), micro.late)
 
 
-def micro_batches_in_flight(plans: Plans, schedule: Schedule | None = None) -> tuple[Floats, Floats, Floats]:
-    """Return how many micro-batches the first, the second and the last stage have in flight, (n,) each.
+def micro_batches_in_flight(plans: Plans, schedule: Schedule | None = None) -> tuple[Floats, Floats]:
+    """Return how many micro-batches the first and the second stage have in flight, (n,) each.
 
     The unit is a micro-batch of all layers of a stage. Stage k of 1F1B keeps p - k of them. With v pieces on each stage
     there are v - 1 rounds of p pieces, and two pieces for each later stage (Megatron-Core,
@@ -638,15 +637,10 @@ def micro_batches_in_flight(plans: Plans, schedule: Schedule | None = None) -> t
     more = schedule_law(schedule).more_in_flight
     if more is not None:
         every = np.minimum(plans.pipeline + np.where(plans.pipeline > 1, more, 0.0), count)
-        return every, every, every
-    each = np.where(pieces > 1, 2.0, 1.0)
-    last = (pieces - 1.0) * plans.pipeline + 1.0
-    first = last + each * (plans.pipeline - 1)
-    return (
-        np.minimum(first / pieces, count),
-        np.minimum((first - each) / pieces, count),
-        np.minimum(last / pieces, count),
-    )
+        return every, every
+    each, share = 1 + (pieces > 1), 1.0 / pieces
+    first = (pieces - 1 + each) * plans.pipeline + (1 - each)
+    return np.minimum(first * share, count), np.minimum((first - each) * share, count)
 
 
 def _largest_kept_bytes(sharded: Sharded, code: Ints) -> Floats:

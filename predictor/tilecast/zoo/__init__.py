@@ -45,7 +45,7 @@ from tilecast.zoo.layers import QUANTIZE
 from tilecast.zoo.modules import list_modules
 from tilecast.zoo.reading import model_from
 from tilecast.zoo.recommender import Tables
-from tilecast.zoo.stages import stage_kinds
+from tilecast.zoo.stages import FullestStages
 
 __all__ = ["ADAPTED", "FAMILIES", "Family", "Tables", "Transformer", "list_modules", "model_from"]
 
@@ -210,36 +210,13 @@ class Sharded:
 
         After them, there is the sum of `parameters` over the layers of that stage, (n,).
         """
-        graph = self.graph
-        alike = distinct_rows(self.index, plans.pipeline)
-        here, pipeline = self.take(alike.first), plans.pipeline[alike.first]
-
-        def ends(column: str) -> tuple[Floats, Floats]:
-            first, last = (here.gather(_sum_column(blocks, column)) for blocks in (graph.first, graph.last))
-            return first, last
-
-        if not graph.has_stages:
-            share = here.layer_share(plans.take(alike.first), "parameters")
-            layers = [here.sum(graph.layers, column) * share for column in (*columns, "parameters")]
-            added = [
-                np.where(pipeline > 1, np.maximum(first, last), first + last) for first, last in map(ends, columns)
-            ]
-            sums = [one + more for one, more in zip(layers, [*added, np.zeros(1)], strict=True)]
-        else:
-            kinds = stage_kinds(graph, pipeline)
-
-            def of_layers(column: str) -> Floats:
-                return kinds.sum_layers([here.gather(getattr(block, column)) for block in graph.layers])
-
-            inside = of_layers("parameters")
-            whole = kinds.add_ends(*ends("parameters"), inside)
-            fullest = whole.argmax(axis=0)[None]
-            stages = [
-                whole if column == "parameters" else kinds.add_ends(*ends(column), of_layers(column))
-                for column in columns
-            ]
-            sums = [np.take_along_axis(one, fullest, axis=0)[0] for one in (*stages, inside)]
-        return tuple(one[alike.index] for one in sums)
+        # Several formulas ask one after the other for the same plans.
+        stages = next(iter(self.graph.fullest_stages), None)
+        if stages is None or stages.index is not self.index or stages.pipeline is not plans.pipeline:
+            shares = self.layer_share(plans, "parameters")
+            stages = FullestStages.from_plans(self.graph, self.index, plans.pipeline, shares)
+            self.graph.fullest_stages[:] = [stages]
+        return (*(stages.sum(self.graph, column) for column in columns), stages.layers)
 
     def held_parameters(self, plans: Plans) -> tuple[Floats, Floats]:
         """Return the parameters of the fullest rank before and after ZeRO partitions them, (n,) each.

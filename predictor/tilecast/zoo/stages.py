@@ -15,9 +15,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tilecast.graph import Graph
+from tilecast.graph import Block, Graph
 from tilecast.layout import split_layers
-from tilecast.spec import Floats, Ints
+from tilecast.spec import DistinctRows, Floats, Ints, Rows, distinct_rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,3 +90,67 @@ def _count_layers(graph: Graph, pipeline: int) -> Floats:
         owners = np.repeat(np.arange(pipeline), split_layers(len(order), pipeline, counts_ends=graph.counts_ends))
     np.add.at(counts, (owners, np.array(order)), 1.0)
     return counts
+
+
+@dataclass(frozen=True, slots=True)
+class FullestStages:
+    """The pipeline stages with most parameters of n plans, and the sums of columns over them."""
+
+    index: Rows
+    """Shard of each plan, (n,)."""
+    pipeline: Ints
+    """Ranks of each pipeline, (n,)."""
+    alike: DistinctRows
+    """Distinct pairs of both, m of them."""
+    shares: Floats
+    """Share of a traced model's layers that a stage holds, (m,)."""
+    kinds: StageKinds | None
+    """Unlike stages of the distinct pairs; None for a graph whose layers are not cut one by one."""
+    fullest: Rows
+    """Place of the fullest stage among `kinds`, (1, m)."""
+    layers: Floats
+    """Parameters of the layers of the fullest stage, (n,)."""
+    _sums: dict[str, Floats]
+
+    @classmethod
+    def from_plans(cls, graph: Graph, index: Rows, pipeline: Ints, shares: Floats) -> FullestStages:
+        """Return the fullest stages of plans with these shards, pipelines, and shares of a traced model, (n,) each."""
+        alike = distinct_rows(index, pipeline)
+        here, degrees, shares = index[alike.first], pipeline[alike.first], shares[alike.first]
+        if not graph.has_stages:
+            layers = shares * _sum_repeats(graph.layers, "parameters", here)
+            fullest = np.zeros((1, len(here)), np.intp)
+            return cls(index, pipeline, alike, shares, None, fullest, layers[alike.index], {})
+        kinds = stage_kinds(graph, degrees)
+        inside = kinds.sum_layers([_gather(block.parameters, here) for block in graph.layers])
+        first, last = (_sum_repeats(blocks, "parameters", here) for blocks in (graph.first, graph.last))
+        whole = kinds.add_ends(first, last, inside)
+        fullest = whole.argmax(axis=0)[None]
+        layers, most = (np.take_along_axis(one, fullest, axis=0)[0][alike.index] for one in (inside, whole))
+        return cls(index, pipeline, alike, shares, kinds, fullest, layers, {"parameters": most})
+
+    def sum(self, graph: Graph, column: str) -> Floats:
+        """Return the sum of a column of `Block` over the blocks of the fullest stages, (n,)."""
+        if column not in self._sums:
+            here, degrees = self.index[self.alike.first], self.pipeline[self.alike.first]
+            first, last = (_sum_repeats(blocks, column, here) for blocks in (graph.first, graph.last))
+            if self.kinds is None:
+                ends = np.where(degrees > 1, np.maximum(first, last), first + last)
+                total = self.shares * _sum_repeats(graph.layers, column, here) + ends
+            elif not any(getattr(block, column).any() for block in graph.blocks):
+                total = np.zeros(len(here))
+            else:
+                inside = self.kinds.sum_layers([_gather(getattr(block, column), here) for block in graph.layers])
+                total = np.take_along_axis(self.kinds.add_ends(first, last, inside), self.fullest, axis=0)[0]
+            self._sums[column] = total[self.alike.index]
+        return self._sums[column]
+
+
+def _gather(column: Floats, index: Rows) -> Floats:
+    """Return a column over shards, (S,) or (1,), at the shards of m plans, (m,)."""
+    return np.full(len(index), column[0]) if len(column) == 1 else column[index]
+
+
+def _sum_repeats(blocks: Sequence[Block], column: str, index: Rows) -> Floats:
+    """Return the sum of a column of `Block` over blocks and their repetitions, for each of m plans, (m,)."""
+    return _gather(sum((block.repeat * getattr(block, column) for block in blocks), np.zeros(1)), index)
