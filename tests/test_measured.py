@@ -19,6 +19,8 @@ from tilecast.spec import Plan, Plans, Workload
 
 JOB = ["advise", "gpt2-xl", "--seq", "1024", "--batch", "64"]
 POOLS = ["--gpus", "h100-sxm:16,l4:8"]
+ALIKE = ("--gpus", "a800-80:8")
+"""A pool with another GPU of the architecture on which the runs of these tests were measured."""
 ROOT = Path(__file__).resolve().parent.parent
 SCHEMA = json.loads((ROOT / "schemas" / "advice.schema.json").read_text())
 
@@ -39,13 +41,13 @@ def test_a_slow_run_elsewhere_makes_every_forecast_slower_and_surer(capsys: pyte
     for pool in ("h100-sxm", "l4"):
         old, new = before[pool], after[pool]
         assert new["plan"] == old["plan"]
-        assert 1.1 < new["ownRunsRatio"] < 1.4
+        assert 1.02 < new["ownRunsRatio"] < 1.2, "little carries over to another architecture"
         assert new["stepSeconds"]["target"] == pytest.approx(
             old["stepSeconds"]["target"] * new["ownRunsRatio"], rel=1e-3
         )
         assert sum(new["breakdown"].values()) == pytest.approx(new["stepSeconds"]["target"], rel=1e-3)
         widths = [one["stepSeconds"]["upperBound"] / one["stepSeconds"]["lowerBound"] for one in (old, new)]
-        assert widths[1] < widths[0] ** 0.7
+        assert widths[1] < widths[0]
         assert f"x{new['ownRunsRatio']:.2f} from your run on 8 a100-80" in new["reason"]
         assert "ownRunsRatio" not in old
 
@@ -57,8 +59,9 @@ def test_the_step_that_was_measured_is_forecast_as_it_was(capsys: pytest.Capture
 
 
 def test_a_plan_that_ran_says_less_of_one_that_is_cut_otherwise(capsys: pytest.CaptureFixture[str]) -> None:
-    any_plan = by_pool(advised(capsys, "--measured", "a100-80:8=1.9s"))["h100-sxm"]["ownRunsRatio"]
-    other = by_pool(advised(capsys, "--measured", "a100-80:8/fsdp8,mb1=1.9s"))["h100-sxm"]["ownRunsRatio"]
+    any_plan = by_pool(advised(capsys, *ALIKE, "--measured", "a100-80:8=1.1s"))["a800-80"]["ownRunsRatio"]
+    cut = ("--measured", "a100-80:8/fsdp8,mb1=1.1s")
+    other = by_pool(advised(capsys, *ALIKE, *cut))["a800-80"]["ownRunsRatio"]
     assert 1 < other < any_plan
 
 
@@ -88,7 +91,7 @@ def ran(capsys: pytest.CaptureFixture[str]) -> dict[str, float]:
     return {**forecast["breakdown"], "step": sum(forecast["breakdown"].values())}
 
 
-ELSEWHERE = ("--baseline", "h100-sxm:8:dp8,mb8", "--max-gpus", "8")
+ELSEWHERE = (*ALIKE, "--baseline", "a800-80:8:dp8,mb8", "--max-gpus", "8")
 
 
 @pytest.mark.parametrize(("part", "more"), [("communication", 0.2), ("communication", 0.6), ("optimizer", 0.2)])

@@ -14,7 +14,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tilecast import shipped
 from tilecast.cli import main
 from tilecast.learning.job_calibration import (
     MAX_RATIO,
@@ -29,11 +28,10 @@ from tilecast.learning.job_calibration import (
 )
 from tilecast.spec import Plan, Plans
 from tilecast.validate.transfer import pair_runs
-from tilecast.zoo import FAMILIES
 from tilecast_lab.validate import runs as tables
 from tilecast_lab.validate import transfer
 
-A100 = RunSetting("a100-80", "ampere", "bf16", 2048, 64, "decoder")
+A100 = RunSetting("a100-80", "ampere", "bf16", 2048, 64)
 H100 = replace(A100, gpu="h100-sxm", architecture="hopper")
 PLAN = Plan(data=8, zero_stage=3, micro_batch=4, gradient_accumulation=2)
 
@@ -44,7 +42,6 @@ places = st.builds(
     st.sampled_from(["bf16", "fp16"]),
     st.sampled_from([1024, 2048]),
     st.sampled_from([32, 64]),
-    st.sampled_from(["decoder", "resnet"]),
 )
 plans = st.builds(
     Plan, data=st.sampled_from([1, 8]), tensor=st.sampled_from([1, 2]), micro_batch=st.sampled_from([1, 4])
@@ -106,14 +103,33 @@ def test_a_run_moves_the_more_the_more_it_shares() -> None:
     assert moved[-1] > 0.9 * 0.3, "its own step is what was measured"
 
 
-@pytest.mark.parametrize("place", [A100, H100])
-def test_a_run_of_a_decoder_that_is_little_off_moves_less_than_one_of_another_network(place: RunSetting) -> None:
-    def moved(family: str) -> float:
-        own = JobRun(replace(A100, family=family), PLAN, 0.05, reports=20)
-        return -math.log(at(JobRuns((own,)), replace(place, family=family), replace(PLAN, data=4, micro_batch=8))[0])
+def moved_by(deviation: float, place: RunSetting, plan: Plan) -> float:
+    """Return the share of a run's deviation that moves a forecast."""
+    return -math.log(at(JobRuns((JobRun(A100, PLAN, deviation),)), place, plan)[0]) / deviation
 
-    assert set(shipped.read_table("tilecast.learning", "calibration.toml")["job"]["usual"]) <= {*FAMILIES, "other"}
-    assert 0 < moved("decoder") == moved("moe") < 0.8 * moved("resnet") == 0.8 * moved("encoder")
+
+@pytest.mark.parametrize(
+    ("least", "most", "place", "plan"),
+    [
+        (0.9, 1.0, replace(A100, global_batch=128), replace(PLAN, data=16)),
+        (0.75, 0.9, replace(A100, global_batch=256), replace(PLAN, micro_batch=16)),
+        (0.5, 0.75, A100, replace(PLAN, data=4, tensor=2)),
+        (0.2, 0.5, A100, replace(PLAN, zero_stage=1)),
+        (0.5, 0.9, replace(A100, gpu="a100-40"), PLAN),
+        (0.0, 0.2, H100, PLAN),
+    ],
+    ids=["another count", "another micro-batch", "other degrees", "another ZeRO stage", "same architecture", "another"],
+)
+def test_what_carries_over_is_what_published_pairs_say(
+    least: float, most: float, place: RunSetting, plan: Plan
+) -> None:
+    assert least <= moved_by(0.1, place, plan) <= most
+
+
+def test_a_very_large_deviation_carries_over_less_but_stays_where_it_was_measured() -> None:
+    elsewhere = replace(A100, global_batch=128), replace(PLAN, data=16)
+    assert moved_by(0.9, *elsewhere) < 0.6 * moved_by(0.1, *elsewhere)
+    assert moved_by(0.9, A100, PLAN) > 0.9
 
 
 def test_a_run_of_another_workload_moves_a_little_and_narrows_a_little() -> None:
@@ -121,16 +137,18 @@ def test_a_run_of_another_workload_moves_a_little_and_narrows_a_little() -> None
     for place in (A100, H100):
         moved, width = at(JobRuns((replace(own, is_relative=True),)), place)
         in_full, narrow = at(JobRuns((own,)), place)
-        assert 0 < -math.log(moved) < -0.6 * math.log(in_full)
-        assert narrow < width < 1
+        # Runs on two architectures have only the job in common, whatever their workloads.
+        assert 0 < -math.log(moved) <= -(0.6 if place == A100 else 1.0) * math.log(in_full)
+        assert narrow <= width < 1
     _, other = at(JobRuns((replace(own, is_relative=True),)), H100, replace(PLAN, tensor=2, data=4))
     assert other == at(JobRuns((replace(own, is_relative=True),)), H100)[1], "whatever the plan"
 
 
-@pytest.mark.parametrize("deviation", [-math.log(9.9), math.log(9.9)])
-def test_a_run_of_another_workload_moves_nobody_beyond_its_bound(deviation: float) -> None:
-    moved, _ = at(JobRuns((JobRun(A100, PLAN, deviation, is_relative=True),)), A100)
-    assert abs(math.log(moved)) == pytest.approx(math.log(1.1))
+@pytest.mark.parametrize("sign", [-1, 1])
+def test_runs_of_another_workload_move_nobody_beyond_their_bound(sign: int) -> None:
+    run = JobRun(A100, PLAN, sign * 0.7, is_relative=True)
+    runs = tuple(replace(run, plan=replace(PLAN, zero_stage=stage, tensor=2, data=4)) for stage in range(4))
+    assert abs(math.log(at(JobRuns(runs), A100)[0])) == pytest.approx(math.log(1.1))
 
 
 PIPELINE = replace(PLAN, data=4, pipeline=2)
@@ -284,11 +302,14 @@ def test_one_run_corrects_the_published_runs_on_other_gpus_and_counts() -> None:
         for kind, both in pair_runs(subjects).items()
     }
     other = lines["other GPU"]
-    assert other.errors["corrected"] < 0.93 * other.errors["raw"]
+    # The GPUs of these tables are of different architectures, to which little carries over.
+    assert other.errors["corrected"] < 1.02 * other.errors["raw"]
     assert other.errors["corrected"] < other.errors["scaled"] < other.errors["bandwidth"]
     assert lines["other count"].gain < 0.72
-    assert lines["other plan"].gain < 0.9
-    assert all(item.covered[1] >= 0.85 for item in lines.values())
+    assert lines["other plan"].gain < 1.0
+    assert lines["other batch"].gain < 0.85
+    assert all(item.errors["corrected"] < item.errors["scaled"] for item in lines.values())
+    assert all(item.covered[1] >= 0.9 for item in lines.values())
     for item in lines.values():
         resampled = (
             (item.interval, item.gain),

@@ -2,9 +2,10 @@
 
 python lab/bench/transfer.py RUNS.csv ...
 
-One deviation after the other moves over a grid, three times, as long as that lowers the macro errors of the corrected
-forecasts against the raw ones. Errors of rows on another GPU count fully, those of other GPU counts and plans half.
-Then each eighth of the sources is forecast with deviations that were fitted without it.
+One figure after the other moves over a grid, as long as that lowers the errors of the corrected forecasts against the
+raw ones, summed over the kinds of pairs. Every source counts alike. Then each eighth of the sources is forecast with
+figures that were fitted without it. Beside the corrected forecasts are the raw ones, and the measured step scaled by
+the ratio of the two raw forecasts.
 """
 
 import argparse
@@ -14,63 +15,73 @@ from pathlib import Path
 import numpy as np
 
 from tilecast.learning.job_calibration import LEVELS, shipped_deviations
-from tilecast.spec import Floats
-from tilecast.validate.transfer import TransferRuns, pair_corrections, pair_runs, shared_pair_levels
+from tilecast.spec import Floats, Ints
+from tilecast.validate.transfer import pair_corrections, pair_errors, pair_runs, shared_pair_levels
 from tilecast_lab.validate import transfer
-from tilecast_lab.validate.transfer import GroupMean
 
-FACTORS = (0.4, 0.6, 0.8, 1.25, 1.6, 2.2)
+FACTORS = (0.5, 0.7, 0.85, 1.2, 1.4, 2.0)
 LEAST, MOST = 0.03, 0.3
-WEIGHTS = {"other GPU": 1.0, "other count": 0.5, "other plan": 0.5}
+ODD, ODD_SHARES = (0.4, 0.6, 0.8, 1.0), (0.02, 0.05, 0.1, 0.2)
 FOLDS = 8
+
+
+class SourceMean:
+    """Mean of a column of pairs: over the pairs of a row, over the rows of a source, then over sources."""
+
+    def __init__(self, asked: Ints, source: np.ndarray) -> None:
+        rows, row, pairs = np.unique(asked, return_inverse=True, return_counts=True)
+        self.sources, place, size = np.unique(source[rows], return_inverse=True, return_counts=True)
+        self._place = place[row]
+        self._weight = 1.0 / pairs[row] / size[self._place]
+
+    def __call__(self, column: Floats, counts: Callable[[str], float] = lambda name: 1.0) -> float:
+        """Return the mean of a column (P,), with each source weighted by `counts`."""
+        weights = np.array([counts(name) for name in self.sources])
+        return float(np.average(np.bincount(self._place, self._weight * column, len(self.sources)), weights=weights))
 
 
 class LeftOutFit:
     """Pairs of runs of every kind, with the levels of deviations that they share."""
 
-    def __init__(self, subjects: TransferRuns) -> None:
+    def __init__(self, subjects: transfer.TransferRuns) -> None:
+        self.subjects = subjects
+        self.source = np.array(subjects.source)
         self.pairs = pair_runs(subjects)
         self.shared = {kind: shared_pair_levels(subjects, *both) for kind, both in self.pairs.items()}
-        self.macro = {kind: GroupMean.of(asked, subjects) for kind, (_, asked) in self.pairs.items()}
-        self.deviation, self.usual = subjects.deviation, subjects.usual
-        self.source = np.array(subjects.source)
+        self.mean = {kind: SourceMean(asked, self.source) for kind, (_, asked) in self.pairs.items()}
 
     def errors(self, known: Mapping[str, float]) -> dict[str, tuple[Floats, Floats]]:
         """Return the absolute errors of every pair by kind, raw and corrected."""
-        out = {}
+        out, deviation = {}, self.subjects.deviation
         for kind, (seen, asked) in self.pairs.items():
-            ratio, _ = pair_corrections(self.shared[kind], self.deviation[seen], self.usual[asked], known)
-            raw = np.exp(self.deviation[asked])
+            ratio, _ = pair_corrections(self.shared[kind], deviation[seen], known)
+            raw = np.exp(deviation[asked])
             out[kind] = (np.abs(raw - 1), np.abs(raw * ratio - 1))
         return out
 
-    def gains(self, errors: Mapping[str, tuple[Floats, Floats]], counts: Callable[[str], float]) -> dict[str, float]:
-        """Return corrected errors over raw ones, with each source weighted by `counts`."""
-        out = {}
-        for kind, both in errors.items():
-            drawn = np.array([counts(name) for name in self.macro[kind].sources])
-            raw, corrected = (self.macro[kind](column, drawn) for column in both)
-            out[kind] = corrected / raw
-        return out
-
-    def best(self, counts: Callable[[str], float], rounds: int = 3) -> dict[str, float]:
-        """Return the deviations that suit the sources best, weighted by `counts`."""
+    def best(self, counts: Callable[[str], float], rounds: int = 4) -> dict[str, float]:
+        """Return the figures that suit the sources best, weighted by `counts`."""
         known = dict(shipped_deviations())
 
         def loss(tried: Mapping[str, float]) -> float:
-            return sum(WEIGHTS[kind] * gain for kind, gain in self.gains(self.errors(tried), counts).items())
+            return sum(
+                self.mean[kind](corrected, counts) / self.mean[kind](raw, counts)
+                for kind, (raw, corrected) in self.errors(tried).items()
+                if sum(counts(name) for name in self.mean[kind].sources)
+            )
 
         least = loss(known)
         for _ in range(rounds):
-            for name in LEVELS:
-                for value in np.clip(known[name] * np.array(FACTORS), LEAST, MOST):
+            for name in (*LEVELS, "odd", "odd_share"):
+                grid = {"odd": ODD, "odd_share": ODD_SHARES}.get(name)
+                for value in grid or np.clip(known[name] * np.array(FACTORS), LEAST, MOST):
                     tried = {**known, name: float(value)}
                     if (reached := loss(tried)) < least - 1e-4:
                         least, known = reached, tried
         return known
 
-    def left_out(self) -> dict[str, float]:
-        """Return the gains where each part of the sources is forecast with deviations fitted without it."""
+    def left_out(self) -> dict[str, tuple[Floats, Floats]]:
+        """Return the errors where each part of the sources is forecast with figures that were fitted without it."""
         names = np.random.default_rng(0).permutation(np.unique(self.source))
         fold = {str(name): number % FOLDS for number, name in enumerate(names)}
         errors = self.errors(shipped_deviations())
@@ -79,7 +90,7 @@ class LeftOutFit:
             for kind, (_, corrected) in self.errors(known).items():
                 own = np.array([fold[name] == number for name in self.source[self.pairs[kind][1]]])
                 errors[kind][1][own] = corrected[own]
-        return self.gains(errors, lambda name: 1.0)
+        return errors
 
 
 if __name__ == "__main__":
@@ -87,11 +98,14 @@ if __name__ == "__main__":
     parser.add_argument("files", nargs="+", type=Path)
     fit = LeftOutFit(transfer.read_subjects(parser.parse_args().files))
     known = fit.best(lambda name: 1.0)
-    for name in LEVELS:
-        print(f"{name:<14}{known[name]:7.3f}")
-    for title, gains in (
-        ("as they are", fit.gains(fit.errors(shipped_deviations()), lambda name: 1.0)),
-        ("found anew", fit.gains(fit.errors(known), lambda name: 1.0)),
-        ("left out", fit.left_out()),
-    ):
-        print(f"{title:<14}" + "".join(f"{kind:>14} {gain:.3f}" for kind, gain in gains.items()))
+    print("found anew:", ", ".join(f"{name} {known[name]:.3f}" for name in (*LEVELS, "odd", "odd_share")))
+    columns = {"shipped": fit.errors(shipped_deviations()), "anew": fit.errors(known), "left out": fit.left_out()}
+    print(f"{'':<12}{'sources':>8}{'raw':>8}" + "".join(f"{title:>9}" for title in (*columns, "scaled", "covered")))
+    for kind, (seen, asked) in fit.pairs.items():
+        item, mean = pair_errors(fit.subjects, kind, seen, asked), fit.mean[kind]
+        found = [mean(column[kind][1]) for column in columns.values()]
+        print(
+            f"{kind:<12}{len(mean.sources):8d}{mean(item.errors['raw']):8.1%}"
+            + "".join(f"{error:9.1%}" for error in (*found, mean(item.errors["scaled"])))
+            + f"{mean(item.covered[1]):9.0%}"
+        )

@@ -4,16 +4,17 @@ A deviation is the logarithm of raw forecast over measurement, without the part 
 (`calibration`). It is a sum of parts that runs of one job share:
 
 * one of the job, wherever it runs;
-* one of the split of the model by its plan;
-* one of that split together with precision and sequence length;
 * one of the GPU's architecture;
+* one of the recipe on one GPU: the ZeRO stage and the recomputation of its plan;
+* one of the split of the model by its plan, on one architecture;
+* one of the shape of its kernels: that split, precision, sequence length and micro-batch, on one architecture;
 * one of exactly the same setting;
 * and one of the run alone.
 
-`calibration.toml` has the variance of each part. The parts cross: runs on two GPUs share the parts of their plans, and
-runs of two plans share the parts of their GPUs. The expected deviation of a setting is the best linear unbiased
+`calibration.toml` has the variance of each part. The expected deviation of a setting is the best linear unbiased
 prediction c' K^-1 d (Henderson 1975; Robinson, Statistical Science 6, 1991). So a run moves all forecasts of its own
-job, by as much as the two settings share, and no forecasts of other jobs.
+job, by as much as the two settings share, and no forecasts of other jobs. A few settings are odd: their own part has a
+much larger variance. So a small deviation is carried over almost whole, and of a very large one little is.
 
 A run may report the time of its collectives or its update. Then each of them has a separate deviation, and the rest of
 the step has another. The wait for links is carried over to the exchanges of other plans, and the time of the update to
@@ -28,7 +29,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from functools import cache
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -40,7 +41,7 @@ MAX_RATIO = 3.0
 """Largest factor of a correction, up or down; a larger error means that another job ran."""
 MAX_CHANGE_BY_OTHERS = 0.1
 """Largest relative change of a job's forecasts where all its runs are of other workloads under the job's name."""
-LEVELS = ("job", "split", "shape", "architecture", "setting")
+LEVELS = ("job", "architecture", "recipe", "split", "shape", "setting")
 """Deviations that runs of one job share, in the order of `shared_levels`."""
 REST = "together"
 SEPARATE_PARTS = ("communication", "optimizer")
@@ -49,7 +50,9 @@ LINK_KINDS = (False, True, None)
 """Kinds of plans: False for exchanges inside a node, True for exchanges across nodes, None for pipelines."""
 MAX_EXPOSED_RATIO = 100.0
 """Value of `MAX_RATIO` for the ratio of exposed communication, whose forecast may be close to zero."""
-SPLIT_COLUMNS = ("tensor", "pipeline", "context", "expert", "zero_stage", "checkpointing")
+RECIPE_COLUMNS = ("zero_stage", "checkpointing")
+"""Columns of a plan that tell what its GPUs hold and what they compute twice."""
+SPLIT_COLUMNS = (*RECIPE_COLUMNS, "tensor", "pipeline", "context", "expert")
 """Columns of a plan that tell how it splits the model; the others tell the number of copies and their samples."""
 Mask: TypeAlias = npt.NDArray[np.bool_]
 ALL_COLUMNS = tuple(item.name for item in fields(Plans))
@@ -65,14 +68,11 @@ class RunSetting:
     precision: str
     sequence_length: int
     global_batch: int
-    family: str
-    """Family of the model, which determines the share of jobs that are forecast well (`small_deviation_share`)."""
 
     @classmethod
     def from_workload(cls, gpu: str, architecture: str, workload: Workload) -> RunSetting:
         """Return the setting of a workload on a GPU."""
-        shape = (workload.precision, workload.sequence_length, workload.global_batch)
-        return cls(gpu, architecture, *shape, workload.model.family)
+        return cls(gpu, architecture, workload.precision, workload.sequence_length, workload.global_batch)
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,22 +200,25 @@ def correct_parts(parts_s: Mapping[str, Floats], hidden_s: Floats, ratios: Float
 
 
 def shared_levels(run: JobRun, setting: RunSetting, plans: Plans) -> Mask:
-    """Return which deviations a run shares with each of the plans at a setting: a row for each of `LEVELS`, (5, n)."""
+    """Return which deviations a run shares with each of the plans at a setting: a row for each of `LEVELS`, (6, n)."""
     of_run, run_plan = run.place, Plans.from_plans(run.plan)
-    shape = (of_run.precision, of_run.sequence_length) == (setting.precision, setting.sequence_length)
+    kernels = (of_run.precision, of_run.sequence_length) == (setting.precision, setting.sequence_length)
+    architecture = of_run.architecture == setting.architecture
     every = np.ones(len(plans), dtype=bool)
     same = {
         name: every if name not in run.fields else getattr(plans, name) == getattr(run_plan, name)
         for name in ALL_COLUMNS
     }
-    split = np.all([same[name] for name in SPLIT_COLUMNS], axis=0)
+    recipe = np.all([same[name] for name in RECIPE_COLUMNS], axis=0)
+    split = architecture & np.all([same[name] for name in SPLIT_COLUMNS], axis=0)
     whole = np.all(list(same.values()), axis=0) & (plans.gpus == run_plan.gpus)
     return np.stack(
         [
             every,
+            every & architecture,
+            recipe & (of_run.gpu == setting.gpu),
             split,
-            split & shape,
-            every & (of_run.architecture == setting.architecture),
+            split & kernels & same["micro_batch"],
             whole & (of_run == setting),
         ]
     )
@@ -225,21 +228,12 @@ def shared_levels(run: JobRun, setting: RunSetting, plans: Plans) -> Mask:
 def shipped_deviations() -> Mapping[str, float]:
     """Return the standard deviations of `calibration.toml` for runs of one job, by name.
 
-    The mapping also has the factors on the variances of the two kinds of jobs, and `narrowing`.
+    The mapping also has `odd`, the deviation of an odd setting, `odd_share`, the share of settings that are odd, and
+    `narrowing`.
     """
-    return {name: float(value) for name, value in _read_job_table().items() if name != "usual"}
-
-
-@cache
-def small_deviation_share(family: str) -> float:
-    """Return the share of the jobs of a model family that deviate little."""
-    shares = _read_job_table()["usual"]
-    return float(shares.get(family, shares["other"]))
-
-
-def _read_job_table() -> Mapping[str, Any]:
-    keys = (*LEVELS, "run", "report", "usual", "small", "large", "narrowing")
-    return FactFile.read_shipped("tilecast.learning", "calibration.toml").read_values("job", keys)
+    keys = (*LEVELS, "run", "report", "odd", "odd_share", "narrowing")
+    table = FactFile.read_shipped("tilecast.learning", "calibration.toml").read_values("job", keys)
+    return {name: float(value) for name, value in table.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -272,15 +266,17 @@ class JobRuns:
         of_job = [name in ("job", "architecture") for name in LEVELS]
         relative = np.array([one.is_relative for one in self.runs])
         shared &= np.array(of_job)[:, None, None] | ~relative[:, None]
-        share = small_deviation_share(setting.family)
         deviation, most = np.array([[one.deviation for one in self.runs]]), np.array([[MAX_RATIO]])
+        judged = deviation
         if any(one.parts for one in self.runs):
             links = [[one.deviations_of_parts(is_across) for one in self.runs] for is_across in LINK_KINDS]
-            deviation = np.array(links).swapaxes(-1, -2).reshape(-1, len(self.runs))
+            of_parts = np.array(links).swapaxes(-1, -2)
+            deviation = of_parts.reshape(-1, len(self.runs))
+            # A part such as a wait may be many times its forecast. Whether a setting is odd is judged by the rest.
+            judged = np.broadcast_to(of_parts[:, :1], of_parts.shape).reshape(deviation.shape)
             most = np.tile([[MAX_RATIO], [MAX_EXPOSED_RATIO], [MAX_RATIO]], (len(LINK_KINDS), 1))
-        ratio, width = correction_factors(
-            sigmas or shipped_deviations(), share, mutual[:, :, 0], shared, deviation, reports
-        )
+        known = sigmas or shipped_deviations()
+        ratio, width = correction_factors(known, mutual[:, :, 0], shared, deviation, reports, judged)
         most = np.minimum(most, 1 + MAX_CHANGE_BY_OTHERS) if relative.all() else most
         shape = (len(LINK_KINDS), 1 + len(SEPARATE_PARTS), len(plans))
         ratios = np.broadcast_to(np.clip(ratio, 1 / most, most), (shape[0] * shape[1], shape[2])).reshape(shape)
@@ -296,7 +292,7 @@ class JobRuns:
         return float(np.mean(each)) * samples_per_node(plans, gpus_per_node)
 
     def _shared_levels(self, setting: RunSetting, plans: Plans) -> Mask:
-        """Return the deviations that each run shares with each of the plans at a setting, (5, k, n)."""
+        """Return the deviations that each run shares with each of the plans at a setting, (6, k, n)."""
         return np.stack([shared_levels(one, setting, plans) for one in self.runs], axis=1)
 
 
@@ -308,38 +304,40 @@ def samples_per_node(plans: Plans, gpus_per_node: int) -> Floats:
 
 def correction_factors(
     sigmas: Mapping[str, float],
-    small_share: Floats | float,
     mutual: Mask,
     shared: Mask,
     deviation: Floats,
     reports: Ints,
+    judged: Floats | None = None,
 ) -> tuple[Floats, Floats]:
     """Return the factors on steps, and on the half-width of their ranges, (…, n) each.
 
-    Leading axes are different jobs. A job has either small or large deviations. The variance of all parts that its runs
-    share differs between these two kinds of jobs. The two predictions are weighted by the likelihood of the runs under
-    each kind. Ranges use the mean variance, so that they do not depend on measurements. Ratios are not bounded here.
+    Leading axes are different jobs. The settings of a job's runs are either usual or odd. The variance of a setting's
+    own part differs between the two, and the two predictions are weighted by the likelihood of the runs under each.
+    Ranges use the mean variance, so that they do not depend on measurements. Ratios are not bounded here.
 
     Args:
         sigmas: standard deviations as in `shipped_deviations`.
-        small_share: the share of jobs like these that deviate little, (…,).
-        mutual: which of `LEVELS` the runs share with each other, (5, …, k, k).
-        shared: which of them the runs share with the settings to correct, (5, …, k, n).
+        mutual: which of `LEVELS` the runs share with each other, (6, …, k, k).
+        shared: which of them the runs share with the settings to correct, (6, …, k, n).
         deviation: deviations of the runs, (…, k).
         reports: number of reports of the runs, (…, k).
+        judged: the deviations that tell whether the settings are odd, (…, k), if they are not those of `deviation`.
     """
-    variance = np.array([sigmas[name] ** 2 for name in LEVELS])
-    covariance, target = (np.tensordot(variance, one, 1) for one in (mutual, shared))
-    noise = sigmas["run"] ** 2 + sigmas["report"] ** 2 / reports
+    judged = deviation if judged is None else judged
+    noise = (sigmas["run"] ** 2 + sigmas["report"] ** 2 / reports)[..., None] * np.eye(deviation.shape[-1])
+    odd_share = sigmas["odd_share"]
+    variances = {own: np.array([sigmas[name] ** 2 for name in (*LEVELS[:-1], own)]) for own in (LEVELS[-1], "odd")}
     odds, expected = [], []
-    for scale, share in ((sigmas["small"], np.asarray(small_share)), (sigmas["large"], 1 - np.asarray(small_share))):
-        whole = scale * covariance + noise[..., None] * np.eye(deviation.shape[-1])
-        weighed = np.linalg.solve(whole, deviation[..., None])[..., 0]
-        odds.append(np.log(share) - 0.5 * ((deviation * weighed).sum(-1) + np.linalg.slogdet(whole)[1]))
-        expected.append(scale * (weighed[..., None] * target).sum(-2))
-    unusual = 1 / (1 + np.exp(np.clip(odds[0] - odds[1], -50, 50)))[..., None]
-    mean = (1 - unusual) * expected[0] + unusual * expected[1]
-    whole = covariance + noise[..., None] * np.eye(deviation.shape[-1])
-    explained = (target * np.linalg.solve(whole, target)).sum(-2) / (variance.sum() + sigmas["run"] ** 2)
+    for variance, share in zip(variances.values(), (1 - odd_share, odd_share), strict=True):
+        covariance, target = (np.tensordot(variance, one, 1) for one in (mutual, shared))
+        weighed, told = (np.linalg.solve(covariance + noise, one[..., None])[..., 0] for one in (deviation, judged))
+        odds.append(np.log(share) - 0.5 * ((judged * told).sum(-1) + np.linalg.slogdet(covariance + noise)[1]))
+        expected.append((weighed[..., None] * target).sum(-2))
+    odd = 1 / (1 + np.exp(np.clip(odds[0] - odds[1], -50, 50)))[..., None]
+    mean = (1 - odd) * expected[0] + odd * expected[1]
+    variance = (1 - odd_share) * variances[LEVELS[-1]] + odd_share * variances["odd"]
+    covariance, target = (np.tensordot(variance, one, 1) for one in (mutual, shared))
+    explained = (target * np.linalg.solve(covariance + noise, target)).sum(-2) / (variance.sum() + sigmas["run"] ** 2)
     left = 1.0 - np.clip(explained, 0.0, 1.0)
     return np.exp(-mean), np.asarray(left ** sigmas["narrowing"])

@@ -1,8 +1,8 @@
 """Test of transfer: how much one measured run of a model improves the forecasts of its runs elsewhere.
 
 Each row of a source and model is forecast with a correction from one other row of the same source and model
-(`tilecast.learning.job_calibration`). There are three kinds of pairs: on another GPU; on another number of the same
-GPU; and on the same GPUs with another plan.
+(`tilecast.learning.job_calibration`). There are four kinds of pairs: on another GPU; on another number of the same
+GPU; on the same GPUs with another plan; and there with another global batch only.
 
 Beside the raw and the corrected forecast there is the measured step scaled by the ratio of the two raw forecasts, which
 corrects by the whole error of the run. An error is the mean over the rows that a row is forecast from, then over the
@@ -22,13 +22,13 @@ import numpy as np
 from tilecast.learning import calibration
 from tilecast.learning.job_calibration import (
     MAX_RATIO,
+    SPLIT_COLUMNS,
     JobRun,
     Mask,
     RunSetting,
     correction_factors,
     shared_levels,
     shipped_deviations,
-    small_deviation_share,
 )
 from tilecast.spec import Floats, Ints, Plan, Plans, SpecError
 from tilecast.validate import Track, without_progress
@@ -36,7 +36,7 @@ from tilecast.validate import calibration as curves
 from tilecast.validate.cells import Row
 from tilecast.validate.runs import read_table
 
-KINDS = ("other GPU", "other count", "other plan")
+KINDS = ("other GPU", "other count", "other plan", "other batch")
 MOST_SEEN = 12
 """Largest number of rows of each kind that a row is forecast from, chosen by a hash of their ids.
 
@@ -71,18 +71,17 @@ class TransferRuns:
     def observed_s(self) -> Floats:
         return np.array([run.observed_s for run in self.measured.runs])
 
-    @property
-    def usual(self) -> Floats:
-        """Share of the jobs of each row's model family that deviate little."""
-        return np.array([small_deviation_share(place.family) for place in self.places])
-
     def kind_of(self, seen: int, asked: int) -> str | None:
         """Return the kind (of `KINDS`) of a pair of rows; None for equal plans on equal GPUs."""
-        if self.places[seen].gpu != self.places[asked].gpu:
+        here, there = self.places[seen], self.places[asked]
+        if here.gpu != there.gpu:
             return "other GPU"
         one, other = self.plans[seen], self.plans[asked]
         if one.gpus != other.gpus:
             return "other count"
+        has_same_split = all(getattr(one, name) == getattr(other, name) for name in SPLIT_COLUMNS)
+        if has_same_split and here.global_batch != there.global_batch:
+            return "other batch"
         return None if one == other else "other plan"
 
 
@@ -171,7 +170,7 @@ class PairErrors:
 
 
 def shared_pair_levels(subjects: TransferRuns, seen: Ints, asked: Ints) -> Mask:
-    """Return which levels of deviations (`LEVELS` of `job_calibration`) the rows of each pair share, (5, P)."""
+    """Return which levels of deviations (`LEVELS` of `job_calibration`) the rows of each pair share, (6, P)."""
     return np.concatenate(
         [
             shared_levels(
@@ -186,21 +185,18 @@ def shared_pair_levels(subjects: TransferRuns, seen: Ints, asked: Ints) -> Mask:
 
 
 def pair_corrections(
-    shared: Mask, deviation: Floats, share: Floats, known: Mapping[str, float] | None = None
+    shared: Mask, deviation: Floats, known: Mapping[str, float] | None = None
 ) -> tuple[Floats, Floats]:
     """Return the correction's ratio and width for each pair, (P,) each, from one run each.
 
     Args:
-        shared: the levels of deviations that both rows of a pair share, (5, P).
+        shared: the levels of deviations that both rows of a pair share, (6, P).
         deviation: log(predicted / observed) of the run, (P,).
-        share: share of the jobs of the model family that deviate little, (P,).
         known: deviations to use in place of `tilecast.learning.job_calibration.shipped_deviations()`.
     """
     itself = np.ones((*shared.shape, 1, 1), dtype=bool)
     once = np.ones((len(deviation), 1), dtype=np.int64)
-    both = correction_factors(
-        known or shipped_deviations(), share, itself, shared[..., None, None], deviation[:, None], once
-    )
+    both = correction_factors(known or shipped_deviations(), itself, shared[..., None, None], deviation[:, None], once)
     return np.clip(both[0][:, 0], 1 / MAX_RATIO, MAX_RATIO), both[1][:, 0]
 
 
@@ -208,9 +204,7 @@ def pair_errors(
     subjects: TransferRuns, kind: str, seen: Ints, asked: Ints, known: Mapping[str, float] | None = None
 ) -> PairErrors:
     """Forecast each row of `asked` (P,) from the run of the row in `seen` (P,), and return the errors."""
-    ratio, width = pair_corrections(
-        shared_pair_levels(subjects, seen, asked), subjects.deviation[seen], subjects.usual[asked], known
-    )
+    ratio, width = pair_corrections(shared_pair_levels(subjects, seen, asked), subjects.deviation[seen], known)
     raw, measured = subjects.predicted_s, subjects.observed_s
     steps = {"raw": raw[asked], "corrected": raw[asked] * ratio, "scaled": measured[seen] * raw[asked] / raw[seen]}
     off = {name: calibration.relative_error(column, measured[asked]) for name, column in steps.items()}
