@@ -79,6 +79,7 @@ def read_published_row(row: Row, graphs: Graphs | None = None) -> RunCase:
         frozen_bits=4 if row.get("task", "") == "qlora" else 16,
         framework=framework(row),
         offload="parameters" if "cpu offload" in notes else "none",
+        shard_degree=noted_number(r"fsdp group (\d+)", notes),
         offloaded_activations=_offloaded_activations(notes),
         recompute_layers=noted_number(_RECOMPUTED_LAYERS, notes) or None,
         overlap=not any(words in notes for words in _SAID_NOT),

@@ -321,7 +321,7 @@ def to_request(name: str, spec: TrainingJobSpec, stored: bytes | None = None) ->
 
 _WORKLOAD_FIELDS = {
     *("precision", "attention", "execution", "memory_format", "bucket_mib", "gradient_sync", "parameter_servers"),
-    *("fused_optimizer", "fused_loss", "framework"),
+    *("fused_optimizer", "fused_loss", "framework", "shard_degree"),
 }
 """Fields that `Training` and `Workload` have in common."""
 

@@ -61,6 +61,9 @@ BARE_OPTIONS: Mapping[str, JobOption] = {
     "offload_activations": JobOption(
         "training.offloadActivations", "share of activations in the host's memory, for a bare model", float
     ),
+    "shard_degree": JobOption(
+        "training.shardDegree", "data-parallel ranks that share weights and states (HSDP), for a bare model", int
+    ),
     "bucket_mib": JobOption("training.bucketMiB", "of gradients, for a bare model; the framework's if absent", int),
     "gradient_sync": JobOption(
         "training.gradientSync", "for a bare model; allReduce if absent", choices=GRADIENT_SYNCS

@@ -76,7 +76,7 @@ _Table: TypeAlias = dict[str, Ints]
 """Columns of incomplete plans, by name."""
 _DECIDING = (
     *("training", "precision", "framework", "checkpointing", "recompute_layers", "offload", "gradient_sync"),
-    "offloaded_activations",
+    *("offloaded_activations", "shard_degree"),
     "bucket_mib",
 )
 """Fields of a workload that decide `_enumerate_ways`, besides the recomputation modes of its model."""
@@ -321,6 +321,10 @@ def _allow_combinations(workload: Workload, outer: _Table, ways: _Table, allowed
     # One matrix of rows x ways at a time, gathered from the narrow columns rather than the wide ones.
     mask: Mask = allowed[kind] & interleaves[:, ways["virtual_stages"] - 1]
     mask &= spread[:, None] | (ways["sequence_parallel"] == 0)
+    if workload.shard_degree is not None:
+        # Groups are equally large, and shards beyond them are those of ZeRO 2 and 3.
+        grouped = (outer["data"] % workload.shard_degree == 0) | (outer["data"] < workload.shard_degree)
+        mask &= grouped[:, None] & ((ways["zero_stage"] >= 2) | (outer["data"][:, None] == 1))
     return mask
 
 
@@ -350,6 +354,12 @@ def _find_frameworks(workload: Workload) -> list[Abilities]:
             problem = f"{who} has no {value}" if workload.framework else f"{who} has {value}"
             raise SpecError(field, problem, f"use one of {known}, or another framework")
         candidates = supporting
+    if workload.shard_degree is not None:
+        candidates = [one for one in candidates if one.hybrid_shards]
+        if not candidates:
+            problem = f"{workload.framework or 'no framework with the rest of the job'} shards over all replicas"
+            able = ", ".join(name for name, one in FRAMEWORKS.items() if one.hybrid_shards)
+            raise SpecError("training.shardDegree", problem, f"leave it out, or use one of {able}")
     if workload.offloaded_activations:
         candidates = [one for one in candidates if one.offload_activations != "none"]
         if not candidates:
