@@ -157,6 +157,9 @@ class Workload:
     micro_batch: int | None = None
     checkpointing: Checkpointing | None = None
     """None leaves the choice to the search."""
+    shard_degree: int | None = None
+    """Data-parallel ranks that share weights, gradients and states under ZeRO; groups of so many hold copies of them.
+    None means that all ranks share them."""
     offloaded_activations: float = 0.0
     """Share of the activations of layers that waits for the backward pass in the host's memory."""
     recompute_layers: int | None = None
@@ -495,6 +498,11 @@ class Plans(Columns):
     def replicas(self) -> Floats:
         """Ranks that hold the same dense weights, (n,)."""
         return (self.data * self.context).astype(float)
+
+    def shard_ranks(self, degree: int | None) -> Floats:
+        """Return the ranks that share the shards of dense weights, (n,), with `degree` data-parallel ranks each."""
+        data = self.data if degree is None else np.minimum(self.data, degree)
+        return (data * self.context).astype(float)
 
     @property
     def expert_replicas(self) -> Floats:

@@ -94,6 +94,7 @@ def read_published_row(row: Row, graphs: Graphs | None = None) -> RunCase:
         framework_version=framework_version(row),
         expert_overlap=_expert_overlap(row),
         offload="parameters" if "cpu offload" in notes else "none",
+        shard_degree=noted_number(r"fsdp group (\d+)", notes),
         offloaded_activations=_offloaded_activations(notes),
         recompute_layers=noted_number(_RECOMPUTED_LAYERS, notes) or None,
         overlap=not any(words in notes for words in _SAID_NOT),

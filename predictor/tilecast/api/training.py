@@ -106,6 +106,12 @@ class Training(ApiModel):
         default="auto",
         description="What the backward pass computes again to save memory; auto leaves it to the search.",
     )
+    shard_degree: int | None = optional_field(
+        "Data-parallel ranks that share weights, gradients and optimizer states at ZeRO stages 2 and 3 (HSDP); groups "
+        "of so many ranks hold copies of them. Absent shares them among all ranks.",
+        ge=2,
+        le=2**20,
+    )
     offload_activations: float | None = optional_field(
         "Share of the activations of layers that waits for the backward pass in the host's memory, from which it is "
         "copied while layers run; absent keeps all of them on the GPU.",

@@ -327,7 +327,7 @@ def to_request(name: str, spec: TrainingJobSpec, stored: bytes | None = None) ->
 _WORKLOAD_FIELDS = {
     *("precision", "attention", "execution", "memory_format", "bucket_mib", "gradient_sync", "parameter_servers"),
     *("fused_optimizer", "fused_loss", "framework", "framework_version", "pipeline_schedule", "pipeline_layout"),
-    *("expert_dispatch", "expert_overlap", "weights", "gradient_precision", "moment_precision"),
+    *("expert_dispatch", "expert_overlap", "weights", "gradient_precision", "moment_precision", "shard_degree"),
 }
 """Fields that `Training` and `Workload` have in common."""
 

@@ -82,6 +82,9 @@ BARE_OPTIONS: Mapping[str, JobOption] = {
     "offload_activations": JobOption(
         "training.offloadActivations", "share of activations in the host's memory, for a bare model", float
     ),
+    "shard_degree": JobOption(
+        "training.shardDegree", "data-parallel ranks that share weights and states (HSDP), for a bare model", int
+    ),
     "bucket_mib": JobOption("training.bucketMiB", "of gradients, for a bare model; the framework's if absent", int),
     "pipeline_schedule": JobOption(
         "training.pipelineSchedule", "for a bare model; 1f1b or interleaved if absent", choices=PIPELINE_SCHEDULES

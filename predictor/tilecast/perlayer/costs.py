@@ -170,7 +170,7 @@ def isolate_block(sharded: Sharded, block: Block) -> tuple[bool, Sharded]:
     is_layer = index_of_block(sharded.graph.layers, block) >= 0
     one = (replace(block, repeat=1, positions=()),)
     layers, last = (one, ()) if is_layer else ((), one)
-    return is_layer, Sharded(replace(sharded.graph, first=(), layers=layers, last=last, stages=None), sharded.index)
+    return is_layer, replace(sharded, graph=replace(sharded.graph, first=(), layers=layers, last=last, stages=None))
 
 
 def index_of_block(blocks: tuple[Block, ...], block: Block) -> int:

@@ -82,6 +82,8 @@ class JobSettings(TypedDict, total=False):
     """Layers of each pipeline stage that are computed again whole."""
     offload_activations: float
     """Share of the activations of layers that waits for the backward pass in the host's memory."""
+    shard_degree: int
+    """Data-parallel ranks that share weights and states at ZeRO stages 2 and 3."""
     bucket_mib: int
     pipeline_schedule: str
     """Order of the passes in a pipeline, as in `spec.training.pipelineSchedule`."""

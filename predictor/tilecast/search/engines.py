@@ -44,6 +44,8 @@ class Abilities:
     experts_fold_over_tensor: bool = True
     """Whether tensor ranks may hold different experts, or only data ranks."""
 
+    hybrid_shards: bool = False
+    """Whether groups of ranks may each hold all shards (HSDP), rather than all ranks together."""
     offload_activations: Literal["none", "alone", "any"] = "none"
     """Plans whose activations it keeps in the host's memory: none, those without pipeline and recomputation, or any."""
     modules: Sequence[str] = ()

@@ -78,6 +78,7 @@ _Table: TypeAlias = dict[str, Ints]
 _DECIDING = (
     *("training", "precision", "framework", "framework_version", "checkpointing", "recompute_layers", "offload"),
     *("offloaded_activations", "gradient_sync", "bucket_mib", "pipeline_layout", "expert_dispatch", "expert_overlap"),
+    "shard_degree",
 )
 """Fields of a workload that decide `_enumerate_ways`, besides the recomputation modes of its model."""
 _WAYS: Memo[tuple[_Table, Mask]] = Memo(8)
@@ -364,6 +365,10 @@ def _allow_combinations(workload: Workload, outer: _Table, ways: _Table, allowed
     # One matrix of rows x ways at a time, gathered from the narrow columns rather than the wide ones.
     mask: Mask = allowed[kind] & interleaves[:, np.searchsorted(virtual, ways["virtual_stages"])]
     mask &= spread[:, None] | (ways["sequence_parallel"] == 0)
+    if workload.shard_degree is not None:
+        # Groups are equally large, and shards beyond them are those of ZeRO 2 and 3.
+        grouped = (outer["data"] % workload.shard_degree == 0) | (outer["data"] < workload.shard_degree)
+        mask &= grouped[:, None] & ((ways["zero_stage"] >= 2) | (outer["data"][:, None] == 1))
     return mask
 
 
@@ -395,6 +400,12 @@ def _find_frameworks(workload: Workload) -> list[Abilities]:
             problem = f"{who} has no {value}" if workload.framework else f"{who} has {value}"
             raise SpecError(field, problem, f"use one of {known}, or another framework")
         candidates = supporting
+    if workload.shard_degree is not None:
+        candidates = [one for one in candidates if one.hybrid_shards]
+        if not candidates:
+            problem = f"{workload.framework or 'no framework with the rest of the job'} shards over all replicas"
+            able = ", ".join(name for name, one in FRAMEWORKS.items() if one.hybrid_shards)
+            raise SpecError("training.shardDegree", problem, f"leave it out, or use one of {able}")
     if workload.offloaded_activations:
         candidates = [one for one in candidates if one.offload_activations != "none"]
         if not candidates:

@@ -89,15 +89,27 @@ def sync_seconds(
     weights = [parameters * held.gathered_bytes for parameters in exchanged]
     renewed = [parameters * updated * held.trainable for parameters in exchanged]
     exchange = partial(_exchange_seconds, workload, [group for _, group in groups], pool, fitted)
+    copied_s = nil
+    if workload.shard_degree is not None:
+        # Shards are gathered and scattered inside a group; then all groups sum their gradients, shard by shard.
+        shards = plans.shard_ranks(workload.shard_degree)
+        inner = plans.tensor.astype(float)
+        near = communication_group(shards, inner, plans.gpus, pool)
+        far = communication_group(plans.replicas / shards, inner * shards, plans.gpus, pool)
+        across = [np.where(plans.replicas > shards, sums[0] / shards, 0.0)]
+        (copied_s,) = _exchange_seconds(workload, [far], pool, fitted, "all_reduce", (across, [scattered[0]]))
+        sharing = partial(_exchange_seconds, workload, [near, *(group for _, group in groups[1:])], pool, fitted)
+    else:
+        sharing = exchange
     first_s, reduce_s = exchange("all_reduce", ([first, nil], [nil + 1] * 2), (rest, reduced))
     # A gather takes as long as a scatter.
-    scatter_s, gather_s, updated_s = exchange(
+    scatter_s, gather_s, updated_s = sharing(
         "all_gather", (sums, scattered), (weights, [gathered] * len(exchanged)), (renewed, scattered)
     )
     return SyncSeconds(
         first_s,
         reduce_s,
-        scatter_s,
+        scatter_s + copied_s,
         gather_s,
         updated_s,
         first_share=first / np.maximum(np.sum(sums, axis=0), 1.0),

@@ -45,7 +45,7 @@ from tilecast.zoo.layers import QUANTIZE
 from tilecast.zoo.modules import list_modules
 from tilecast.zoo.reading import model_from
 from tilecast.zoo.recommender import Tables
-from tilecast.zoo.stages import FullestStages
+from tilecast.zoo.stages import FullestStages, stage_kinds
 
 __all__ = ["ADAPTED", "FAMILIES", "Family", "Tables", "Transformer", "list_modules", "model_from"]
 
@@ -180,10 +180,12 @@ class Sharded:
 
     graph: Graph
     index: Rows
+    shard_degree: int | None = None
+    """Data-parallel ranks that share weights and states under ZeRO (`Workload.shard_degree`)."""
 
     def take(self, rows: Rows | slice) -> Sharded:
         """Return the graph for the plans of these rows, in their order."""
-        return Sharded(self.graph, self.index[rows])
+        return Sharded(self.graph, self.index[rows], self.shard_degree)
 
     def gather(self, column: Floats) -> Floats:
         """Return a column over shards, (S,) or (1,), as a column over plans, (n,)."""
@@ -226,7 +228,10 @@ class Sharded:
         """
         everything, experts, _ = self._sum_fullest_stage(plans, "parameters", "expert_parameters")
         experts = np.minimum(experts, everything)
-        return everything, (everything - experts) / plans.replicas + experts / plans.expert_replicas
+        shards = plans.shard_ranks(self.shard_degree)
+        copies = plans.replicas / shards
+        own = (everything - experts) / shards + experts * copies / np.maximum(plans.expert_replicas, copies)
+        return everything, own
 
     def trainable_share(self, plans: Plans) -> Floats:
         """Return the share of the fullest stage's parameters that have gradients, (n,): 1 except for LoRA."""
@@ -303,7 +308,7 @@ def shard(workload: Workload, plans: Plans) -> Sharded:
         known = build(alike, Shards(*shares)), {one: place for place, one in enumerate(keys)}
         graphs.appendleft(known)
     graph, places = known
-    return Sharded(graph, np.array([places[one] for one in keys], np.intp)[rows.index])
+    return Sharded(graph, np.array([places[one] for one in keys], np.intp)[rows.index], workload.shard_degree)
 
 
 def without_batch(workload: Workload) -> Workload:

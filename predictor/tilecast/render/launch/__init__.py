@@ -231,6 +231,8 @@ def unsupported_part(framework: Framework, workload: Workload, plan: Plan) -> st
         frameworks.FRAMEWORKS[framework].sizes_buckets(Plans.from_plans(plan))[0]
     ):
         return f"its buckets have a size of their own at ZeRO stage {plan.zero_stage}, not training.bucketMiB"
+    if workload.shard_degree is not None and not supported.hybrid_shards:
+        return "it shards over all replicas"
     if workload.offloaded_activations and not bool(supported.offloads(Plans.from_plans(plan))[0]):
         if supported.offload_activations == "none":
             return "it keeps activations on the GPU"

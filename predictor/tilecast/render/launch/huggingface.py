@@ -192,6 +192,8 @@ def _recomputes_in_trainer(setting: LaunchSetting) -> bool:
 
 def refusal_reason(setting: LaunchSetting) -> str:
     """Return the reason why the Trainer or Accelerate would run a setting differently; empty if they would not."""
+    if setting.workload.shard_degree is not None:
+        return "its settings shard over all ranks"
     return "" if setting.workload.recompute_layers is None else "it recomputes all layers or none"
 
 

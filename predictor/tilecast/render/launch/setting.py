@@ -54,6 +54,12 @@ class LaunchSetting:
         return self.workload.model
 
     @property
+    def shard_degree(self) -> int:
+        """Data-parallel ranks that share weights or states; 1 without ZeRO."""
+        data = self.plan.data
+        return 1 if self.plan.zero_stage == 0 else min(self.workload.shard_degree or data, data)
+
+    @property
     def cells(self) -> Framework:
         """Record of the job's framework in `frameworks.toml`."""
         return frameworks.find_framework(self.workload)

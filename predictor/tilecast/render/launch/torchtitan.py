@@ -110,8 +110,8 @@ _JOB: Mapping[str, Table] = {
         ("enable_cpu_offload", lambda s: s.workload.offload == "parameters" or None),
     ),
     "parallelism": (
-        ("data_parallel_replicate_degree", lambda s: s.plan.data if s.plan.zero_stage == 0 else 1),
-        ("data_parallel_shard_degree", lambda s: s.plan.data if s.plan.zero_stage else 1),
+        ("data_parallel_replicate_degree", lambda s: s.plan.data // s.shard_degree),
+        ("data_parallel_shard_degree", lambda s: s.shard_degree),
         ("fsdp_reshard_after_forward", lambda s: _RESHARD.get(s.plan.zero_stage)),
         ("tensor_parallel_degree", lambda s: s.plan.tensor),
         ("pipeline_parallel_degree", lambda s: s.plan.pipeline),
