@@ -319,14 +319,16 @@ def exposed_share(workload: Workload, transfer: CollectiveCall, fitted: Constant
     """Return the factor from a collective alone to the part of it inside a layer that computation does not hide.
 
     Tensor parallelism hides collectives where the framework does so. Context parallelism hides them behind attention.
-    Experts exchange beside computation. Only gathers and scatters are cut into pieces and pipelined. So an all-reduce,
-    which tensor ranks use without sequence parallelism, hides at most behind the gradient of the weight (Megatron-LM,
-    training/arguments.py: tp_comm_overlap needs sequence_parallel; Transformer Engine, module/linear.py: the reduction
-    of the input's gradient is asynchronous).
+    Experts exchange beside computation. Beside another micro-batch the share is the least, which `block_seconds` raises
+    where the exchange takes longer than the computation. Only gathers and scatters are cut into pieces and pipelined.
+    So an all-reduce, which tensor ranks use without sequence parallelism, hides at most behind the gradient of the
+    weight (Megatron-LM, training/arguments.py: tp_comm_overlap needs sequence_parallel; Transformer Engine,
+    module/linear.py: the reduction of the input's gradient is asynchronous).
     """
     hidden, overlap = 0.0, frameworks.find_framework(workload).tensor_overlap
     if transfer.group == "expert":
-        hidden = fitted.expert_share
+        is_beside = frameworks.expert_overlap(workload) == "microBatch"
+        hidden = 1.0 - fitted.dispatch_share if is_beside else fitted.expert_share
     elif transfer.group == "tensor" and overlap == "both" and transfer.collective != "all_reduce":
         hidden = fitted.pipelined_share
     elif transfer.group == "context" or (overlap != "none" and transfer.phase == "backward"):
