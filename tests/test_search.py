@@ -67,7 +67,7 @@ def naive(workload: Workload, where: Pool, experts: int = 1) -> list[Plan]:
             continue
         share = workload.global_batch // data
         for micro, expert, zero, mode, virtual, spread in itertools.product(
-            range(1, share + 1), range(1, experts + 1), range(4), CHECKPOINTING, range(1, 13), (False, True)
+            range(1, share + 1), range(1, experts + 1), range(4), CHECKPOINTING, (1, 2, 3, 4), (False, True)
         ):
             repeats = share // micro
             if share % micro or (repeats < pipeline and micro > 1) or _is_crowded(micro, share, pipeline):
@@ -75,6 +75,9 @@ def naive(workload: Workload, where: Pool, experts: int = 1) -> list[Plan]:
             if experts % expert or data * tensor % expert or (zero and data * context == 1):
                 continue
             if virtual > 1 and (pipeline == 1 or not _has_equal_pieces(model.layers, pipeline, virtual)):
+                continue
+            other = {3: 2}.get(virtual)  # of two in an octave the power of two is taken
+            if other and _has_equal_pieces(model.layers, pipeline, other):
                 continue
             if virtual > 1 and repeats % pipeline:
                 continue

@@ -49,8 +49,13 @@ class Limits:
 
 
 NO_LIMITS = Limits()
-MAX_VIRTUAL = 12
-"""Most virtual stages of a pipeline rank, as in published plans (Nemotron-4-340B has 12 on each of 4 ranks)."""
+VIRTUAL_STAGES = (1, 2, 3, 4, 6, 8, 12)
+"""Virtual stages of a pipeline rank that the search tries, up to those of published plans (12 of Nemotron-4-340B).
+
+Of two in an octave, the power of two is taken if the layers can be cut so, or else the other.
+"""
+DEEP = 64
+"""Layers from which on the search tries more than four virtual stages; no published plan of fewer layers has more."""
 MAX_MICRO_TOKENS = 1 << 22
 """Most tokens of a micro-batch; no GPU holds the activations of more."""
 # With down to 128 tokens allowed, no best plan of six models from 2,048 to 8,192 tokens on H100 and L4 had fewer.
@@ -86,7 +91,11 @@ _WAYS: Memo[tuple[_Table, Mask]] = Memo(8)
 
 def enumerate_bounded(workload: Workload, pool: Pool, limits: Limits) -> tuple[Plans, bool]:
     """Return the plans of `enumerate_plans`, and whether node counts were left out to keep them few."""
-    deciding = recomputations(workload), *(getattr(workload, name) for name in _DECIDING)
+    deciding = (
+        recomputations(workload),
+        tuple(_virtual_stages(workload)),
+        *(getattr(workload, name) for name in _DECIDING),
+    )
     ways, allowed = _WAYS.get(deciding, lambda: _enumerate_ways(workload))
     for digits in (64, 4, 3, 2, 1):
         outer = _add_batches(workload, _enumerate_splits(workload, pool, limits, digits))
@@ -219,7 +228,7 @@ def _virtual_stages(workload: Workload) -> list[int]:
     """Return the numbers of pieces of a pipeline stage that the search tries, ascending."""
     if workload.pipeline_layout is not None:
         return divisors(len(parse_layout(workload.pipeline_layout).pieces))
-    return list(range(1, MAX_VIRTUAL + 1))
+    return [pieces for pieces in VIRTUAL_STAGES if pieces <= 4 or workload.model.layers >= DEEP]
 
 
 def _counts_ends(workload: Workload) -> bool:
@@ -360,6 +369,7 @@ def _allow_combinations(workload: Workload, outer: _Table, ways: _Table, allowed
         for place, pieces in enumerate(virtual):
             kinds[degree, :, place] = runs_pieces(workload, degree, pieces)
             kinds[degree, 0, place] &= pieces == 1
+        kinds[degree] = _keep_one_per_octave(np.array(virtual), kinds[degree])
     interleaves = kinds[pipeline[:, 0], (repeats[:, 0] % pipeline[:, 0] == 0).astype(int)]
     spread = workload.sequence_length // outer["context"] % outer["tensor"] == 0
     # One matrix of rows x ways at a time, gathered from the narrow columns rather than the wide ones.
