@@ -18,7 +18,7 @@ _ATTENTION = ("least_compute_capability", "from_pytorch", "times")
 _WIDTHS = ("communication", "host", "slow_host", "kernels", "plans")
 _FAMILIES = ("decoder", "encoder", "encdec", "moe", "vit", "traced", "other")
 _SECTIONS = (
-    "launch_us", "collective_us", "step_ms", "gradient_us", "overlap", "alignment", "implicit", "scale", "factor",
+    "launch_us", "collective_us", "step_ms", "gradient_us", "overlap", "alignment", "power", "implicit", "scale", "factor",
     "memory", "vector", "attention", "optimizer", "range", "unstated", "tiles", "split_k", "kernels", "nccl",
     "channels", "device_memory", "resident_threads", "host", "host_step", "contention", "sharing",
 )  # fmt: skip
@@ -161,6 +161,8 @@ class Constants:
     unaligned: float
     """FLOP per cycle and multiprocessor of a product on tensor cores for each number that it loads at once, where a row
     of a matrix is no whole number of words."""
+    joules_per_flop: Mapping[str, float]
+    """Energy of a FLOP on tensor cores in a step, by architecture."""
     implicit: float
     jitter: float
     """Relative spread of step times between ranks with similar samples; `uneven_jitter` is for other samples."""
@@ -209,6 +211,7 @@ class Constants:
             gradient_s={mode: cost * 1e-6 for mode, cost in numbers("gradient_us", _HOSTS).items()},
             **numbers("overlap", ("slowdown", "tensor_share", "pipelined_share", "expert_share")),
             **numbers("alignment", ("regular_odd_part", "irregular", "unaligned")),
+            joules_per_flop={name: energy * 1e-12 for name, energy in numbers("power", ("turing",)).items()},
             implicit=numbers("implicit", ("convolution",))["convolution"],
             **numbers("scale", ("jitter", "uneven_jitter")),
             attention=tuple(

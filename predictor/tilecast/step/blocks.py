@@ -206,11 +206,22 @@ def corrections(
     part, runner = _FACTOR_OF[op.table.kind[0]], _memory_kernels(workload)
     if part:
         factors[f"factor.{part}"] = np.full(1, fitted.factor[part])
+        slowdown = _power_factor(PRECISIONS[int(op.table.precision[0])], times.gpu, fitted)
+        if slowdown > 1.0:
+            factors[f"power.{times.gpu.architecture}"] = np.full(1, slowdown)
     else:
         factors[f"memory.{runner}"] = np.full(1, fitted.memory_factor(runner, times.gpu))
     if op.table.kind[0] == _ATTENTION and (fused := fused_attention(workload, times.gpu, fitted)):
         factors[f"attention.{fused.name}"] = np.full(1, fused.time_factor(times.gpu, op.phase))
     return factors
+
+
+def _power_factor(precision: str, gpu: Gpu, fitted: Constants) -> float:
+    """Return the factor on products whose rate the power limit of a GPU bounds in a step, but not in a single kernel."""
+    if gpu.architecture not in fitted.joules_per_flop or tiles.compute_units(precision, gpu) != "tensor":
+        return 1.0
+    alone = gpu.peak(precision) * gpu.sustained_ratio[precision]
+    return max(1.0, alone * fitted.joules_per_flop[gpu.architecture] / gpu.tdp_w)
 
 
 def _unaligned_factor(
