@@ -18,8 +18,8 @@ _ATTENTION = ("least_compute_capability", "from_pytorch", "times")
 _WIDTHS = ("communication", "host", "slow_host", "kernels", "plans")
 _FAMILIES = ("decoder", "encoder", "encdec", "moe", "vit", "traced", "other")
 _SECTIONS = (
-    "launch_us", "collective_us", "step_ms", "gradient_us", "overlap", "alignment", "power", "implicit", "scale", "factor",
-    "memory", "vector", "attention", "optimizer", "range", "unstated", "tiles", "split_k", "kernels", "nccl",
+    "launch_us", "collective_us", "step_ms", "gradient_us", "overlap", "alignment", "power", "implicit", "scale",
+    "factor", "memory", "vector", "attention", "optimizer", "range", "unstated", "tiles", "split_k", "kernels", "nccl",
     "channels", "device_memory", "resident_threads", "host", "host_step", "contention", "sharing",
 )  # fmt: skip
 
