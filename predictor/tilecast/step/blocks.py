@@ -217,7 +217,7 @@ def corrections(
 
 
 def _power_factor(precision: str, gpu: Gpu, fitted: Constants) -> float:
-    """Return the factor on products whose rate the power limit of a GPU bounds in a step, but not in a single kernel."""
+    """Return the factor on products whose rate a GPU's power limit bounds in a step, but not in a single kernel."""
     if gpu.architecture not in fitted.joules_per_flop or tiles.compute_units(precision, gpu) != "tensor":
         return 1.0
     alone = gpu.peak(precision) * gpu.sustained_ratio[precision]
