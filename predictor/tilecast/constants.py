@@ -18,11 +18,10 @@ _ATTENTION = ("title", "least_compute_capability", "most_compute_capability", "r
 _WIDTHS = ("communication", "host", "slow_host", "kernels", "plans")
 _FAMILIES = ("decoder", "encoder", "encdec", "moe", "vit", "traced", "other")
 _SECTIONS = (
-    "launch_us", "collective_us", "step_ms", "gradient_us", "overlap", "expert_dispatch", "alignment", "fp8",
-    "implicit", "scale",
-    "factor", "memory", "vector", "attention", "optimizer", "range", "unmeasured", "unstated", "tiles",
-    "split_k", "kernels", "nccl", "channels", "device_memory", "resident_threads", "host", "host_link", "host_step",
-    "contention", "sharing",
+    "launch_us", "collective_us", "step_ms", "gradient_us", "overlap", "expert_dispatch", "alignment", "power", "fp8",
+    "implicit", "scale", "factor", "memory", "vector", "attention", "optimizer", "range", "unmeasured", "unstated",
+    "tiles", "split_k", "kernels", "nccl", "channels", "device_memory", "resident_threads", "host", "host_link",
+    "host_step", "contention", "sharing",
 )  # fmt: skip
 
 
@@ -183,6 +182,8 @@ class Constants:
     unaligned: float
     """FLOP per cycle and multiprocessor of a product on tensor cores for each number that it loads at once, where a row
     of a matrix is no whole number of words."""
+    joules_per_flop: Mapping[str, float]
+    """Energy of a FLOP on tensor cores in a step, by architecture."""
     implicit: float
     jitter: float
     """Relative spread of step times between ranks with similar samples; `uneven_jitter` is for other samples."""
@@ -235,6 +236,7 @@ class Constants:
             dispatch_share=numbers("expert_dispatch", ("multiprocessors",))["multiprocessors"],
             **numbers("alignment", ("regular_odd_part", "irregular", "unaligned")),
             fp8_cublas=numbers("fp8", ("cublas",))["cublas"],
+            joules_per_flop={name: energy * 1e-12 for name, energy in numbers("power", ("turing",)).items()},
             implicit=numbers("implicit", ("convolution",))["convolution"],
             **numbers("scale", ("jitter", "uneven_jitter")),
             attention={

@@ -241,6 +241,9 @@ def corrections(
     part, runner = _FACTOR_OF[op.table.kind[0]], _memory_kernels(workload)
     if part:
         factors[f"factor.{part}"] = np.full(1, fitted.factor[part])
+        slowdown = _power_factor(PRECISIONS[int(op.table.precision[0])], times.gpu, fitted)
+        if slowdown > 1.0:
+            factors[f"power.{times.gpu.architecture}"] = np.full(1, slowdown)
     else:
         factors[f"memory.{runner}"] = np.full(1, fitted.memory_factor(runner, times.gpu))
     if part == "convolution" and workload.precision == "fp32":
@@ -257,6 +260,14 @@ def can_attend(workload: Workload, gpu: Gpu) -> bool:
     """Return whether the library that a workload names for its attention, if any, has kernels for it on a GPU."""
     library = constants.shipped_constants().attention.get(workload.attention)
     return library is None or library.runs_on(gpu, is_mixed=workload.is_mixed)
+
+
+def _power_factor(precision: str, gpu: Gpu, fitted: Constants) -> float:
+    """Return the factor on products whose rate a GPU's power limit bounds in a step, but not in a single kernel."""
+    if gpu.architecture not in fitted.joules_per_flop or tiles.compute_units(precision, gpu) != "tensor":
+        return 1.0
+    alone = gpu.peak(precision) * gpu.sustained_ratio[precision]
+    return max(1.0, alone * fitted.joules_per_flop[gpu.architecture] / gpu.tdp_w)
 
 
 def _unaligned_factor(
