@@ -41,7 +41,7 @@ from queue_learning import Arrival, State, StepLearner, measured_run, scaled
 from tilecast import zoo
 from tilecast.advice import Constraints, Request
 from tilecast.hardware import find_gpu
-from tilecast.inputs.pools import assumed_pool
+from tilecast.inputs.gpu_list import assumed_pool
 from tilecast.learning.calibration import MIN_OBSERVATIONS, Run, digest_workload, name_framework, name_gpu_range
 from tilecast.model import Model
 from tilecast.planner.columns import build_columns, isolated_s

@@ -76,6 +76,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         if item.get_closest_marker("cluster") or item.get_closest_marker("kind"):
             item.add_marker(pytest.mark.timeout(CLUSTER_TIMEOUT_S))
+    # A worker that begins a long test last keeps the others waiting.
+    items.sort(key=lambda item: item.get_closest_marker("long") is None)
 
 
 def need(feature: str, reason: str) -> NoReturn:

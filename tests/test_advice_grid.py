@@ -139,7 +139,7 @@ def whole(workload: Workload) -> float:
     """Return the bytes of the training state and one sample's activations on one GPU without any splitting."""
     micro = workload.micro_batch or 1
     plans = Plans.from_plans(Plan(micro_batch=micro, gradient_accumulation=workload.global_batch // micro))
-    bill = memory.footprint(workload, zoo.shard(workload, plans), plans)
+    bill = memory.footprint(workload, zoo.shard(workload, plans), plans, updates=False)
     return float((bill.parameters + bill.gradients + bill.optimizer + bill.activations)[0])
 
 

@@ -16,7 +16,7 @@ from tilecast.api import advice
 from tilecast.api.status import Recommendation
 from tilecast.cli import main
 from tilecast.hardware import find_gpu
-from tilecast.inputs.pools import assumed_pool
+from tilecast.inputs.gpu_list import assumed_pool
 from tilecast.spec import Workload
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -5,47 +5,85 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tilecast import constants, kernels, zoo
+from tilecast import constants, frameworks, kernels, zoo
+from tilecast.cli import main
+from tilecast.frameworks import FRAMEWORKS
 from tilecast.graph import KernelTable, Op
-from tilecast.hardware import find_gpu, gpus
-from tilecast.spec import Workload
+from tilecast.hardware import find_gpu
+from tilecast.spec import ATTENTIONS, Workload
 from tilecast.step.blocks import fused_attention, operator_seconds
 
 
 def workload(**facts: object) -> Workload:
-    return Workload(zoo.preset("gpt2-xl"), 1024, 8, precision="fp16", **facts)  # type: ignore[arg-type]
+    return Workload(zoo.preset("gpt2-xl"), 1024, 8, **{"precision": "fp16", **facts})  # type: ignore[arg-type]
+
+
+SHIPPED = constants.shipped_constants()
 
 
 @pytest.mark.parametrize(
     ("gpu", "facts", "name"),
     [
-        ("v100-sxm", {}, "memory_efficient"),
-        ("t4", {}, "memory_efficient"),
-        ("t4", {"fused_kernels": True}, "memory_efficient"),
+        ("v100-sxm", {}, "memoryEfficient"),
+        ("t4", {"fused_kernels": True}, "memoryEfficient"),
         ("a100-80", {}, "flash2"),
-        ("a100-80", {"fused_kernels": True}, "flash2"),
+        ("a100-80", {"framework": "megatron"}, "flash2"),
         ("l40s", {}, "flash2"),
-        ("h100-sxm", {}, "flash2"),
-        ("h100-sxm", {"fused_kernels": True}, "native"),
-        ("h100-sxm", {"execution": "xla"}, "native"),
-        ("b200", {"fused_kernels": True}, "native"),
+        ("h100-sxm", {}, "cudnn"),
+        ("gb300", {}, "flash2"),
+        ("h100-sxm", {"framework": "ddp", "framework_version": "2.9"}, "flash2"),
+        ("h100-sxm", {"framework": "ddp", "framework_version": "2.11"}, "cudnn"),
+        ("h100-sxm", {"fused_kernels": True}, "cudnn"),
+        ("h100-sxm", {"execution": "xla"}, "cudnn"),
+        ("gb300", {"framework": "nemo"}, "cudnn"),
+        ("b200", {"framework": "torchtitan"}, "cudnn"),
+        ("b200", {"framework": "torchtitan", "framework_version": "2.7"}, "flash2"),
+        ("h100-sxm", {"framework": "torchtitan"}, "flash2"),
+        ("h100-sxm", {"framework": "composer"}, "flash1"),
+        ("h100-sxm", {"attention": "flash"}, "flash2"),
+        ("h100-sxm", {"attention": "flash", "framework": "nemo"}, "flash3"),
+        ("h100-sxm", {"attention": "flex"}, "flex"),
+        ("h100-sxm", {"precision": "fp32"}, "memoryEfficient"),
+        ("v100-sxm", {"attention": "flash2"}, None),
+        ("b200", {"attention": "flash3"}, None),
     ],
 )
-def test_a_gpu_and_its_framework_decide_what_runs(gpu, facts, name):
-    kernel = fused_attention(workload(**facts), find_gpu(gpu), constants.shipped_constants())
-    assert kernel is not None
-    assert kernel.name == name
+def test_a_gpu_and_its_framework_decide_what_runs(gpu: str, facts: dict[str, str], name: str | None) -> None:
+    library = fused_attention(workload(**facts), find_gpu(gpu), SHIPPED)
+    assert (library.name if library else None) == name
 
 
-@pytest.mark.parametrize("gpu", list(gpus()))
-def test_what_comes_first_is_never_slower(gpu):
-    for phase in ("forward", "backward"):
-        factors = [
-            one.time_factor(find_gpu(gpu), phase)
-            for one in constants.shipped_constants().attention
-            if one.runs_on(find_gpu(gpu), native=True)
-        ]
-        assert factors[:1] == sorted(factors)[:1]
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_every_library_that_a_framework_tries_is_known_and_can_be_named(framework: str) -> None:
+    cells = FRAMEWORKS[framework]
+    assert {choice.library for choice in (*cells.attention, *cells.flash)} <= set(SHIPPED.attention)
+    assert set(SHIPPED.attention) == set(ATTENTIONS) - {"auto", "flash", "eager"}
+
+
+def test_a_library_that_a_gpu_lacks_rejects_its_pool(capsys: pytest.CaptureFixture[str]) -> None:
+    job = ["advise", "gpt2-xl", "--seq", "1024", "--batch", "64", "--attention", "flash3", "-o", "csv"]
+    assert main([*job, "--gpus", "h100-sxm:8,a100-80:8"]) == 0
+    assert "AttentionNotSupported: no kernels of FlashAttention-3" in capsys.readouterr().out
+
+
+def test_a_bare_model_says_which_attention_is_assumed(capsys: pytest.CaptureFixture[str]) -> None:
+    job = ["advise", "gpt2-xl", "--seq", "1024", "--batch", "64", "--gpus"]
+    said = []
+    for more in (
+        ["h100-sxm:8"],
+        ["a100-80:8"],
+        ["h100-sxm:8", "--framework", "nemo"],
+        ["h100-sxm:8", "--attention", "cudnn"],
+    ):
+        assert main([*job, *more]) == 0
+        said.append("attention by cuDNN" in " ".join(capsys.readouterr().out.split()))
+    assert said == [True, False, False, False]
+
+
+def test_megatron_and_nemo_have_kernels_of_their_own() -> None:
+    own = {name for name in FRAMEWORKS if frameworks.has_fused_kernels(workload(framework=name))}
+    assert own == {"megatron", "nemo", "megatron-deepspeed"}
+    assert not frameworks.has_fused_kernels(workload(framework="nemo", fused_kernels=False))
 
 
 @pytest.mark.parametrize(
@@ -64,14 +102,12 @@ def test_an_operator_takes_as_much_longer_as_its_implementation(name, phase, tim
     op = Op("attention", KernelTable.of("attention", "fp16", **dims, backward=float(phase == "backward")), phase)
     priced = kernels.predict_kernel_times(op.table, gpu)
     rows = np.arange(1)
-    torch, own = (operator_seconds(workload(fused_kernels=fused), op, priced, rows) for fused in (False, True))
+    torch, own = (operator_seconds(workload(attention=kind), op, priced, rows) for kind in ("flash2", "cudnn"))
     assert torch == pytest.approx(times * own)
 
 
 def test_the_first_flash_attention_uses_hopper_as_little_as_the_second() -> None:
-    first, second = (
-        next(one for one in constants.shipped_constants().attention if one.name == f"flash{n}") for n in (1, 2)
-    )
+    first, second = SHIPPED.attention["flash1"], SHIPPED.attention["flash2"]
     for phase in ("forward", "backward"):
         on = {gpu: first.time_factor(find_gpu(gpu), phase) for gpu in ("a100-80", "h100-sxm")}
         assert on["a100-80"] > 1

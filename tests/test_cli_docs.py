@@ -77,6 +77,8 @@ def scored(words: list[str], out: str, folder: Path) -> None:
     elif verb == "queue":
         assert "llama-7b-pretrain" in out
         assert "x  " not in out
+    elif verb == "fits":
+        assert "fits" in out or "tight" in out
     elif verb == "validate" and kind == "html":
         assert "2 rows, 2 predicted, 0 refused" in out and out.endswith("</html>\n")
     elif verb == "validate":

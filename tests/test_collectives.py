@@ -9,9 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tilecast import collectives
-from tilecast.collectives import COLLECTIVES, RankGroup, bandwidth_bound_s, dispatch_s
-from tilecast.hardware import Link, NetworkTier, find_link, links
+from tilecast import collectives, search, zoo
+from tilecast.collectives import COLLECTIVES, RankGroup, TokenCopies, bandwidth_bound_s, dispatch_s
+from tilecast.hardware import Link, NetworkTier, Pool, find_gpu, find_link, links
+from tilecast.spec import ExpertOverlap, Plan, Plans, Workload
 
 INTRA = [name for name, link in links().items() if not link.per_node]
 INTER = [name for name, link in links().items() if link.per_node]
@@ -183,8 +184,27 @@ def test_an_oversubscribed_tier_slows_exchanges_and_not_rings() -> None:
 @given(size=sizes, nodes=st.sampled_from([1, 2, 8]), fanout=st.floats(1, 8))
 def test_copies_that_share_a_node_cross_the_network_once(size: float, nodes: int, fanout: float) -> None:
     where, intra, inter = group(8 * nodes, 8), find_link("nvlink4"), find_link(NDR)
-    one = dispatch_s(np.array([size]), where, intra, inter, fanout)
-    assert one <= COLLECTIVES["all_to_all"].algorithms["flat"](np.array([size]), where, intra, inter)
+    once, each = (
+        dispatch_s(np.array([size]), where, intra, inter, TokenCopies(fanout), how) for how in ("deepEP", "allToAll")
+    )
+    assert once <= each
+
+
+@given(places=st.sampled_from([1, 2, 4, 8, 16, 64]), fanout=st.integers(1, 16), top=st.integers(1, 8))
+def test_a_token_goes_to_no_more_places_than_it_has_copies_or_groups(places: int, fanout: int, top: int) -> None:
+    limited, free = (TokenCopies(fanout, 8, groups).distinct(np.array([float(places)])) for groups in (top, 8))
+    assert 1 - 1e-9 <= limited <= free * (1 + 1e-9)
+    assert free <= min(places, fanout) * (1 + 1e-9)
+    if places == 8:
+        assert limited <= top * (1 + 1e-9)
+
+
+def test_a_gather_of_tokens_costs_as_many_copies_as_there_are_ranks() -> None:
+    where, intra, inter = group(8, 8), find_link("nvlink4"), find_link(NDR)
+    copies = TokenCopies(2.0)
+    gathered = dispatch_s(np.array([2e8]), where, intra, inter, copies, "allGather")
+    assert gathered == seconds("all_gather", 8e8, where)
+    assert gathered > dispatch_s(np.array([2e8]), where, intra, inter, copies, "allToAll")
 
 
 @given(size=st.floats(1e8, 1e10), ranks=st.integers(3, 64))
@@ -214,3 +234,17 @@ def test_a_synchronous_parameter_server_wins_small_and_loses_large(ranks: int, l
     assert faster[0]
     assert not faster[-1]
     assert np.all(collectives.asynchronous_parameter_server(buffer, many, intra, inter, float(ranks)) <= server)
+
+
+def test_another_micro_batch_hides_the_exchange_of_experts_but_for_the_multiprocessors_it_takes() -> None:
+    pool = Pool("h100-sxm", find_gpu("h100-sxm"), 8, 4, find_link("nvlink4"), find_link(NDR))
+    plans = Plans.from_plans(Plan(data=32, expert=32, zero_stage=1, gradient_accumulation=8))
+    job = Workload(zoo.preset("qwen3-30b-a3b"), 4096, 256, framework="megatron")
+
+    def parts(overlap: ExpertOverlap) -> tuple[float, float]:
+        times = search.price(replace(job, expert_overlap=overlap), plans, pool).times
+        return float(times.communication[0]), float(times.compute[0])
+
+    (plain, compute), (beside, same) = parts("none"), parts("microBatch")
+    assert compute == same
+    assert 0 < beside < plain

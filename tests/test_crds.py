@@ -135,6 +135,9 @@ FAILING: dict[type[ApiModel], list[dict[str, Any]]] = {
     training_job.JobBaseline: [{"gpus": 16}],
     training.Training: [
         {"microBatchSize": 3},
+        {"frameworkVersion": "2.6"},
+        {"recomputeModules": ["moe"], "activationCheckpointing": "full"},
+        {"recomputeLayers": 4, "activationCheckpointing": "selective"},
         {"steps": 5},
         {"sequenceLength": None},
         {"quantization": "nf4"},

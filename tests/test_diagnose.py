@@ -81,7 +81,7 @@ def test_the_screen_names_the_line(capsys: pytest.CaptureFixture[str]) -> None:
         (["--measured", "1"], "which run took so long is open"),
         (["--measured", "0", "--plan", "dp=8"], "no step time"),
         (["--measured", "nan", "--plan", "dp=8"], "no step time"),
-        (["--measured", "1", "--baseline", "t4:7"], "cannot be priced"),
+        (["--measured", "1", "--framework", "ddp", "--baseline", "t4:7"], "cannot be priced"),
     ],
 )
 def test_a_measurement_of_nothing_is_one_line(

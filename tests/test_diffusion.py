@@ -13,9 +13,10 @@ from tilecast import search, zoo
 from tilecast.advice.enumeration import enumerate_stated
 from tilecast.graph import Block, Graph, KernelTable, Op, Shards
 from tilecast.hardware import Pool, find_gpu, find_link
+from tilecast.recomputation import CHECKPOINTING
 from tilecast.render.launch import LaunchSetting, check_launchable, write_launch
 from tilecast.search import Limits
-from tilecast.spec import CHECKPOINTING, Plan, SpecError, Stated, Workload
+from tilecast.spec import Plan, SpecError, Stated, Workload
 from tilecast.zoo import huggingface
 
 PUBLISHED = json.loads((Path(__file__).parent / "configs.json").read_text())
@@ -240,3 +241,27 @@ def test_launch_lines_name_the_lists_of_blocks_that_diffusers_has(name: str, lis
         SpecError, match=f"trainer trains no .* Transformers builds no model of family {workload.model.family}"
     ):
         check_launchable("trainer", workload)
+
+
+def adapted(name: str, rank: int, **how: Any) -> Graph:
+    workload = Workload(huggingface.model(config(name)), 1, 1, "bf16", lora_rank=rank, **how)
+    return zoo.build(workload, Shards(ONE, ONE, ONE, ONE, ONE * 0))
+
+
+@pytest.mark.parametrize("name", [COG2, FLUX])
+def test_adapters_freeze_the_weights_of_a_diffusion_transformer(name: str) -> None:
+    """Frozen weights have no gradient products; adapters of rank r add r (inputs + outputs) to each dense layer."""
+
+    def count(built: Graph, column: str) -> float:
+        return sum(float(part.repeat * getattr(part, column)[0]) for part in built.blocks)
+
+    whole, small, large = (adapted(name, rank) for rank in (0, 8, 16))
+    weights, once, twice = (count(built, "parameters") for built in (whole, small, large))
+    assert 0 < once - weights == pytest.approx((twice - weights) / 2)
+    assert count(small, "frozen_parameters") == pytest.approx(weights)
+    assert all(op.name != "linear.weight-gradient" for part in small.blocks for op in part.ops)
+
+
+def test_quantized_weights_of_a_diffusion_transformer_are_refused() -> None:
+    with pytest.raises(SpecError, match=r"training\.quantization"):
+        adapted(COG2, 8, frozen_bits=4)

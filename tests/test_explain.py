@@ -72,11 +72,15 @@ def test_exchanges_inside_layers_are_what_communication_is_made_of() -> None:
 def test_virtual_stages_exchange_what_communication_is_made_of() -> None:
     """With one replica no gradients are exchanged, so the exchanges of a stage are all of the communication."""
     plan = Plan(pipeline=4, virtual_stages=2, micro_batch=4, gradient_accumulation=16)
-    explanation, priced = explained(GPT, plan)
+    explanation, priced = explained(replace(GPT, framework="torchtitan"), plan)
     communication = float(priced.times.communication[0])
+    assert communication > 0.0
     assert explanation.sums.gradients_s == pytest.approx(0.0, abs=1e-9 * communication)
     assert explanation.sums.exchanged_s * 16 * explanation.sums.waited == pytest.approx(communication)
     assert sum(one.seconds for one in explanation.exchanges) == pytest.approx(explanation.sums.exchanged_s)
+    hidden, _ = explained(replace(GPT, framework="megatron"), plan)
+    assert [one.exposed for one in hidden.exchanges] == [0.0]
+    assert hidden.sums.exchanged_s == 0.0
 
 
 PLANS = {
@@ -107,7 +111,24 @@ def test_what_is_shown_multiplies_out_to_what_is_charged(name: str) -> None:
 
 def test_the_screen_names_every_correction(capsys: pytest.CaptureFixture[str]) -> None:
     """A screen once showed 64 runs of 1.31 ms as 169 ms, without mentioning the factor."""
-    assert main(["advise", "gpt2-xl", "--seq", "1024", "--batch", "64", "--gpus", "h100-sxm:16", "--explain"]) == 0
+    assert (
+        main(
+            [
+                "advise",
+                "gpt2-xl",
+                "--seq",
+                "1024",
+                "--batch",
+                "64",
+                "--gpus",
+                "h100-sxm:16",
+                "--explain",
+                "--attention",
+                "flash2",
+            ]
+        )
+        == 0
+    )
     text = capsys.readouterr().out
     assert "TIME = RUNS x EACH (the kernel alone) x FACTOR (in a step): " in text
     assert "factor.matrix" in text and "attention.flash2" in text and "memory." in text

@@ -44,6 +44,49 @@ def test_every_cell_says_where_it_comes_from(name: str) -> None:
     assert all(len(source) > 8 for source in FRAMEWORKS[name].sources.values())
 
 
+@pytest.mark.parametrize("name", NAMES)
+def test_changes_of_a_framework_are_in_the_order_of_versions(name: str) -> None:
+    assert frameworks.name_versions(name)
+    changes = frameworks.TABLES[name].get("since", [])
+    versions = [frameworks.parse_version(change["version"]) for change in changes]
+    assert versions == sorted(set(versions))
+    assert all({"version"} < set(change) <= {"version", "engine", "cells"} for change in changes)
+    assumed = frameworks.TABLES[name]["version"]["assumed"]
+    assert frameworks.read_framework(name, assumed) == FRAMEWORKS[name]
+
+
+def test_a_version_takes_the_changes_until_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    def changed(name: str, *changes: dict[str, object]) -> None:
+        monkeypatch.setitem(frameworks.TABLES, name, {**frameworks.TABLES[name], "since": [*changes]})  # type: ignore[arg-type]
+
+    changed("ddp", {"version": "2.4", "cells": {"loss_chunks": [2.0, "a source"]}},
+            {"version": "2.10", "cells": {"loss_chunks": [3.0, "a source"]}})  # fmt: skip
+    changed("megatron", {"version": "0.9", "cells": {"loss_chunks": [4.0, "a source"]}})
+    changed("nemo", {"version": "25.04", "engine": "0.8"}, {"version": "26.02", "engine": "0.9"})
+    read = frameworks.read_framework.__wrapped__
+    found = [read("huggingface", version).loss_chunks for version in ("2.3", "2.4", "2.9.1", "2.10", "3.0")]
+    assert found == [1.0, 2.0, 2.0, 3.0, 3.0]
+    assert [read("nemo", version).loss_chunks for version in ("24.01", "25.04", "26.01", "26.02.01")] == [4, 1, 1, 4]
+    assert read("tensorflow", "2.3").loss_chunks == read("tensorflow").loss_chunks
+
+
+def test_a_version_follows_a_job_only_to_frameworks_that_count_it() -> None:
+    job = Workload(LLAMA, 2048, 64, framework="ddp", framework_version="2.6")
+    assert frameworks.with_framework(job, "lightning").framework_version == "2.6"
+    assert frameworks.with_framework(job, "megatron").framework_version is None
+
+
+@pytest.mark.parametrize("text", ["", "2.x", "v2", "2..6", "-1", "1.2.3.4.5", "99999", "٢"])
+def test_what_is_no_version_is_refused(text: str) -> None:
+    with pytest.raises(SpecError, match="frameworkVersion"):
+        frameworks.parse_version(text)
+
+
+def test_versions_compare_by_number() -> None:
+    assert frameworks.parse_version("2.10") > frameworks.parse_version("2.9.1") > frameworks.parse_version("2.9.0")
+    assert frameworks.parse_version("25.04") == frameworks.parse_version("25.4.0")
+
+
 def test_a_cell_that_is_not_its_own_is_the_engines() -> None:
     assert FRAMEWORKS["nemo"].wgrad_placeholders is FRAMEWORKS["megatron"].wgrad_placeholders is True
     assert FRAMEWORKS["nemo"].loss != FRAMEWORKS["megatron"].loss
@@ -56,15 +99,17 @@ def test_a_cell_that_is_not_its_own_is_the_engines() -> None:
         ("megatron", "bf16", Plan(), 18.0),
         ("megatron", "fp16", Plan(), 16.0),
         ("megatron", "bf16", Plan(data=8, zero_stage=1), 6 + 12 / 8),
-        # DDP under autocast: weight 4, its cast 2, gradient 4 and 4 again in buckets, moments 8.
-        ("ddp", "bf16", Plan(data=2), 22.0),
-        ("ddp", "bf16", Plan(), 18.0),
+        # DDP, in the update: weight 4, gradient 4 and 4 again in buckets, moments 8. Its 16-bit casts are gone.
+        ("ddp", "bf16", Plan(data=2), 20.0),
+        ("ddp", "bf16", Plan(), 16.0),
         ("ddp", "fp32", Plan(), 16.0),
-        # fully_shard: everything in FP32 and sharded; gathered weights are working memory.
-        ("fsdp2", "bf16", Plan(data=8, zero_stage=3), 16 / 8),
-        ("fsdp2", "bf16", Plan(data=8, zero_stage=2), 2 + 16 / 8),
+        # fully_shard: everything in FP32 and sharded; gathered weights are working memory. Gradients are not there yet
+        # when most activations are, unless an earlier micro-batch made them.
+        ("fsdp2", "bf16", Plan(data=8, zero_stage=3, gradient_accumulation=2), 16 / 8),
+        ("fsdp2", "bf16", Plan(data=8, zero_stage=2, gradient_accumulation=2), 2 + 16 / 8),
+        ("fsdp2", "bf16", Plan(data=8, zero_stage=3), 12 / 8),
         # Pure 16 bit: weight, gradient and two moments of 2 bytes each.
-        ("torchtune", "bf16", Plan(data=4, zero_stage=3), 8 / 4),
+        ("torchtune", "bf16", Plan(data=4, zero_stage=3, gradient_accumulation=2), 8 / 4),
     ],
 )
 def test_states_take_what_the_framework_holds(framework: Framework, precision: str, plan: Plan, each: float) -> None:
@@ -121,8 +166,8 @@ def test_frozen_weights_in_four_bits_take_less(framework: Framework) -> None:
 
 def test_a_fused_loss_needs_a_quarter_of_what_an_eager_one_does() -> None:
     """Llama's logits keep 2 + 4 bytes and need 8 more if eager, against 2 and 2 if fused."""
-    eager = bill("ddp", Plan(micro_batch=4, checkpointing="full"))
-    fused = bill("ddp", Plan(micro_batch=4, checkpointing="full"), fused_loss=True)
+    eager = bill(None, Plan(micro_batch=4, checkpointing="full"))
+    fused = bill(None, Plan(micro_batch=4, checkpointing="full"), fused_loss=True)
     logits = 4 * 2048 * LLAMA.vocab
     assert float((eager.activations - fused.activations)[0]) == pytest.approx(4 * logits)
 
@@ -171,7 +216,8 @@ def test_a_torchtune_job_of_one_gpu_holds_one_gradient_at_a_time_and_no_states()
         for repeats in (1, 2)
     )
     # The largest block is a layer: 4 products of 4,096 x 4,096 and 3 of 4,096 x 11,008, and two norms, of 2 bytes each.
-    assert alone.gradients[0] == 2 * (4 * 4096**2 + 3 * 4096 * 11008 + 2 * 4096)
+    layer = 2 * (4 * 4096**2 + 3 * 4096 * 11008 + 2 * 4096)
+    assert alone.gradients[0] in (0, layer), "none while activations are held, one at the end of the backward pass"
     assert alone.optimizer[0] == 0
     assert accumulating.optimizer[0] == 2 * accumulating.gradients[0] == 2 * accumulating.parameters[0]
 

@@ -26,10 +26,10 @@ STAGE = {"torchrun": 0, "fsdp2": 3, "deepspeed": 1, "megatron": 1, "torchtitan":
 """ZeRO stage that each launcher supports with every other degree."""
 
 WORKLOADS: list[dict[str, object]] = [
-    *({"precision": name} for name in ("fp32", "tf32", "fp16", "bf16", "fp8")),
+    *({"precision": name} for name in ("fp32", "tf32", "fp16", "bf16", "fp8", "mxfp8", "nvfp4")),
     *({"optimizer": name} for name in ("sgd", "momentum", "adamw", "lamb")),
     *({"execution": name} for name in ("eager", "compiled", "cudaGraphs")),
-    *({"attention": name} for name in ("auto", "flash", "eager")),
+    *({"attention": name} for name in ("auto", "flash", "eager", "flash2", "cudnn")),
     *({"offload": name} for name in ("none", "optimizer", "parameters")),
     {"lora_rank": 16},
     {"lora_rank": 16, "frozen_bits": 4.5},
@@ -37,6 +37,10 @@ WORKLOADS: list[dict[str, object]] = [
     {"memory_format": "channelsLast"},
     {"fused_optimizer": False},
     {"bucket_mib": 100},
+]
+EXPERTS: list[dict[str, object]] = [
+    *({"expert_dispatch": name} for name in ("allToAll", "allGather", "deepEP", "hybridEP")),
+    *({"expert_overlap": name} for name in ("none", "microBatch")),
 ]
 PLANS: list[dict[str, object]] = [
     {},
@@ -116,6 +120,15 @@ def test_a_choice_of_the_plan_is_told_or_refused(launcher: str, job: str) -> Non
     assert untold(launcher, [(own, plan), *((own, one) for one in plans)]) == []
 
 
+def test_a_choice_of_the_experts_is_told() -> None:
+    plan = replace(base("megatron"), expert=8)
+    choices = [(MIXTRAL, plan), *((replace(MIXTRAL, **one), plan) for one in EXPERTS)]  # type: ignore[arg-type]
+    assert untold("megatron", choices) == []
+    flexible = printed("megatron", replace(MIXTRAL, expert_dispatch="deepEP"), plan)
+    assert flexible is not None
+    assert "--moe-token-dispatcher-type flex --moe-flex-dispatcher-backend deepep" in " ".join(flexible.command)
+
+
 @pytest.mark.parametrize(
     ("launcher", "framework", "problem", "unsaid"),
     [
@@ -160,7 +173,7 @@ def test_gradients_are_printed_as_they_are_held(launcher: str, precision: str) -
     }
     assert asked[launcher] == wide
     parameters = zoo.count_parameters(LLAMA)
-    plan = Plan(data=1)
+    plan = Plan(data=1, gradient_accumulation=2)
     gradients = bill(priced, plan)[1]
     assert gradients == pytest.approx(parameters * (4 if wide else 2), rel=1e-6)
 
@@ -263,7 +276,8 @@ def test_options_of_megatron_are_options_of_megatron() -> None:
     seen = set[str]()
     families = (LLAMA, MIXTRAL, *(Workload(zoo.preset(name), 512, 128) for name in ("t5-large", "bert-large")))
     deepseek = Workload(zoo.preset("deepseek-v3"), 4096, 4096, precision="fp8", framework="nemo")
-    for job in (*families, deepseek, replace(LLAMA, framework="nemo")):
+    narrow = replace(LLAMA, gradient_precision="bf16", moment_precision="bf16")
+    for job in (*families, deepseek, narrow, replace(LLAMA, framework="nemo")):
         for one in WORKLOADS:
             for plan in PLANS:
                 line = printed("megatron", replace(job, **one), replace(base("megatron"), **plan))  # type: ignore[arg-type]

@@ -148,6 +148,8 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
     (job(model={"transformer": {}}), "spec.model.transformer.layers", "add it"),
     (training(loraRank=0), "spec.training.loraRank", "1 or more"),
     (training(quantization="nf4"), "spec.training", "give loraRank"),
+    (training(frameworkVersion="2.6"), "spec.training", "name the framework"),
+    (training(framework="ddp", frameworkVersion="latest"), "spec.training.frameworkVersion", ""),
     (training(quantization="nf4", loraRank=8, allowedPrecisions=["bf16", "fp8"]), "spec.training", "use bf16 or fp16"),
     (training(quantization="int4", loraRank=8), "spec.training.quantization", "nf4"),
     (training(quantization="nf4", loraRank=8, precision="fp32"), "spec.training", "use bf16 or fp16"),

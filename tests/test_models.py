@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from tilecast import frameworks, memory, zoo
 from tilecast.graph import Shards
 from tilecast.model import Model
-from tilecast.spec import Attention, Checkpointing, Framework, Plan, Plans, SpecError, Workload
+from tilecast.recomputation import Checkpointing
+from tilecast.spec import PRECISIONS, Attention, Framework, Plan, Plans, SpecError, Workload
 from tilecast.zoo.deepseek import Deepseek
 from tilecast.zoo.encoders import Electra
 
@@ -251,7 +252,8 @@ def test_memory_holds_the_largest_quantized_weight_in_16_bits(checkpointing: Che
     layer = zoo.build(jobs[1], WHOLE).layers[0]
     largest = 2 * 4096 * 11008  # of the gate, or of the product that it gates
     assert layer.copied_bytes[0] == largest
-    assert whole.working[0] < largest <= quantized.working[0]
+    # The bill's scratch memory is less by the logits, which are freed before the layers run backward.
+    assert whole.working[0] + 0.4 * largest < quantized.working[0]
     assert zoo.build(jobs[0], WHOLE).layers[0].copied_bytes[0] == 0
     one, two = (np.array(sizes, np.int64) for sizes in ((1, 1), (1, 2)))
     split = zoo.build(jobs[1], Shards(one, two, one, one, np.zeros(2, np.int64))).layers[0]
@@ -448,3 +450,68 @@ def test_models_are_equal_where_their_texts_are() -> None:
     texts = {name: repr(model) for name, model in zoo.presets().items()}
     assert {name: repr(model) for name, model in again.items()} == texts
     assert len(set(texts.values())) == len(set(zoo.presets().values()))
+
+
+def test_a_layer_that_predicts_a_further_token_is_a_layer_a_projection_and_the_head_again() -> None:
+    plain, further = (zoo.preset(name) for name in ("deepseek-v3", "deepseek-v3-mtp"))
+    once, again = (zoo.build(Workload(model, 4096, 64), _one_rank()) for model in (plain, further))
+    assert [block.name for block in again.last] == ["head", "prediction-layer", "prediction-head"]
+    layer, head = again.last[1:]
+    assert not head.parameters.any()
+    h = plain.hidden
+    expert = next(block for block in once.layers if block.name == "expert-layer")
+    assert layer.parameters - expert.parameters == pytest.approx(2 * h * h + 2 * h)
+    assert [op.name for op in head.ops] == [op.name for op in once.last[0].ops]
+    unlearned = zoo.build(Workload(further, 4096, 64, training=False), _one_rank())
+    assert [block.name for block in unlearned.last] == ["head"]
+
+
+def test_latent_experts_send_and_read_the_latent() -> None:
+    wide = zoo.preset("nemotron-3-super")
+    sent = {
+        width: [call.size_bytes for block in zoo.build(Workload(model, 4096, 64), _one_rank()).layers
+                for call in block.collectives if call.group == "expert"]
+        for width, model in ((1024, wide), (4096, wide.having(expert_hidden=0)))
+    }  # fmt: skip
+    assert [four / one for one, four in zip(sent[1024], sent[4096], strict=True)] == pytest.approx([4.0] * 4)
+
+
+def _one_rank() -> Shards:
+    one = np.ones(1, np.int64)
+    return Shards(one, one, one, one, one * 0)
+
+
+def test_autocast_does_not_know_the_grouped_product_of_experts() -> None:
+    job = Workload(zoo.preset("mixtral-8x7b"), 2048, 8, framework="huggingface")
+
+    def products(workload: Workload) -> list[tuple[str, float]]:
+        experts = zoo.build(workload, _one_rank()).layers[0]
+        return [
+            (PRECISIONS[int(op.table.precision[0])], float(op.launches if np.isscalar(op.launches) else op.launches[0]))
+            for op in experts.ops
+            if op.name in ("experts.up", "experts.down", "attention.qkv")
+        ]
+
+    cast, uncast = (products(replace(job, framework_version=version)) for version in ("2.8", "2.11"))
+    assert cast == [("bf16", 1.0)] * 3
+    assert uncast == [("bf16", 1.0), ("fp32", 8.0), ("fp32", 8.0)]
+    assert products(replace(job, framework_version="2.11", lora_rank=8))[1][0] == "bf16"
+
+
+def test_an_indexer_chooses_the_keys_of_long_sequences_only() -> None:
+    dense, sparse = (zoo.preset(name) for name in ("deepseek-v3", "deepseek-v3.2"))
+
+    def flops(model: Model, sequence: int, part: str) -> float:
+        graph = zoo.build(Workload(model, sequence, 64, attention="flash"), _one_rank())
+        return sum(
+            block.repeat * op.count * float(op.table.flops()[0])
+            for block in graph.layers
+            for op in block.ops
+            if op.name.startswith(part)
+        )
+
+    assert flops(sparse, 2048, "attention.index") == 0
+    assert flops(sparse, 2048, "attention") == flops(dense, 2048, "attention")
+    grows = flops(sparse, 65536, "attention.index.scores") / flops(sparse, 32768, "attention.index.scores")
+    assert grows == pytest.approx(4, rel=0.01)
+    assert flops(sparse, 65536, "attention") < 0.5 * flops(dense, 65536, "attention")

@@ -80,9 +80,10 @@ def test_the_same_strategy_everywhere_costs_what_the_step_says(name: str, sequen
     assert np.median(np.abs(ratios - 1)) < 0.03
     assert np.quantile(ratios, 0.02) > 0.94
     # It reserves the communicators of every strategy, and never needs the largest gathered block and scratch
-    # of different blocks at once.
+    # of different blocks at once, nor that of a layer beside the activations of the loss.
+    last = max(float(np.max(item.activation_bytes)) for item in every.graph.last)
     opened, peers = memory.channel_buffers(find_gpu(gpu)), min(every.plans.expert.max(), 8) - 1
-    assert np.quantile(over, 0.98) < 2.1 * opened.communicator_bytes + peers * opened.peer_bytes
+    assert np.quantile(over, 0.98) < last + 2.1 * opened.communicator_bytes + peers * opened.peer_bytes
     assert np.quantile(over, 0.02) > -0.05 * find_gpu(gpu).memory_bytes
     if gpus == 1:
         assert ratios == pytest.approx(1, rel=1e-9)

@@ -247,6 +247,17 @@ PUBLISHED = {
     "deepseek-v2": 235741.0,
     "deepseek-v3": 671026.0,
     "kimi-k2": 1026408.2,
+    # Without the copies of the embedding and the head that its checkpoint has besides: 684.5 billion with them.
+    "deepseek-v3-mtp": 682636.0,
+    "deepseek-v3.2": 671880.0,
+    "qwen3-next-80b-a3b": 79674.0,
+    "glm-4.5": 352796.0,
+    "glm-4.5-air": 106852.0,
+    "minimax-m2": 228690.0,
+    "nemotron-3-nano": 31578.0,
+    "nemotron-3-super": 120670.0,
+    # 314 billion in its README.
+    "grok-1": 315684.0,
 }
 
 
@@ -306,6 +317,7 @@ def test_parameters_are_the_published_ones(name: str) -> None:
         ("TransformerXL-large (Lambda)", "transformer-xl-large-full-softmax"),
         ("TransformerXL-base", "transformer-xl-base"),
         ("DeepSeek-R1", "deepseek-v3"),
+        ("DeepSeek-V3-671B", "deepseek-v3"),
         ("Llama-2-70B LoRA (MLPerf)", "llama-2-70b"),
         ("Kimi-K2-Instruct", "kimi-k2"),
         ("Transformer-big WMT", "transformer-big"),

@@ -198,6 +198,15 @@ def test_fits_says_what_is_missing() -> None:
     assert not tilecast.fits("llama-3.1-70b", seq=8192, batch=64, gpus="l4:8")
 
 
+def test_fits_finds_the_fewest_gpus_whatever_the_objective() -> None:
+    (pool,) = tilecast.fits("llama-3.1-8b", seq=8192, batch=64, gpus="h100-sxm:64", objective="time").pools
+    assert pool.fits and pool.gpus is not None and pool.gpus < 64
+    fewest = tilecast.advise("llama-3.1-8b", seq=8192, batch=64, gpus="h100-sxm:64", objective="fewestGpus").best
+    assert fewest is not None and fewest.gpus == pool.gpus
+    fewer = tilecast.fits("llama-3.1-8b", seq=8192, batch=64, gpus=f"h100-sxm:{pool.gpus // 2}")
+    assert not fewer or pool.gpus == 1
+
+
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [

@@ -8,10 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tilecast import kernels, zoo
+from tilecast import kernels, memory, search, uncertainty, zoo
+from tilecast.api import training_job
+from tilecast.cli import main
 from tilecast.graph import KIND_NAMES, Block, KernelTable, Op, Shards
 from tilecast.hardware import find_gpu
-from tilecast.spec import PRECISIONS, Plan, Plans, Workload
+from tilecast.inputs.pools import assumed_pool
+from tilecast.spec import ELEMENT_BYTES, PRECISIONS, Plan, Plans, SpecError, Workload
 
 DENSE = Workload(zoo.preset("llama-3-8b"), 4096, 8, precision="fp8", framework="megatron", fused_kernels=True)
 SPARSE = replace(DENSE, model=zoo.preset("qwen3-30b-a3b"))
@@ -165,3 +168,91 @@ def test_eager_code_activates_a_gate_and_multiplies_apart() -> None:
     assert moved(apart["mlp.activation"]) == 2 * 5 * elements and apart["mlp.activation"].launches == 2.0
     assert moved(one["mlp.activation"]) == 2 * 3 * elements and one["mlp.activation"].launches == 1.0
     assert apart["attention.rotary"].count == 5.0 and one["attention.rotary"].count == 1.0
+
+
+def test_bytes_of_an_element_include_the_scales_of_its_block() -> None:
+    assert ELEMENT_BYTES["mxfp8"] == pytest.approx(33 / 32)
+    assert ELEMENT_BYTES["nvfp4"] == pytest.approx(9 / 16)
+
+
+@pytest.mark.parametrize("name", ["b200", "gb200", "b300", "gb300"])
+def test_blackwell_runs_products_of_blocks_and_hopper_does_not(name: str) -> None:
+    gpu = find_gpu(name)
+    assert gpu.peak("mxfp8") == gpu.peak("fp8")
+    assert 2.0 <= gpu.peak("nvfp4") / gpu.peak("fp8") <= 3.0
+    assert not {"mxfp8", "nvfp4"} & set(find_gpu("h200").peak_flops)
+
+
+def test_some_layers_of_nvfp4_stay_in_16_bits() -> None:
+    job = replace(DENSE, precision="nvfp4")
+    mine, bf16 = ops(job, "layer"), ops(replace(DENSE, precision="bf16"), "layer")
+    share = 4 / 32
+    for name, op in bf16.items():
+        if name.startswith("mlp.") and op.table.kind[0] == KIND_NAMES.index("gemm"):
+            kept, quantized = mine[f"{name}.bf16"], mine[name]
+            assert (precision(kept), precision(quantized)) == ("bf16", "nvfp4")
+            assert kept.count / op.count == pytest.approx(share)
+            assert kept.count + quantized.count == pytest.approx(op.count)
+    casts = [op for name, op in mine.items() if name.endswith(".quantize")]
+    assert casts and all(op.count == pytest.approx(1 - share) for op in casts)
+    assert not [name for name in ops(replace(DENSE, precision="mxfp8"), "layer") if name.endswith(".bf16")]
+
+
+def test_narrower_products_take_less_time_and_a_wider_range() -> None:
+    pool = assumed_pool(find_gpu("b200"), 8)
+    plan = Plans.from_plans(Plan(data=8, zero_stage=1, micro_batch=1))
+    steps, widths = [], []
+    for name in ("bf16", "mxfp8", "nvfp4"):
+        job = replace(DENSE, precision=name, sequence_length=8192, global_batch=64)
+        priced = search.price(job, plan, pool)
+        low, high = uncertainty.interval(job, priced, 0)
+        steps.append(float(priced.step_s[0]))
+        widths.append(high / low)
+    assert steps == sorted(steps, reverse=True)
+    assert widths[2] > widths[1]
+
+
+def test_blocks_need_a_copy_for_each_direction_on_blackwell() -> None:
+    pool = assumed_pool(find_gpu("b200"), 1)
+    plan = Plans.from_plans(Plan())
+    held = {}
+    for name in ("bf16", "fp8", "mxfp8", "nvfp4"):
+        job = replace(DENSE, precision=name)
+        graph = zoo.shard(job, plan)
+        bytes_ = memory.footprint(job, graph, plan, pool.gpu).parameters
+        held[name] = float(bytes_[0]) / zoo.count_parameters(job)
+    assert held["bf16"] < held["fp8"] < held["nvfp4"] < held["mxfp8"]
+    assert held["mxfp8"] - held["bf16"] == pytest.approx(2 * 33 / 32, rel=0.2)
+
+
+@pytest.mark.parametrize(
+    ("framework", "version", "name", "known"),
+    [
+        ("megatron", "0.11", "mxfp8", False), ("megatron", "0.12", "mxfp8", True), ("megatron", "0.14", "nvfp4", False),
+        ("nemo", "25.09", "nvfp4", False), ("nemo", "25.11", "nvfp4", True), ("nemo", None, "nvfp4", True),
+    ],
+)  # fmt: skip
+def test_a_version_without_the_precision_is_refused(
+    framework: str, version: str | None, name: str, known: bool
+) -> None:
+    training = {"sequenceLength": 1024, "globalBatchSize": 8, "precision": name, "framework": framework}
+    training |= {"frameworkVersion": version} if version else {}
+    document = training_job.training_job_document("job", {"model": {"preset": "gpt2"}, "training": training})
+    if known:
+        assert training_job.read_request(document).workload.precision == name
+    else:
+        with pytest.raises(SpecError, match="or later, or bf16"):
+            training_job.read_request(document)
+
+
+@pytest.mark.parametrize(
+    ("name", "flags"),
+    [
+        ("mxfp8", "--bf16 --fp8-format e4m3 --fp8-recipe mxfp8"),
+        ("nvfp4", "--fp4-format e2m1 --fp4-recipe nvfp4 --first-last-layers-bf16"),
+    ],
+)
+def test_megatron_is_told_the_recipe(name: str, flags: str, capsys: pytest.CaptureFixture[str]) -> None:
+    job = ["advise", "llama-3-8b", "--seq", "4096", "--batch", "64", "--gpus", "b200:8", "--precision", name]
+    assert main([*job, "--launch", "megatron"]) == 0
+    assert flags in " ".join(capsys.readouterr().out.replace("\\", " ").split())

@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 
 from tilecast import kernels, memo, search, zoo
 from tilecast.hardware import Pool, find_gpu, find_link
+from tilecast.recomputation import CHECKPOINTING
 from tilecast.search import Limits
-from tilecast.spec import CHECKPOINTING, Plan, Plans, SpecError, Workload, distinct_rows
+from tilecast.spec import Plan, Plans, SpecError, Workload, distinct_rows
 from tilecast.step import PARTS, placement
 
 
@@ -31,6 +32,15 @@ def _is_crowded(micro: int, share: int, pipeline: int) -> bool:
     low = 1 << (micro.bit_length() - 1)
     others = [low, *range(micro + 1, 2 * low)]
     return micro != low and any(share % other == 0 and share // other >= pipeline for other in others)
+
+
+def _has_equal_pieces(layers: int, pipeline: int, virtual: int) -> bool:
+    """Return whether all pieces are equal if no end, the loss, or embedding and loss count as layers.
+
+    No end counts if stages are equal without it, except that two stages stay equal if each of them has an end.
+    """
+    ends = (0, 2)[: 1 + (pipeline == 2)] if layers % pipeline == 0 else (2,) if (layers + 2) % pipeline == 0 else (1,)
+    return any((layers + one) % (pipeline * virtual) == 0 for one in ends)
 
 
 def naive(workload: Workload, where: Pool, experts: int = 1) -> list[Plan]:
@@ -57,14 +67,16 @@ def naive(workload: Workload, where: Pool, experts: int = 1) -> list[Plan]:
             continue
         share = workload.global_batch // data
         for micro, expert, zero, mode, virtual, spread in itertools.product(
-            range(1, share + 1), range(1, experts + 1), range(4), CHECKPOINTING, range(1, 5), (False, True)
+            range(1, share + 1), range(1, experts + 1), range(4), CHECKPOINTING, range(1, 13), (False, True)
         ):
             repeats = share // micro
             if share % micro or (repeats < pipeline and micro > 1) or _is_crowded(micro, share, pipeline):
                 continue
             if experts % expert or data * tensor % expert or (zero and data * context == 1):
                 continue
-            if virtual > 1 and (pipeline == 1 or model.layers % (pipeline * virtual) or repeats % pipeline):
+            if virtual > 1 and (pipeline == 1 or not _has_equal_pieces(model.layers, pipeline, virtual)):
+                continue
+            if virtual > 1 and repeats % pipeline:
                 continue
             if (spread and (tensor == 1 or tokens % tensor)) or workload.checkpointing not in (None, mode):
                 continue

@@ -7,12 +7,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from tilecast import constants, overlap, search, zoo
+from tilecast import constants, kernels, overlap, search, zoo
 from tilecast.frameworks import gradient_bytes
+from tilecast.graph import KernelTable, Op
 from tilecast.hardware import Pool, find_gpu, find_link
 from tilecast.spec import Framework, Plan, Plans, Workload
 from tilecast.step import step
-from tilecast.step.blocks import kernel_seconds, launch_host
+from tilecast.step.blocks import corrections, kernel_seconds, launch_host
 from tilecast.step.replicas import sync_seconds
 from tilecast.step.weights import HeldWeights, optimizer_seconds, weight_copy_bytes, weight_copy_bytes_per_s
 
@@ -258,3 +259,32 @@ def test_every_plan_has_a_finite_step() -> None:
     sharded = zoo.shard(JOB, plans)
     times = step(JOB, sharded, plans, pool(), kernel_seconds(JOB, sharded, pool().gpu))
     assert np.isfinite(times.total).all() and (times.total > 0).all()
+
+
+def test_cublas_runs_measured_fp8_products_faster_than_cutlass() -> None:
+    def corrected(gpu: str, framework: str, precision: str = "fp8") -> dict[str, float]:
+        job = Workload(zoo.preset("gpt2-xl"), 1024, 8, precision=precision, framework=framework)  # type: ignore[arg-type]
+        op = Op("product", KernelTable.of("gemm", precision, batch=1, m=4096, n=4096, k=4096))
+        times = kernels.predict_kernel_times(op.table, find_gpu(gpu))
+        return {name: float(value[0]) for name, value in corrections(job, op, times, np.arange(1)).items()}
+
+    assert 0.5 < corrected("h100-sxm", "nemo")["fp8.cublas"] < 1
+    for gpu, framework, precision in (
+        ("h100-sxm", "torchtitan", "fp8"), ("b200", "nemo", "fp8"), ("h100-sxm", "nemo", "bf16"),
+    ):  # fmt: skip
+        assert "fp8.cublas" not in corrected(gpu, framework, precision)
+
+
+def test_the_slower_of_power_and_addresses_bounds_a_convolution() -> None:
+    sizes = dict.fromkeys(("in_d", "k_d", "out_d"), 1) | dict.fromkeys(("in_h", "in_w", "out_h", "out_w"), 64)
+    dims = {**sizes, "batch": 32, "c_in": 320, "c_out": 320, "k_h": 3, "k_w": 3, "groups": 1, "direction": 0}
+    job = Workload(zoo.preset("resnet-50"), 1, 32, precision="fp16")
+    factors = {}
+    for limited in (True, False):
+        gpu = find_gpu("b200")
+        gpu = gpu if limited else replace(gpu, sustained_ratio=dict.fromkeys(gpu.sustained_ratio, 1.0))
+        op = Op("convolution", KernelTable.of("conv", "fp16", **dims))
+        times = kernels.predict_kernel_times(op.table, gpu)
+        factors[limited] = float(corrections(job, op, times, np.arange(1))["implicit.convolution"][0])
+    assert 1.0 <= factors[True] < factors[False]
+    assert factors[True] == pytest.approx(max(1.0, factors[False] * find_gpu("b200").sustained_ratio["fp16"]))

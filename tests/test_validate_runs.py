@@ -15,6 +15,7 @@ from tilecast.cli import main
 from tilecast.hardware import find_gpu, find_link
 from tilecast.step import PARTS
 from tilecast.validate.cells import REASONS, Row
+from tilecast.validate.reading import read_version
 from tilecast.validate.runs import read_table
 from tilecast.validate.scores import mean_over_groups, rank_plans
 from tilecast_lab.validate import report, runs, scores, table
@@ -72,9 +73,9 @@ def test_as_many_layers_are_recomputed_as_memory_asks() -> None:
 
 
 def test_a_pipeline_of_nemo_is_interleaved_unless_it_says_otherwise() -> None:
-    rows = [{**BRIDGE, "notes": notes} for notes in ("VP 5", "", "VP n/a")]
+    rows = [{**BRIDGE, "notes": notes} for notes in ("VP 5", "", "VP n/a", "VP=1")]
     plans = [item.plan.virtual_stages for item in runs.forecast(rows) if item.plan]
-    assert plans == [5, 10, 1]
+    assert plans == [5, 10, 1, 1]
     (other,) = runs.forecast([{**BRIDGE, "framework": "Megatron-LM", "notes": ""}])
     assert other.plan and other.plan.virtual_stages == 1
 
@@ -82,6 +83,20 @@ def test_a_pipeline_of_nemo_is_interleaved_unless_it_says_otherwise() -> None:
 def test_language_models_of_mlperf_are_nemo_s() -> None:
     assert table.framework({**ROW, "framework": "MLPerf v5.0"}) == "nemo"
     assert table.framework({**ROW, "framework": "MLPerf v5.0", "family": "cnn"}) is None
+
+
+@pytest.mark.parametrize(
+    ("text", "version"),
+    [
+        ("Megatron-Bridge (NeMo 26.04.01)", "26.04"), ("NeMo (release 25.05)", "25.05"), ("MLPerf v5.0", "25.03"),
+        ("PyTorch 1.7 (NGC 20.10), Lightning 1.0", "1.7"), ("torchtitan + torchao 0.13", "2.6"),
+        ("TensorFlow 2.3", "2.3"), ("PyTorch 21.04 NGC", "2.6"), ("TensorFlow 20.06 NGC (XLA)", None),
+        ("Megatron-LM (NGC 20.12)", None),
+    ],
+)  # fmt: skip
+def test_the_version_of_a_framework_is_read(text: str, version: str | None) -> None:
+    assert table.read_published_row({**ROW, "framework": text}).workload.framework_version == version
+    assert read_version(" 25.04 ") == "25.04" and read_version("nightly") is None
 
 
 @pytest.mark.parametrize(

@@ -14,28 +14,34 @@ from tilecast.shipped import FactFile, drop_sources, read_table
 
 _NAME = "constants.toml"
 _HOSTS = ("eager", "compiled", "cudaGraphs", "xla", "graph")
-_ATTENTION = ("least_compute_capability", "from_pytorch", "times")
+_ATTENTION = ("title", "least_compute_capability", "most_compute_capability", "reads_fp32", "times")
 _WIDTHS = ("communication", "host", "slow_host", "kernels", "plans")
 _FAMILIES = ("decoder", "encoder", "encdec", "moe", "vit", "traced", "other")
 _SECTIONS = (
-    "launch_us", "collective_us", "step_ms", "gradient_us", "overlap", "alignment", "implicit", "scale", "factor",
-    "memory", "vector", "attention", "optimizer", "range", "unstated", "tiles", "split_k", "kernels", "nccl",
-    "channels", "device_memory", "resident_threads", "host", "host_step", "contention", "sharing",
+    "launch_us", "collective_us", "step_ms", "gradient_us", "overlap", "expert_dispatch", "alignment", "fp8",
+    "implicit", "scale",
+    "factor", "memory", "vector", "attention", "optimizer", "range", "unmeasured", "unstated", "tiles",
+    "split_k", "kernels", "nccl", "channels", "device_memory", "resident_threads", "host", "host_link", "host_step",
+    "contention", "sharing",
 )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
 class FusedAttention:
-    """An implementation of fused attention, as `constants.toml` describes it."""
+    """A library of fused attention, as `constants.toml` describes it."""
 
     name: str
+    title: str
     least_compute_capability: float
-    from_pytorch: bool
+    most_compute_capability: float
+    reads_fp32: bool
+    """Whether it has kernels over tensors in FP32."""
     times: Mapping[str, Mapping[str, float]]
 
-    def runs_on(self, gpu: Gpu, *, native: bool) -> bool:
-        """Return whether a framework runs it on a GPU, with its own kernels (`native`) or with PyTorch's."""
-        return gpu.compute_capability >= self.least_compute_capability and (native or self.from_pytorch)
+    def runs_on(self, gpu: Gpu, *, is_mixed: bool) -> bool:
+        """Return whether it has kernels for a GPU and, unless a job `is_mixed`, for FP32."""
+        is_built = self.least_compute_capability <= gpu.compute_capability <= self.most_compute_capability
+        return is_built and (is_mixed or self.reads_fp32)
 
     def time_factor(self, gpu: Gpu, phase: str) -> float:
         """Return its time on a GPU over the time of the kernel that the utilization model predicts."""
@@ -133,6 +139,18 @@ class HostRates:
 
 
 @dataclass(frozen=True, slots=True)
+class HostLink:
+    """Bytes per second of copies between a GPU and its host, and exceptions as pairs of compute capability and rate."""
+
+    usual: float
+    other: tuple[tuple[float, float], ...]
+
+    def bytes_per_s(self, gpu: Gpu) -> float:
+        """Return the bytes per second and direction that a GPU copies."""
+        return dict(self.other).get(gpu.compute_capability, self.usual)
+
+
+@dataclass(frozen=True, slots=True)
 class HostStepLaw:
     """Parameters of the law by which the host time of a step grows with the number of weight tensors."""
 
@@ -155,14 +173,22 @@ class Constants:
     tensor_share: float
     pipelined_share: float
     expert_share: float
+    dispatch_share: float
+    """Share of the multiprocessors that an exchange of tokens beside other computation takes."""
     regular_odd_part: float
     """Largest odd factor of a side of a product that is not irregular."""
     irregular: float
+    fp8_cublas: float
+    """Factor on products in FP8 that cuBLASLt runs on a GPU whose FP8 products were measured."""
+    unaligned: float
+    """FLOP per cycle and multiprocessor of a product on tensor cores for each number that it loads at once, where a row
+    of a matrix is no whole number of words."""
     implicit: float
     jitter: float
     """Relative spread of step times between ranks with similar samples; `uneven_jitter` is for other samples."""
     uneven_jitter: float
-    attention: tuple[FusedAttention, ...]
+    attention: Mapping[str, FusedAttention]
+    """Libraries of fused attention by name."""
     optimizer_efficiency: float
     memory: Mapping[str, float]
     """Factor on the seconds of kernels bound by memory on the GPU of `vector_flop_per_byte`, by host."""
@@ -181,6 +207,7 @@ class Constants:
     device_memory: DeviceMemory
     resident_threads: ResidentThreads
     host: HostRates
+    host_link: HostLink
     host_step: HostStepLaw
     contention: float
     """Bandwidth of the link over that of the memory on the GPU that `slowdown` is for."""
@@ -205,12 +232,14 @@ class Constants:
             step_s={mode: cost * 1e-3 for mode, cost in numbers("step_ms", _HOSTS).items()},
             gradient_s={mode: cost * 1e-6 for mode, cost in numbers("gradient_us", _HOSTS).items()},
             **numbers("overlap", ("slowdown", "tensor_share", "pipelined_share", "expert_share")),
-            **numbers("alignment", ("regular_odd_part", "irregular")),
+            dispatch_share=numbers("expert_dispatch", ("multiprocessors",))["multiprocessors"],
+            **numbers("alignment", ("regular_odd_part", "irregular", "unaligned")),
+            fp8_cublas=numbers("fp8", ("cublas",))["cublas"],
             implicit=numbers("implicit", ("convolution",))["convolution"],
             **numbers("scale", ("jitter", "uneven_jitter")),
-            attention=tuple(
-                FusedAttention(name, **file.read_values(f"attention.{name}", _ATTENTION)) for name in attention
-            ),
+            attention={
+                name: FusedAttention(name, **file.read_values(f"attention.{name}", _ATTENTION)) for name in attention
+            },
             optimizer_efficiency=numbers("optimizer", ("efficiency",))["efficiency"],
             memory=numbers("memory", (*_HOSTS, "listed", "fused")),
             **{f"vector_{key}": value for key, value in numbers("vector", ("flop_per_byte", "exponent")).items()},
@@ -225,6 +254,7 @@ class Constants:
             device_memory=record(DeviceMemory, "device_memory"),
             resident_threads=record(ResidentThreads, "resident_threads"),
             host=record(HostRates, "host"),
+            host_link=record(HostLink, "host_link"),
             host_step=record(HostStepLaw, "host_step"),
             contention=numbers("contention", ("link_share",))["link_share"],
             sharing=numbers("sharing", ("mig", "mps", "timeSlicing")),
@@ -246,6 +276,8 @@ class RangeWidths:
     """Logarithm of the factor by which a slow host is slower than forecast."""
     kernels: float
     plans: float
+    unmeasured: Mapping[str, float]
+    """Width by precision whose products were not measured."""
     unstated: Mapping[str, float]
 
     @classmethod
@@ -256,7 +288,11 @@ class RangeWidths:
             SpecError: a key is missing or unknown, or a number has no source; the message names file and key.
         """
         file = FactFile(_NAME, table)
-        return cls(**file.read_numbers("range", _WIDTHS), unstated=file.read_numbers("unstated", _FAMILIES))
+        return cls(
+            **file.read_numbers("range", _WIDTHS),
+            unmeasured=file.read_numbers("unmeasured", ("mxfp8", "nvfp4")),
+            unstated=file.read_numbers("unstated", _FAMILIES),
+        )
 
 
 @cache

@@ -16,10 +16,12 @@ import numpy.typing as npt
 from tilecast import constants, frameworks, kernels, step, zoo
 from tilecast.graph import KIND_NAMES, KINDS, Block, Graph, Op, Phase
 from tilecast.hardware import Gpu, Pool
+from tilecast.recomputation import split_modules
 from tilecast.spec import PRECISIONS, Floats, GradientSync, Plan, Plans, ServerUpdates, Workload
 from tilecast.step import blocks, passes, placement, weights
 from tilecast.step.distinct import StepInputs
 from tilecast.zoo import Sharded
+from tilecast.zoo.modules import modules_of_exchange, repeats_in_full
 
 Bound = Literal["compute", "memory"]
 
@@ -203,7 +205,8 @@ def _step_sums(steps: step.Steps, plans: Plans, copied: Floats) -> StepSums:
     waited, correction = float(steps.straggler.values[0]), float(times.correction[0])
     micro, boundary_s = steps.micro.values, steps.boundary_s.values
     stage_s = float((micro.gpu_s + copied)[0])
-    exchanged_s = float((micro.communication_s + boundary_s * plans.virtual_stages)[0])
+    sends_s = passes.visible_send_seconds(steps.workload, plans, micro, boundary_s * plans.virtual_stages)
+    exchanged_s = float((micro.communication_s + sends_s)[0])
     return StepSums(
         stage_s=stage_s,
         exchanged_s=exchanged_s,
@@ -243,15 +246,19 @@ def _graph_operators(graph: Graph) -> list[tuple[Block, Op]]:
     return [(block, op) for block in graph.blocks for op in block.ops]
 
 
-def _runs_per_micro_batch(workload: Workload, plan: Plan, graph: Graph, block: Block, op: Op) -> float:
+def _runs_per_micro_batch(workload: Workload, plan: Plan, sharded: Sharded, block: Block, op: Op) -> float:
     """Return the number of runs of an operator in a micro-batch, recomputation included.
 
     A recomputed operator runs twice. An operator of which a share is recomputed counts 1 plus that share.
     """
-    if op.phase == "backward" or not workload.training or not any(block is layer for layer in graph.layers):
+    if op.phase == "backward" or not workload.training or not any(block is layer for layer in sharded.graph.layers):
         return 1
+    if modules := split_modules(plan.checkpointing):
+        return 1 + bool(blocks.modules_of(workload, op).intersection(modules, block.freed_bytes))
     shares = {"full": 1.0, "selective": blocks.recomputed_share(workload)(op), "none": 0.0}
-    return 1 + shares[plan.checkpointing]
+    layers = float(zoo.recomputed_layers(workload, sharded, Plans.from_plans(plan))[0])
+    layers *= repeats_in_full(workload, op.name)
+    return 1 + shares[plan.checkpointing] * (layers if plan.checkpointing == "full" else 1.0)
 
 
 def _price_operators(
@@ -261,7 +268,7 @@ def _price_operators(
     runs: dict[tuple[str, Phase, int], tuple[float, float]] = {}
     corrected: dict[tuple[str, Phase, int], dict[str, float]] = {}
     for (block, op), index in zip(_graph_operators(graph), rows, strict=True):
-        passes = block.repeat * _runs_per_micro_batch(workload, plan, graph, block, op)
+        passes = block.repeat * _runs_per_micro_batch(workload, plan, sharded, block, op)
         key = (op.name, op.phase, int(index[shard]))
         count, seconds = runs.get(key, (0.0, 0.0))
         spent_s = passes * float(blocks.operator_seconds(workload, op, times, index)[shard])
@@ -305,14 +312,18 @@ def _price_exchanges(workload: Workload, plans: Plans, sharded: Sharded, pool: P
     plan, graph, fitted = plans.row(0), sharded.graph, constants.shipped_constants()
     factor, priced = fitted.factor["exchange"], passes.Exchanges(sharded, plans, pool)
     exchanges = []
+    layers = float(zoo.recomputed_layers(workload, sharded, plans)[0])
     for block in graph.blocks:
-        again = plan.checkpointing == "full" and any(block is layer for layer in graph.layers)
+        modules, layered = split_modules(plan.checkpointing), any(block is layer for layer in graph.layers)
         for call in block.collectives:
+            again = layers * (plan.checkpointing == "full" and repeats_in_full(workload, call.name))
+            if modules and modules_of_exchange(call.name).intersection(modules, block.freed_bytes):
+                again = 1.0
             alone_s = float(priced.seconds(call)[0])
             once_s = alone_s * factor
             if once_s == 0.0 or (call.phase == "backward" and not workload.training):
                 continue
-            times = 1 + (again and workload.training and call.phase == "forward")
+            times = 1 + (again if layered and workload.training and call.phase == "forward" else 0.0)
             runs = call.count * block.repeat * times
             size = float(sharded.gather(call.size_bytes)[0])
             ranks = int(getattr(plan, call.group))
@@ -324,7 +335,8 @@ def _price_exchanges(workload: Workload, plans: Plans, sharded: Sharded, pool: P
         boundary_s = float(passes.boundary_seconds(workload, sharded, plans, pool)[0]) * plan.virtual_stages
         size = float(sharded.gather(graph.boundary_bytes)[0])
         runs = plan.virtual_stages * (2 if workload.training else 1)
+        shown = 0.0 if plan.virtual_stages > 1 and frameworks.find_framework(workload).overlaps_sends else 1.0
         exchanges.append(
-            PricedExchange("next stage and back", "send_recv", "pipeline", plan.pipeline, size, runs, boundary_s, 1.0)
+            PricedExchange("next stage and back", "send_recv", "pipeline", plan.pipeline, size, runs, boundary_s, shown)
         )
     return tuple(sorted(exchanges, key=lambda one: -one.seconds))

@@ -1,24 +1,53 @@
 """Properties of training frameworks, from `frameworks.toml`, such as their storage of weights and fused kernels.
 
-`step`, `memory` and the models all read the same record, so that all of them price the same behaviour.
+`step`, `memory` and the models all read the same record, so that all of them price the same behaviour. A framework may
+behave differently from a version on; `find_framework` returns the record of the version that a job states.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
+from functools import cache
 from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 
 from tilecast import shipped
-from tilecast.spec import PassName, Plans, Workload
+from tilecast.spec import (
+    STATE_BYTES,
+    ExpertDispatch,
+    ExpertOverlap,
+    PassName,
+    Plans,
+    Schedule,
+    SpecError,
+    StatePrecision,
+    Weights,
+    Workload,
+)
+from tilecast.spec import Framework as FrameworkName
 
-Weights = Literal["master", "autocast", "sharded", "pure"]
 Gradients = Literal["weights", "fp32", "fp32-with-bf16"]
 Loss = Literal["eager", "parallel", "fused"]
 Composed = Literal["rmsnorm", "layernorm", "channelnorm", "gelu", "tanh-gelu", "dropout"]
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionChoice:
+    """A library of fused attention, a key of `attention` in `constants.toml`, and the GPUs on which it is tried."""
+
+    library: str
+    least: float
+    """Least compute capability."""
+    most: float = np.inf
+    """Largest compute capability."""
+
+    def is_tried_at(self, compute_capability: float) -> bool:
+        """Return whether a framework tries the library on GPUs of a compute capability."""
+        return self.least <= compute_capability <= self.most
+
 
 UNSET = "unset"
 """Name of the table for a job that names no framework: the states of arXiv 1910.02054."""
@@ -36,6 +65,9 @@ class Framework:
     """Type of a gradient: that of the held weight, FP32, or FP32 unless the job is in FP16."""
     gradient_copies: float
     """Copies of a gradient that replicas hold: 2 if gradients are copied into buckets and out of them."""
+    holds_gradients: bool
+    """Whether gradients stay allocated between steps. Others are allocated in the backward pass, as activations are
+    freed, and freed by the update."""
     shards_gradients: bool
     """Whether a rank keeps only its part of the gradients under ZeRO 2. Each micro-batch scatters them in any case."""
     reshards_weights: bool
@@ -55,23 +87,39 @@ class Framework:
     """Number of blocks of a ZeRO-3 model that are whole at once."""
     wgrad_placeholders: bool
     """Whether weights get an unused gradient beside the accumulated one."""
+    pads_vocabulary: bool
+    """Whether the vocabulary is padded, so that tensor cores read logits and the output layer in whole words."""
     composed: frozenset[Composed]
     """Operators written as chains of element-wise ones, unless a compiler fuses them: `zoo.layers.CHAINS`."""
     fuses: frozenset[PassName]
     """Passes of `fuse.PASSES` that run with any execution."""
+    fused_kernels: bool
+    """Whether its own kernels fuse bias, activation, dropout, mask and softmax, unless the workload says otherwise."""
     loss: Loss
     """Tensors that the cross-entropy keeps; `zoo.layers.logit_bytes` explains each value."""
     loss_chunks: float
     """Number of chunks into which the logits are cut; one of them is in the loss at a time."""
+    upcasts_logits: bool
+    """Whether the loss reads logits in FP32 where weights are in 16 bits alone, as it does in mixed precision."""
     unties_embeddings: bool
     """Whether the output layer has a separate weight although the published model shares that of the embedding."""
     quantized_input_bytes: float
     """Bytes that a product with a quantized weight keeps of each element of its input."""
     quantized_bits: float
     """Bits of a frozen weight of a layer that is quantized to 4 bits, with its scales."""
-    attention: Literal["auto", "flash", "flash1", "eager"]
+    attention: tuple[AttentionChoice, ...]
+    """Libraries that run attention, in the order in which it tries them; none if attention is two products around a
+    softmax."""
+    flash: tuple[AttentionChoice, ...]
+    """The same if a job asks for FlashAttention."""
     selective: Literal["attention", "operators"]
     """Operators of selective recomputation: the attention core, or all but attention and every second product."""
+    recomputes_last_product: bool
+    """Whether full recomputation of a layer also repeats its last product, whose output no gradient needs."""
+    copies_shards: bool
+    """Whether ZeRO copies weights out of the buffer of a gather, and gradients into that of a scatter."""
+    fuses_norms: bool
+    """Whether a norm is part of the dense product after it, so that it is not recomputed on its own."""
     optimizer: Literal["fused", "foreach"]
     """Whether the update is one kernel for many tensors, or one kernel for each operation on lists of tensors, which
     needs a temporary of every weight's square root. A job can choose otherwise (`fuse.passes`)."""
@@ -79,7 +127,11 @@ class Framework:
     """Whether, on one GPU without accumulation, weights are updated in the backward pass, with states paged to the
     host."""
     casts_gradients: bool
-    """Whether the update reads an FP32 copy of each gradient in 16 bit, spread like the optimizer's states."""
+    """Whether an FP32 copy of each gradient in 16 bit is held for the update, spread like the optimizer's states."""
+    upcasts_gradients: bool
+    """Whether the update of masters makes FP32 copies of gradients in 16 bit, and frees them at its end."""
+    moments: StatePrecision | None
+    """Type of the optimizer's moments; None for that of the weights that it updates."""
     context_bytes: float
     """Bytes that loaded libraries and their workspaces take outside the allocator, without any communicator."""
     table_gradients: Literal["rows", "whole"]
@@ -94,6 +146,10 @@ class Framework:
     """Bytes of the FP8 copies of a weight of the layers, beside the weight itself."""
     fp8_weights_alone: bool
     """Whether, in an FP8 job, the two bytes held per weight of the layers are FP8 by rows and FP8 by columns."""
+    nvfp4_layers_in_bf16: float
+    """Number of layers of an NVFP4 job whose products stay in BF16."""
+    fp8_products: Literal["cublas", "cutlass"]
+    """Library that runs the products of an FP8 job."""
     fp8_inputs: bool
     """Whether an FP8 job keeps the inputs of its matrix products in FP8."""
     overlap: bool
@@ -104,8 +160,34 @@ class Framework:
     """Program that launches kernels in eager execution: Python code for each operator, or a compiled executor."""
     clips_gradients: bool
     """Whether the norm of all gradients is computed and limited in every step."""
+    dense_convolution: float
+    """Factor on the time of convolutions of one group in FP32, over that of the kernels that cuDNN picks today."""
+    grouped_convolution: float
+    """The same for convolutions of several groups."""
     grouped_products: Literal["one", "each"]
     """Whether the products of all experts of a rank are one kernel, or one kernel for each expert."""
+    overlaps_sends: bool
+    """Whether the sends of interleaved stages run beside computation."""
+    schedules: frozenset[Schedule]
+    """Schedules of pipelines."""
+    states_layouts: bool
+    """Whether a job can state the layers of every stage."""
+    counts_ends: bool
+    """Whether embedding and loss count as layers of the pipeline where the layers alone do not divide."""
+    autocasts_experts: bool
+    """Whether autocast casts what the products of experts read, where weights are held in FP32."""
+    expert_dispatch: ExpertDispatch
+    """How tokens get to the ranks of their experts; a job can choose otherwise (`expert_dispatch`)."""
+    expert_overlap: ExpertOverlap
+    """Computation beside which tokens get to their experts; a job can choose otherwise (`expert_overlap`)."""
+    router_launches: tuple[float, ...]
+    """Number of kernels that choose the experts of tokens, after the router's product, forward and backward."""
+    router_group_launches: tuple[float, ...]
+    """Number of further kernels if experts are chosen from some of their groups, forward and backward."""
+    latent_rotary_launches: tuple[float, ...]
+    """Number of kernels that rotate queries and keys of latent attention, forward and backward."""
+    permutation_launches: tuple[float, ...]
+    """Number of kernels that sort tokens by expert and back, forward and backward."""
     engine: str
     """Name of the framework whose plans it runs: itself, or another."""
     sources: Mapping[str, str]
@@ -140,12 +222,40 @@ class Framework:
         return self.gradients == "fp32" or workload.precision != "fp16"
 
     def state_bytes(self, workload: Workload) -> float:
-        """Return the bytes of each state of a weight that the update reads and writes: weight or master, and moment."""
+        """Return the bytes of a weight that the update reads and writes: its own, or those of its master."""
         return 2.0 if workload.is_mixed and self.weights == "pure" else 4.0
+
+    def moment_bytes(self, workload: Workload) -> float:
+        """Return the bytes of a moment that an optimizer keeps in full precision."""
+        return self.state_bytes(workload) if self.moments is None else STATE_BYTES[self.moments]
 
 
 HELD_BYTES: Mapping[Weights, float] = {"master": 2.0, "autocast": 4.0, "sharded": 4.0, "pure": 2.0}
 """Bytes of a weight as a framework holds it in 16-bit training, by `Framework.weights`."""
+
+
+def has_fused_kernels(workload: Workload) -> bool:
+    """Return whether hand-written kernels fuse element-wise operators: those of the job, or of its framework."""
+    stated = workload.fused_kernels
+    return find_framework(workload).fused_kernels if stated is None else stated
+
+
+def attention_choices(workload: Workload) -> tuple[AttentionChoice, ...]:
+    """Return the libraries of fused attention that a workload's framework tries, in its order.
+
+    A job may name one library. XLA runs what it runs for JAX, and hand-written kernels of a job without such a
+    framework are Megatron's.
+    """
+    if workload.attention not in ("auto", "flash", "eager"):
+        return (AttentionChoice(workload.attention, 0.0),)
+    own = find_framework(workload)
+    if workload.attention == "flash":
+        return own.flash
+    if workload.execution == "xla":
+        return FRAMEWORKS["jax"].attention
+    if has_fused_kernels(workload) and not own.fused_kernels:
+        return FRAMEWORKS["megatron"].attention
+    return own.attention
 
 
 def gradient_bytes(workload: Workload) -> float:
@@ -154,36 +264,149 @@ def gradient_bytes(workload: Workload) -> float:
 
 
 def holds_fp8_alone(workload: Workload) -> bool:
-    """Return whether an FP8 job has no 16-bit copy of the weights of its layers.
+    """Return whether an FP8 or MXFP8 job has no 16-bit copy of the weights of its layers.
 
     The framework determines it. Without a framework, it is true with hand-written kernels, which are Transformer
     Engine's as in MLPerf's code.
     """
-    own = workload.framework is None and workload.fused_kernels
-    return workload.precision == "fp8" and (own or find_framework(workload).fp8_weights_alone)
+    own = workload.framework is None and has_fused_kernels(workload)
+    return workload.precision in ("fp8", "mxfp8") and (own or find_framework(workload).fp8_weights_alone)
 
 
 TABLES: Mapping[str, Mapping[str, Any]] = shipped.read_table("tilecast", "frameworks.toml")
 """Tables of the file, by name."""
-_CELLS = tuple(item.name for item in fields(Framework) if item.name not in ("name", "engine", "sources"))
+_CELLS = tuple(item.name for item in fields(Framework) if item.name not in ("name", "engine", "moments", "sources"))
 
 
-def _read_framework(name: str) -> Framework:
-    table = TABLES[name]
-    engine = table.get("engine", name)
-    cells = {**TABLES[UNSET]["cells"], **TABLES[engine]["cells"], **table.get("cells", {})}
+_TUPLES = (
+    "bucket_copies",
+    "bucket_mib",
+    "sized_stages",
+    "router_launches",
+    "router_group_launches",
+    "latent_rotary_launches",
+    "permutation_launches",
+)
+"""Cells that are lists."""
+
+
+def name_versions(framework: str) -> str:
+    """Return what the versions of a framework count, such as "PyTorch"."""
+    return str(TABLES[framework]["version"]["of"])
+
+
+def assumed_version(framework: str) -> str:
+    """Return the version of a framework that is assumed for a job without one."""
+    return str(TABLES[framework]["version"]["assumed"])
+
+
+def first_version(framework: str, precision: str) -> str | None:
+    """Return the version of a framework that brought a precision; None if every version has it."""
+    found = TABLES[framework]["version"].get("brought", {}).get(precision)
+    return None if found is None else str(found)
+
+
+def parse_version(text: str) -> tuple[int, ...]:
+    """Return the numbers of a version such as "25.04", without zeros at the end.
+
+    Raises:
+        SpecError: the text is no version.
+    """
+    parts = text.split(".")
+    if not (
+        parts and len(parts) <= 4 and all(part.isascii() and part.isdecimal() and len(part) <= 4 for part in parts)
+    ):
+        problem = f"{text[:40]!r} is no version"
+        raise SpecError("spec.training.frameworkVersion", problem, 'write numbers and dots, such as "2.6" or "25.04"')
+    numbers = [int(part) for part in parts]
+    while len(numbers) > 1 and numbers[-1] == 0:
+        numbers.pop()
+    return tuple(numbers)
+
+
+def _changes_until(name: str, version: str | None) -> list[Mapping[str, Any]]:
+    """Return the changes of a framework until a version of what it counts, or until the version that it assumes."""
+    stated = parse_version(TABLES[name]["version"]["assumed"] if version is None else version)
+    return [change for change in TABLES[name].get("since", ()) if parse_version(change["version"]) <= stated]
+
+
+def _cells_at(name: str, version: str | None) -> dict[str, Any]:
+    """Return the cells of a framework at a version of what it counts, or at the version that it assumes."""
+    changes = _changes_until(name, version)
+    return dict(item for part in (TABLES[name], *changes) for item in part.get("cells", {}).items())
+
+
+def _engine_version(name: str, version: str | None) -> str | None:
+    """Return the version of the engine that a version of a framework runs on; None for the one the engine assumes."""
+    if name_versions(name) == name_versions(TABLES[name].get("engine", name)):
+        return version
+    return next((change["engine"] for change in _changes_until(name, version)[::-1] if "engine" in change), None)
+
+
+@cache
+def read_framework(name: str, version: str | None = None) -> Framework:
+    """Return the record of a framework at a version, or at the version that it assumes.
+
+    Raises:
+        SpecError: the text is no version.
+    """
+    engine = TABLES[name].get("engine", name)
+    cells = _cells_at(UNSET, version if name_versions(name) == name_versions(UNSET) else None)
+    if name != UNSET:
+        cells |= _cells_at(engine, _engine_version(name, version))
+        if engine != name:
+            cells |= _cells_at(name, version)
     values = {cell: cells[cell][0] for cell in _CELLS}
-    values |= {cell: frozenset(values[cell]) for cell in ("composed", "fuses")}
-    values |= {cell: tuple(values[cell]) for cell in ("bucket_copies", "bucket_mib", "sized_stages")}
-    return Framework(name=name, engine=engine, sources={cell: cells[cell][1] for cell in _CELLS}, **values)
+    values |= {cell: frozenset(values[cell]) for cell in ("composed", "fuses", "schedules")}
+    values |= {cell: tuple(values[cell]) for cell in _TUPLES}
+    values |= {cell: tuple(AttentionChoice(*choice) for choice in values[cell]) for cell in ("attention", "flash")}
+    sources = {cell: cells[cell][1] for cell in _CELLS}
+    return Framework(name=name, engine=engine, moments=None, sources=sources, **values)
 
 
-FRAMEWORKS: Mapping[str, Framework] = {name: _read_framework(name) for name in TABLES}
-"""Every framework by name, and `UNSET`."""
+FRAMEWORKS: Mapping[str, Framework] = {name: read_framework(name) for name in TABLES}
+"""Every framework by name, and `UNSET`, each at the version that it assumes."""
 ENGINES: tuple[str, ...] = tuple(name for name, item in FRAMEWORKS.items() if item.engine == name and name != UNSET)
 """Frameworks that do not run on top of another one."""
 
 
 def find_framework(workload: Workload) -> Framework:
-    """Return the framework of a workload, or the defaults if it names none."""
-    return FRAMEWORKS[workload.framework or UNSET]
+    """Return the framework of a workload at its version and with its recipe, or the defaults if it names none."""
+    name = workload.framework or UNSET
+    if not (workload.is_mixed and workload.training):
+        return read_framework(name, workload.framework_version)
+    recipe = workload.weights, workload.gradient_precision, workload.moment_precision
+    return _with_recipe(name, workload.framework_version, *recipe)
+
+
+@cache
+def _with_recipe(
+    name: str,
+    version: str | None,
+    weights: Weights | None,
+    gradients: StatePrecision | None,
+    moments: StatePrecision | None,
+) -> Framework:
+    """Return a framework that holds weights, gradients and moments as a job says, else as it does by itself."""
+    own = read_framework(name, version)
+    summed = own.gradients if weights in (None, own.weights) else "weights"
+    if gradients is not None:
+        summed = "fp32" if gradients == "fp32" else "weights"
+    return replace(own, weights=weights or own.weights, gradients=summed, moments=moments)
+
+
+def expert_dispatch(workload: Workload) -> ExpertDispatch:
+    """Return how tokens get to the ranks of their experts: as the job says, or else as its framework does it."""
+    return workload.expert_dispatch or find_framework(workload).expert_dispatch
+
+
+def expert_overlap(workload: Workload) -> ExpertOverlap:
+    """Return beside what tokens get to their experts: as the job says, or else as its framework does it."""
+    return workload.expert_overlap or find_framework(workload).expert_overlap
+
+
+def with_framework(workload: Workload, name: FrameworkName) -> Workload:
+    """Return the workload under a framework; it keeps its version if that counts the same for the framework."""
+    before = workload.framework
+    keeps = before is not None and name_versions(before) == name_versions(name)
+    return replace(workload, framework=name, framework_version=workload.framework_version if keeps else None)

@@ -53,14 +53,15 @@ def passes(workload: Workload) -> frozenset[PassName]:
     chosen = cells.fuses | {name for name, item in PASSES.items() if workload.execution in item.executions}
     if not workload.compiled_loss:
         chosen -= {"loss"}
-    if workload.fused_kernels:
+    own_kernels = frameworks.has_fused_kernels(workload)
+    if own_kernels:
         chosen |= {name for name, item in PASSES.items() if item.is_hand_written}
-    can_be_flash = workload.is_mixed and workload.model.head_dim <= 256 and cells.attention != "eager"
-    if workload.attention == "flash" or (workload.attention == "auto" and can_be_flash):
+    can_be_flash = workload.is_mixed and workload.model.head_dim <= 256 and len(cells.attention) > 0
+    if workload.attention not in ("auto", "eager") or (workload.attention == "auto" and can_be_flash):
         chosen |= {"attention"}
     if workload.fused_loss:
         chosen |= {"loss"}
-    if workload.fused_optimizer and (workload.fused_kernels or cells.optimizer == "fused"):
+    if workload.fused_optimizer and (own_kernels or cells.optimizer == "fused"):
         chosen |= {"optimizer"}
     return chosen
 

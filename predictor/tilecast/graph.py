@@ -12,12 +12,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, Self, TypeAlias
+from typing import Any, Literal, Self, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-from tilecast.spec import ELEMENT_BYTES, PRECISIONS, Floats, Ints, PassName, SearchTooLargeError
+from tilecast.recomputation import BY_CODE, MODULES
+from tilecast.spec import ELEMENT_BYTES, PRECISIONS, ExpertDispatch, Floats, Ints, PassName, SearchTooLargeError
 
 Phase = Literal["forward", "backward"]
 Dims: TypeAlias = Mapping[str, Floats]
@@ -61,10 +62,11 @@ def gemm_output_bytes(dims: Dims, element: Floats | float) -> Floats:
     """Return the bytes of DRAM traffic of one output of each matrix product, (n,).
 
     An output is written once; where it is added to an FP32 buffer, it is read and written. The 16 bits that an FP8
-    product writes count as one byte, like its operands, and so do the bytes of such a buffer.
+    product writes count as one byte, like its operands, and so do the bytes of such a buffer. The same holds for MXFP8
+    and NVFP4.
     """
-    added = np.minimum(8.0, 4.0 * np.asarray(element))
-    return np.asarray(np.where(dims["accumulated"] > 0, added, element))
+    written = np.where(np.asarray(element) < 2.0, 1.0, element)
+    return np.asarray(np.where(dims["accumulated"] > 0, np.minimum(8.0, 4.0 * written), written))
 
 
 def _gemm_bytes(dims: Dims, element: Floats) -> Floats:
@@ -318,6 +320,12 @@ class CollectiveCall:
     count: float = 1.0
     fanout: float = 1.0
     """Number of ranks that one item of an all-to-all goes to, such as the experts of a token."""
+    groups: float = 1.0
+    """Number of equal groups of neighbouring ranks that the router chooses from."""
+    top_groups: float = 1.0
+    """Number of these groups that one item may go to (node-limited routing)."""
+    dispatch: ExpertDispatch = "allToAll"
+    """How an all-to-all of tokens runs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -351,6 +359,15 @@ class Block:
     its samples, as operators of the block, so no gradient of the whole table exists."""
     remembered_bytes: Floats = field(default_factory=lambda: np.zeros(1))
     """Bytes that the block reads of earlier layers besides its input, such as the output of an encoder."""
+    freed_bytes: Mapping[str, Floats] = field(default_factory=dict)
+    """Bytes among `activation_bytes` that recomputing each module of `recomputation.MODULES` frees, (S,) each."""
+
+    def kept_bytes(self, code: int) -> Floats:
+        """Return the activations that stay under a value of recomputation, `RECOMPUTED[code]`, (S,)."""
+        if code < len(self.activation_bytes):
+            return np.asarray(self.activation_bytes[code])
+        freed = (size for name, size in self.freed_bytes.items() if BY_CODE[code, MODULES.index(name)])
+        return np.asarray(np.maximum(self.activation_bytes[0] - sum(freed, np.zeros(1)), self.activation_bytes[-1]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -369,9 +386,9 @@ class Stages:
 class Graph:
     """A model under S distinct shards: blocks before the layers, the layers, and blocks after the layers.
 
-    Pipeline stages split `layers` evenly, or as `stages` says. `first` blocks run on the first stage, `last` blocks on
-    the last one. `boundary_bytes` are the bytes that one rank sends to the next stage per micro-batch, (S,): every
-    tensor-parallel rank sends its part of the activations (arXiv 2104.04473, section 4.1).
+    Pipeline stages split `layers` as `zoo.stages` says, or a traced graph's as `stages` says. `first` blocks run on the
+    first stage, `last` blocks on the last one. `boundary_bytes` are the bytes that one rank sends to the next stage per
+    micro-batch, (S,): every tensor-parallel rank sends its part of the activations (arXiv 2104.04473, section 4.1).
     """
 
     first: tuple[Block, ...]
@@ -382,6 +399,19 @@ class Graph:
     host_bytes_per_sample: float = 0.0
     """Bytes of one input sample as the data loader hands it to the GPU."""
     stages: Stages | None = None
+    counts_ends: bool = False
+    """Whether embedding and loss count as layers of the pipeline where the layers alone do not divide."""
+    layout: tuple[int, ...] = ()
+    """Layers of each piece of a pipeline whose layout is stated, in the order of a pass; empty without one."""
+    stage_kinds: dict[int, Floats] = field(init=False, default_factory=dict, compare=False, repr=False)
+    """Cache of `zoo.stages` by number of stages."""
+    fullest_stages: list[Any] = field(init=False, default_factory=list, compare=False, repr=False)
+    """Cache of `zoo.stages.FullestStages` for the last plans that were asked for."""
+
+    @property
+    def has_stages(self) -> bool:
+        """Whether pipelines cut the layers one by one, rather than a traced graph by cost."""
+        return self.stages is None and bool(self.boundary_bytes.any())
 
     @property
     def blocks(self) -> tuple[Block, ...]:
@@ -389,13 +419,18 @@ class Graph:
 
     def sequence(self) -> tuple[Block, ...]:
         """Return every repetition of every block, in the order of a forward pass."""
+        layers = (self.layers[place] for place in self.layer_order())
+        return (*_repeat_blocks(self.first), *layers, *_repeat_blocks(self.last))
+
+    def layer_order(self) -> list[int]:
+        """Return the place of the block of each layer among `layers`, in the order of a forward pass."""
         placed, end = [], 0
-        for block in self.layers:
+        for place, block in enumerate(self.layers):
             positions = block.positions or range(end, end + block.repeat)
-            placed += [(position, block) for position in positions]
+            placed += [(position, place) for position in positions]
             end = max(end, max(positions) + 1)
         placed.sort(key=lambda item: item[0])
-        return (*_repeat_blocks(self.first), *(block for _, block in placed), *_repeat_blocks(self.last))
+        return [place for _, place in placed]
 
     def kernels(self) -> tuple[KernelTable, list[npt.NDArray[np.intp]]]:
         """Return the distinct kernels of all operators, and the rows of each operator, (S,), in the order of blocks."""

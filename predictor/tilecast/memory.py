@@ -7,6 +7,11 @@ updated row by row have no gradients, and their weights and moments are in FP32.
 (arXiv 2205.05198), times the micro-batches in flight: min(m, p) on the first of p 1F1B stages. Where images differ in
 size, a job is billed at its largest batch.
 
+The bill is of the fullest moment of a step. Most frameworks allocate the gradients of a layer when the backward pass
+has freed the activations of the layers behind it, and free them in the update. So gradients stand beside all
+activations only where a framework holds them between steps, or where several micro-batches add to them. The moments are
+the start of the backward pass, its last layer, and the update, when activations and 16-bit copies of weights are gone.
+
 Three figures of a run can be measured, and the bill forecasts each: the bytes of tensors (`Footprint.allocated`,
 PyTorch's max_memory_allocated), what the allocator holds (`reserved`, max_memory_reserved) and what the device reports
 (`device`, nvidia-smi).
@@ -16,7 +21,7 @@ PyTorch's max_memory_allocated), what the allocator holds (`reserved`, max_memor
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Literal
 
@@ -26,20 +31,59 @@ from tilecast import constants, frameworks, fuse, overlap, zoo
 from tilecast.constants import ChannelBuffers
 from tilecast.frameworks import Framework
 from tilecast.hardware import Gpu
+from tilecast.layout import schedule_law
 from tilecast.model import Model
-from tilecast.spec import Columns, DistinctRows, Floats, Ints, Plans, Rows, Workload, distinct_rows
+from tilecast.recomputation import CHECKPOINTING, names_modules
+from tilecast.spec import (
+    ELEMENT_BYTES,
+    Columns,
+    DistinctRows,
+    Floats,
+    Ints,
+    Plans,
+    Rows,
+    Schedule,
+    Workload,
+    distinct_rows,
+)
 from tilecast.zoo import Sharded
 from tilecast.zoo.cnn.images import Images
+from tilecast.zoo.stages import stage_kinds
 
 Figure = Literal["allocated", "reserved", "device"]
+_FULL = CHECKPOINTING.index("full")
 
-_MOMENTS: Mapping[str, float] = {"none": 0, "sgd": 0, "momentum": 1, "adam": 2, "adamw": 2, "lamb": 2}
-"""Number of moments that an optimizer keeps of each weight, in FP32, or in 16 bit where weights are in 16 bit alone."""
+
+@dataclass(frozen=True, slots=True)
+class _OptimizerStates:
+    """What an optimizer keeps of each trainable weight beside its master, and what its update needs."""
+
+    moments: float
+    """Moments of a weight of the layers, in the type of moments."""
+    end_moments: float
+    """Moments of a weight before or after the layers, in the type of moments."""
+    quantized_bytes: float = 0.0
+    """Bytes of states whose type the optimizer determines."""
+    lists: float = 0.0
+    """Copies of all moments that an update needs unless it is fused."""
+    tensors: float = 0.0
+    """Copies of the largest weight, in FP32, that an update needs."""
+
+
+# Adafactor keeps a mean for each row and column (arXiv 1804.04235, section 3). Muon keeps one moment of the matrices of
+# layers and updates all others with AdamW (Keller Jordan, Muon, README). 8-bit Adam keeps an FP32 scale for each block
+# of 256 moments (arXiv 2110.02861, section 2; bitsandbytes, optim/optimizer.py).
+_OPTIMIZERS: Mapping[str, _OptimizerStates] = {
+    "none": _OptimizerStates(0, 0), "sgd": _OptimizerStates(0, 0), "momentum": _OptimizerStates(1, 1),
+    "adam": _OptimizerStates(2, 2, lists=1), "adamw": _OptimizerStates(2, 2, lists=1),
+    "lamb": _OptimizerStates(2, 2, lists=1), "adafactor": _OptimizerStates(0, 0, tensors=1),
+    "muon": _OptimizerStates(1, 2, tensors=1), "adamw8bit": _OptimizerStates(0, 0, 2 * (1 + 4 / 256)),
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
 class Footprint:
-    """Bytes of the fullest rank of each plan, every column (n,).
+    """Bytes of the fullest rank of each plan at the fullest moment of a step, every column (n,).
 
     `total`, which the plan needs to run, is the sum of all columns except `cached`.
     """
@@ -154,9 +198,19 @@ def _library_bytes(workload: Workload, groups: Floats, experts: Ints, gpu: Gpu |
     return np.asarray(libraries + opened.communicator_bytes * groups + opened.peer_bytes * peers)
 
 
-def footprint(workload: Workload, sharded: Sharded, plans: Plans, gpu: Gpu | None = None) -> Footprint:
-    """Return the memory bill of each plan's fullest rank; the GPU's link determines the memory of communicators."""
-    return Bills.of(workload, sharded, plans, gpu).rows(slice(None))
+def footprint(
+    workload: Workload, sharded: Sharded, plans: Plans, gpu: Gpu | None = None, *, updates: bool = True
+) -> Footprint:
+    """Return the memory bill of each plan's fullest rank.
+
+    Args:
+        workload: job.
+        sharded: graph and the shard of each plan.
+        plans: n plans.
+        gpu: GPU, whose link determines the memory of communicators.
+        updates: whether the update is one of the moments of a step that are compared, beside those of its passes.
+    """
+    return Bills.of(workload, sharded, plans, gpu).rows(slice(None), updates=updates)
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,6 +235,10 @@ class Bills:
     activations: DistinctRows
     """Rows of `alike` with distinct shard, recomputation and pipeline, which decide the bytes of a micro-batch."""
     micro: _MicroBatchBytes
+    holds_gradients: bool
+    """Whether gradients are allocated before the backward pass, even of a single micro-batch."""
+    frees_casts: bool
+    """Whether 16-bit copies of weights that a layer caches are freed with the activations that it recomputes."""
 
     @classmethod
     def of(cls, workload: Workload, sharded: Sharded, plans: Plans, gpu: Gpu | None) -> Bills:
@@ -200,7 +258,13 @@ class Bills:
         known = constants.shipped_constants().device_memory
         share = known.varied if _largest_image(workload.model) else known.cached
         cached = share - known.fragmentation if framework.allocator == "caching" else 0.0
-        return cls(workload, framework.memory_error, cached, plans, alike, degrees, states, context, activations, micro)
+        # Late blocks of a convolutional network have most weights, and early ones most activations.
+        holds = framework.holds_gradients or zoo.recomputes(workload.model) == ("none",)
+        frees = framework.weights == "autocast" and workload.is_mixed
+        return cls(
+            workload, framework.memory_error, cached, plans, alike, degrees, states, context, activations, micro,
+            holds, frees,
+        )  # fmt: skip
 
     def on_gpu(self, gpu: Gpu) -> Bills:
         """Return the bills on another GPU with equal `reads_both_layouts`."""
@@ -211,37 +275,63 @@ class Bills:
         """Return the bytes of libraries and communicators of some plans of the table, (k,)."""
         return self.context[self.degrees.index[self.alike.index[rows]]]
 
-    def rows(self, rows: slice | Rows) -> Footprint:
-        """Return the bills of some plans of the table."""
+    def rows(self, rows: slice | Rows, *, updates: bool = True) -> Footprint:
+        """Return the bills of some plans of the table, of the fullest moment of a step or of its passes alone."""
         plans, place = self.plans.take(rows), self.alike.index[rows]
         stage = np.clip(plans.zero_stage, 0, 3)  # a table may state any number
         states = self.states.take(stage * len(self.degrees) + self.degrees.index[place])
         micro = self.micro.take(self.activations.index[place])
         activations = np.zeros(len(plans))
         if self.workload.training:
-            # 1F1B keeps p micro-batches on the first stage; interleaving v stages a little more
-            # (Megatron-LM, theoretical_memory_usage.py: 1 + (p - 1) / (p v)).
-            stages = plans.pipeline.astype(float)
-            interleaved = np.where(plans.virtual_stages > 1, 1 + (stages - 1) / (stages * plans.virtual_stages), 1.0)
-            in_flight = np.minimum(plans.gradient_accumulation, stages) * interleaved
-            activations = np.maximum(micro.early * in_flight, micro.late)
-        # The update runs after the activations are freed, and takes their place. The head's activations are already
-        # freed when the gradient of the last layer is reduced.
-        reducing = micro.layer_working + states.reduced - micro.head
-        passes = np.maximum(np.maximum(micro.layer_working, micro.head_working), reducing) + states.gathered
-        working = np.maximum(passes, states.update - activations)
-        dynamic = activations + working
+            activations = _activation_bytes(plans, micro, self.workload.pipeline_schedule)
+        moment = self._find_fullest_moment(plans, states, micro, activations, updates=updates)
+        parameters, gradients, kept, working = moment
+        dynamic = kept + working
         return Footprint(
-            states.parameters,
-            states.gradients,
+            parameters,
+            gradients,
             states.optimizer,
-            activations,
+            kept,
             working,
             states.buffers,
             constants.shipped_constants().device_memory.fragmentation * dynamic,
             self.context_of(rows),
             np.where(self.cached_share > 0, self.cached_share * dynamic + micro.workspace, 0.0),
             self.error,
+        )
+
+    def _find_fullest_moment(
+        self, plans: Plans, states: _StateBytes, micro: _MicroBatchBytes, activations: Floats, *, updates: bool
+    ) -> tuple[Floats, Floats, Floats, Floats]:
+        """Return weights, gradients, activations and scratch memory at the fullest moment of a step, (k,) each."""
+        accumulates = plans.gradient_accumulation > 1
+        held = states.gradients if self.holds_gradients else np.where(accumulates, states.gradients, states.bucketed)
+        grown = states.gradients - held
+        casts, loss, layer = states.casts, micro.head_working, micro.layer_working
+        if self.frees_casts:
+            # The forward pass caches the copies of all layers, the backward pass of a recomputed layer its own alone.
+            # The loss needs less in the forward pass: an FP32 copy of the logits beside the normalised one.
+            freed = np.where(plans.checkpointing == _FULL, casts, 0.0)
+            loss, layer = np.where(freed > 0, np.maximum(loss - freed, 0.5 * loss), loss), layer - freed
+        head = np.where(plans.pipeline > 1, 0.0, micro.head)
+        # The activations of the loss are freed when the gradient of the last layer is computed and reduced. In the
+        # first layer all gradients are there.
+        begin = np.maximum(loss, layer + states.reduced + np.minimum(states.head_gradients, grown) - head)
+        end = micro.first + layer + states.reduced + grown
+        at_end = end > activations + begin
+        gradients = np.where(at_end, states.gradients, held)
+        kept, working = np.where(at_end, micro.first, activations), np.where(at_end, layer + states.reduced, begin)
+        working = working + states.gathered
+        parameters = states.parameters + casts
+        if not updates:
+            return parameters, gradients, kept, working
+        # Activations and copies are freed before the update.
+        at_update = states.gradients + states.update > gradients + kept + working + casts
+        return (
+            np.where(at_update, states.parameters, parameters),
+            np.where(at_update, states.gradients, gradients),
+            np.where(at_update, 0.0, kept),
+            np.where(at_update, states.update, working),
         )
 
 
@@ -269,7 +359,13 @@ class _StateBytes(Columns):
     """Bytes of states, equal for plans of equal degrees and ZeRO stage, (n,)."""
 
     parameters: Floats
+    casts: Floats
+    """16-bit copies of weights, which live until the backward pass has read them."""
     gradients: Floats
+    bucketed: Floats
+    """Buckets of gradients that are held between steps."""
+    head_gradients: Floats
+    """Gradients of the blocks behind the layers."""
     optimizer: Floats
     gathered: Floats
     reduced: Floats
@@ -300,13 +396,13 @@ class _ParameterBytes:
         master = 4.0 if framework.weights == "master" else 0.0
         return cls(
             frameworks.HELD_BYTES[framework.weights], copy, frameworks.gradient_bytes(workload), master,
-            framework.state_bytes(workload), 4.0 if framework.casts_gradients else 0.0,
+            framework.moment_bytes(workload), 4.0 if framework.casts_gradients else 0.0,
         )  # fmt: skip
 
 
 def _state_bytes(workload: Workload, sharded: Sharded, plans: Plans, gpu: Gpu | None) -> _StateBytes:
     """Return the bytes of weights, gradients, optimizer states and buffers of each plan, (n,)."""
-    parameters, own = sharded.held_parameters(plans)
+    parameters, own = _held_parameters(workload, sharded, plans)
     trainable, framework = sharded.trainable_share(plans), frameworks.find_framework(workload)
     per_parameter, zero = _ParameterBytes.from_framework(workload, framework), np.zeros(len(plans))
 
@@ -316,25 +412,37 @@ def _state_bytes(workload: Workload, sharded: Sharded, plans: Plans, gpu: Gpu | 
 
     tables = sharded.sum_fullest_stage("table_parameters", plans)
     held = _weight_bytes(workload, sharded, plans, per_parameter, gpu) + 4.0 * tables
-    gradients = optimizer = update = zero
+    casts = _cast_bytes(workload, sharded, plans, per_parameter)
+    gradients = bucketed = optimizer = update = zero
     offloads = workload.offload == "parameters"
     if workload.training and not offloads:
         gradients = spread(framework.gradients_stage) * trainable * per_parameter.gradient
-        gradients = np.where((plans.replicas > 1) & (plans.zero_stage == 0), framework.gradient_copies, 1.0) * gradients
+        copied = (plans.replicas > 1) & (plans.zero_stage == 0)
+        bucketed = np.where(copied, framework.gradient_copies - 1.0, 0.0) * gradients
+        gradients = gradients + bucketed
         gradients = gradients + (4.0 * tables if framework.table_gradients == "whole" else 0.0)
     if workload.training and workload.optimizer != "none" and workload.offload == "none":
-        moments = _MOMENTS[workload.optimizer] * per_parameter.moment
+        own_states, layers = _OPTIMIZERS[workload.optimizer], sharded.layer_parameter_share(plans)
+        number = layers * own_states.moments + (1 - layers) * own_states.end_moments
+        moments = number * per_parameter.moment + own_states.quantized_bytes
         optimizer = (
             spread(1) * trainable * (per_parameter.master + moments + per_parameter.update)
-            + tables * _MOMENTS[workload.optimizer] * 4.0
+            + tables * own_states.moments * 4.0
         )
-        if "optimizer" not in fuse.passes(workload) and _MOMENTS[workload.optimizer] > 1:
-            update = spread(1) * trainable * per_parameter.moment
+        if "optimizer" not in fuse.passes(workload):
+            update = spread(1) * trainable * own_states.lists * per_parameter.moment
+        if framework.upcasts_gradients and per_parameter.gradient < per_parameter.master:
+            update = update + spread(1) * trainable * per_parameter.master
+        ends = (*sharded.graph.first, *sharded.graph.last)
+        largest = _gather_largest(sharded, [item.parameters for item in ends], len(plans))
+        update = update + own_states.tensors * 4.0 * np.minimum(largest, spread(1)) * trainable
     block = _gather_largest(sharded, [item.parameters for item in sharded.graph.blocks], len(plans))
     if framework.updates_in_backward and not workload.lora_rank and not offloads:
         alone = (plans.gpus == 1) & (plans.gradient_accumulation == 1)
         gradients = np.where(alone, np.minimum(gradients, block * per_parameter.gradient), gradients)
         optimizer, update = np.where(alone, 0.0, optimizer), np.where(alone, 0.0, update)
+    last = sum((sharded.gather(item.parameters) for item in sharded.graph.last), zero)
+    head = np.minimum(last * trainable * per_parameter.gradient, gradients)
     # A sharded model is gathered block by block, the current one and the next; embedding and head are blocks too.
     layer = _gather_largest(sharded, [item.parameters for item in sharded.graph.layers], len(plans))
     blocks = np.minimum(block, parameters) + (framework.gathered_blocks - 1) * np.minimum(layer, parameters)
@@ -344,24 +452,54 @@ def _state_bytes(workload: Workload, sharded: Sharded, plans: Plans, gpu: Gpu | 
     whole = np.minimum(layer, parameters) * trainable * (workload.weight_bytes + per_parameter.gradient)
     reduced = np.where((plans.zero_stage >= 2) & (plans.replicas > 1) & spreads, whole, 0.0)
     return _StateBytes(
-        zero if offloads else held, gradients, optimizer, gathered, reduced, update,
+        zero if offloads else held, zero if offloads else casts, gradients, bucketed, head, optimizer, gathered,
+        reduced, update,
         _buffer_bytes(workload, sharded, plans, per_parameter, parameters * trainable),
     )  # fmt: skip
+
+
+def _held_parameters(workload: Workload, sharded: Sharded, plans: Plans) -> tuple[Floats, Floats]:
+    """Return the parameters of the fullest rank before and after ZeRO partitions them, (n,) each.
+
+    A schedule may hold the weights of a stage on two ranks, whose states ZeRO spreads over both.
+    """
+    parameters, own = sharded.held_parameters(plans)
+    copies = np.where(plans.pipeline > 1, schedule_law(workload.pipeline_schedule).copies, 1.0)
+    return parameters * copies, own
 
 
 def _weight_bytes(
     workload: Workload, sharded: Sharded, plans: Plans, per_parameter: _ParameterBytes, gpu: Gpu | None
 ) -> Floats:
     """Return the bytes of all weights, and their copies, that a rank holds, (n,)."""
-    parameters, own = sharded.held_parameters(plans)
+    parameters, own = _held_parameters(workload, sharded, plans)
     trainable, framework = sharded.trainable_share(plans), frameworks.find_framework(workload)
     resident = np.where(plans.zero_stage >= 3, own, parameters)
     # Under ZeRO 2 a framework with shards holds the shards in FP32 and all weights in 16 bit.
     shard = np.where(plans.zero_stage >= 2, own, parameters) if framework.weights == "sharded" else resident
     whole = np.where(plans.zero_stage >= 3, 0.0, parameters)
-    held = trainable * (shard * per_parameter.weight + whole * (per_parameter.cast if workload.training else 0.0))
+    held = trainable * shard * per_parameter.weight
     held = held + (1 - trainable) * resident * sharded.frozen_bytes(workload, plans)
     return np.asarray(held + _fp8_bytes(workload, framework, gpu) * sharded.layer_parameter_share(plans) * whole)
+
+
+def _cast_bytes(workload: Workload, sharded: Sharded, plans: Plans, per_parameter: _ParameterBytes) -> Floats:
+    """Return the bytes of the 16-bit copies of weights that live while a step needs them, (n,).
+
+    Autocast copies the weights of products alone, which those of an embedding are not unless the head shares them.
+    """
+    if not (workload.training and per_parameter.cast):
+        return np.zeros(len(plans))
+    parameters, _ = sharded.held_parameters(plans)
+    if frameworks.find_framework(workload).weights == "autocast":
+        first, last = (
+            sum((sharded.gather(item.parameters) for item in blocks), np.zeros(len(plans)))
+            for blocks in (sharded.graph.first, sharded.graph.last)
+        )
+        unread = np.where((last >= first) & (plans.pipeline == 1), first, 0.0)
+        parameters = parameters - unread
+    whole = np.where(plans.zero_stage >= 3, 0.0, parameters)
+    return np.asarray(sharded.trainable_share(plans) * whole * per_parameter.cast)
 
 
 def reads_both_layouts(gpu: Gpu) -> bool:
@@ -370,17 +508,20 @@ def reads_both_layouts(gpu: Gpu) -> bool:
 
 
 def _fp8_bytes(workload: Workload, framework: Framework, gpu: Gpu | None) -> float:
-    """Return the bytes that FP8 adds to a weight of a layer.
+    """Return the bytes that quantized copies add to a weight of a layer.
 
-    Products on Hopper and Ada read a copy by columns besides the copy by rows. Products on Blackwell read either copy
-    (Transformer Engine, pytorch/csrc/extensions/util.cpp: non_tn_fp8_gemm_supported).
+    FP8 products on Hopper and Ada read a copy by columns besides the copy by rows. Those on Blackwell read either copy
+    (Transformer Engine, pytorch/csrc/extensions/util.cpp: non_tn_fp8_gemm_supported). In MXFP8 and NVFP4 the blocks of
+    the two copies differ, so both are held (pytorch/tensor/mxfp8_tensor.py, nvfp4_tensor.py).
     """
-    if workload.precision != "fp8":
+    if not workload.is_quantized:
         return 0.0
-    either = gpu is not None and reads_both_layouts(gpu)
+    element, has_blocks = ELEMENT_BYTES[workload.precision], workload.precision != "fp8"
+    copies = 1.0 if not has_blocks and gpu is not None and reads_both_layouts(gpu) else 2.0
     if frameworks.holds_fp8_alone(workload):
-        return -1.0 if either else 0.0
-    return framework.fp8_weight_bytes * (0.5 if either else 1.0)
+        return copies * element - 2.0
+    held = 2.0 if framework.fp8_weights_alone else framework.fp8_weight_bytes
+    return held * element * copies / 2.0
 
 
 def _buffer_bytes(
@@ -412,12 +553,15 @@ def _buffer_bytes(
 class _MicroBatchBytes(Columns):
     """Bytes of one micro-batch, (n,).
 
-    The first stage keeps `early`, the last stage `late`; without a pipeline, both are all activations. The other
-    columns are scratch memory, except `head`.
+    The first stage keeps `early` of each micro-batch in flight, a later one `later`, and the last one `late` of one
+    micro-batch. Without a pipeline, `early` has all activations. The other columns are scratch memory, except `head`.
     """
 
     early: Floats
+    later: Floats
     late: Floats
+    first: Floats
+    """Activations of the blocks before the layers."""
     layer_working: Floats
     head_working: Floats
     head: Floats
@@ -428,10 +572,7 @@ class _MicroBatchBytes(Columns):
 def _micro_batch_bytes(workload: Workload, sharded: Sharded, plans: Plans) -> _MicroBatchBytes:
     """Return the bytes of activations and scratch memory of one micro-batch of each plan, (n,)."""
     graph, code = sharded.graph, plans.checkpointing
-    activations = np.zeros(len(plans))
-    for item in graph.layers:
-        modes = np.broadcast_to(item.activation_bytes, (3, graph.shards))
-        activations = activations + item.repeat * modes[code, sharded.index]
+    kept = [one * (1.0 - workload.offloaded_activations) for one in zoo.layers_kept_bytes(workload, sharded, plans)]
     first = sum((sharded.gather(item.activation_bytes[0]) for item in graph.first), np.zeros(len(plans)))
     last = sum((sharded.gather(item.activation_bytes[0]) for item in graph.last), np.zeros(len(plans)))
     layer_working = _gather_largest(sharded, [item.working_bytes for item in graph.layers], len(plans))
@@ -439,21 +580,72 @@ def _micro_batch_bytes(workload: Workload, sharded: Sharded, plans: Plans) -> _M
     copied = _gather_largest(sharded, [item.copied_bytes for item in graph.layers], len(plans))
     if not workload.training:
         nothing = np.zeros(len(plans))
-        return _MicroBatchBytes(
-            nothing, nothing, nothing, 2 * layer_working + copied + head_working + first, nothing, nothing
-        )
+        working = 2 * layer_working + copied + head_working + first
+        return _MicroBatchBytes(nothing, nothing, nothing, nothing, working, nothing, nothing, nothing)
     # The layer that is recomputed is whole again while its backward pass runs.
     whole = _gather_largest(
         sharded, [np.broadcast_to(item.activation_bytes, (3, graph.shards))[0] for item in graph.layers], len(plans)
     )
     layer_working = np.where(code == 2, whole, np.where(code == 1, np.minimum(whole, layer_working * 2), layer_working))
+    if (named := names_modules(code)).any():
+        # Outputs of modules are whole again while the backward pass of their layer runs.
+        again = np.minimum(whole, layer_working + whole - _largest_kept_bytes(sharded, code))
+        layer_working = np.where(named, again, layer_working)
+    if workload.offloaded_activations:
+        # Activations of one layer are on their way to or from the host while another layer runs.
+        layer_working = layer_working + workload.offloaded_activations * 2 * _largest_kept_bytes(sharded, code)
     layer_working = layer_working + copied
-    share = sharded.layer_share(plans, "activations")
-    everything, staged = activations + first + last, plans.pipeline > 1
-    early = np.where(staged, activations * share + first, everything)
-    late = np.where(staged, activations * share + last, everything)
+    early, later, late = _stage_activation_bytes(sharded, plans, kept)
+    early = early + first + np.where(plans.pipeline > 1, 0.0, last)
     workspace = _gather_largest(sharded, [item.workspace_bytes for item in graph.blocks], len(plans))
-    return _MicroBatchBytes(early, late, layer_working, head_working, last, workspace)
+    return _MicroBatchBytes(early, later, late + last, first, layer_working, head_working, last, workspace)
+
+
+def _stage_activation_bytes(sharded: Sharded, plans: Plans, layers: Sequence[Floats]) -> tuple[Floats, Floats, Floats]:
+    """Return the bytes that the layers of the first, a later and the last stage keep of one micro-batch, (n,) each.
+
+    `layers` has the bytes of one layer of each block, (n,). Of the later stages it is the one that keeps most, as if it
+    were the second one, which has most micro-batches in flight.
+    """
+    graph = sharded.graph
+    if not graph.has_stages:
+        total = sum((block.repeat * one for block, one in zip(graph.layers, layers, strict=True)), np.zeros(len(plans)))
+        share = total * sharded.layer_share(plans, "activations")
+        return share, np.where(plans.pipeline > 1, share, 0.0), share
+    kinds = stage_kinds(graph, plans.pipeline)
+    each = kinds.sum_layers(layers)
+    alive = (plans.pipeline - kinds.number) / np.maximum(plans.pipeline - 1, 1)
+    later = (each * alive * (1 - kinds.first)).max(axis=0)
+    return (each * kinds.first).max(axis=0), later, (each * kinds.last).max(axis=0)
+
+
+def _activation_bytes(plans: Plans, micro: _MicroBatchBytes, schedule: Schedule | None) -> Floats:
+    """Return the bytes of the activations of all micro-batches in flight on the fullest stage, (n,)."""
+    first, second = micro_batches_in_flight(plans, schedule)
+    return np.maximum(np.maximum(micro.early * first, micro.later * second), micro.late)
+
+
+def micro_batches_in_flight(plans: Plans, schedule: Schedule | None = None) -> tuple[Floats, Floats]:
+    """Return how many micro-batches the first and the second stage have in flight, (n,) each.
+
+    The unit is a micro-batch of all layers of a stage. Stage k of 1F1B keeps p - k of them. With v pieces on each stage
+    there are v - 1 rounds of p pieces, and two pieces for each later stage (Megatron-Core,
+    pipeline_parallel/schedules.py: get_pp_rank_microbatches). Under schedules with stages from both ends of the model
+    on a rank, all ranks have equally many.
+    """
+    pieces, count = plans.virtual_stages, plans.gradient_accumulation
+    more = schedule_law(schedule).more_in_flight
+    if more is not None:
+        every = np.minimum(plans.pipeline + np.where(plans.pipeline > 1, more, 0.0), count)
+        return every, every
+    each, share = 1 + (pieces > 1), 1.0 / pieces
+    first = (pieces - 1 + each) * plans.pipeline + (1 - each)
+    return np.minimum(first * share, count), np.minimum((first - each) * share, count)
+
+
+def _largest_kept_bytes(sharded: Sharded, code: Ints) -> Floats:
+    """Return the most bytes that a layer keeps of a micro-batch under the recomputation of each of n plans, (n,)."""
+    return np.asarray(np.maximum.reduce([kept for _, kept in zoo.kept_bytes_by_block(sharded, code)]))
 
 
 def _gather_largest(sharded: Sharded, columns: list[Floats], rows: int) -> Floats:

@@ -72,8 +72,8 @@ PLAN_COLUMNS: Mapping[str, PlanColumn] = {
         ),
         PlanColumn(
             "checkpointing", "activationCheckpointing", "What is recomputed", flag="ac", words="recomputation",
-            off="none", example="ac-sel, ac-full",
-            legend="attention, or every layer, computed again in the backward pass",
+            off="none", example="ac-sel, ac-full, ac-layernorm+moe_act",
+            legend="attention, every layer, or the named modules computed again in the backward pass",
         ),
     )
 }  # fmt: skip

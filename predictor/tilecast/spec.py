@@ -22,30 +22,54 @@ import numpy.typing as npt
 
 from tilecast.model import Model
 from tilecast.plan_columns import BY_FLAG, PLAN_COLUMNS, PlanColumn
+from tilecast.recomputation import (
+    CHECKPOINTING,
+    MODULES,
+    RECOMPUTED,
+    Checkpointing,
+    code_of,
+    describe,
+    join_modules,
+)
 
 Floats: TypeAlias = npt.NDArray[np.float64]
 Ints: TypeAlias = npt.NDArray[np.signedinteger[Any]]
 
 Rows: TypeAlias = npt.NDArray[np.intp]
 
-Precision = Literal["fp32", "tf32", "fp16", "bf16", "fp8"]
+Precision = Literal["fp32", "tf32", "fp16", "bf16", "fp8", "mxfp8", "nvfp4"]
 PRECISIONS: tuple[Precision, ...] = get_args(Precision)
-ELEMENT_BYTES: Mapping[str, float] = {"fp32": 4.0, "tf32": 4.0, "fp16": 2.0, "bf16": 2.0, "fp8": 1.0}
-"""Bytes of one element as the matrix units read it. Activations of an FP8 job stay in BF16."""
+QUANTIZED: tuple[Precision, ...] = ("fp8", "mxfp8", "nvfp4")
+"""Precisions in which products of layers read operands of 8 or 4 bits, and everything else stays in BF16."""
+ELEMENT_BYTES: Mapping[str, float] = {
+    "fp32": 4.0, "tf32": 4.0, "fp16": 2.0, "bf16": 2.0, "fp8": 1.0, "mxfp8": 1.0 + 1.0 / 32, "nvfp4": 0.5 + 1.0 / 16,
+}  # fmt: skip
+"""Bytes of one element as the matrix units read it, with the scales of its block.
 
-Checkpointing = Literal["none", "selective", "full"]
-CHECKPOINTING: tuple[Checkpointing, ...] = get_args(Checkpointing)
-"""Activations that the forward pass drops and the backward pass computes again; the index is the code in
-`Plans.checkpointing`."""
+MXFP8 has a scale of one byte for 32 elements (OCP Microscaling Formats, version 1.0), NVFP4 one for 16 (and an FP32
+scale for each tensor: arXiv 2509.25149, section 2). Activations of such jobs stay in BF16.
+"""
 
-Optimizer = Literal["none", "sgd", "momentum", "adam", "adamw", "lamb"]
+Optimizer = Literal["none", "sgd", "momentum", "adam", "adamw", "lamb", "adafactor", "muon", "adamw8bit"]
 OPTIMIZERS: tuple[Optimizer, ...] = get_args(Optimizer)
+Weights = Literal["master", "autocast", "sharded", "pure"]
+WEIGHTS: tuple[Weights, ...] = get_args(Weights)
+"""Storage of a weight in 16-bit training: in 16 bit with an FP32 master, in FP32 with a 16-bit cast, in FP32 shards
+that are gathered in 16 bit, or in 16 bit alone, with its optimizer states."""
+StatePrecision = Literal["fp32", "bf16", "fp16", "fp8"]
+STATE_BYTES: Mapping[StatePrecision, float] = {"fp32": 4.0, "bf16": 2.0, "fp16": 2.0, "fp8": 1.0}
+"""Bytes of an element of a gradient or of an optimizer's moment."""
 Offload = Literal["none", "optimizer", "parameters"]
 """States in the memory of the host: none, the optimizer's states with their update (ZeRO-Offload, arXiv 2101.06840), or
 the parameters too (ZeRO-Infinity, arXiv 2104.07857)."""
 Execution = Literal["eager", "compiled", "cudaGraphs", "xla"]
 EXECUTIONS: tuple[Execution, ...] = get_args(Execution)
-Attention = Literal["auto", "flash", "eager"]
+Attention = Literal[
+    "auto", "flash", "eager", "cudnn", "flash1", "flash2", "flash3", "flash4", "flex", "memoryEfficient"
+]  # fmt: skip
+ATTENTIONS: tuple[Attention, ...] = get_args(Attention)
+"""What runs attention: what the framework chooses, its FlashAttention, two products around a softmax, or one library,
+a key of `attention` in `constants.toml`."""
 MemoryFormat = Literal["contiguous", "channelsLast"]
 MEMORY_FORMATS: tuple[MemoryFormat, ...] = get_args(MemoryFormat)
 """Layout of images in memory, in PyTorch's words: channel by channel (NCHW) or pixel by pixel (NHWC)."""
@@ -55,6 +79,16 @@ GRADIENT_SYNCS: tuple[GradientSync, ...] = get_args(GradientSync)
 ServerUpdates = Literal["synchronous", "asynchronous"]
 SERVER_UPDATES: tuple[ServerUpdates, ...] = get_args(ServerUpdates)
 """Whether a parameter server waits for the gradients of all replicas, or for none."""
+Schedule = Literal["1f1b", "interleaved", "zeroBubble", "interleavedZeroBubble", "zbv", "dualPipe", "dualPipeV"]
+PIPELINE_SCHEDULES: tuple[Schedule, ...] = get_args(Schedule)
+"""Orders in which a pipeline's stages run the passes of micro-batches; `tilecast.layout.SCHEDULES` has their costs."""
+ExpertDispatch = Literal["allToAll", "allGather", "deepEP", "hybridEP"]
+EXPERT_DISPATCHES: tuple[ExpertDispatch, ...] = get_args(ExpertDispatch)
+"""Ways in which tokens get to the ranks of their experts and back: NCCL's grouped sends, a gather of all tokens, or
+DeepEP and HybridEP, which send a token once to a node and once to a rank."""
+ExpertOverlap = Literal["none", "microBatch"]
+EXPERT_OVERLAPS: tuple[ExpertOverlap, ...] = get_args(ExpertOverlap)
+"""Computation beside which tokens get to experts: none, or that of another micro-batch (DualPipe, arXiv 2412.19437)."""
 Quantization = Literal["nf4"]
 QUANTIZATIONS: tuple[Quantization, ...] = get_args(Quantization)
 """Type of frozen weights of layers, other than 16 bits: 4-bit NormalFloat (QLoRA, arXiv 2305.14314, section 3)."""
@@ -114,9 +148,22 @@ class Workload:
     training: bool = True
     """False prices a forward pass alone (inference prefill)."""
     optimizer: Optimizer = "adamw"
+    weights: Weights | None = None
+    """Storage of weights in 16-bit training; None takes the framework's."""
+    gradient_precision: StatePrecision | None = None
+    """Type in which gradients are summed, held and reduced; None takes the framework's."""
+    moment_precision: StatePrecision | None = None
+    """Type of the optimizer's moments; None takes that of its weights."""
     micro_batch: int | None = None
     checkpointing: Checkpointing | None = None
     """None leaves the choice to the search."""
+    shard_degree: int | None = None
+    """Data-parallel ranks that share weights, gradients and states under ZeRO; groups of so many hold copies of them.
+    None means that all ranks share them."""
+    offloaded_activations: float = 0.0
+    """Share of the activations of layers that waits for the backward pass in the host's memory."""
+    recompute_layers: int | None = None
+    """Layers of each pipeline stage that full recomputation applies to; None means all of them."""
     attention: Attention = "auto"
     execution: Execution = "eager"
     memory_format: MemoryFormat = "contiguous"
@@ -124,9 +171,9 @@ class Workload:
     input_samples_per_s: float | None = None
     """Samples that the input pipeline of each node delivers per second; None leaves it out of the step."""
     steps: int | None = None
-    fused_kernels: bool = False
+    fused_kernels: bool | None = None
     """Whether hand-written kernels fuse bias, activation, dropout, mask and softmax, as Megatron's do, even where the
-    framework launches eagerly."""
+    framework launches eagerly; None is what the framework has (`frameworks.has_fused_kernels`)."""
     fused_loss: bool = False
     """Whether a hand-written loss reads the logits in place, as those of flash-attn and Apex do."""
     compiled_loss: bool = True
@@ -141,10 +188,21 @@ class Workload:
     scales, whose bits depend on the framework (`frameworks.Framework.quantized_bits`)."""
     framework: Framework | None = None
     """Framework that limits the plans to those it executes; None allows the plans of any framework."""
+    framework_version: str | None = None
+    """Version of what `frameworks.toml` counts for the framework, such as "2.6" of PyTorch or "25.04" of NeMo; None is
+    the version that it assumes."""
+    expert_dispatch: ExpertDispatch | None = None
+    """None takes the framework's."""
+    expert_overlap: ExpertOverlap | None = None
+    """None takes the framework's."""
     overlap: bool = True
     """Whether gradient synchronisation runs behind the backward pass (bucketed, as DDP and FSDP do)."""
     bucket_mib: int | None = None
     """Size of the buckets in which gradients are reduced, in MiB; None takes the framework's."""
+    pipeline_schedule: Schedule | None = None
+    """Order of the passes in a pipeline; None is 1F1B, interleaved where stages have several pieces."""
+    pipeline_layout: str | None = None
+    """Layers of each virtual stage in Megatron's words (`tilecast.layout.parse_layout`); None is the framework's."""
     gradient_sync: GradientSync = "allReduce"
     parameter_servers: int | None = None
     """Number of servers that sum gradients, each on a node of its own; None means one for each node of the replicas."""
@@ -153,7 +211,12 @@ class Workload:
     @property
     def is_mixed(self) -> bool:
         """Whether training mixes a 16-bit or FP8 precision with FP32."""
-        return self.precision in ("fp16", "bf16", "fp8")
+        return self.precision in ("fp16", "bf16", *QUANTIZED)
+
+    @property
+    def is_quantized(self) -> bool:
+        """Whether products of layers run in 8 or 4 bits."""
+        return self.precision in QUANTIZED
 
     @property
     def weight_bytes(self) -> float:
@@ -204,7 +267,7 @@ class Plan:
             parts.append(f"vp{self.virtual_stages}")
         parts.append(f"mb{self.micro_batch}")
         if self.checkpointing != "none":
-            parts.append({"selective": "ac-sel", "full": "ac-full"}[self.checkpointing])
+            parts.append(f"ac-{describe(self.checkpointing)}")
         return ",".join(parts)
 
 
@@ -260,7 +323,7 @@ class Stated:
 
 _OFF: Mapping[str, object] = {name: column.off for name, column in PLAN_COLUMNS.items() if column.off is not None}
 """Values of the columns that a complete plan leaves out."""
-_PRINTED = re.compile(r"(?:zero([123])-)?dp(\d+)|fsdp(\d+)|([tpcev]p|mb|zero)(\d+)|ac-(sel|full)|(sp)")
+_PRINTED = re.compile(r"(?:zero([123])-)?dp(\d+)|fsdp(\d+)|([tpcev]p|mb|zero)(\d+)|ac-([a-z_+]+)|(sp)")
 """A part of the short form of a plan."""
 
 
@@ -291,9 +354,15 @@ def _parse_plan_value(column: PlanColumn, value: str, text: str, field: str) -> 
         return None
     if column.name == "checkpointing":
         meant = {"sel": "selective"}.get(value, value)
-        if meant not in CHECKPOINTING:
-            raise SpecError(field, f"{text!r} is no recomputation", "use ac=none, ac=sel, ac=full or ac=auto")
-        return meant
+        if meant in CHECKPOINTING:
+            return meant
+        try:
+            return join_modules(meant.split("+"))
+        except KeyError:
+            remedy = (
+                f"use ac=none, ac=sel, ac=full, ac=auto, or modules as in ac=layernorm+moe_act: {', '.join(MODULES)}"
+            )
+            raise SpecError(field, f"{text[:60]!r} is no recomputation", remedy) from None
     least, most = column.least, column.most
     if not (value.isascii() and value.isdecimal() and len(value) <= 7 and least <= int(value) <= most):
         raise SpecError(field, f"{text[:40]!r} is out of range", f"give a count from {least} to {most}")
@@ -393,7 +462,8 @@ class Plans(Columns):
     """A table of plans as integer columns, each of shape (n,).
 
     `expert` divides `data` x `tensor` (experts fold over those ranks, as in Megatron-Core); `checkpointing` holds
-    indexes into `CHECKPOINTING`; `gradient_accumulation` is the number of micro-batches per rank and optimizer step.
+    indexes into `recomputation.RECOMPUTED`; `gradient_accumulation` is the number of micro-batches per rank and
+    optimizer step.
     """
 
     data: Ints
@@ -429,6 +499,11 @@ class Plans(Columns):
         """Ranks that hold the same dense weights, (n,)."""
         return (self.data * self.context).astype(float)
 
+    def shard_ranks(self, degree: int | None) -> Floats:
+        """Return the ranks that share the shards of dense weights, (n,), with `degree` data-parallel ranks each."""
+        data = self.data if degree is None else np.minimum(self.data, degree)
+        return (data * self.context).astype(float)
+
     @property
     def expert_replicas(self) -> Floats:
         """Ranks that hold the same experts, which fold over tensor and data ranks, (n,)."""
@@ -439,7 +514,7 @@ class Plans(Columns):
         values = {column.name: int(getattr(self, column.name)[index]) for column in fields(self)}
         code = values.pop("checkpointing")
         parallel = bool(values.pop("sequence_parallel"))
-        return Plan(**values, checkpointing=CHECKPOINTING[code], sequence_parallel=parallel)
+        return Plan(**values, checkpointing=RECOMPUTED[code], sequence_parallel=parallel)
 
     def __iter__(self) -> Iterator[Plan]:
         return (self.row(index) for index in range(len(self)))
@@ -451,7 +526,7 @@ class Plans(Columns):
         def column(name: str) -> Ints:
             values = [getattr(plan, name) for plan in plans]
             if name == "checkpointing":
-                values = [CHECKPOINTING.index(value) for value in values]
+                values = [code_of(value) for value in values]
             return np.asarray(values, dtype=np.int64)
 
         return cls(*(column(item.name) for item in fields(cls)))

@@ -54,7 +54,8 @@ def interval(workload: Workload, priced: Priced, row: int, widths: RangeWidths |
     widths = widths or constants.shipped_widths()
     own = forecast_errors(priced, widths).take(np.array([row]))
     unstated = widths.unstated.get(workload.model.family, widths.unstated["other"])
-    width = np.sqrt(unstated**2 + own.communication**2 + own.host**2 + own.kernels**2)[0]
+    unmeasured = widths.unmeasured.get(workload.precision, 0.0)
+    width = np.sqrt(unstated**2 + unmeasured**2 + own.communication**2 + own.host**2 + own.kernels**2)[0]
     width = width * priced.times.width[row]
     total = priced.step_s[row]
     return float(total * np.exp(-width)), float(total * np.exp(width))

@@ -34,6 +34,12 @@ _STATED: Mapping[str, Figure] = {
     "moorethreads/simumax": "allocated",  # the logs of Megatron-LM, which its notes set beside the reserved bytes
     "lightning-ai/litgpt": "allocated",  # finetune scripts print torch.cuda.max_memory_allocated() / 1e9
     "facebookresearch/detectron2": "allocated",  # its model zoo prints max_mem of EventStorage, the allocator's maximum
+    "open-mmlab/mmaction2": "allocated",  # mmcv logs torch.cuda.max_memory_allocated (runner/hooks/logger/text.py)
+    "open-mmlab/mmdetection": "allocated",
+    "open-mmlab/mmsegmentation": "allocated",
+    "open-mmlab/mmyolo": "allocated",
+    "nvlabs/stylegan2-ada-pytorch": "allocated",  # training_loop.py reports torch.cuda.max_memory_allocated
+    "a-r-r-o-w/cogvideox-factory": "reserved",  # its pages copy the reserved bytes of get_memory_statistics
     "mlcommons/training_results": "allocated",  # NeMo's callback logs torch.cuda.max_memory_allocated
     "eth-easl/sailor": "allocated",  # bytes to the last digit, as PyTorch's counters are
     "pytorch/ao": "reserved",  # torchtitan's metrics print max_reserved_gib

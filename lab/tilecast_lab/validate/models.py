@@ -16,12 +16,26 @@ from tilecast.zoo.cnn.images import Images
 from tilecast.zoo.cnn.resnet import FaceResNet
 from tilecast.zoo.recommender import WideDeep
 from tilecast.zoo.vision import Vision
+from tilecast_lab.validate.vision_names import vision_table
 
 _DIMENSIONS = (("n_layers", "layers"), ("hidden", "hidden"), ("n_heads", "heads"), ("n_kv_heads", "kv_heads"),
          ("ffn_hidden", "ffn_hidden"), ("vocab", "vocab"))  # fmt: skip
 
 
 def model_of(row: Row) -> Model:
+    """Return the model of a row, with the lengths that its notes state if it encodes and decodes.
+
+    Raises:
+        UnreadableRow: the name is no preset and the stated dimensions are incomplete.
+    """
+    model, notes = _named_model(row), row.get("notes", "").lower()
+    if model.family != "encdec":
+        return model
+    lengths = {f"{part}_length": noted_number(rf"\b{part} length (\d+)", notes) for part in ("encoder", "decoder")}
+    return model.having(**{name: value for name, value in lengths.items() if value})
+
+
+def _named_model(row: Row) -> Model:
     """Return the preset of the row's model name with the row's dimensions, or a model of those dimensions alone.
 
     Raises:
@@ -31,7 +45,8 @@ def model_of(row: Row) -> Model:
     try:
         known = zoo.preset(_preset_name(row))
     except SpecError:
-        return _from_dimensions(row, stated)
+        described = vision_table(row)
+        return zoo.model_from(described) if described else _from_dimensions(row, stated)
     if not stated or not zoo.is_transformer(known):
         return _noted_dimensions(row, with_sample_length(known, read_integer(row, "seq_len")))
     if stated.get("hidden", known.hidden) != known.hidden or stated.get("heads", known.heads) != known.heads:
@@ -168,9 +183,13 @@ def _preset_name(row: Row) -> str:
     """Return the name of the preset that a row means.
 
     An encoder timed without an optimizer has a classifier on top, if there is such a preset (benchmarks of a Hugging
-    Face BERT).
+    Face BERT). NeMo and Megatron-Bridge train DeepSeek-V3 with the layer that predicts a further token (NeMo,
+    collections/llm/recipes/deepseek_v3.py: use_mtp; Megatron-Bridge, configs/deepseek: the m of its layouts).
     """
     name = row.get("model_name", "")
+    further = f"{name.removesuffix('-671B')}-mtp"
+    if "nemo" in row.get("framework", "").lower() and zoo.is_preset(further):
+        return further
     classifier = f"{name}-classifier"
     if row.get("family") == "encoder" and row.get("optimizer") == "none" and zoo.is_preset(classifier):
         return classifier

@@ -10,27 +10,39 @@ import re
 from collections.abc import Mapping
 
 from tilecast import zoo
+from tilecast.frameworks import FRAMEWORKS, UNSET, name_versions
 from tilecast.hardware import find_gpu
 from tilecast.model import Model
+from tilecast.recomputation import Checkpointing, code_of, join_modules
 from tilecast.spec import (
     EXECUTIONS,
+    QUANTIZED,
     Attention,
     Execution,
+    ExpertOverlap,
     Framework,
     MemoryFormat,
     Precision,
     SpecError,
+    Weights,
     Workload,
 )
 from tilecast.validate.cells import Row, UnreadableRow, read_integer
-from tilecast.validate.reading import RunCase, implied_batch, read_optimizer, read_sequence_length, read_stated_plan
+from tilecast.validate.reading import (
+    RunCase,
+    implied_batch,
+    read_optimizer,
+    read_sequence_length,
+    read_stated_plan,
+    read_version,
+)
 from tilecast_lab.validate.graphs import Graphs
 from tilecast_lab.validate.models import model_of, noted_number
 from tilecast_lab.validate.networks import pool_of
 
 _PRECISION: Mapping[str, Precision] = {
     "fp32": "fp32", "tf32": "tf32", "fp16": "fp16", "amp_fp16": "fp16", "bf16": "bf16", "amp_bf16": "bf16",
-    "fp8": "fp8",
+    "fp8": "fp8", "mxfp8": "mxfp8", "nvfp4": "nvfp4",
 }  # fmt: skip
 
 
@@ -46,7 +58,7 @@ def read_published_row(row: Row, graphs: Graphs | None = None) -> RunCase:
         gpu = find_gpu(ASSUMED.get(name, name))
     except SpecError:
         raise UnreadableRow("unknown-gpu") from None
-    precision = _PRECISION.get(row.get("precision", "").lower())
+    precision = _precision(row)
     if precision is None:
         raise UnreadableRow("unknown-precision")
     if not gpu.supports(precision):
@@ -68,6 +80,8 @@ def read_published_row(row: Row, graphs: Graphs | None = None) -> RunCase:
         precision=precision,
         training=row.get("mode", "train") != "inference",
         optimizer=read_optimizer(row, model),
+        weights=_held_weights(row),
+        fused_optimizer="foreach" not in row.get("optimizer", "") and "foak" not in notes,
         attention=_attention(row),
         execution=execution(row),
         memory_format=_memory_format(row),
@@ -77,7 +91,12 @@ def read_published_row(row: Row, graphs: Graphs | None = None) -> RunCase:
         compiled_loss=not _EAGER_LOSS.search(row.get("framework", "").lower()),
         frozen_bits=4 if row.get("task", "") == "qlora" else 16,
         framework=framework(row),
+        framework_version=framework_version(row),
+        expert_overlap=_expert_overlap(row),
         offload="parameters" if "cpu offload" in notes else "none",
+        shard_degree=noted_number(r"fsdp group (\d+)", notes),
+        offloaded_activations=_offloaded_activations(notes),
+        recompute_layers=noted_number(_RECOMPUTED_LAYERS, notes) or None,
         overlap=not any(words in notes for words in _SAID_NOT),
     )
     return RunCase(workload, pool_of(row, gpu, gpus), gpus, stated)
@@ -85,6 +104,12 @@ def read_published_row(row: Row, graphs: Graphs | None = None) -> RunCase:
 
 ASSUMED: Mapping[str, str] = {"A100": "a100-80", "H100": "h100-sxm", "V100": "v100-sxm"}
 """Variant of a GPU that is assumed if a table does not state it."""
+
+
+def _precision(row: Row) -> Precision | None:
+    """Return the precision of a row; rows in FP8 may say in their notes that it is MXFP8."""
+    stated, notes = _PRECISION.get(row.get("precision", "").lower()), row.get("notes", "").lower()
+    return "mxfp8" if stated == "fp8" and "mxfp8" in notes else stated
 
 
 def _gpus(row: Row) -> int | None:
@@ -99,16 +124,27 @@ def _gpus(row: Row) -> int | None:
     return min(gpus, max(1, batch // micro))
 
 
-_ATTENTION: Mapping[str, Attention] = {"1": "flash", "1.0": "flash", "0": "eager", "0.0": "eager"}
+_EAGER, _FUSED_ATTENTION = ("0", "0.0"), ("1", "1.0")
+_LIBRARIES: tuple[tuple[str, Attention], ...] = (("nanotron", "flash2"),)
+"""Frameworks that call one library, by words in their names: nanotron/models/llama.py imports flash_attn."""
 
 
-_UNFUSED = re.compile(r"\bpytorch 1\.(?:\d|1[0-3])\b")
-"""Versions of PyTorch before 2.0, which brought fused attention."""
+_UNFUSED = re.compile(r"\bpytorch 1\.(?:\d|1[0-3])\b|\btimm 0\.[3-8]\b")
+"""Versions of PyTorch before 2.0, which brought fused attention, and of timm before 0.9, which uses it."""
 
 
 def _attention(row: Row) -> Attention:
-    stated = _ATTENTION.get(row.get("flash_attention", ""))
-    return stated or ("eager" if _UNFUSED.search(row.get("framework", "").lower()) else "auto")
+    """Return what ran a row's attention; tables say whether it was fused, but not by which library."""
+    stated, words = row.get("flash_attention", ""), row.get("framework", "").lower()
+    if stated in _EAGER or (stated not in _FUSED_ATTENTION and _UNFUSED.search(words)):
+        return "eager"
+    if library := next((library for word, library in _LIBRARIES if word in words), None):
+        return library
+    if framework(row) == "megatron" and not _fused_kernels(row):
+        return "flash2"  # Megatron-LM before it ran Transformer Engine: --use-flash-attn
+    is_usual = "16" in row.get("precision", "") or _precision(row) in QUANTIZED
+    is_fused = is_usual and bool(FRAMEWORKS[framework(row) or UNSET].attention)
+    return "flash" if stated in _FUSED_ATTENTION and not is_fused else "auto"
 
 
 def execution(row: Row) -> Execution:
@@ -119,7 +155,33 @@ def execution(row: Row) -> Execution:
         return compiled if stated == "compiled" else stated
     if "xla" in row.get("framework", "").lower() or framework(row) == "jax":
         return "xla"
+    if _captures_iterations(row):
+        return "cudaGraphs"
     return compiled if row.get("compiled", "") in ("1", "1.0") else "eager"
+
+
+def _captures_iterations(row: Row) -> bool:
+    """Return whether CUDA graphs hold whole iterations of a row.
+
+    Since its release 26.06 Megatron-Bridge captures them where it trains mixtures of experts in MXFP8 on NVL72
+    (scripts/performance/configs/deepseek and gpt_oss, cuda_graph_impl full_iteration).
+    """
+    release = framework_version(row) if framework(row) == "nemo" else None
+    is_wide = row.get("gpu", "").lower().startswith(("gb200", "gb300")) and "MXFP8" in row.get("notes", "")
+    return is_wide and row.get("family") == "moe" and release is not None and release >= "26.06"
+
+
+def _expert_overlap(row: Row) -> ExpertOverlap | None:
+    """Return beside what tokens get to their experts in a row; None for what its framework does.
+
+    Megatron-Bridge's configurations for H100 turn on the overlap with another micro-batch where a pipeline has experts
+    on several nodes (scripts/performance/configs: moe_a2a_overlap of Qwen3-235B and DeepSeek-V3).
+    """
+    ranks, per_node = read_integer(row, "ep") or 1, read_integer(row, "gpus_per_node") or 8
+    is_spread = ranks > per_node and (read_integer(row, "pp") or 1) > 1
+    if framework(row) != "nemo" or not is_spread or "h100" not in row.get("gpu", "").lower():
+        return None
+    return "microBatch" if (framework_version(row) or "26.04") >= "25.09" else None
 
 
 _BY_XLA = ("tensorflow", "jax")
@@ -169,7 +231,11 @@ def _fused_kernels(row: Row) -> bool:
         # Megatron-LM fused bias and GELU, scale, mask and softmax years before it fused RMS norms and gates.
         return False
     own = any(word in words for word in _FUSED) or _FUSED_BUILD.search(words) is not None
-    return own or stated == "1"
+    return own or (stated == "1" and _BOOK not in words)
+
+
+_BOOK = "book code"
+"""Words of scripts whose fused kernels are those of PyTorch: AdamW and scaled_dot_product_attention."""
 
 
 _FUSED_BUILD = re.compile(r"\bmxnet\b.*\bngc\b")
@@ -221,14 +287,75 @@ None means no framework: such runs are measured in one process.
 """
 
 
+def framework_version(row: Row) -> str | None:
+    """Return the version of a row's framework, in what `frameworks.toml` counts for it.
+
+    Rows on top of PyTorch that state none ran before 2026. None is the version that Tilecast assumes.
+    """
+    named, words = framework(row), row.get("framework", "").lower()
+    if stated := read_version(row.get("framework_version", "")):
+        return stated
+    counted = name_versions(named or UNSET)
+    if counted == "NeMo" and (found := _MLPERF.search(words)):
+        return _MLPERF_RELEASES.get(found[1])
+    found = _VERSIONS[counted].search(words) if counted in _VERSIONS else None
+    return found[1] if found else _UNSTATED.get(counted)
+
+
+_UNSTATED = {"PyTorch": "2.6"}
+"""Versions of rows that state none, by what `frameworks.toml` counts."""
+_VERSIONS = {
+    "PyTorch": re.compile(r"\bpytorch ([12]\.\d+)"),
+    "NeMo": re.compile(r"\bnemo \(?(?:release )?(2\d\.\d\d)"),
+    "TensorFlow": re.compile(r"\btensorflow ([12]\.\d+)"),
+    "PaddlePaddle": re.compile(r"\bpaddlepaddle ([1-3]\.\d+)"),
+    "OneFlow": re.compile(r"\boneflow ([01]\.\d+)"),
+    "MXNet": re.compile(r"\bmxnet ([12]\.\d+)\b(?! *ngc)"),
+}
+"""Versions in the text of a framework, by what `frameworks.toml` counts. Images of NGC, such as "PyTorch 21.04 NGC",
+are dated and match none but NeMo's."""
+_MLPERF = re.compile(r"\bmlperf v(\d\.\d)")
+_MLPERF_RELEASES = {
+    "3.0": "23.03", "3.1": "23.09", "4.0": "24.03", "4.1": "24.09", "5.0": "25.03", "5.1": "25.09",
+}  # fmt: skip
+"""NeMo's release of the month in which the submissions to a round of MLPerf Training were due."""
+
+
 _SAID_NOT = ("no gradient bucketing", "no tp/dp overlap", "no compute/communication overlap", "overlap_comm false")
 """Words in the notes of runs that reduce their gradients only after the backward pass, without overlap."""
+
+
+_PURE = re.compile(
+    r"\bpure[- ](?:bf16|fp16)|\bbf16-true\b|\bno fp32 master|\bweights bf16\b|\bbase 16-bit\b|\bbase 4-bit\b"
+)
+"""Words in the notes of runs that hold weights and optimizer states in 16 bits alone.
+
+A model for adapters is loaded in 16 bits: fms-hf-tuning, without mixed precision.
+"""
+
+_LOADED = "torch_dtype bf16"
+"""Words in the notes of runs whose weights are loaded in 16 bits and trained in mixed precision.
+
+Autocast leaves such weights as they are; Accelerate upcasts what FSDP shards to FP32 (accelerator.py, prepare_model).
+PEFT's method_comparison loads models in bfloat16.
+"""
+
+
+def _held_weights(row: Row) -> Weights | None:
+    """Return the storage of weights that a row states; None if that of its framework."""
+    notes, words = row.get("notes", "").lower(), row.get("framework", "").lower()
+    if "16" not in row.get("precision", ""):
+        return None
+    if _LOADED in notes:
+        return "sharded" if "fsdp" in words else "pure"
+    return "pure" if _PURE.search(notes) or ("peft" in words and row["precision"] == "bf16") else None
 
 
 def _lora_rank(row: Row, notes: str) -> int:
     if "lora" not in row.get("task", ""):
         return 0
-    return noted_number(r"rank (\d+)", notes) or 8
+    named = row.get("model_name", "").lower()
+    return noted_number(r"rank (\d+)", notes) or noted_number(r"\blora r(?:ank)?(\d+)\b", named) or 8
 
 
 def _plan(row: Row, model: Model, gpus: int) -> dict[str, int | None]:
@@ -241,10 +368,33 @@ def _plan(row: Row, model: Model, gpus: int) -> dict[str, int | None]:
         stated["expert"] = 1
     if stated["zero_stage"] is None and _spreads_optimizer(row):
         stated["zero_stage"] = 1
+    if (value := _noted_recomputation(model, row.get("notes", "").lower())) is not None:
+        stated["checkpointing"] = code_of(value)
     stated["virtual_stages"] = _virtual_stages(row, model, stated["pipeline"] or 1)
     if "flagscale" in row.get("framework", "").lower():
         stated["sequence_parallel"] = 0
     return stated
+
+
+_RECOMPUTED_LAYERS = r"activation checkpointing on (\d+) of \d+ layers"
+_RECOMPUTED_PARTS = "recompute of norms and mlp activation functions only"
+
+
+def _noted_recomputation(model: Model, notes: str) -> Checkpointing | None:
+    """Return the recomputation that notes state more exactly than the column does, if they do."""
+    if (layers := noted_number(_RECOMPUTED_LAYERS, notes)) is not None:
+        return "full" if layers else "none"
+    own = zoo.list_modules(model)
+    if _RECOMPUTED_PARTS in notes and own:
+        return join_modules({"layernorm", "mlp_act", "moe_act"} & own)
+    return None
+
+
+def _offloaded_activations(notes: str) -> float:
+    """Return the share of the activations of layers that notes say is kept in the host's memory."""
+    if stated := re.search(r"activation offload to host, ratio (\d\.\d+)", notes):
+        return float(stated[1])
+    return 1.0 if "checkpointed activations offloaded to the host" in notes else 0.0
 
 
 def _spreads_optimizer(row: Row) -> bool:
@@ -267,6 +417,11 @@ def _virtual_stages(row: Row, model: Model, stages: int) -> int:
     NeMo's recipes interleave every pipeline unless the notes say otherwise.
     """
     notes = row.get("notes", "")
-    if (stated := noted_number(r"\bVP ?(\d+)", notes)) or "VP n/a" in notes or stages == 1 or framework(row) != "nemo":
+    if (
+        (stated := noted_number(r"\bVP ?=? ?(\d+)", notes))
+        or "VP n/a" in notes
+        or stages == 1
+        or framework(row) != "nemo"
+    ):
         return stated or 1
     return max(1, -(-model.layers // stages) // _CHUNK)

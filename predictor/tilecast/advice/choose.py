@@ -23,13 +23,15 @@ from functools import partial
 
 import numpy as np
 
-from tilecast import memory, search, uncertainty, zoo
+from tilecast import constants, memory, search, uncertainty, zoo
 from tilecast.advice.pricing import Candidates, Details, find_candidates
 from tilecast.advice.values import Offer, Rejection, Request
 from tilecast.hardware import Pool
 from tilecast.memo import Memo
+from tilecast.recomputation import CHECKPOINTING
 from tilecast.search import NO_LIMITS, Limits, Mask
-from tilecast.spec import CHECKPOINTING, PRECISIONS, Floats, Ints, Plan, Plans, Precision, Workload, distinct_rows
+from tilecast.spec import PRECISIONS, Floats, Ints, Plan, Plans, Precision, Workload, distinct_rows
+from tilecast.step.blocks import can_attend
 from tilecast.uncertainty import Errors
 
 MAX_TIED = 128
@@ -95,6 +97,9 @@ def choose_or_reject(request: Request, candidates: Candidates) -> Choice | Rejec
         return Rejection(pool.name, "NotAllowed", "not in constraints.allowedPools", f"add {pool.name} to it")
     if pool.gpu.mig and not limits.allow_sharing:
         return Rejection(pool.name, "SharingNotAllowed", "a slice of a GPU", "set constraints.allowSharing")
+    if not candidates.variants and not can_attend(request.workload, pool.gpu):
+        title = constants.shipped_constants().attention[request.workload.attention].title
+        return Rejection(pool.name, "AttentionNotSupported", f"no kernels of {title}", "set training.attention to auto")
     if not candidates.variants:
         return _reject_precision(request, pool)
     if not within.any():
@@ -347,7 +352,7 @@ def _unsplit_bytes(workload: Workload) -> float:
         checkpointing=workload.checkpointing or CHECKPOINTING[0],
     )
     plans = Plans.from_plans(plan)
-    bill = memory.footprint(workload, zoo.shard(workload, plans), plans)
+    bill = memory.footprint(workload, zoo.shard(workload, plans), plans, updates=False)
     return float((bill.parameters + bill.gradients + bill.optimizer + bill.activations)[0])
 
 

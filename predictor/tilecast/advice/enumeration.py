@@ -14,11 +14,13 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from tilecast import search, zoo
+from tilecast import frameworks, search, zoo
 from tilecast.advice.values import Request, require
 from tilecast.hardware import Pool
+from tilecast.layout import parse_layout, schedule_law
 from tilecast.search import NO_LIMITS, Limits, PlanTable
 from tilecast.spec import PRECISIONS, Plan, Plans, SearchTooLargeError, SpecError, Stated, Workload
+from tilecast.step.blocks import can_attend
 
 # Each operator takes 0.1 ms and 3 KB. The largest published model whose layers all differ may have 13 combinations.
 MOST_KERNELS = 64_000
@@ -180,7 +182,7 @@ def job_variants(request: Request, pool: Pool, most_batches: int = MAX_BATCHES) 
     return tuple(
         replace(own, precision=precision, global_batch=batch, steps=_steps_of_run(request, batch))
         for precision in precisions
-        if pool.gpu.supports(precision)
+        if pool.gpu.supports(precision) and can_attend(own, pool.gpu)
         for batch in batches
     )
 
@@ -261,7 +263,7 @@ def enumerate_stated(workload: Workload, gpus: int, stated: Stated, field: str) 
     checkpointing = stated.checkpointing or workload.checkpointing
     if checkpointing:
         zoo.refuse_recomputation(workload.model, checkpointing, field)
-    modes = [checkpointing] if checkpointing else zoo.recomputes(workload.model)[: None if workload.training else 1]
+    modes = [checkpointing] if checkpointing else search.recomputations(workload)[: None if workload.training else 1]
     is_served = workload.gradient_sync == "parameterServer"
     problem = f"zero={stated.zero_stage} spreads gradients that a parameter server sums whole"
     remedy = "leave zero out, or use training.gradientSync allReduce"
@@ -305,11 +307,22 @@ def _require_divisible(workload: Workload, data: int, stated: Stated, field: str
         require(degree == 1, field, problem, f"leave {name} out")
     noun = f"the {model.heads} heads, {model.kv_heads} key/value heads and the MLP of {model.name}"
     require(search.splits_heads(workload, tensor), field, f"tp={tensor} does not divide {noun}", "choose a divisor")
+    if pipeline > 1 and workload.pipeline_layout is not None:
+        pieces = len(parse_layout(workload.pipeline_layout).pieces)
+        problem = f"pp={pipeline} with vp={virtual} has other than the {pieces} stages of training.pipelineLayout"
+        require(pipeline * virtual == pieces, field, problem, f"let pp times vp be {pieces}")
     problem = f"pp={pipeline} leaves stages of {model.name} without a layer"
     require(pipeline == 1 or search.stages_are_full(workload, pipeline), field, problem, "lower it")
-    is_cut = virtual == 1 or (pipeline > 1 and model.layers % (pipeline * virtual) == 0)
     problem = f"vp={virtual} with pp={pipeline} does not divide the {model.layers} layers of {model.name}"
+    if frameworks.find_framework(workload).counts_ends:
+        problem += ", with or without embedding and loss as layers"
+    is_cut = virtual == 1 or (pipeline > 1 and search.has_equal_pieces(workload, pipeline, virtual))
     require(is_cut, field, problem, "choose a divisor, or leave vp out")
+    if pipeline > 1 and workload.pipeline_schedule is not None:
+        least, most = schedule_law(workload.pipeline_schedule).virtual
+        problem = f"vp={virtual} does not suit training.pipelineSchedule {workload.pipeline_schedule}"
+        remedy = f"write vp={least}" if least == most else f"write vp={least} or more"
+        require(search.allows_pieces(workload, virtual), field, problem, remedy)
     pieces = 2 * context if model.causal else context
     problem = f"cp={context} does not cut {workload.sequence_length} tokens into {pieces} pieces"
     require(context == 1 or workload.sequence_length % pieces == 0, field, problem, "choose a divisor")

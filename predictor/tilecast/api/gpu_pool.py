@@ -56,6 +56,8 @@ class Rates(ApiModel):
     fp16: float | None = optional_field("FP16 matrix units.", gt=0, le=1e6)
     bf16: float | None = optional_field("BF16 matrix units.", gt=0, le=1e6)
     fp8: float | None = optional_field("FP8 matrix units.", gt=0, le=1e6)
+    mxfp8: float | None = optional_field("MXFP8 matrix units, with scales of blocks.", gt=0, le=1e6)
+    nvfp4: float | None = optional_field("NVFP4 matrix units.", gt=0, le=1e6)
 
     rules: ClassVar[tuple[ValidationRule, ...]] = (
         ValidationRule(

@@ -23,7 +23,8 @@ from tilecast.api.base import (
     time_field,
 )
 from tilecast.api.parts import PartSeconds
-from tilecast.spec import Checkpointing, Plan, Precision
+from tilecast.recomputation import PATTERN, Checkpointing
+from tilecast.spec import Plan, Precision
 
 
 class Condition(StatusModel):
@@ -48,7 +49,7 @@ class Parallelism(StatusModel):
     zero_stage: int = plan_field("zero_stage", le=3)
     micro_batch: int = plan_field("micro_batch")
     gradient_accumulation: int = plan_field("gradient_accumulation")
-    checkpointing: Checkpointing = plan_field("checkpointing", ge=None)
+    checkpointing: Checkpointing = plan_field("checkpointing", ge=None, pattern=PATTERN, max_length=96)
     virtual_stages: int = plan_field("virtual_stages", default=1)
     sequence_parallel: bool = plan_field("sequence_parallel", ge=None, default=False)
 

@@ -7,9 +7,12 @@ from typing import ClassVar, Literal
 from pydantic import Field
 
 from tilecast.api.base import MAX_BATCH, MAX_SEQUENCE, ApiModel, ValidationRule, list_field, optional_field
+from tilecast.recomputation import RecomputedModule
 from tilecast.spec import (
     Attention,
     Execution,
+    ExpertDispatch,
+    ExpertOverlap,
     Framework,
     GradientSync,
     MemoryFormat,
@@ -17,7 +20,10 @@ from tilecast.spec import (
     Optimizer,
     Precision,
     Quantization,
+    Schedule,
     ServerUpdates,
+    StatePrecision,
+    Weights,
 )
 
 RESTART_S = 300.0
@@ -60,8 +66,27 @@ class Training(ApiModel):
         "What runs the training: it limits plans to those that it executes and decides what memory holds; "
         "absent allows every plan, with 16-bit weights and gradients and FP32 masters."
     )
+    framework_version: str | None = optional_field(
+        "Version of the framework, for what changed between versions: of PyTorch (2.6) for frameworks on top of it, of "
+        "Megatron-Core (0.12) for megatron, of the release (25.04) for nemo; absent is a recent one.",
+        pattern=r"^[0-9]{1,4}(\.[0-9]{1,4}){0,3}$",
+        max_length=19,
+    )
     optimizer: Optimizer | None = optional_field(
         "Optimizer, which decides the bytes of its state; adamw if absent, none for inference."
+    )
+    weights: Weights | None = optional_field(
+        "How weights are held in 16-bit training: master (16 bit, FP32 masters beside), autocast (FP32, with 16-bit "
+        "casts), sharded (FP32 shards, gathered in 16 bit) or pure (16 bit alone, optimizer states too); absent takes "
+        "the framework's."
+    )
+    gradient_precision: Literal["fp32", "bf16", "fp16"] | None = optional_field(
+        "Type in which gradients are summed, held and reduced where weights have FP32 masters (Megatron's "
+        "--grad-reduce-in-bf16); absent takes the framework's."
+    )
+    moment_precision: StatePrecision | None = optional_field(
+        "Type of the optimizer's moments where weights have FP32 masters (Megatron's precision-aware optimizer); fp32 "
+        "if absent."
     )
     fused_optimizer: bool = Field(
         default=True,
@@ -81,9 +106,33 @@ class Training(ApiModel):
         default="auto",
         description="What the backward pass computes again to save memory; auto leaves it to the search.",
     )
+    shard_degree: int | None = optional_field(
+        "Data-parallel ranks that share weights, gradients and optimizer states at ZeRO stages 2 and 3 (HSDP); groups "
+        "of so many ranks hold copies of them. Absent shares them among all ranks.",
+        ge=2,
+        le=2**20,
+    )
+    offload_activations: float | None = optional_field(
+        "Share of the activations of layers that waits for the backward pass in the host's memory, from which it is "
+        "copied while layers run; absent keeps all of them on the GPU.",
+        gt=0,
+        le=1,
+    )
+    recompute_modules: list[RecomputedModule] = list_field(
+        "Modules of a layer that the backward pass computes again, and no others, in the words of Megatron-Core's "
+        "--recompute-modules; mlp_act is the activation of a dense MLP. Empty leaves it to activationCheckpointing.",
+        max_length=8,
+    )
+    recompute_layers: int | None = optional_field(
+        "Layers of each pipeline stage that are computed again whole, the others not at all; absent is all of them "
+        "or none, as activationCheckpointing says.",
+        ge=1,
+        le=4096,
+    )
     attention: Attention = Field(
         default="auto",
-        description="flash never writes the attention matrix to memory, eager does; auto takes flash if it runs.",
+        description="What runs attention: auto is what the framework chooses for its version and the GPU, flash its "
+        "FlashAttention, eager two products that write the attention matrix to memory; or one library by name.",
     )
     execution: Execution = Field(
         default="eager", description="How kernels are launched, which decides the overhead of each."
@@ -99,12 +148,31 @@ class Training(ApiModel):
         gt=0,
         le=1e9,
     )
+    expert_dispatch: ExpertDispatch | None = optional_field(
+        "How tokens get to the ranks of their experts: allToAll (NCCL, every copy), allGather (all tokens to all "
+        "ranks), deepEP or hybridEP (once to a node and once to a rank); absent takes the framework's."
+    )
+    expert_overlap: ExpertOverlap | None = optional_field(
+        "What runs beside that exchange: none, or microBatch, the computation of another micro-batch (DualPipe, "
+        "Megatron's --overlap-moe-expert-parallel-comm); absent takes the framework's."
+    )
     bucket_mib: int | None = optional_field(
         "Size in MiB of the buckets in which gradients are reduced (DistributedDataParallel's "
         "bucket_cap_mb); absent takes the framework's.",
         alias="bucketMiB",
         ge=1,
         le=65536,
+    )
+    pipeline_schedule: Schedule | None = optional_field(
+        "Order in which pipeline stages run the passes of micro-batches; absent is 1F1B, interleaved where stages have "
+        "several pieces. dualPipe holds the weights twice."
+    )
+    pipeline_layout: str | None = optional_field(
+        "Layers of each virtual stage in Megatron's words, such as Et*3|(tt|)*29,m|L: E embedding, t layer, m "
+        "multi-token prediction, L loss. A pipeline of p ranks has 1/p of these stages on each. Absent splits layers "
+        "evenly, with embedding and loss as layers if that is needed.",
+        min_length=1,
+        max_length=4096,
     )
     gradient_sync: GradientSync = Field(
         default="allReduce",
@@ -150,6 +218,29 @@ class Training(ApiModel):
             lambda m: m.micro_batch_size is None or m.global_batch_size % m.micro_batch_size == 0,
             "globalBatchSize is not a multiple of microBatchSize",
             "correct one of them, or leave microBatchSize out",
+        ),
+        ValidationRule(
+            "!has(self.frameworkVersion) || has(self.framework)",
+            lambda m: m.framework_version is None or m.framework is not None,
+            "frameworkVersion says nothing without framework",
+            "name the framework, or leave frameworkVersion out",
+        ),
+        ValidationRule(
+            "!has(self.recomputeModules) || self.recomputeModules.size() == 0 || "
+            "self.activationCheckpointing in ['auto', 'selective']",
+            lambda m: not m.recompute_modules or m.activation_checkpointing in ("auto", "selective"),
+            "recomputeModules says something else than activationCheckpointing none or full",
+            "leave one of them out",
+        ),
+        ValidationRule(
+            "!has(self.recomputeLayers) || (self.activationCheckpointing in ['auto', 'full'] && "
+            "(!has(self.recomputeModules) || self.recomputeModules.size() == 0))",
+            lambda m: (
+                m.recompute_layers is None
+                or (m.activation_checkpointing in ("auto", "full") and not m.recompute_modules)
+            ),
+            "recomputeLayers counts layers that are recomputed whole",
+            "use activationCheckpointing full or auto, without recomputeModules",
         ),
         ValidationRule(
             "!(has(self.steps) && has(self.tokens))",

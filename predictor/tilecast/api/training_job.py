@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias, get_args
 
 from pydantic import Field
@@ -34,10 +35,13 @@ from tilecast.api.stored_model import ModelReference as ModelReference
 from tilecast.api.stored_model import config_map_content as config_map_content
 from tilecast.api.stored_model import read_model, sequence_length
 from tilecast.api.training import Training
-from tilecast.frameworks import FRAMEWORKS
+from tilecast.frameworks import ENGINES, FRAMEWORKS, TABLES, UNSET, first_version, parse_version
+from tilecast.layout import parse_layout
 from tilecast.model import Model
 from tilecast.objectives import OBJECTIVES, Objective, objectives_bounded_by
-from tilecast.spec import Checkpointing, SpecError, Stated, Workload
+from tilecast.recomputation import PATTERN, Checkpointing, join_modules, split_modules
+from tilecast.spec import PIPELINE_SCHEDULES, SpecError, Stated, Workload
+from tilecast.zoo.families import FAMILIES
 
 KIND = "TrainingJob"
 Mode = Literal["Off", "Advise", "Initial"]
@@ -90,11 +94,14 @@ class BaselinePlan(ApiModel):
     virtual_stages: int = plan_field("virtual_stages", default=1, le=1024)
     zero_stage: int | None = open_plan_field("zero_stage", le=3)
     micro_batch: int | None = open_plan_field("micro_batch", le=MAX_BATCH)
-    checkpointing: Checkpointing | None = open_plan_field("checkpointing", ge=None)
+    checkpointing: Checkpointing | None = open_plan_field("checkpointing", ge=None, pattern=PATTERN, max_length=96)
 
     def stated(self) -> Stated:
         """Return this plan as a `Stated`."""
-        return Stated(**dict(self))
+        stated = Stated(**dict(self))
+        if modules := split_modules(stated.checkpointing or "none"):
+            return replace(stated, checkpointing=join_modules(modules))
+        return stated
 
 
 class JobBaseline(ApiModel):
@@ -291,12 +298,15 @@ def to_request(name: str, spec: TrainingJobSpec, stored: bytes | None = None) ->
 
     Raises:
         SpecError: the model is unknown, cannot be read or is too large, the sequence length does not suit it, or the
-            framework cannot reduce gradients as the spec says.
+            framework cannot reduce gradients or cut a pipeline as the spec says.
     """
     training = spec.training
     model = read_model(name, spec.model, model_reference(spec), stored, training.sequence_length)
     workload = _to_workload(spec, model, sequence_length(model, training.sequence_length))
+    _check_precision(training)
     _check_gradient_sync(training)
+    _check_pipeline(training, model)
+    _check_recipe(training)
     if spec.model.hugging_face is not None or spec.model.graph_ref is not None:
         zoo.count_operators(workload)  # refuses models that are too large, while the job is read
     batches = training.global_batch_size_range
@@ -316,7 +326,8 @@ def to_request(name: str, spec: TrainingJobSpec, stored: bytes | None = None) ->
 
 _WORKLOAD_FIELDS = {
     *("precision", "attention", "execution", "memory_format", "bucket_mib", "gradient_sync", "parameter_servers"),
-    *("fused_optimizer", "fused_loss", "framework"),
+    *("fused_optimizer", "fused_loss", "framework", "framework_version", "pipeline_schedule", "pipeline_layout"),
+    *("expert_dispatch", "expert_overlap", "weights", "gradient_precision", "moment_precision", "shard_degree"),
 }
 """Fields that `Training` and `Workload` have in common."""
 
@@ -327,7 +338,7 @@ def _to_workload(spec: TrainingJobSpec, model: Model, sequence_length: int) -> W
     steps = training.steps
     if training.tokens is not None:
         steps = -(-training.tokens // (training.global_batch_size * sequence_length))
-    checkpointing = "none" if not is_training else training.activation_checkpointing
+    checkpointing = _read_recomputation(training) if is_training else "none"
     return Workload(
         **training.model_dump(include=_WORKLOAD_FIELDS),
         model=model,
@@ -340,10 +351,91 @@ def _to_workload(spec: TrainingJobSpec, model: Model, sequence_length: int) -> W
         server_updates=training.server_updates or "synchronous",
         offload=training.offload if is_training else "none",
         input_samples_per_s=training.input_samples_per_second,
+        offloaded_activations=(training.offload_activations or 0.0) if is_training else 0.0,
+        recompute_layers=training.recompute_layers if is_training else None,
         steps=steps,
         lora_rank=training.lora_rank or 0,
         frozen_bits=16 if training.quantization is None else 4,
     )
+
+
+def _read_recomputation(training: Training) -> Checkpointing:
+    """Return the recomputation that a job states, or "auto"."""
+    if training.recompute_modules:
+        return join_modules(training.recompute_modules)
+    return "full" if training.recompute_layers is not None else training.activation_checkpointing
+
+
+def _check_precision(training: Training) -> None:
+    """Check that the stated version of the framework has the job's precision.
+
+    Raises:
+        SpecError: the version is older.
+    """
+    name, version = training.framework, training.framework_version
+    first = None if name is None else first_version(name, training.precision)
+    if first is not None and version is not None and parse_version(version) < parse_version(first):
+        problem, remedy = f"{name} {version} has no {training.precision}", f"use version {first} or later, or bf16"
+        raise SpecError("spec.training.precision", problem, remedy)
+
+
+def _check_pipeline(training: Training, model: Model) -> None:
+    """Check that a stated pipeline schedule and layout suit the framework and the model.
+
+    Raises:
+        SpecError: the framework lacks them, or the layout does not have the model's layers.
+    """
+    cells = FRAMEWORKS[training.framework or UNSET]
+    who, schedule, layout = training.framework or "the job", training.pipeline_schedule, training.pipeline_layout
+    if schedule is not None and schedule not in cells.schedules:
+        known = ", ".join(name for name in PIPELINE_SCHEDULES if name in cells.schedules)
+        others = ", ".join(name for name in ENGINES if schedule in FRAMEWORKS[name].schedules)
+        remedy = f"use {known}" + (f", or framework {others}" if others else "")
+        raise SpecError("spec.training.pipelineSchedule", f"{who} has no {schedule}", remedy)
+    if layout is None:
+        return
+    field = "spec.training.pipelineLayout"
+    if not cells.states_layouts:
+        raise SpecError(field, f"{who} splits layers by its own rule", "leave it out, or use framework megatron")
+    if model.trace is not None or not FAMILIES[model.family].splits_sequence:
+        raise SpecError(field, f"{model.name} is no stack of equal layers", "leave it out")
+    try:
+        stated = parse_layout(layout)
+    except SpecError as error:
+        raise error.at(field) from error
+    if stated.layers != model.layers:
+        problem = f"lays out {stated.layers} layers t, {model.name} has {model.layers}"
+        raise SpecError(field, problem, f"write {model.layers} layers t in all, or leave it out")
+
+
+def _check_recipe(training: Training) -> None:
+    """Check that the framework can hold weights, gradients and moments as the job says.
+
+    Raises:
+        SpecError: it cannot, or the job trains in FP32.
+    """
+    stated = {"weights": training.weights, "gradientPrecision": training.gradient_precision,
+              "momentPrecision": training.moment_precision}  # fmt: skip
+    first = next((name for name, value in stated.items() if value is not None), None)
+    if first is None:
+        return
+    if training.precision in ("fp32", "tf32"):
+        problem = f"a job in {training.precision} holds everything in FP32"
+        raise SpecError(f"spec.training.{first}", problem, "leave it out, or train in 16 bit")
+    name = training.framework
+    own = FRAMEWORKS[name or UNSET].weights
+    weights = training.weights or own
+    if name is not None and weights not in (own, *TABLES[FRAMEWORKS[name].engine]["holds"]):
+        known = " or ".join(TABLES[FRAMEWORKS[name].engine]["holds"])
+        raise SpecError("spec.training.weights", f"{name} does not hold weights as {weights}", f"use {known}")
+    narrow = "fp16" if training.precision == "fp16" else "bf16"
+    allowed = {"master": ("fp32", narrow), "pure": (narrow,)}.get(weights, ("fp32",))
+    if training.gradient_precision not in (None, *allowed):
+        problem = f"gradients of {training.precision} jobs with weights {weights} are in {' or '.join(allowed)}"
+        raise SpecError("spec.training.gradientPrecision", problem, f"use {allowed[0]}, or leave it out")
+    if training.moment_precision is not None and weights != "master":
+        problem = f"moments of weights {weights} have the type of the weights"
+        raise SpecError("spec.training.momentPrecision", problem, "leave it out, or use weights master")
 
 
 def _check_gradient_sync(training: Training) -> None:

@@ -25,6 +25,7 @@ EXIT_OK, EXIT_BAD_INPUT, EXIT_NO_RECOMMENDATION = 0, 2, 3
 
 VERBS: Mapping[str, str] = {
     "advise": "the best pool and plan for a job",
+    "fits": "whether a job fits into memory, on how few GPUs of each pool, and else what would help",
     "queue": "which job of a queue on which pool, and when each starts and ends",
     "sweep": "the advice for one value of a number after another: GPUs, batch, bandwidth, price …",
     "show": "what Tilecast knows, and what it sees in a cluster",
@@ -37,6 +38,14 @@ VERBS: Mapping[str, str] = {
 """Verbs, which are modules of this package, and the purpose of each."""
 
 _PURPOSE = "Which GPU pool, how many GPUs, split how: forecast before anything runs."
+_FIRST_STEPS = f"""\
+{_PURPOSE}
+
+  tilecast advise llama-3.1-8b --seq 8192 --batch 128 --gpus h100-sxm:16,a100-80:16   the best pool and plan
+  tilecast fits llama-3.1-70b --seq 8192 --batch 64 --gpus h100-sxm:64                whether it fits, on how few GPUs
+  tilecast show models                                                                what can be named
+
+`tilecast --help` lists all verbs."""
 
 
 class _OneLineErrorParser(argparse.ArgumentParser):
@@ -50,6 +59,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit status."""
     _open_streams()
     given = list(sys.argv[1:] if arguments is None else arguments)
+    if not given:
+        print(_FIRST_STEPS)
+        return EXIT_BAD_INPUT
     options = build_parser(given[:1]).parse_args(given)
     run: Callable[[argparse.Namespace], int] = options.run
     environment.apply_environment(os.environ)

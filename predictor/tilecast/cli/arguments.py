@@ -18,10 +18,9 @@ def add_job_arguments(parser: argparse.ArgumentParser) -> None:
         "wrote, or the name of a model preset",
     )
     for name, option in JOB_OPTIONS.items():
-        if option.is_flag:
-            parser.add_argument(
-                to_flag(name), type=option.type, choices=option.choices, metavar=option.metavar, help=option.help
-            )
+        parser.add_argument(
+            to_flag(name), type=option.type, choices=option.choices, metavar=option.metavar, help=option.help
+        )
 
 
 def add_pool_arguments(parser: argparse.ArgumentParser) -> None:
@@ -30,7 +29,12 @@ def add_pool_arguments(parser: argparse.ArgumentParser) -> None:
     where.add_argument(
         "--nodes", metavar="FILE", help="nodes and GPUPools as kubectl prints them; - reads standard input"
     )
-    where.add_argument("--gpus", metavar="GPU:N,…", help="pools by GPU and count, for instance h100-sxm:16,a100-80:8")
+    where.add_argument(
+        "--gpus",
+        metavar="GPU:N,…",
+        help="pools by GPU and count (h100-sxm:16, 8xh100, h100-sxm:3x4 for 3 nodes of 4) or by instance type and "
+        "nodes (p5.48xlarge:2); @LINK names a link (h100-sxm:16@infiniband-ndr-8x400)",
+    )
     where.add_argument("--context", metavar="NAME", help="ask the cluster of this kubectl context")
     parser.add_argument(
         "--calibration", metavar="FILE", help="corrections that `tilecast calibrate RUNS.csv` wrote, for every pool"

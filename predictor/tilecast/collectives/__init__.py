@@ -26,7 +26,7 @@ import numpy as np
 
 from tilecast import constants
 from tilecast.hardware import MESSAGE, PROTOCOLS, Link, LinkProtocol
-from tilecast.spec import Floats
+from tilecast.spec import ExpertDispatch, Floats
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,23 +148,59 @@ def flat_all_to_all(size_bytes: Floats, group: RankGroup, intra: Link, inter: Li
     return np.where(group.ranks > 1, _fastest_protocol_s(load, group, intra, inter) + peers_s, 0.0)
 
 
-def two_level_all_to_all(
-    size_bytes: Floats, group: RankGroup, intra: Link, inter: Link, fanout: float | Floats = 1.0
-) -> Floats:
+def two_level_all_to_all(size_bytes: Floats, group: RankGroup, intra: Link, inter: Link) -> Floats:
     """Return the time of an exchange inside the node and then one message to each other node.
 
-    The exchange inside the node collects the data for each other node (NCCL's PXN, hierarchical mixtures of experts).
-    If data go to `fanout` ranks each, one copy crosses the network per node that has any of these ranks. With
-    independent ranks that is N (1 - (1 - 1/N)^fanout) of N nodes.
+    The exchange inside the node collects the data for each other node (NCCL's PXN).
     """
     nodes = np.maximum(group.nodes, 1.0)
-    reached = nodes * (1 - (1 - 1 / nodes) ** fanout)
-    away = size_bytes / fanout * reached * (nodes - 1) / nodes
+    away = size_bytes * (nodes - 1) / nodes
     near = size_bytes * (group.ranks - 1) / np.maximum(group.ranks, 1.0)
     load = _LinkLoad(np.ones_like(nodes), np.ones_like(nodes), near, away * group.local, scattered=True)
     peers_s = (group.local - 1) * intra.peer_s + (nodes - 1) * inter.peer_s
     seconds = _fastest_protocol_s(load, group, intra, inter, overlapped=False) + peers_s
     return np.where(group.ranks > 1, np.where(nodes > 1, seconds, np.inf), 0.0)
+
+
+@dataclass(frozen=True, slots=True)
+class TokenCopies:
+    """Copies of tokens that a router sends: `fanout` of each, to ranks of `top_groups` of `groups` equal groups.
+
+    Groups are of neighbouring ranks, so that a limit on groups limits nodes (DeepSeek-V3, arXiv 2412.19437, section
+    2.1.2: at most four nodes for each token).
+    """
+
+    fanout: float
+    groups: float = 1.0
+    top_groups: float = 1.0
+
+    def distinct(self, places: Floats) -> Floats:
+        """Return the expected number of distinct places that a token goes to, of as many equal places, (n,).
+
+        Places that may be reached are those with a chosen group in them. The copies fall on them independently.
+        """
+        share = self.top_groups / self.groups
+        reachable = places * (1 - (1 - share) ** np.maximum(self.groups / places, 1.0))
+        reachable = np.maximum(np.where(share < 1, reachable, places), 1.0)
+        return np.asarray(reachable * (1 - (1 - 1 / reachable) ** self.fanout))
+
+
+def deduplicated_all_to_all(
+    size_bytes: Floats, group: RankGroup, intra: Link, inter: Link, copies: TokenCopies
+) -> Floats:
+    """Return the time of an exchange in which a token crosses the network once for each node that has its experts.
+
+    There it is forwarded once to each rank that has some, while others still arrive (DeepEP, csrc/kernels/internode.cu;
+    HybridEP). Inside one node, a token goes once to each of these ranks. `size_bytes` counts every copy.
+    """
+    nodes, ranks = np.maximum(group.nodes, 1.0), np.maximum(group.ranks, 1.0)
+    token_bytes = size_bytes / copies.fanout
+    away = token_bytes * copies.distinct(nodes) * (nodes - 1) / nodes
+    near = token_bytes * copies.distinct(ranks) * (group.local - 1) / np.maximum(group.local, 1.0)
+    far = group.nodes > 1
+    hops = np.where(group.local > 1, 1.0, 0.0)
+    load = _LinkLoad(hops, np.where(far, 1.0, 0.0), near, away * group.local, scattered=True)
+    return _fastest_protocol_s(load, group, intra, inter)
 
 
 def direct_send(size_bytes: Floats, group: RankGroup, intra: Link, inter: Link) -> Floats:
@@ -297,19 +333,24 @@ def fastest_collective_s(collective: str, size_bytes: Floats, group: RankGroup, 
     )
 
 
-def dispatch_s(size_bytes: Floats, group: RankGroup, intra: Link, inter: Link, fanout: float) -> Floats:
-    """Return the time of an all-to-all of data that go to `fanout` ranks each; `size_bytes` counts every copy.
+def dispatch_s(
+    size_bytes: Floats, group: RankGroup, intra: Link, inter: Link, copies: TokenCopies, dispatch: ExpertDispatch
+) -> Floats:
+    """Return the time in which tokens get to the ranks of their experts, or the results back, (n,).
 
-    The faster of two exchanges counts: of all copies, or of one copy per node.
+    Args:
+        size_bytes: bytes of every copy of a rank's tokens, (n,).
+        group: the ranks.
+        intra: the link inside a node.
+        inter: the network.
+        copies: copies of a token.
+        dispatch: how they are sent. NCCL sends every copy. A gather brings all tokens to all ranks.
     """
-    return _price_by_domain(
-        lambda link: np.minimum(
-            flat_all_to_all(size_bytes, group, link, inter),
-            two_level_all_to_all(size_bytes, group, link, inter, fanout),
-        ),
-        group,
-        intra,
-    )
+    if dispatch == "allToAll":
+        return fastest_collective_s("all_to_all", size_bytes, group, intra, inter)
+    if dispatch == "allGather":
+        return fastest_collective_s("all_gather", size_bytes / copies.fanout * group.ranks, group, intra, inter)
+    return _price_by_domain(lambda link: deduplicated_all_to_all(size_bytes, group, link, inter, copies), group, intra)
 
 
 def parameter_server_s(

@@ -4,18 +4,30 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, get_args
 
 from tilecast.objectives import OBJECTIVES
 from tilecast.spec import (
+    ATTENTIONS,
     EXECUTIONS,
+    EXPERT_DISPATCHES,
+    EXPERT_OVERLAPS,
     GRADIENT_SYNCS,
     MEMORY_FORMATS,
     OPTIMIZERS,
+    PIPELINE_SCHEDULES,
     PRECISIONS,
     QUANTIZATIONS,
     SERVER_UPDATES,
+    STATE_BYTES,
+    WEIGHTS,
+    Framework,
 )
+
+
+def split_words(text: str) -> list[str]:
+    """Return the words of a list with commas or plus signs."""
+    return [word.strip() for word in text.replace("+", ",").split(",")]
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,8 +39,6 @@ class JobOption:
     type: Callable[[str], object] = str
     choices: Sequence[str] | None = None
     metavar: str | None = None
-    is_flag: bool = True
-    """False for an option of the Python API alone."""
 
 
 BARE_OPTIONS: Mapping[str, JobOption] = {
@@ -36,15 +46,52 @@ BARE_OPTIONS: Mapping[str, JobOption] = {
     "batch": JobOption("training.globalBatchSize", "samples per optimizer step, for a bare model", int),
     "precision": JobOption("training.precision", "for a bare model; bf16 if absent", choices=PRECISIONS),
     "optimizer": JobOption("training.optimizer", "for a bare model; adamw if absent", choices=OPTIMIZERS),
+    "weights": JobOption(
+        "training.weights",
+        "how 16-bit training holds them, for a bare model; the framework's if absent",
+        choices=WEIGHTS,
+    ),
+    "gradient_precision": JobOption(
+        "training.gradientPrecision", "for a bare model; the framework's if absent", choices=("fp32", "bf16", "fp16")
+    ),
+    "moment_precision": JobOption(
+        "training.momentPrecision", "of the optimizer, for a bare model; fp32 if absent", choices=tuple(STATE_BYTES)
+    ),
     "lora_rank": JobOption("training.loraRank", "train only LoRA adapters of this rank, for a bare model", int),
     "quantization": JobOption(
         "training.quantization", "of frozen weights under --lora-rank, for a bare model", choices=QUANTIZATIONS
+    ),
+    "attention": JobOption(
+        "training.attention",
+        "for a bare model; what the framework chooses if absent",
+        choices=ATTENTIONS,
     ),
     "execution": JobOption("training.execution", "for a bare model; eager if absent", choices=EXECUTIONS),
     "memory_format": JobOption(
         "training.memoryFormat", "of images, for a bare model; contiguous if absent", choices=MEMORY_FORMATS
     ),
+    "recompute_modules": JobOption(
+        "training.recomputeModules",
+        "modules of a layer to recompute, such as layernorm,moe_act, for a bare model",
+        split_words,
+        metavar="MODULES",
+    ),
+    "recompute_layers": JobOption(
+        "training.recomputeLayers", "layers of each stage to recompute whole, for a bare model", int
+    ),
+    "offload_activations": JobOption(
+        "training.offloadActivations", "share of activations in the host's memory, for a bare model", float
+    ),
+    "shard_degree": JobOption(
+        "training.shardDegree", "data-parallel ranks that share weights and states (HSDP), for a bare model", int
+    ),
     "bucket_mib": JobOption("training.bucketMiB", "of gradients, for a bare model; the framework's if absent", int),
+    "pipeline_schedule": JobOption(
+        "training.pipelineSchedule", "for a bare model; 1f1b or interleaved if absent", choices=PIPELINE_SCHEDULES
+    ),
+    "pipeline_layout": JobOption(
+        "training.pipelineLayout", "layers of each virtual stage, such as Et*3|(tt|)*29,m|L", metavar="LAYOUT"
+    ),
     "gradient_sync": JobOption(
         "training.gradientSync", "for a bare model; allReduce if absent", choices=GRADIENT_SYNCS
     ),
@@ -52,7 +99,20 @@ BARE_OPTIONS: Mapping[str, JobOption] = {
     "server_updates": JobOption(
         "training.serverUpdates", "for a bare model; synchronous if absent", choices=SERVER_UPDATES
     ),
-    "framework": JobOption("training.framework", is_flag=False),
+    "expert_dispatch": JobOption(
+        "training.expertDispatch", "of tokens, for a bare model; the framework's if absent", choices=EXPERT_DISPATCHES
+    ),
+    "expert_overlap": JobOption(
+        "training.expertOverlap",
+        "what runs beside --expert-dispatch, for a bare model; the framework's if absent",
+        choices=EXPERT_OVERLAPS,
+    ),
+    "framework": JobOption(
+        "training.framework", "that runs the training, for a bare model", choices=get_args(Framework)
+    ),
+    "framework_version": JobOption(
+        "training.frameworkVersion", "of --framework, such as 2.6 of PyTorch; a recent one if absent", metavar="VERSION"
+    ),
 }
 """Options of a model that is given without a job, by name."""
 

@@ -14,14 +14,15 @@ from tilecast.advice.measured import Measurement
 from tilecast.api.base import ApiModel, optional_field, validate_model
 from tilecast.api.parts import PartSeconds
 from tilecast.hardware import Pool, find_gpu
-from tilecast.inputs import pools as pool_inputs
 from tilecast.inputs import reading
+from tilecast.inputs.gpu_list import assumed_pool
+from tilecast.inputs.logs import read_logged_step
 from tilecast.learning.job_calibration import NO_PARTS, MeasuredParts
 from tilecast.spec import SpecError, Stated
 
 _STEP = re.compile(r"(\d{1,9}(?:\.\d{0,9})?(?:e-?\d{1,2})?) *(ms|s|min|)", re.ASCII)
 _UNITS: Mapping[str, float] = {"ms": 1e-3, "s": 1.0, "": 1.0, "min": 60.0}
-_REMEDY = "write for instance a100-80:8=1.9s, or a100-80:8/tp=2,dp=4=450ms"
+_REMEDY = "write for instance a100-80:8=1.9s, a100-80:8/tp=2,dp=4=450ms, or a100-80:8=@train.log"
 
 
 class MeasuredStep(PartSeconds):
@@ -52,13 +53,17 @@ class StatedRun:
 def parse_measurements(texts: Sequence[str]) -> tuple[float | None, list[StatedRun]]:
     """Read the values of `--measured`: the seconds of a single value without a pool, and the steps that name pools.
 
+    A log may stand for the seconds: `@train.log`, or `a100-80:8=@train.log`.
+
     Raises:
         SpecError: a text is neither, or a file does not contain measured steps.
     """
     seconds: float | None = None
     lines: list[StatedRun] = []
     for text in texts:
-        if text.startswith("@"):
+        if text.startswith("@") and len(texts) == 1 and (step := _read_log_alone(text[1:])) is not None:
+            seconds = step
+        elif text.startswith("@"):
             lines += _read_runs_file(text[1:])
         elif "=" in text:
             lines.append(_parse_run(text, "--measured"))
@@ -93,14 +98,22 @@ def _parse_seconds(text: str) -> float:
 
 def _parse_run(text: str, field: str) -> StatedRun:
     head, _, step = text.rpartition("=")
-    match = _STEP.fullmatch(step.strip())
-    if match is None:
+    if step.startswith("@"):
+        seconds = read_logged_step(step[1:]).seconds
+    elif match := _STEP.fullmatch(step.strip()):
+        seconds = float(match[1]) * _UNITS[match[2]]
+    else:
         raise SpecError(field, f"{step[:40]!r} is no step time", _REMEDY)
     where, _, plan = head.partition("/")
     pool, gpus = reading.parse_name_and_count(field, where)
-    return StatedRun(
-        pool, gpus, Stated.parse(plan, field) if plan else None, float(match[1]) * _UNITS[match[2]], field=field
-    )
+    return StatedRun(pool, gpus, Stated.parse(plan, field) if plan else None, seconds, field=field)
+
+
+def _read_log_alone(name: str) -> float | None:
+    """Return the seconds of a step that a log shows; None if the file is JSON with runs."""
+    if not name or (name.endswith(".json") and not name.endswith("trainer_state.json")):
+        return None
+    return read_logged_step(name).seconds
 
 
 def _read_runs_file(name: str) -> list[StatedRun]:
@@ -145,4 +158,4 @@ def _assumed_pool(run: StatedRun) -> Pool:
         gpu = find_gpu(run.pool)
     except SpecError as error:
         raise SpecError(run.field, f"there is no pool or GPU {run.pool!r}", error.remedy) from None
-    return replace(pool_inputs.assumed_pool(gpu, run.gpus), name=run.pool)
+    return replace(assumed_pool(gpu, run.gpus), name=run.pool)

@@ -10,17 +10,14 @@ from dataclasses import dataclass, fields, replace
 from functools import cache
 from typing import TYPE_CHECKING
 
-from tilecast.hardware import Gpu, Pool, find_gpu, find_link, instances
-from tilecast.inputs.reading import InputWarning, parse_name_and_count, read_text
+from tilecast.hardware import Pool
+from tilecast.inputs.gpu_list import ASSUMED, parse_gpu_list
+from tilecast.inputs.reading import InputWarning, read_text
 from tilecast.learning import calibration
 from tilecast.spec import SpecError
 
 if TYPE_CHECKING:
     from tilecast.nodes import NodesReport, PublishedDevice
-
-
-ASSUMED = "assumed"
-"""Layer of the facts that `--gpus` leaves open."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +27,7 @@ class PoolOptions:
     nodes: str | None = None
     """File of Nodes, GPUPools and ResourceSlices, or "-"; or their text, where it begins with a brace."""
     gpus: str | None = None
-    """GPU:N,… for instance "h100-sxm:16,a100-80:8"."""
+    """GPU:N,… as `gpu_list` reads it, for instance "h100-sxm:16,p4d.24xlarge:2"."""
     context: str | None = None
     """Context of kubectl."""
     calibration: str | None = None
@@ -74,7 +71,7 @@ def read_pools(options: PoolOptions) -> Sequence[Pool]:
     path = options.calibration
     table = _read_corrections(path) if path else None
     if options.gpus:
-        pools = _parse_gpu_list(options.gpus)
+        pools = parse_gpu_list(options.gpus)
         return pools if table is None else [replace(pool, calibration=table) for pool in pools]
     report = read_nodes_report(options)
     if table is not None:
@@ -123,8 +120,9 @@ def clear_cached_nodes() -> None:
 def pool_notes(options: PoolOptions, pools: Sequence[Pool]) -> tuple[str, ...]:
     """Return sentences on the assumptions about `pools` and on remarks about their nodes."""
     if options.gpus:
-        shapes = "; ".join(map(_describe_nodes, pools))
-        return (f"Assumed of --gpus: {shapes}. Give --nodes FILE for nodes of your own.",)
+        assumed = [pool for pool in pools if ASSUMED in pool.layers.values()]
+        shapes = "; ".join(map(_describe_nodes, assumed))
+        return (f"Assumed of --gpus: {shapes}. Give --nodes FILE for nodes of your own.",) if assumed else ()
     guessed = [pool for pool in pools if pool.layers.get("interNode") == "default" and pool.max_nodes > 1]
     notes = [
         f"Assumed: {pool.inter.name} between nodes of {pool.name}, for neither a label, an instance type nor a GPUPool "
@@ -186,45 +184,6 @@ def _cached_cluster_text(context: str | None, file: str | None) -> tuple[str, st
     if file:
         return read_text(file), file
     raise SpecError("--nodes", "no pools are given", "give --nodes FILE, --gpus GPU:N,… or --context NAME")
-
-
-def _parse_gpu_list(text: str) -> list[Pool]:
-    """Return pools from `GPU:N,…`, with the nodes, network and list price of the GPU's usual instance type."""
-    pools = [
-        assumed_pool(find_gpu(name), count)
-        for name, count in (parse_name_and_count("--gpus", item) for item in text.split(","))
-    ]
-    names = [pool.name for pool in pools]
-    if len(set(names)) < len(names):
-        raise SpecError("--gpus", f"{text} names a GPU twice", "add its counts up")
-    return pools
-
-
-def assumed_pool(gpu: Gpu, count: int) -> Pool:
-    """Return a pool of `count` GPUs in nodes of the GPU's usual instance type.
-
-    Raises:
-        SpecError: the GPUs do not fill whole nodes.
-    """
-    usual = instances.usual_node_type(gpu)
-    whole = usual.gpus if usual else instances.default_gpus_per_node(gpu)
-    per_node = min(count, whole)
-    if count % per_node:
-        remedy = f"give a multiple of {per_node}, or fewer"
-        raise SpecError("--gpus", f"{gpu.name}:{count} does not fill nodes of {per_node} GPUs", remedy)
-    return Pool(
-        name=gpu.name,
-        gpu=gpu,
-        gpus_per_node=per_node,
-        max_nodes=count // per_node,
-        intra=find_link(gpu.intra_link),
-        inter=(usual and usual.inter) or instances.default_network(gpu, per_node),
-        node_type=usual.name if usual else "",
-        price_per_gpu_hour=usual.price_per_gpu_hour if usual else None,
-        currency=usual.currency if usual else "USD",
-        layers=dict.fromkeys(("gpusPerNode", "interNode"), ASSUMED),
-        usual_gpus_per_node=whole,
-    )
 
 
 def _kubectl_nodes(context: str) -> str:

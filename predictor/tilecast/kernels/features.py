@@ -94,10 +94,14 @@ def pack_groups_into_gemm(work: KernelWork) -> KernelWork:
 
 
 def uses_winograd(dims: Dims, precision: str) -> npt.NDArray[np.bool_]:
-    """Return which convolutions cuDNN runs by Winograd: FP32, 3 × 3, stride one, one group, (N,) bool."""
+    """Return which convolutions cuDNN runs by Winograd, (N,) bool.
+
+    They are in FP32 over flat images, 3 × 3 with stride one and one group (cuDNN API: cudnnConvolutionForward, which
+    has no Winograd algorithm for three-dimensional convolutions).
+    """
     if precision != "fp32":
         return np.zeros(len(dims["batch"]), bool)
-    square = (dims["k_h"] == 3) & (dims["k_w"] == 3) & (dims["k_d"] == 1) & (dims["groups"] == 1)
+    square = (dims["k_h"] == 3) & (dims["k_w"] == 3) & (dims["in_d"] == 1) & (dims["groups"] == 1)
     has_stride_one = (dims["in_h"] < 1.5 * dims["out_h"]) & (dims["in_w"] < 1.5 * dims["out_w"])
     return np.asarray(square & has_stride_one)
 

@@ -17,9 +17,9 @@ import numpy as np
 
 from tilecast import constants
 from tilecast.hardware import Gpu
-from tilecast.spec import Floats
+from tilecast.spec import QUANTIZED, Floats
 
-TENSOR_PRECISIONS: tuple[str, ...] = ("tf32", "fp16", "bf16", "fp8")
+TENSOR_PRECISIONS: tuple[str, ...] = ("tf32", "fp16", "bf16", *QUANTIZED)
 
 
 @dataclass(frozen=True, slots=True)

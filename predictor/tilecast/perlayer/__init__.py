@@ -29,6 +29,7 @@ from tilecast.graph import Graph
 from tilecast.hardware import Pool
 from tilecast.perlayer.costs import Costs, block_costs, exposed_seconds, index_of_block, resharding_seconds
 from tilecast.perlayer.cut import PipelineCut, cut_pipeline
+from tilecast.recomputation import names_modules
 from tilecast.search import NO_LIMITS, Dimension, Limits
 from tilecast.spec import Floats, Ints, Plan, Plans, SpecError, Workload
 from tilecast.step import blocks, replicas, weights
@@ -205,7 +206,8 @@ class Families:
             named = workload.framework
             vary = tuple(DIMENSIONS) if named is None else search.abilities(named).per_layer
         plans = search.enumerate_plans(workload, pool, replace(limits, gpus=gpus))
-        plans = plans.take(plans.pipeline == 1) if len(plans) else plans
+        # No framework recomputes modules of some layers and whole other layers.
+        plans = plans.take((plans.pipeline == 1) & ~names_modules(plans.checkpointing)) if len(plans) else plans
         if not len(plans):
             return None
         fitted = constants.shipped_constants()

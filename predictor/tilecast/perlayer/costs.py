@@ -10,7 +10,8 @@ from tilecast import collectives, constants, memory, overlap
 from tilecast.constants import Constants
 from tilecast.graph import Block
 from tilecast.hardware import Pool
-from tilecast.spec import CHECKPOINTING, Floats, Ints, Plans, Workload
+from tilecast.recomputation import CHECKPOINTING
+from tilecast.spec import Floats, Ints, Plans, Workload
 from tilecast.step import passes, placement, replicas, weights
 from tilecast.step.blocks import KernelSeconds
 from tilecast.zoo import Sharded
@@ -78,7 +79,7 @@ def block_costs(
         sync = replicas.sync_seconds(workload, alone, whole, plans, pool, one_bucket, ones, fitted)
         active = (plans.replicas > 1) & (alone.sum_fullest_stage("parameters", plans) > 0)
         stage = np.where(active, plans.zero_stage, -1)
-        bill = memory.footprint(workload, alone, plans, pool.gpu)
+        bill = memory.footprint(workload, alone, plans, pool.gpu, updates=False)
         inputs = times.block.activation_bytes[CHECKPOINTING.index("full")] if is_layer else graph.boundary_bytes
         rows.append((
             repeats * ((gpu_s + copied_s + exchange_s) * straggle + stall_s) + once_s,
@@ -169,7 +170,7 @@ def isolate_block(sharded: Sharded, block: Block) -> tuple[bool, Sharded]:
     is_layer = index_of_block(sharded.graph.layers, block) >= 0
     one = (replace(block, repeat=1, positions=()),)
     layers, last = (one, ()) if is_layer else ((), one)
-    return is_layer, Sharded(replace(sharded.graph, first=(), layers=layers, last=last, stages=None), sharded.index)
+    return is_layer, replace(sharded, graph=replace(sharded.graph, first=(), layers=layers, last=last, stages=None))
 
 
 def index_of_block(blocks: tuple[Block, ...], block: Block) -> int:

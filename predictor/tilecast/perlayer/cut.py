@@ -98,7 +98,7 @@ def _block_costs(workload: Workload, sharded: Sharded, plan: Plan, pool: Pool, f
         )
         held = weights.HeldWeights.from_plans(workload, alone, whole)
         copied_s = weights.copy_seconds(workload, held, plans, weights.weight_copy_bytes_per_s(pool.gpu, fitted))
-        bill = memory.footprint(workload, alone, whole, pool.gpu)
+        bill = memory.footprint(workload, alone, whole, pool.gpu, updates=False)
         columns[:, number] = (
             (gpu_s + stall_s + exchange_s + copied_s)[0],
             (bill.parameters + bill.gradients + bill.optimizer)[0],

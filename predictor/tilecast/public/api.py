@@ -16,6 +16,7 @@ import os
 import re
 from collections.abc import Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypedDict
 
 import numpy as np
@@ -50,18 +51,44 @@ class JobSettings(TypedDict, total=False):
     batch: int
     """Samples per optimizer step, over all GPUs."""
     precision: str
-    """bf16, fp16, fp32, tf32 or fp8."""
+    """bf16, fp16, fp32, tf32, fp8, mxfp8 or nvfp4."""
     optimizer: str
+    attention: str
+    """auto, flash, eager, or a library such as cudnn, flash3 or flex."""
+    weights: str
+    """How 16-bit training holds weights: master, autocast, sharded or pure."""
+    gradient_precision: str
+    """fp32, bf16 or fp16."""
+    moment_precision: str
+    """fp32, bf16, fp16 or fp8."""
     execution: str
     """eager or compiled."""
     framework: str
     """Framework that runs the plan, as in `spec.training.framework`."""
+    framework_version: str
+    """Version of the framework, such as "2.6" of PyTorch or "25.04" of NeMo."""
+    expert_dispatch: str
+    """allToAll, allGather, deepEP or hybridEP."""
+    expert_overlap: str
+    """none or microBatch."""
     memory_format: str
     lora_rank: int
     """Train only LoRA adapters of this rank."""
     quantization: str
     """Quantization of frozen weights below adapters."""
+    recompute_modules: Sequence[str]
+    """Modules of a layer that the backward pass computes again, in the words of Megatron-Core."""
+    recompute_layers: int
+    """Layers of each pipeline stage that are computed again whole."""
+    offload_activations: float
+    """Share of the activations of layers that waits for the backward pass in the host's memory."""
+    shard_degree: int
+    """Data-parallel ranks that share weights and states at ZeRO stages 2 and 3."""
     bucket_mib: int
+    pipeline_schedule: str
+    """Order of the passes in a pipeline, as in `spec.training.pipelineSchedule`."""
+    pipeline_layout: str
+    """Layers of each virtual stage, as in `spec.training.pipelineLayout`."""
     gradient_sync: str
     parameter_servers: int
     server_updates: str
@@ -155,12 +182,12 @@ def forecast(
 
 
 def fits(model: object, *, plan: str | None = None, **settings: Unpack[JobSettings]) -> Fits:
-    """Return for each pool whether a job fits into memory, and the nearest change that would make it fit.
+    """Return for each pool whether a job fits into memory, on how few GPUs, and else the nearest change that helps.
 
     Args:
         model: as for `advise`.
-        plan: the only plan to look at; without one, any plan may be chosen.
-        **settings: as for `advise`.
+        plan: the only plan to look at; without one, the best plan on the fewest GPUs is shown.
+        **settings: as for `advise`; an objective counts for nothing.
 
     Raises:
         SpecError: something cannot be read, is missing, or contradicts the rest.
@@ -169,7 +196,10 @@ def fits(model: object, *, plan: str | None = None, **settings: Unpack[JobSettin
     >>> bool(tilecast.fits("llama-3.1-405b", seq=8192, batch=64, gpus="t4:8"))
     False
     """
-    return Fits.from_advice(advise(model, plan=plan, **settings))
+    with _errors_about_arguments():
+        return Fits.from_advice(
+            answer_question(replace(_build_question(model, settings, plan), seeks_fewest=True)).advice
+        )
 
 
 def sweep(model: object, *, over: str, **settings: Unpack[JobSettings]) -> Sweep:

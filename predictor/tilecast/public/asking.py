@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, get_args
 
-from tilecast import search
+from tilecast import constants, fuse, search
 from tilecast.advice import Advice, Baseline, Offer, Request, advise, measured
-from tilecast.frameworks import FRAMEWORKS
+from tilecast.frameworks import FRAMEWORKS, UNSET, assumed_version, name_versions, with_framework
 from tilecast.hardware import Pool
 from tilecast.inputs import job as job_inputs
 from tilecast.inputs import measurements, reading
@@ -22,7 +22,8 @@ from tilecast.inputs.pools import PoolOptions
 from tilecast.render import launch as launched
 from tilecast.render.launch import LAUNCHERS
 from tilecast.search import engine
-from tilecast.spec import Plans, SpecError, Stated
+from tilecast.spec import Framework, Plans, SpecError, Stated
+from tilecast.step.blocks import fused_attention
 
 if TYPE_CHECKING:
     from tilecast.jobs.candidates import JobCandidates
@@ -42,6 +43,8 @@ class Question:
     """Measured steps, POOL:N[/PLAN]=STEP each, @FILE.json, or the seconds of one step."""
     launch: str | None = None
     """Launcher that has to be able to run the plan."""
+    seeks_fewest: bool = False
+    """Whether the fewest GPUs that hold the job are sought, whatever its objective."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,15 +67,50 @@ def answer_question(question: Question) -> Answer:
     Raises:
         SpecError: the job, the pools or an option cannot be read, or they contradict each other.
     """
-    job = job_inputs.read_job(question.job)
     try:
-        return _answer(question, job)
+        job = job_inputs.read_job(question.job)
+        try:
+            return _answer(question, job)
+        except SpecError as error:
+            raise job.named_by_flag(error) from None
     except SpecError as error:
-        raise job.named_by_flag(error) from None
+        if len(missing := _list_missing(question, error)) < 2:
+            raise
+        example = " ".join(f"{flag} {_EXAMPLES[flag]}" for flag in missing)
+        names = f"{', '.join(missing[:-1])} and {missing[-1]}"
+        raise SpecError(names, "are missing", f"add for instance {example}") from None
+
+
+_EXAMPLES = {"--batch": "128", "--seq": "8192", "--gpus": "h100-sxm:16"}
+
+
+def _list_missing(question: Question, error: SpecError) -> list[str]:
+    """Return the flags that a question lacks, if the error is about one of them.
+
+    Args:
+        question: the question.
+        error: the first error of the question.
+    """
+    pools = question.pools
+    has_pools = pools.nodes is not None or pools.gpus is not None or pools.context is not None
+    if not (error.problem == "is missing" or (error.field == "--nodes" and not has_pools)):
+        return []
+    missing, values = [], dict(question.job.values)
+    # Each value that is missing is filled in, so that the next one is found.
+    for flag, value in (("--batch", 1), ("--seq", 1)):
+        try:
+            job_inputs.read_job(replace(question.job, values=values)).request()
+        except SpecError as found:
+            if found.field == flag and found.problem == "is missing":
+                missing.append(flag)
+                values[flag.removeprefix("--")] = value
+    return missing if has_pools else [*missing, "--gpus"]
 
 
 def _answer(question: Question, job: JobInput) -> Answer:
     request, pools = job.request(), pool_inputs.read_pools(question.pools)
+    if question.seeks_fewest:
+        request = replace(request, objective="fewestGpus", deadline_s=None, budget=None)
     seconds, runs = measurements.parse_measurements(question.measured)
     if question.baseline:
         where, step = measurements.split_baseline(question.baseline)
@@ -85,7 +123,8 @@ def _answer(question: Question, job: JobInput) -> Answer:
     notes = pool_inputs.pool_notes(question.pools, pools)
     requests = launcher_requests(request, question.launch) if question.launch else (request,)
     if job.source is None:
-        advice = measured.add_run_notes(_add_notes(_choose_advice(requests, pools), notes), own)
+        advice = _choose_advice(requests, pools)
+        advice = measured.add_run_notes(_add_notes(advice, (*notes, *_attention_notes(advice))), own)
         return Answer(job, advice, pools, seconds=seconds)
     from tilecast.jobs.candidates import order_by_quota
 
@@ -112,6 +151,27 @@ def measured_offer(question: Question, answer: Answer) -> Offer:
     if question.plan is None or len(answer.advice.offers) != 1:
         raise SpecError("--measured", "which run took so long is open", "give --baseline POOL:N, or --plan on one pool")
     return answer.advice.offers[0]
+
+
+def _attention_notes(advice: Advice) -> tuple[str, ...]:
+    """Return a note on the library that is assumed to run attention, where frameworks differ in it on the GPU."""
+    best = advice.best
+    if best is None or best.workload.framework is not None or best.workload.attention != "auto":
+        return ()
+    gpu, known = best.pool.gpu, constants.shipped_constants()
+    mine = fused_attention(best.workload, gpu, known) if "attention" in fuse.passes(best.workload) else None
+    others = {
+        library.time_factor(gpu, "forward")
+        for name in get_args(Framework)
+        if (library := fused_attention(with_framework(best.workload, name), gpu, known)) is not None
+    }
+    if mine is None or len(others) < 2:
+        return ()
+    version = f"{name_versions(UNSET)} {assumed_version(UNSET)}"
+    return (
+        f"Assumed: attention by {mine.title}, as {version} runs it on {gpu.name}; --framework, --framework-version "
+        "or --attention say otherwise.",
+    )
 
 
 def _add_notes(advice: Advice, notes: Sequence[str]) -> Advice:
@@ -207,4 +267,4 @@ def launcher_requests(request: Request, launcher: str) -> tuple[Request, ...]:
         if not named:
             problem = f"{launcher} has no buckets of a stated size"
             raise SpecError("training.bucketMiB", problem, "leave it out, or launch the job by another launcher")
-    return tuple(replace(request, workload=replace(request.workload, framework=name)) for name in named)
+    return tuple(replace(request, workload=with_framework(request.workload, name)) for name in named)

@@ -139,7 +139,9 @@ class PoolFit:
     is_tight: bool
     """Whether the upper end of the range does not fit."""
     plan: str
-    """The plan that was asked about, the recommended one, or the one that is nearest to fitting."""
+    """The plan that was asked about, the best one on the fewest GPUs, or the one that is nearest to fitting."""
+    gpus: int | None
+    """GPUs of the plan; None where it does not fit."""
     memory_bytes: float | None
     memory_upper_bytes: float | None
     available_bytes: float | None
@@ -159,12 +161,12 @@ class Fits:
         pools = []
         for offer in advice.offers:
             sizes = (offer.memory_bytes, offer.memory_upper_bytes, offer.memory_available_bytes)
-            pools.append(PoolFit(offer.pool.name, True, offer.is_tight, str(offer.plan), *sizes, ""))
+            pools.append(PoolFit(offer.pool.name, True, offer.is_tight, str(offer.plan), offer.gpus, *sizes, ""))
         for item in advice.rejections:
             needed = (item.memory_bytes, None, item.memory_available_bytes)
             plan = "" if item.plan is None else str(item.plan)
             remedy = item.remedy if item.code == "OutOfMemory" else f"{item.message}: {item.remedy}"
-            pools.append(PoolFit(item.pool, False, False, plan, *needed, remedy))
+            pools.append(PoolFit(item.pool, False, False, plan, None, *needed, remedy))
         return cls(tuple(pools))
 
     def __bool__(self) -> bool:
@@ -177,6 +179,7 @@ class Fits:
             (
                 one.pool,
                 "tight" if one.is_tight else "fits" if one.fits else "no",
+                "" if one.gpus is None else str(one.gpus),
                 one.plan,
                 "" if one.memory_bytes is None else format_gibibytes(one.memory_bytes),
                 "" if one.available_bytes is None else format_gibibytes(one.available_bytes),
@@ -184,7 +187,9 @@ class Fits:
             )
             for one in self.pools
         ]
-        return "\n".join(align_columns(("POOL", "FITS", "PLAN", "GiB", "OF", "REMEDY"), rows, ("GiB", "OF")))
+        return "\n".join(
+            align_columns(("POOL", "FITS", "GPUS", "PLAN", "GiB", "OF", "REMEDY"), rows, ("GPUS", "GiB", "OF"))
+        )
 
     def _repr_html_(self) -> str:
         return rows_html(self.rows)

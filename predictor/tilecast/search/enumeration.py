@@ -24,10 +24,12 @@ import numpy as np
 
 from tilecast import frameworks, fuse, zoo
 from tilecast.hardware import Pool
+from tilecast.layout import counted_ends_of_pieces, parse_layout, schedule_law, split_layers
 from tilecast.memo import Memo
 from tilecast.model import Model
+from tilecast.recomputation import Checkpointing, code_of, split_modules
 from tilecast.search.engines import FRAMEWORKS, Abilities, Mask, abilities
-from tilecast.spec import CHECKPOINTING, Ints, Plans, SpecError, Workload
+from tilecast.spec import Ints, Plans, SpecError, Workload
 from tilecast.step import placement
 from tilecast.zoo import traced
 from tilecast.zoo.families import FAMILIES
@@ -47,8 +49,8 @@ class Limits:
 
 
 NO_LIMITS = Limits()
-MAX_VIRTUAL = 4
-"""Most virtual stages of a pipeline rank; more stages send more than they save."""
+MAX_VIRTUAL = 12
+"""Most virtual stages of a pipeline rank, as in published plans (Nemotron-4-340B has 12 on each of 4 ranks)."""
 MAX_MICRO_TOKENS = 1 << 22
 """Most tokens of a micro-batch; no GPU holds the activations of more."""
 # With down to 128 tokens allowed, no best plan of six models from 2,048 to 8,192 tokens on H100 and L4 had fewer.
@@ -73,14 +75,18 @@ def divisors(number: int) -> list[int]:
 
 _Table: TypeAlias = dict[str, Ints]
 """Columns of incomplete plans, by name."""
-_DECIDING = ("training", "precision", "framework", "checkpointing", "offload", "gradient_sync", "bucket_mib")
+_DECIDING = (
+    *("training", "precision", "framework", "framework_version", "checkpointing", "recompute_layers", "offload"),
+    *("offloaded_activations", "gradient_sync", "bucket_mib", "pipeline_layout", "expert_dispatch", "expert_overlap"),
+    "shard_degree",
+)
 """Fields of a workload that decide `_enumerate_ways`, besides the recomputation modes of its model."""
 _WAYS: Memo[tuple[_Table, Mask]] = Memo(8)
 
 
 def enumerate_bounded(workload: Workload, pool: Pool, limits: Limits) -> tuple[Plans, bool]:
     """Return the plans of `enumerate_plans`, and whether node counts were left out to keep them few."""
-    deciding = zoo.recomputes(workload.model), *(getattr(workload, name) for name in _DECIDING)
+    deciding = recomputations(workload), *(getattr(workload, name) for name in _DECIDING)
     ways, allowed = _WAYS.get(deciding, lambda: _enumerate_ways(workload))
     for digits in (64, 4, 3, 2, 1):
         outer = _add_batches(workload, _enumerate_splits(workload, pool, limits, digits))
@@ -171,14 +177,53 @@ def _most_stages(workload: Workload) -> int:
 def stages_are_full(workload: Workload, pipeline: int) -> bool:
     """Return whether every one of `pipeline` stages has work.
 
-    A traced model is cut into pieces by cost. Any other model needs layers of a single kind, of which the last stage
+    A traced model is cut into pieces by cost. Any other model needs a stack of layers, of which the stages at the ends
     may hold fewer.
     """
     model = workload.model
     if model.trace is not None:
         return pipeline <= traced.pieces(model.trace)
-    fullest = -(-model.layers // pipeline)
-    return zoo.is_transformer(model) and fullest * (pipeline - 1) < model.layers and FAMILIES[model.family].has_stages
+    if not zoo.is_transformer(model) or not FAMILIES[model.family].has_stages:
+        return False
+    if workload.pipeline_layout is not None:
+        return len(parse_layout(workload.pipeline_layout).pieces) % pipeline == 0
+    return min(split_layers(model.layers, pipeline, counts_ends=_counts_ends(workload))) > 0
+
+
+def has_equal_pieces(workload: Workload, pipeline: int, virtual: int) -> bool:
+    """Return whether `virtual` pieces of equally many layers fit on each of `pipeline` stages.
+
+    Embedding and loss may count as layers. A stated layout has as many pieces as it says.
+    """
+    if workload.pipeline_layout is not None:
+        return len(parse_layout(workload.pipeline_layout).pieces) == pipeline * virtual
+    ends = counted_ends_of_pieces(workload.model.layers, pipeline, virtual)
+    return ends == 0 or (ends is not None and _counts_ends(workload))
+
+
+def runs_pieces(workload: Workload, pipeline: int, virtual: int) -> bool:
+    """Return whether `pipeline` stages of `virtual` pieces each fit the layers, the layout and the schedule."""
+    if pipeline == 1:
+        return virtual == 1
+    fits = virtual == 1 and workload.pipeline_layout is None
+    return allows_pieces(workload, virtual) and (fits or has_equal_pieces(workload, pipeline, virtual))
+
+
+def allows_pieces(workload: Workload, virtual: int) -> bool:
+    """Return whether the workload's pipeline schedule runs with `virtual` pieces on each stage."""
+    least, most = schedule_law(workload.pipeline_schedule).virtual
+    return least <= virtual <= most
+
+
+def _virtual_stages(workload: Workload) -> list[int]:
+    """Return the numbers of pieces of a pipeline stage that the search tries, ascending."""
+    if workload.pipeline_layout is not None:
+        return divisors(len(parse_layout(workload.pipeline_layout).pieces))
+    return list(range(1, MAX_VIRTUAL + 1))
+
+
+def _counts_ends(workload: Workload) -> bool:
+    return frameworks.find_framework(workload).counts_ends
 
 
 def _add_batches(workload: Workload, splits: _Table) -> _Table:
@@ -252,10 +297,10 @@ def _enumerate_ways(workload: Workload) -> tuple[_Table, Mask]:
     recompute = [0]
     if workload.checkpointing is not None:
         zoo.refuse_recomputation(model, workload.checkpointing, "training.activationCheckpointing")
-        recompute = [CHECKPOINTING.index(workload.checkpointing)]
+        recompute = [code_of(workload.checkpointing)]
     elif workload.training:
-        recompute = [CHECKPOINTING.index(mode) for mode in zoo.recomputes(model)]
-    sizes = ([0, 1], recompute, zero, list(range(1, MAX_VIRTUAL + 1)))
+        recompute = [code_of(value) for value in recomputations(workload)]
+    sizes = ([0, 1], recompute, zero, _virtual_stages(workload))
     names = ("sequence_parallel", "checkpointing", "zero_stage", "virtual_stages")
     grid = np.meshgrid(*(np.array(size, np.int32) for size in sizes), indexing="ij")
     ways = {name: column.ravel() for name, column in zip(names, grid, strict=True)}
@@ -269,7 +314,10 @@ def _enumerate_ways(workload: Workload) -> tuple[_Table, Mask]:
         micro_batch=one,
         gradient_accumulation=one,
     )
-    allowed = np.any([framework.executes(table) for framework in _find_frameworks(workload)], axis=0)
+    able = _find_frameworks(workload)
+    allowed = np.any([framework.executes(table) for framework in able], axis=0)
+    if workload.offloaded_activations:
+        allowed &= np.any([framework.executes(table) & framework.offloads(table) for framework in able], axis=0)
     if workload.bucket_mib is not None and not is_whole:
         allowed &= frameworks.find_framework(workload).sizes_buckets(table)
     allowed &= (table.sequence_parallel == 0) | (table.tensor > 1)
@@ -279,6 +327,18 @@ def _enumerate_ways(workload: Workload) -> tuple[_Table, Mask]:
     else:
         allowed &= (table.zero_stage == 0) | (table.replicas > 1)
     return ways, allowed.reshape(len(kinds), count)
+
+
+def recomputations(workload: Workload) -> tuple[Checkpointing, ...]:
+    """Return the values of recomputation that the search tries: the modes of the model, and the framework's policies.
+
+    A policy is left out if the model has no layers with its modules.
+    """
+    model = workload.model
+    own = zoo.list_modules(model)
+    able = list(FRAMEWORKS.values()) if workload.framework is None else [abilities(workload.framework)]
+    named = dict.fromkeys(value for one in able for value in one.policies.values())
+    return (*zoo.recomputes(model), *(value for value in named if own >= {*split_modules(value)}))
 
 
 _DEGREES = ("data", "tensor", "pipeline", "context", "expert")
@@ -292,15 +352,23 @@ def _allow_combinations(workload: Workload, outer: _Table, ways: _Table, allowed
     # Tables and classifiers are spread by the model's own code, whatever framework runs the rest.
     degrees = _DEGREES if zoo.count_experts(workload.model) else _DEGREES[:-1]
     kind = np.sum([(outer[name] > 1) << place for place, name in enumerate(degrees)], axis=0)
-    virtual = np.arange(1, MAX_VIRTUAL + 1)
+    virtual = _virtual_stages(workload)
     pipeline, repeats = outer["pipeline"][:, None], outer["gradient_accumulation"][:, None]
-    layers = max(1, workload.model.layers)
     # Interleaving needs equal pieces, and micro-batches that divide by the stages (arXiv 2104.04473, section 2.2).
-    interleaves = (virtual == 1) | ((layers % (pipeline * virtual) == 0) & (repeats % pipeline == 0))
+    kinds = np.zeros((int(pipeline.max(initial=1)) + 1, 2, len(virtual)), bool)
+    for degree in np.flatnonzero(np.bincount(pipeline[:, 0])).tolist():
+        for place, pieces in enumerate(virtual):
+            kinds[degree, :, place] = runs_pieces(workload, degree, pieces)
+            kinds[degree, 0, place] &= pieces == 1
+    interleaves = kinds[pipeline[:, 0], (repeats[:, 0] % pipeline[:, 0] == 0).astype(int)]
     spread = workload.sequence_length // outer["context"] % outer["tensor"] == 0
     # One matrix of rows x ways at a time, gathered from the narrow columns rather than the wide ones.
-    mask: Mask = allowed[kind] & interleaves[:, ways["virtual_stages"] - 1]
+    mask: Mask = allowed[kind] & interleaves[:, np.searchsorted(virtual, ways["virtual_stages"])]
     mask &= spread[:, None] | (ways["sequence_parallel"] == 0)
+    if workload.shard_degree is not None:
+        # Groups are equally large, and shards beyond them are those of ZeRO 2 and 3.
+        grouped = (outer["data"] % workload.shard_degree == 0) | (outer["data"] < workload.shard_degree)
+        mask &= grouped[:, None] & ((ways["zero_stage"] >= 2) | (outer["data"][:, None] == 1))
     return mask
 
 
@@ -315,12 +383,38 @@ def _find_frameworks(workload: Workload) -> list[Abilities]:
         ("training.precision", workload.precision, "precisions"),
         ("training.offload", workload.offload, "offload"),
         ("training.activationCheckpointing", workload.checkpointing, "checkpointing"),
+        ("training.expertDispatch", workload.expert_dispatch, "expert_dispatch"),
+        ("training.expertOverlap", workload.expert_overlap, "expert_overlap"),
     ):
-        supporting = [one for one in candidates if value is None or value in getattr(one, names)]
+        modules = names == "checkpointing" and value is not None and bool(split_modules(value))
+        supporting = [
+            one
+            for one in candidates
+            if value is None or (one.recomputes(value) if modules else value in getattr(one, names))
+        ]
         if not supporting:
-            known = ", ".join(dict.fromkeys(name for one in candidates for name in getattr(one, names)))
+            listed = [*getattr(candidates[0], names), *(candidates[0].modules if modules else ())]
+            known = ", ".join(dict.fromkeys([*listed, *(name for one in candidates for name in getattr(one, names))]))
+            field = "training.recomputeModules" if modules else field
             who = workload.framework or "no framework with the rest of the job"
             problem = f"{who} has no {value}" if workload.framework else f"{who} has {value}"
             raise SpecError(field, problem, f"use one of {known}, or another framework")
         candidates = supporting
+    if workload.shard_degree is not None:
+        candidates = [one for one in candidates if one.hybrid_shards]
+        if not candidates:
+            problem = f"{workload.framework or 'no framework with the rest of the job'} shards over all replicas"
+            able = ", ".join(name for name, one in FRAMEWORKS.items() if one.hybrid_shards)
+            raise SpecError("training.shardDegree", problem, f"leave it out, or use one of {able}")
+    if workload.offloaded_activations:
+        candidates = [one for one in candidates if one.offload_activations != "none"]
+        if not candidates:
+            problem = f"{workload.framework or 'no framework with the rest of the job'} keeps activations on the GPU"
+            able = ", ".join(name for name, one in FRAMEWORKS.items() if one.offload_activations != "none")
+            raise SpecError("training.offloadActivations", problem, f"leave it out, or use one of {able}")
+    if workload.recompute_layers is not None:
+        candidates = [one for one in candidates if "recomputation" in one.per_layer]
+        if not candidates:
+            problem = f"{workload.framework or 'no framework with the rest of the job'} recomputes all layers or none"
+            raise SpecError("training.recomputeLayers", problem, "leave it out, or use another framework")
     return candidates

@@ -28,8 +28,8 @@ from tilecast.learning.job_calibration import RunSetting, correct_parts, samples
 from tilecast.spec import Columns, Floats, Plans, Rows, Workload
 from tilecast.step import parts
 from tilecast.step.blocks import KernelSeconds
-from tilecast.step.distinct import PerDistinct, StepInputs, Value
-from tilecast.step.passes import MicroBatch, block_passes, boundary_seconds, micro_batch
+from tilecast.step.distinct import Column, PerDistinct, StepInputs, Value
+from tilecast.step.passes import MicroBatch, block_passes, boundary_seconds, micro_batch, visible_send_seconds
 from tilecast.step.replicas import (
     SyncSeconds,
     link_contention,
@@ -201,8 +201,9 @@ class Steps:
         def update_at(_: Sharded, plans: Plans, rows: Rows) -> Floats:
             return optimizer_seconds(workload, held.take(rows), plans, gpu, constant)
 
+        layered: tuple[Column, ...] = ("pipeline",) if workload.recompute_layers is not None else ()
         passes = per_distinct(
-            ("shard", "checkpointing", "links"),
+            ("shard", "checkpointing", "links", *layered),
             lambda sharded, plans, rows: block_passes(workload, sharded, plans, pool, priced, constant, speed_at(rows)),
         )
         held = by_degrees(lambda sharded, plans, _: HeldWeights.from_plans(workload, sharded, plans))
@@ -235,18 +236,23 @@ class Steps:
         Neighbouring plans that differ only in ZeRO stage and virtual stages share one row of the inputs.
         """
         plans, (some, place) = self.plans.take(rows), self.inputs.rows_of(rows)
-        micro, compute_s, exposed_s, hidden_s, input_s = self._at_every_zero_stage(some)
+        interleaves = bool((plans.virtual_stages > 1).any())
+        micro, compute_s, exposed_s, hidden_s, input_s = self._at_every_zero_stage(some, interleaves=interleaves)
         stage = np.minimum(np.maximum(plans.zero_stage, 0), 3)  # a table may state any number
-        staged, micro = stage * len(exposed_s[0]) + place, micro.take(place)
+        updated, way = stage * len(exposed_s[0]) + place, stage
+        if interleaves:
+            way = stage + 4 * (plans.virtual_stages > 1)
+        staged, micro = way * len(exposed_s[0]) + place, micro.take(place)
         straggler, repeats = self.straggler.take(some)[place], plans.gradient_accumulation.astype(float)
         sends_s = self.boundary_s.take(some)[place] * plans.virtual_stages
         exposed_s = exposed_s.take(staged)
+        steady_s = visible_send_seconds(self.workload, plans, micro, sends_s)
         ones = np.broadcast_to(1.0, len(plans))
         times = StepTimes(
             compute=compute_s.take(staged) * straggler,
-            communication=parts.communication_seconds(repeats, micro, sends_s, exposed_s) * straggler,
-            bubble=parts.bubble_seconds(plans, micro, sends_s) * straggler,
-            optimizer=self.update_s.take(some).take(staged),
+            communication=parts.communication_seconds(repeats, micro, steady_s, exposed_s) * straggler,
+            bubble=parts.bubble_seconds(plans, micro, sends_s, self.workload.pipeline_schedule) * straggler,
+            optimizer=self.update_s.take(some).take(updated),
             launch=parts.launch_seconds(repeats, micro, self.once_s.take(some)[place]),
             input=input_s.take(staged),
             hidden=hidden_s.take(staged),
@@ -258,17 +264,28 @@ class Steps:
         )
         return self._apply_corrections(times, plans, some, place)
 
-    def _at_every_zero_stage(self, rows: slice | Rows) -> tuple[MicroBatch, Floats, Floats, Floats, Floats]:
+    def _at_every_zero_stage(
+        self, rows: slice | Rows, *, interleaves: bool
+    ) -> tuple[MicroBatch, Floats, Floats, Floats, Floats]:
         """Return the micro-batch of some rows of the inputs, (n,), and seconds at every ZeRO stage, (4, n) each.
+
+        With `interleaves`, the seconds at every ZeRO stage with virtual stages follow, (8, n).
 
         The seconds are those of computation, of exposed and of hidden communication of replicas, and of input.
         """
         plans, micro = self.inputs.plans.take(rows), self.micro.take(rows)
         repeats = plans.gradient_accumulation.astype(float)
-        exposed_s, hidden_s = replica_seconds(self.workload, plans, micro, self.sync.take(rows))
+        sync = self.sync.take(rows)
+        ways = [
+            replica_seconds(self.workload, plans, micro, sync, interleaved=interleaved)
+            for interleaved in (False, True)[: 1 + interleaves]
+        ]
+        exposed_s, hidden_s = (np.concatenate(column) for column in zip(*ways, strict=True))
+        copied_s = np.concatenate([self.copied_s.take(rows)] * len(ways))
         if self.workload.offload == "parameters":
-            exposed_s = exposed_s + repeats * weight_fetch_seconds(self.held.take(rows), micro)
-        compute_s = parts.compute_seconds(repeats, micro, self.copied_s.take(rows), hidden_s * self.slowdown)
+            fetched_s = np.concatenate([weight_fetch_seconds(self.held.take(rows), micro)] * len(ways))
+            exposed_s = exposed_s + repeats * fetched_s
+        compute_s = parts.compute_seconds(repeats, micro, copied_s, hidden_s * self.slowdown)
         return micro, compute_s, exposed_s, hidden_s, parts.input_seconds(self.graph, plans, compute_s)
 
     def _apply_corrections(self, times: StepTimes, plans: Plans, rows: slice | Rows, place: Rows) -> StepTimes:

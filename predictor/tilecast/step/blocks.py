@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
 
 from tilecast import constants, frameworks, kernels, zoo
 from tilecast.constants import Constants, FusedAttention
-from tilecast.graph import KIND_NAMES, Block, Graph, KernelTable, Op
+from tilecast.graph import KIND_NAMES, KINDS, Block, Graph, KernelTable, Op
 from tilecast.hardware import Gpu
+from tilecast.kernels import tiles
 from tilecast.memo import Memo
-from tilecast.spec import Floats, Rows, Workload
+from tilecast.spec import PRECISIONS, Floats, Rows, Workload
 from tilecast.zoo import Sharded
+from tilecast.zoo.deepseek import Deepseek
+from tilecast.zoo.modules import modules_of_operator, repeats_in_full
 
 FACTORS = ("matrix", "attention", "convolution", "exchange", "gradients")
 """Parts of a step that have a fitted factor: matrix products, fused attention, convolutions, exchanges inside layers,
@@ -24,9 +27,16 @@ _COMPUTING = {"gemm": "matrix", "attention": "attention", "conv": "convolution"}
 
 
 _FACTOR_OF = [_COMPUTING.get(name) for name in KIND_NAMES]
+_GROUPS = KINDS["conv"].dims.index("groups")
+
+
+_FP8 = PRECISIONS.index("fp8")
 
 
 _ATTENTION, _MATRIX = KIND_NAMES.index("attention"), KIND_NAMES.index("gemm")
+_SIDES = KINDS["gemm"].dims
+_NUMBERS_OF_WORD = {"fp16": 8, "bf16": 8, "tf32": 4}
+"""Numbers that tensor cores read at once, by the precisions whose unaligned products were measured."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,12 +55,18 @@ class _Pass:
 
 @dataclass(frozen=True, slots=True)
 class BlockTimes:
-    """Passes of one repetition of a block; `core` is the part that selective recomputation repeats."""
+    """Passes of one repetition of a block.
+
+    `repeated` is the part of the forward pass that full recomputation repeats, `core` the part that selective
+    recomputation repeats, and `modules` the parts that recomputing each module of `recomputation.MODULES` repeats.
+    """
 
     block: Block
     forward: _Pass
+    repeated: _Pass
     core: _Pass
     backward: _Pass
+    modules: Mapping[str, _Pass]
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +129,8 @@ def _kernel_seconds(
     items, position = [], 0
     weight, spread, roofline_s = np.zeros((3, graph.shards))
     for block in graph.blocks:
-        passes = {"forward": zero, "core": zero, "backward": zero}
+        passes = dict.fromkeys(("forward", "repeated", "core", "backward"), zero)
+        modules = dict.fromkeys(block.freed_bytes, zero)
         for op in block.ops:
             index = rows[position]
             position += 1
@@ -121,12 +138,17 @@ def _kernel_seconds(
             launch_s = forward_launch_s if op.phase == "forward" else backward_launch_s
             kernels_pass = _Pass(seconds, np.atleast_1d(op.count * op.launches * launch_s))
             passes[op.phase] = passes[op.phase] + kernels_pass
+            if op.phase == "forward" and repeats_in_full(workload, op.name):
+                passes["repeated"] = passes["repeated"] + kernels_pass
             if op.phase == "forward" and (share := recomputed(op)):
                 passes["core"] = passes["core"] + kernels_pass.scaled(share)
+            if op.phase == "forward" and modules:
+                for name in modules_of(workload, op) & modules.keys():
+                    modules[name] = modules[name] + kernels_pass
             weight = weight + seconds * block.repeat
             spread = spread + seconds * block.repeat * times.spread[index]
             roofline_s = roofline_s + times.roofline_s[index] * op.count * block.repeat
-        items.append(BlockTimes(block, passes["forward"], passes["core"], passes["backward"]))
+        items.append(BlockTimes(block, **passes, modules=modules))
     return KernelSeconds(tuple(items), spread / np.maximum(weight, 1e-30), roofline_s)
 
 
@@ -141,7 +163,7 @@ def launch_host(workload: Workload) -> str:
 
 def _memory_kernels(workload: Workload) -> str:
     """Return the kind of kernels that move memory, a key of `memory` in the constants, such as `fused`."""
-    if workload.execution == "eager" and workload.fused_kernels:
+    if workload.execution in ("eager", "cudaGraphs") and frameworks.has_fused_kernels(workload):
         return "fused"
     # Traces and networks that are no transformers list every operator that runs.
     host = launch_host(workload)
@@ -154,6 +176,16 @@ def recomputed_share(workload: Workload) -> Callable[[Op], float]:
         return lambda op: float(op.selective)
     rates = {_ATTENTION: 0.0, _MATRIX: 0.5}
     return lambda op: rates.get(int(op.table.kind[0]), 1.0)
+
+
+def modules_of(workload: Workload, op: Op) -> frozenset[str]:
+    """Return the modules of `recomputation.MODULES` that a forward operator of a layer belongs to."""
+    return modules_of_operator(
+        op.name,
+        selective=op.selective,
+        fuses_norms=frameworks.find_framework(workload).fuses_norms,
+        latent=isinstance(workload.model.dimensions, Deepseek),
+    )
 
 
 def operator_seconds(
@@ -195,25 +227,74 @@ def corrections(
     factors: dict[str, Floats] = {}
     if times.irregular[rows].any():
         factors["alignment.irregular"] = np.where(times.irregular[rows], fitted.irregular, 1.0)
+    if op.table.kind[0] == _MATRIX and (slowed := _unaligned_factor(workload, op, times, rows, fitted)) is not None:
+        factors["alignment.unaligned"] = slowed
     if times.implicit[rows].any():
-        factors["implicit.convolution"] = np.asarray(fitted.implicit ** times.implicit[rows])
+        # A convolution that waits for its addresses draws less power, so the slower of both limits counts, not both.
+        share = times.gpu.sustained_ratio[PRECISIONS[op.table.precision[0]]]
+        slower = np.where(times.implicit[rows] > 0, fitted.implicit ** times.implicit[rows] * share, 1.0)
+        factors["implicit.convolution"] = np.maximum(slower, 1.0)
+    if op.table.kind[0] == _MATRIX and op.table.precision[0] == _FP8:
+        is_measured = times.gpu.compute_capability < fitted.kernels.unmeasured_fp8_capability
+        if is_measured and frameworks.find_framework(workload).fp8_products == "cublas":
+            factors["fp8.cublas"] = np.full(1, fitted.fp8_cublas)
     part, runner = _FACTOR_OF[op.table.kind[0]], _memory_kernels(workload)
     if part:
         factors[f"factor.{part}"] = np.full(1, fitted.factor[part])
     else:
         factors[f"memory.{runner}"] = np.full(1, fitted.memory_factor(runner, times.gpu))
+    if part == "convolution" and workload.precision == "fp32":
+        framework, is_grouped = frameworks.find_framework(workload), op.table.dims[0, _GROUPS] > 1
+        older = framework.grouped_convolution if is_grouped else framework.dense_convolution
+        if older != 1.0:
+            factors["framework.convolution"] = np.full(1, older)
     if op.table.kind[0] == _ATTENTION and (fused := fused_attention(workload, times.gpu, fitted)):
         factors[f"attention.{fused.name}"] = np.full(1, fused.time_factor(times.gpu, op.phase))
     return factors
 
 
-def fused_attention(workload: Workload, gpu: Gpu, fitted: Constants) -> FusedAttention | None:
-    """Return the implementation of fused attention that the framework names, or else the first that runs on the GPU.
+def can_attend(workload: Workload, gpu: Gpu) -> bool:
+    """Return whether the library that a workload names for its attention, if any, has kernels for it on a GPU."""
+    library = constants.shipped_constants().attention.get(workload.attention)
+    return library is None or library.runs_on(gpu, is_mixed=workload.is_mixed)
 
-    The result is None if no implementation runs.
+
+def _unaligned_factor(
+    workload: Workload, op: Op, times: kernels.KernelTimes, rows: Rows, fitted: Constants
+) -> Floats | None:
+    """Return the factor on a matrix product whose rows are no whole number of words, (S,), or None if it is 1.
+
+    Compilers pad such products (PyTorch, inductor/config.py: shape_padding; XLA, cublas_pad_for_gemms), and so do
+    frameworks that pad the vocabulary. The other graph executors run old libraries, which were not measured.
     """
-    own = frameworks.find_framework(workload).attention
-    if named := next((kernel for kernel in fitted.attention if kernel.name == own), None):
-        return named
-    native = workload.fused_kernels or workload.execution == "xla"
-    return next((kernel for kernel in fitted.attention if kernel.runs_on(gpu, native=native)), None)
+    aligned = frameworks.has_fused_kernels(workload) or launch_host(workload) != "eager"
+    if aligned or frameworks.find_framework(workload).pads_vocabulary:
+        return None
+    precision = PRECISIONS[int(op.table.precision[0])]
+    if precision not in _NUMBERS_OF_WORD or tiles.compute_units(precision, times.gpu) != "tensor":
+        return None
+    batch, m, n, k = (op.table.dims[:, _SIDES.index(name)] for name in ("batch", "m", "n", "k"))
+    # Y = X W' has rows of n and k numbers. The gradient of W has rows of m and n, since tokens are summed over.
+    sides = (m, n) if op.name.endswith(".weight-gradient") else (n, k)
+    loaded = np.full(len(batch), float(_NUMBERS_OF_WORD[precision]))
+    for side in sides:
+        for number in (4, 2, 1):
+            loaded = np.where((loaded > number) & (side % (2 * number) != 0), number, loaded)
+    if (loaded == _NUMBERS_OF_WORD[precision]).all():
+        return None
+    rate = fitted.unaligned * loaded * times.gpu.sm_count * times.gpu.boost_clock_hz
+    least_s = np.where(loaded < _NUMBERS_OF_WORD[precision], 2.0 * batch * m * n * k / rate, 0.0)
+    return np.maximum(least_s / times.seconds[rows], 1.0)
+
+
+def fused_attention(workload: Workload, gpu: Gpu, fitted: Constants) -> FusedAttention | None:
+    """Return the library of fused attention that runs a workload's attention on a GPU.
+
+    The framework tries libraries in its order (`frameworks.Framework.attention`). The result is None if none of them
+    runs on the GPU.
+    """
+    for choice in frameworks.attention_choices(workload):
+        library = fitted.attention[choice.library]
+        if choice.is_tried_at(gpu.compute_capability) and library.runs_on(gpu, is_mixed=workload.is_mixed):
+            return library
+    return None

@@ -5,8 +5,8 @@ The slowest stage takes T per micro-batch, and all stages in sequence take A. A 
 parts are
 
     compute        m (passes of the slowest stage + copies of weights) + slow-down by hidden collectives
-    communication  m (exchanges inside layers + v sends to the next stage) + exposed collectives of replicas
-    bubble         (A + v (p - 1) sends - T) / v
+    communication  m (exchanges inside layers + visible sends to the next stage) + exposed collectives of replicas
+    bubble         (A + v (p - 1) sends - T) / v, or a share of it under another schedule
     optimizer      bytes that the update moves / bandwidth
     launch         m (stalls of the slowest stage) + host time once per step
     input          copy of the batch to the GPU that compute does not hide
@@ -21,7 +21,8 @@ import numpy as np
 
 from tilecast import constants
 from tilecast.graph import Graph
-from tilecast.spec import Floats, Plans
+from tilecast.layout import schedule_law
+from tilecast.spec import Floats, Plans, Schedule
 from tilecast.step.passes import MicroBatch
 
 
@@ -33,14 +34,27 @@ def compute_seconds(repeats: Floats, micro: MicroBatch, copied_s: Floats, slowdo
 def communication_seconds(repeats: Floats, micro: MicroBatch, sends_s: Floats, exposed_s: Floats) -> Floats:
     """Return the seconds of communication: exchanges of all micro-batches, and exposed collectives of replicas.
 
-    `sends_s` are the seconds in which a micro-batch is sent to the next stage and back, for all virtual stages.
+    `sends_s` are the visible seconds in which a micro-batch is sent to the next stage and back, for all virtual stages.
     """
     return repeats * (micro.communication_s + sends_s) + exposed_s
 
 
-def bubble_seconds(plans: Plans, micro: MicroBatch, sends_s: Floats) -> Floats:
-    """Return the seconds in which a stage waits for the first micro-batch and for the last one to come back."""
+def bubble_seconds(plans: Plans, micro: MicroBatch, sends_s: Floats, schedule: Schedule | None) -> Floats:
+    """Return the seconds in which a stage waits for the first micro-batch and for the last one to come back.
+
+    Schedules that put the gradients of weights into the bubble, or that feed micro-batches at both ends, have a share
+    of it. The gradients of weights take as long as the forward pass, but no more than half of the backward pass.
+    """
     waited = (micro.all_s + sends_s * (plans.pipeline - 1) - micro.slowest_s) / plans.virtual_stages
+    law = schedule_law(schedule)
+    if law.filled or law.both_ways:
+        later, both, backward = plans.pipeline - 1.0, micro.slowest_s, micro.backward_s
+        weights_s = np.minimum(both - backward, backward / 2)
+        rest = both - law.filled * weights_s
+        if law.both_ways:
+            rest, later = both + backward - 3 * weights_s, plans.pipeline * plans.virtual_stages / 2 - 1.0
+        share = np.maximum(rest, 0.0) * later / np.maximum(both * (plans.pipeline - 1.0), 1e-30)
+        waited = waited * share
     return np.where(plans.pipeline > 1, np.maximum(waited, 0.0), 0.0)
 
 

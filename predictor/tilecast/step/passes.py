@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
+import numpy.typing as npt
 
-from tilecast import collectives, frameworks
-from tilecast.collectives import Algorithm, RankGroup
+from tilecast import collectives, frameworks, zoo
+from tilecast.collectives import Algorithm, RankGroup, TokenCopies
 from tilecast.constants import Constants
-from tilecast.graph import CollectiveCall
+from tilecast.graph import Block, CollectiveCall
 from tilecast.hardware import Pool
-from tilecast.spec import CHECKPOINTING, Columns, Floats, Plans, Rows, Workload, distinct_rows
+from tilecast.recomputation import BY_CODE, CHECKPOINTING, MODULES, names_modules
+from tilecast.spec import Columns, Floats, Plans, Rows, Workload, distinct_rows
 from tilecast.step.blocks import BlockTimes, KernelSeconds, launch_host
 from tilecast.step.placement import communication_group, joined_gpus
 from tilecast.zoo import Sharded
+from tilecast.zoo.modules import modules_of_exchange, repeats_in_full
+from tilecast.zoo.stages import stage_kinds
 
 _FULL = CHECKPOINTING.index("full")
 
@@ -36,13 +41,33 @@ class Passes(Columns):
         return self.gpu_s + self.stall_s + self.communication_s
 
 
+_PASSES = ("gpu_s", "stall_s", "communication_s", "backward_s")
+
+
 @dataclass(frozen=True, slots=True)
 class ModelPasses(Columns):
     """Passes through the blocks before the layers, through all layers, and through the blocks after the layers."""
 
     first: Passes
-    layers: Passes
+    layers: PassesOfLayers
     last: Passes
+
+
+@dataclass(frozen=True, slots=True)
+class PassesOfLayers(Columns):
+    """Passes through one repetition of each block of layers."""
+
+    each: tuple[Passes, ...]
+    repeats: tuple[int, ...]
+
+    def take(self, rows: Rows | npt.NDArray[np.bool_] | slice) -> PassesOfLayers:
+        """Return the chosen rows of every block."""
+        return PassesOfLayers(tuple(one.take(rows) for one in self.each), self.repeats)
+
+    def total(self, column: str) -> Floats:
+        """Return a column of `Passes`, or its `total_s`, summed over all layers, (n,)."""
+        pairs = zip(self.each, self.repeats, strict=True)
+        return np.asarray(np.sum([repeat * getattr(one, column) for one, repeat in pairs], axis=0))
 
 
 class Exchanges:
@@ -59,17 +84,18 @@ class Exchanges:
         self._index, self._speed, self._pool = senders.index, speed, pool
         self._sharded, self._plans = sharded.take(senders.first), plans.take(senders.first)
         self._groups: dict[str, tuple[Rows, RankGroup]] = {}
-        self._priced: dict[tuple[str, tuple[Algorithm, ...], float, bytes], Floats] = {}
+        self._priced: dict[tuple[str, tuple[Algorithm, ...], TokenCopies, str, bytes], Floats] = {}
 
     def seconds(self, transfer: CollectiveCall) -> Floats:
         """Return the seconds of a collective inside a layer, (n,)."""
         laws = (*collectives.COLLECTIVES[transfer.collective].algorithms.values(),)
-        key = (transfer.group, laws, transfer.fanout, transfer.size_bytes.tobytes())
+        copies = TokenCopies(transfer.fanout, transfer.groups, transfer.top_groups)
+        key = (transfer.group, laws, copies, transfer.dispatch, transfer.size_bytes.tobytes())
         if key not in self._priced:
-            self._priced[key] = self._distinct_seconds(transfer)[self._index] / self._speed
+            self._priced[key] = self._distinct_seconds(transfer, copies)[self._index] / self._speed
         return self._priced[key]
 
-    def _distinct_seconds(self, transfer: CollectiveCall) -> Floats:
+    def _distinct_seconds(self, transfer: CollectiveCall, copies: TokenCopies) -> Floats:
         """Return the seconds of a collective for the distinct plans."""
         pool, seconds = self._pool, np.zeros(len(self._plans))
         if transfer.group not in self._groups:
@@ -79,7 +105,7 @@ class Exchanges:
         if not size.any():
             return seconds
         if transfer.collective == "all_to_all":
-            active = collectives.dispatch_s(size, group, pool.intra, pool.inter, transfer.fanout)
+            active = collectives.dispatch_s(size, group, pool.intra, pool.inter, copies, transfer.dispatch)
         else:
             active = collectives.fastest_collective_s(transfer.collective, size, group, pool.intra, pool.inter)
         seconds[rows] = np.where(size > 0, active, 0.0)
@@ -115,17 +141,44 @@ def block_passes(
         fitted: the constants.
         speed: factor on the speed of all links of each plan, (n,).
     """
-    graph, nil = sharded.graph, np.zeros(len(plans))
-    passes, exchanges = [], Exchanges(sharded, plans, pool, speed)
-    for blocks in (graph.first, graph.layers, graph.last):
-        sums = [nil, nil, nil, nil]
-        for times in priced.blocks:
-            if any(times.block is block for block in blocks):
-                layered = blocks is graph.layers
-                parts = block_seconds(workload, sharded, plans, times, fitted, exchanges, recomputed=layered)
-                sums = [old + new * times.block.repeat for old, new in zip(sums, parts, strict=True)]
-        passes.append(Passes(*sums))
-    return ModelPasses(*passes)
+    graph, exchanges = sharded.graph, Exchanges(sharded, plans, pool, speed)
+    times_of = {id(times.block): times for times in priced.blocks}
+
+    def passes_of(block: Block) -> Passes:
+        recomputed = any(block is layer for layer in graph.layers)
+        return Passes(
+            *block_seconds(workload, sharded, plans, times_of[id(block)], fitted, exchanges, recomputed=recomputed)
+        )
+
+    def sum_passes(blocks: Sequence[Block]) -> Passes:
+        sums = [np.zeros(len(plans))] * 4
+        for block in blocks:
+            one = passes_of(block)
+            sums = [old + getattr(one, name) * block.repeat for old, name in zip(sums, _PASSES, strict=True)]
+        return Passes(*sums)
+
+    layers = [passes_of(block) for block in graph.layers] if graph.has_stages else [sum_passes(graph.layers)]
+    repeats = [block.repeat for block in graph.layers] if graph.has_stages else [1]
+    if workload.offloaded_activations and workload.training:
+        kept = zoo.layers_kept_bytes(workload, sharded, plans)
+        if not graph.has_stages:
+            kept = [np.sum([block.repeat * one for block, one in zip(graph.layers, kept, strict=True)], axis=0)]
+        layers = [_wait_for_host(workload, one, held, pool, fitted) for one, held in zip(layers, kept, strict=True)]
+    return ModelPasses(sum_passes(graph.first), PassesOfLayers((*layers,), (*repeats,)), sum_passes(graph.last))
+
+
+def _wait_for_host(workload: Workload, layers: Passes, kept: Floats, pool: Pool, fitted: Constants) -> Passes:
+    """Return the passes through some layers with the seconds in which they wait for activations to reach the host.
+
+    Activations leave behind the forward pass and come back behind the backward pass. `kept` is the bytes of the
+    activations that the layers keep, (n,).
+    """
+    crossing_s = workload.offloaded_activations * kept / fitted.host_link.bytes_per_s(pool.gpu)
+    back_s = np.maximum(crossing_s - layers.backward_s, 0.0)
+    away_s = np.maximum(crossing_s - (layers.total_s - layers.backward_s), 0.0)
+    return replace(
+        layers, communication_s=layers.communication_s + away_s + back_s, backward_s=layers.backward_s + back_s
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,25 +199,31 @@ class MicroBatch(Columns):
 def micro_batch(sharded: Sharded, plans: Plans, priced: KernelSeconds, passes: ModelPasses) -> MicroBatch:
     """Return the seconds of a micro-batch of each plan.
 
-    The slowest stage of a pipeline has its share of the layers and the slower end of the model.
+    A stage of a pipeline has its layers, and the first and the last one an end of the model too.
     """
-    share = sharded.layer_share(plans)
     first, layers, last = passes.first, passes.layers, passes.last
-    heavier = first.total_s > last.total_s
+    kinds = stage_kinds(sharded.graph, plans.pipeline) if sharded.graph.has_stages else None
 
-    def slowest(column: str) -> Floats:
-        before, inside, after = (getattr(part, column) for part in (first, layers, last))
+    def of_stages(column: str) -> Floats:
+        """Return a column of the passes through each unlike stage, (K, n)."""
+        before, after = getattr(first, column), getattr(last, column)
+        if kinds is not None:
+            inside = kinds.sum_layers([getattr(one, column) for one in layers.each])
+            return kinds.add_ends(before, after, inside)
+        heavier = first.total_s > last.total_s
         ends = np.where(plans.pipeline > 1, np.where(heavier, before, after), before + after)
-        return np.asarray(inside * share + ends)
+        return np.asarray(layers.total(column) * sharded.layer_share(plans) + ends)[None]
 
-    gpu_s, stall_s, communication_s = slowest("gpu_s"), slowest("stall_s"), slowest("communication_s")
+    columns = [of_stages(name) for name in _PASSES]
+    slowest = np.argmax(columns[0] + columns[1] + columns[2], axis=0)[None]
+    gpu_s, stall_s, communication_s, backward_s = (np.take_along_axis(column, slowest, axis=0)[0] for column in columns)
     return MicroBatch(
         gpu_s,
         stall_s,
         communication_s,
-        slowest("backward_s"),
+        backward_s,
         gpu_s + stall_s + communication_s,
-        first.total_s + layers.total_s + last.total_s,
+        first.total_s + layers.total("total_s") + last.total_s,
         sharded.gather(priced.spread),
         sharded.gather(priced.roofline_s),
     )
@@ -193,30 +252,56 @@ def block_seconds(
     """
     again = np.zeros(len(plans))
     core = np.zeros(len(plans))
+    named: dict[str, Floats] = {}
     if recomputed and workload.training:
-        again = (plans.checkpointing == _FULL).astype(float)
+        again = (plans.checkpointing == _FULL) * zoo.recomputed_layers(workload, sharded, plans)
         core = (plans.checkpointing == _SELECTIVE).astype(float)
+        if names_modules(plans.checkpointing).any():
+            columns = BY_CODE[plans.checkpointing].T.astype(float)
+            named = {name: columns[MODULES.index(name)] for name in times.modules}
 
     def both_passes(name: str) -> tuple[Floats, Floats]:
         forward = sharded.gather(getattr(times.forward, name))
-        backward = sharded.gather(getattr(times.backward, name)) + again * forward
-        return forward, backward + core * sharded.gather(getattr(times.core, name))
+        backward = sharded.gather(getattr(times.backward, name))
+        backward = backward + again * sharded.gather(getattr(times.repeated, name))
+        backward = backward + core * sharded.gather(getattr(times.core, name))
+        for module, share in named.items():
+            backward = backward + share * sharded.gather(getattr(times.modules[module], name))
+        return forward, backward
 
     forward_gpu, backward_gpu = both_passes("gpu_s")
     forward_host, backward_host = both_passes("host_s")
     exchanged = {"forward": np.zeros(len(plans)), "backward": np.zeros(len(plans))}
+    dispatched = {"forward": np.zeros(len(plans)), "backward": np.zeros(len(plans))}
+    overlaps_experts = frameworks.expert_overlap(workload) == "microBatch"
     for transfer in times.block.collectives:
         if transfer.phase == "backward" and not workload.training:
             continue
-        exposed_s = exchanges.seconds(transfer) * exposed_share(workload, transfer, fitted)
+        is_beside = overlaps_experts and transfer.group == "expert"
+        seconds = exchanges.seconds(transfer)
+        exposed_s = seconds * exposed_share(workload, transfer, fitted)
         call_s = np.where(exposed_s > 0, fitted.collective_s[launch_host(workload)], 0.0)
+        if is_beside:
+            exposed_s = np.zeros(len(plans))
+            sent_s = transfer.count * fitted.factor["exchange"] * seconds
+            dispatched[transfer.phase] = dispatched[transfer.phase] + sent_s
         exchanged[transfer.phase] = exchanged[transfer.phase] + transfer.count * exposed_s
         if transfer.phase == "forward":
-            exchanged["backward"] = exchanged["backward"] + again * transfer.count * exposed_s
+            repeated = again * repeats_in_full(workload, transfer.name)
+            for module in modules_of_exchange(transfer.name) & named.keys():
+                repeated = repeated + named[module]
+            exchanged["backward"] = exchanged["backward"] + repeated * transfer.count * exposed_s
             forward_host = forward_host + transfer.count * call_s
-            backward_host = backward_host + again * transfer.count * call_s
+            backward_host = backward_host + repeated * transfer.count * call_s
         else:
             backward_host = backward_host + transfer.count * call_s
+    if overlaps_experts:
+        dispatched["backward"] = dispatched["backward"] + again * dispatched["forward"]
+        for phase, gpu in (("forward", forward_gpu), ("backward", backward_gpu)):
+            hidden_s = np.minimum(dispatched[phase], gpu)
+            # The exchange takes multiprocessors from the computation beside it.
+            lost_s = fitted.dispatch_share * hidden_s
+            exchanged[phase] = exchanged[phase] + dispatched[phase] - hidden_s + lost_s
     # The host launches kernels and collectives: a pass takes no less than all of its launches.
     waits = [
         np.maximum(host - gpu - exchanged[phase], 0.0)
@@ -249,10 +334,20 @@ def exposed_share(workload: Workload, transfer: CollectiveCall, fitted: Constant
     return fitted.factor["exchange"] * (1.0 - hidden)
 
 
+def visible_send_seconds(workload: Workload, plans: Plans, micro: MicroBatch, sends_s: Floats) -> Floats:
+    """Return the seconds of a micro-batch's sends that computation does not hide between warm-up and cool-down, (n,).
+
+    Interleaved stages send a piece while they compute the next one, if the framework does so.
+    """
+    if not frameworks.find_framework(workload).overlaps_sends:
+        return sends_s
+    return np.where(plans.virtual_stages > 1, np.maximum(sends_s - micro.slowest_s, 0.0), sends_s)
+
+
 def boundary_seconds(workload: Workload, sharded: Sharded, plans: Plans, pool: Pool) -> Floats:
     """Return the seconds in which activations go to the next stage and gradients come back, (n,).
 
-    They are per micro-batch and virtual stage, and on the critical path of 1F1B.
+    They are per micro-batch and virtual stage. `visible_send_seconds` says how many of them computation hides.
     """
     if not np.any(plans.pipeline > 1):
         return np.zeros(len(plans))

@@ -89,15 +89,27 @@ def sync_seconds(
     weights = [parameters * held.gathered_bytes for parameters in exchanged]
     renewed = [parameters * updated * held.trainable for parameters in exchanged]
     exchange = partial(_exchange_seconds, workload, [group for _, group in groups], pool, fitted)
+    copied_s = nil
+    if workload.shard_degree is not None:
+        # Shards are gathered and scattered inside a group; then all groups sum their gradients, shard by shard.
+        shards = plans.shard_ranks(workload.shard_degree)
+        inner = plans.tensor.astype(float)
+        near = communication_group(shards, inner, plans.gpus, pool)
+        far = communication_group(plans.replicas / shards, inner * shards, plans.gpus, pool)
+        across = [np.where(plans.replicas > shards, sums[0] / shards, 0.0)]
+        (copied_s,) = _exchange_seconds(workload, [far], pool, fitted, "all_reduce", (across, [scattered[0]]))
+        sharing = partial(_exchange_seconds, workload, [near, *(group for _, group in groups[1:])], pool, fitted)
+    else:
+        sharing = exchange
     first_s, reduce_s = exchange("all_reduce", ([first, nil], [nil + 1] * 2), (rest, reduced))
     # A gather takes as long as a scatter.
-    scatter_s, gather_s, updated_s = exchange(
+    scatter_s, gather_s, updated_s = sharing(
         "all_gather", (sums, scattered), (weights, [gathered] * len(exchanged)), (renewed, scattered)
     )
     return SyncSeconds(
         first_s,
         reduce_s,
-        scatter_s,
+        scatter_s + copied_s,
         gather_s,
         updated_s,
         first_share=first / np.maximum(np.sum(sums, axis=0), 1.0),
@@ -215,21 +227,30 @@ class _Passes:
     """Seconds of the forward pass of a micro-batch."""
     backward_s: Floats
     """Seconds of the backward pass of a micro-batch."""
+    at_once: Ints | float
+    """Number of micro-batches that run through a piece of the model one after the other."""
     overlaps: float
     """1 if the passes hide collectives below ZeRO 3, else 0."""
     reshards: npt.NDArray[np.bool_]
     """Whether every micro-batch gathers the weights under ZeRO 2."""
 
 
-def replica_seconds(workload: Workload, plans: Plans, micro: MicroBatch, sync: SyncSeconds) -> tuple[Floats, Floats]:
+def replica_seconds(
+    workload: Workload, plans: Plans, micro: MicroBatch, sync: SyncSeconds, *, interleaved: bool
+) -> tuple[Floats, Floats]:
     """Return the seconds of exposed and of hidden communication of replicas at the ZeRO stages 0 to 3, (4, n) each.
 
-    The ZeRO stage of the plans is ignored.
+    The ZeRO and virtual stages of the plans are ignored. With `interleaved` stages, p micro-batches run through a piece
+    of the model before they run through the next piece. So the gradients of a piece are summed while p micro-batches
+    run backward through the pieces before it, and weights are gathered while p run forward (Megatron-Core,
+    pipeline_parallel/schedules.py, forward_backward_pipelining_with_interleaving: grad_sync_func, param_sync_func).
     """
+    at_once = np.minimum(plans.pipeline, plans.gradient_accumulation) if interleaved else 1.0
     passes = _Passes(
         plans.gradient_accumulation,
         np.maximum(micro.slowest_s - micro.backward_s, 0.0),
         micro.backward_s,
+        at_once,
         float(overlap.hides_gradients(workload)),
         reshards_weights(workload, replace(plans, zero_stage=np.full(len(plans), 2))),
     )
@@ -243,9 +264,8 @@ def replica_seconds(workload: Workload, plans: Plans, micro: MicroBatch, sync: S
 
 def _seconds_at_zero_0(passes: _Passes, sync: SyncSeconds) -> tuple[Floats, Floats]:
     """Return the exposed and the total seconds under ZeRO 0: buckets are all-reduced behind the last backward pass."""
-    reduced = overlap.exposed_seconds(
-        sync.reduce_s, sync.reduced, passes.backward_s * passes.overlaps, sync.first_s, sync.first_share
-    )
+    hiding_s = passes.backward_s * passes.at_once * passes.overlaps
+    reduced = overlap.exposed_seconds(sync.reduce_s, sync.reduced, hiding_s, sync.first_s, sync.first_share)
     return reduced, sync.first_s + sync.reduce_s
 
 
@@ -254,8 +274,9 @@ def _seconds_at_zero_1(passes: _Passes, sync: SyncSeconds) -> tuple[Floats, Floa
 
     Gradients are scattered once, and updated weights are gathered in the next forward pass.
     """
-    scattered = overlap.exposed_seconds(sync.scatter_s, sync.scattered, passes.backward_s * passes.overlaps)
-    updated = overlap.exposed_seconds(sync.updated_s, sync.scattered, passes.forward_s * passes.overlaps)
+    share = passes.at_once * passes.overlaps
+    scattered = overlap.exposed_seconds(sync.scatter_s, sync.scattered, passes.backward_s * share)
+    updated = overlap.exposed_seconds(sync.updated_s, sync.scattered, passes.forward_s * share)
     return scattered + updated, sync.scatter_s + sync.updated_s
 
 

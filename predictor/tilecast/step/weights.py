@@ -71,6 +71,8 @@ def weight_copy_bytes(workload: Workload, held: HeldWeights, plans: Plans) -> Fl
     # Copies out of a gather (read and written) for each pass, and into the scatter, which widens on the way.
     gathered = 2 * gathers_per_micro_batch(workload, plans) * held.gathered_bytes * held.parameters
     scattered = np.where(plans.zero_stage >= 3, workload.weight_bytes + gradient, 0.0)
+    if not cells.copies_shards:
+        gathered, scattered = np.zeros(len(plans)), np.zeros(len(plans))
     return np.asarray((cast + converted + scattered) * trained + sums + gathered)
 
 
@@ -89,9 +91,11 @@ def reshards_weights(workload: Workload, plans: Plans) -> npt.NDArray[np.bool_]:
     return np.asarray((plans.zero_stage == 2) & (plans.pipeline == 1) & each)
 
 
-# The weight in and out (8), each moment in and out (8), and for LAMB's two norms weight and update once more (16).
+# The weight in and out (8), each moment in and out (8), and for LAMB's two norms weight and update once more (16). A
+# moment of 8-bit Adam takes two bytes. Adafactor and Muon have no fused update.
 _FUSED_OPTIMIZER_BYTES: Mapping[str, float] = {
-    "none": 0.0, "sgd": 8.0, "momentum": 16.0, "adam": 24.0, "adamw": 24.0, "lamb": 40.0,
+    "none": 0.0, "sgd": 8.0, "momentum": 16.0, "adam": 24.0, "adamw": 24.0, "lamb": 40.0, "adafactor": 92.0,
+    "muon": 48.0, "adamw8bit": 12.0,
 }  # fmt: skip
 """Bytes that an update moves per parameter besides the gradient and the 16-bit copy, with states in FP32."""
 
@@ -99,9 +103,13 @@ _FUSED_OPTIMIZER_BYTES: Mapping[str, float] = {
 # An array is changed in place or written from another (8 bytes), and each further array is read (4); the first read of
 # the gradient is counted with the gradient. Momentum: decay (8), add (8), apply (12). Adam: first moment (8), second
 # moment (8 + 12), its root (8), corrected (8), epsilon (8), apply (16); AdamW also decays the weight (8). LAMB divides
-# moment by root (12) instead of applying, adds the decayed weight (12), takes two norms (8) and applies (12).
+# moment by root (12) instead of applying, adds the decayed weight (12), takes two norms (8) and applies (12). Adafactor
+# squares the gradient (12), takes two means of that (8), multiplies means (8), takes the root (8), divides (12), limits
+# the norm (20) and applies with a decay of the weight (24). Muon averages (12), looks ahead (12), normalises in 16 bits
+# (12) and applies (12).
 _STEPWISE_OPTIMIZER_BYTES: Mapping[str, float] = {
-    "none": 0.0, "sgd": 8.0, "momentum": 28.0, "adam": 68.0, "adamw": 76.0, "lamb": 96.0,
+    "none": 0.0, "sgd": 8.0, "momentum": 28.0, "adam": 68.0, "adamw": 76.0, "lamb": 96.0, "adafactor": 92.0,
+    "muon": 48.0, "adamw8bit": 12.0,
 }  # fmt: skip
 """Bytes as in `_FUSED_OPTIMIZER_BYTES` if every arithmetic step of the update is a separate pass over FP32 arrays."""
 
@@ -132,7 +140,8 @@ def optimizer_seconds(workload: Workload, held: HeldWeights, plans: Plans, gpu: 
     return crossing / fitted.host.copy_bytes_per_s + moved / fitted.host.update_bytes_per_s
 
 
-_CALLS: Mapping[str, float] = {"none": 1, "sgd": 2, "momentum": 4, "adam": 8, "adamw": 9, "lamb": 12}
+_CALLS: Mapping[str, float] = {"none": 1, "sgd": 2, "momentum": 4, "adam": 8, "adamw": 9, "lamb": 12,
+                              "adafactor": 18, "muon": 34, "adamw8bit": 2}  # fmt: skip
 """Operators of one update of a list of tensors, as counted in `_STEPWISE_OPTIMIZER_BYTES`, and zeroing."""
 
 
@@ -159,7 +168,9 @@ def gradient_wait_seconds(workload: Workload, graph: Graph, plans: Plans, fitted
     hand-written kernels, which keep gradients in one buffer, and with asynchronous servers. Adapters were not measured
     and have no wait here.
     """
-    waits = workload.training and not (workload.fused_kernels or zoo.has_equal_sequences(workload.model))
+    waits = workload.training and not (
+        frameworks.has_fused_kernels(workload) or zoo.has_equal_sequences(workload.model)
+    )
     if not waits or workload.lora_rank or workload.server_updates == "asynchronous":
         return np.zeros(len(plans))
     each_s = _count_weight_tensors(graph) / plans.pipeline * fitted.gradient_s[launch_host(workload)]

@@ -10,9 +10,11 @@ from dataclasses import dataclass
 from typing import get_args
 
 from tilecast import zoo
+from tilecast.frameworks import parse_version
 from tilecast.hardware import Gpu, Pool, find_gpu, find_link
 from tilecast.model import Model
-from tilecast.spec import CHECKPOINTING, PRECISIONS, Framework, Optimizer, SpecError, Workload
+from tilecast.recomputation import RECOMPUTED, code_of
+from tilecast.spec import PRECISIONS, Framework, Optimizer, SpecError, Workload
 from tilecast.validate.cells import Row, UnreadableRow, read_integer
 from tilecast.zoo.cnn.images import Images
 from tilecast.zoo.vision import Vision
@@ -55,6 +57,7 @@ def read_run(row: Row) -> RunCase:
     batch = read_integer(row, "global_batch") or implied_batch(stated)
     if not batch:
         raise UnreadableRow("no-batch")
+    framework = next((name for name in get_args(Framework) if name == row.get("framework", "").lower()), None)
     workload = Workload(
         model=model,
         sequence_length=read_sequence_length(row, model),
@@ -62,9 +65,19 @@ def read_run(row: Row) -> RunCase:
         precision=precision,
         optimizer=read_optimizer(row, model),
         execution="compiled" if row.get("compiled", "") in ("1", "1.0") else "eager",
-        framework=next((name for name in get_args(Framework) if name == row.get("framework", "").lower()), None),
+        framework=framework,
+        framework_version=read_version(row.get("framework_version", "")) if framework else None,
     )
     return RunCase(workload, _assumed_pool(row, gpu, gpus), gpus, stated)
+
+
+def read_version(text: str) -> str | None:
+    """Return a version as a row states it, or None if the cell holds none."""
+    try:
+        parse_version(text.strip())
+    except SpecError:
+        return None
+    return text.strip()
 
 
 def with_sample_length(model: Model, length: int | None) -> Model:
@@ -96,7 +109,8 @@ def read_sequence_length(row: Row, model: Model) -> int:
 
 
 _OPTIMIZERS: tuple[tuple[str, Optimizer], ...] = (
-    ("none", "none"), ("lamb", "lamb"), ("adamw", "adamw"), ("adam", "adam"), ("muon", "momentum"),
+    ("none", "none"), ("lamb", "lamb"), ("adafactor", "adafactor"), ("8bit", "adamw8bit"), ("8-bit", "adamw8bit"),
+    ("muon", "muon"), ("adamw", "adamw"), ("adam", "adam"),
     ("rmsprop", "momentum"), ("sgd", "momentum"), ("momentum", "momentum"), ("nag", "momentum"),
     ("adagrad", "momentum"),
 )  # fmt: skip
@@ -137,7 +151,7 @@ def read_stated_plan(row: Row, model: Model, gpus: int) -> dict[str, int | None]
         "zero_stage": read_integer(row, "zero_stage"),
         "micro_batch": read_integer(row, "micro_batch_per_gpu"),
         "gradient_accumulation": read_integer(row, "grad_accum"),
-        "checkpointing": CHECKPOINTING.index(checkpointing) if checkpointing in CHECKPOINTING else None,
+        "checkpointing": code_of(checkpointing) if checkpointing in RECOMPUTED else None,
         "virtual_stages": 1,
         "sequence_parallel": None,
     }

@@ -19,8 +19,9 @@ from tilecast import kernels, search, uncertainty, zoo
 from tilecast.constants import Constants
 from tilecast.hardware import Pool
 from tilecast.kernels import KernelTimes
+from tilecast.recomputation import CHECKPOINTING
 from tilecast.search import Limits, Priced
-from tilecast.spec import CHECKPOINTING, Floats, Plan, Plans, SpecError, Workload
+from tilecast.spec import Floats, Plan, Plans, SpecError, Workload
 from tilecast.step import PARTS, placement
 from tilecast.validate import Track, without_progress
 from tilecast.validate.cells import Row, UnreadableRow
@@ -246,13 +247,16 @@ def _complete_plan(case: RunCase) -> Plans:
     if (stated["pipeline"] or 1) > max(1, case.workload.model.layers) or samples > 2 * case.workload.global_batch:
         raise UnreadableRow("impossible-plan")
     fixed = stated["checkpointing"]
-    if not zoo.is_transformer(case.workload.model) or not case.workload.training:
+    model = case.workload.model
+    recomputed = zoo.recomputes(model) if fixed or zoo.is_transformer(model) else ()
+    if not case.workload.training or CHECKPOINTING[fixed or 0] not in recomputed:
         fixed = 0
     split = int((stated["tensor"] or 1) > 1)
     named = case.workload.framework
     split *= named is None or True in search.abilities(named).sequence_parallel
     split *= stated["sequence_parallel"] != 0
-    rows = list(dict.fromkeys((mode, spread * split) for mode, spread in _OPEN if fixed in (None, mode)))
+    tried = _OPEN if fixed is None or fixed < len(CHECKPOINTING) else ((fixed, 1),)
+    rows = list(dict.fromkeys((mode, spread * split) for mode, spread in tried if fixed in (None, mode)))
     one = {item.name: stated.get(item.name) or 0 for item in fields(Plans)}
     expert = stated["expert"] or _usual_expert_parallelism(case)
     one |= {"micro_batch": micro, "gradient_accumulation": repeats, "expert": expert}

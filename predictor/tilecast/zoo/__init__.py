@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import re
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from functools import cache, lru_cache
@@ -21,18 +21,70 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 
 from tilecast import frameworks, fuse, shipped
-from tilecast.graph import Block, Graph, Shards, require_few_operators
+from tilecast.graph import Block, Graph, Op, Shards, require_few_operators
+from tilecast.layout import parse_layout
 from tilecast.memo import Memo
 from tilecast.model import Model
-from tilecast.spec import CHECKPOINTING, Checkpointing, Floats, Plan, Plans, Rows, SpecError, Workload, distinct_rows
-from tilecast.zoo import towers, traced
+from tilecast.recomputation import CHECKPOINTING, Checkpointing, split_modules
+from tilecast.spec import (
+    PRECISIONS,
+    Floats,
+    Ints,
+    Plan,
+    Plans,
+    Rows,
+    SpecError,
+    Workload,
+    distinct_rows,
+)
+from tilecast.zoo import hybrid, towers, traced
 from tilecast.zoo.cnn.resnet import FaceResNet
 from tilecast.zoo.dimensions import Transformer
 from tilecast.zoo.families import ADAPTED, FAMILIES, Builder, Family
+from tilecast.zoo.layers import QUANTIZE
+from tilecast.zoo.modules import list_modules
 from tilecast.zoo.reading import model_from
 from tilecast.zoo.recommender import Tables
+from tilecast.zoo.stages import FullestStages, stage_kinds
 
-__all__ = ["ADAPTED", "FAMILIES", "Family", "Tables", "Transformer", "model_from"]
+__all__ = ["ADAPTED", "FAMILIES", "Family", "Tables", "Transformer", "list_modules", "model_from"]
+
+
+def recomputed_layers(workload: Workload, sharded: Sharded, plans: Plans) -> Floats:
+    """Return the share of the layers of a stage that recomputation applies to, for each plan, (n,)."""
+    if workload.recompute_layers is None:
+        return np.ones(len(plans))
+    graph = sharded.graph
+    if graph.has_stages:
+        held = stage_kinds(graph, plans.pipeline).layers.sum(axis=0).max(axis=0)
+    else:
+        held = sum(block.repeat for block in graph.layers) * sharded.layer_share(plans)
+    return np.asarray(np.minimum(workload.recompute_layers / np.maximum(held, 1.0), 1.0))
+
+
+def layers_kept_bytes(workload: Workload, sharded: Sharded, plans: Plans) -> list[Floats]:
+    """Return the bytes of a micro-batch that one layer of each block keeps for the backward pass, (n,) each.
+
+    Where only some layers are recomputed, it is the mean of all layers.
+    """
+    kept = [one for _, one in kept_bytes_by_block(sharded, plans.checkpointing)]
+    if workload.recompute_layers is None:
+        return kept
+    again = recomputed_layers(workload, sharded, plans)
+    whole = kept_bytes_by_block(sharded, np.zeros_like(plans.checkpointing))
+    return [again * one + (1.0 - again) * all_kept for one, (_, all_kept) in zip(kept, whole, strict=True)]
+
+
+def kept_bytes_by_block(sharded: Sharded, code: Ints) -> Iterator[tuple[Block, Floats]]:
+    """Yield each block of layers with the bytes that one repetition keeps of a micro-batch, (n,).
+
+    `code` is the recomputation of each of n plans.
+    """
+    used = np.flatnonzero(np.bincount(code))
+    place = np.searchsorted(used, code)
+    for item in sharded.graph.layers:
+        modes = [np.broadcast_to(item.kept_bytes(int(one)), sharded.graph.shards) for one in used]
+        yield item, np.stack(modes)[place, sharded.index]
 
 
 def recomputes(model: Model) -> tuple[Checkpointing, ...]:
@@ -49,6 +101,12 @@ def refuse_recomputation(model: Model, mode: Checkpointing, field: str) -> None:
     Raises:
         SpecError: the model has nothing to recompute in this mode; `field` is the name of the setting in the error.
     """
+    if names := split_modules(mode):
+        if lacking := set(names) - (known := list_modules(model)):
+            problem = f"layers of {model.name} have no {' and no '.join(sorted(lacking))} to recompute"
+            known_modules = f"modules among {', '.join(sorted(known))}" if known else " or ".join(recomputes(model))
+            raise SpecError(field, problem, f"use {known_modules}")
+        return
     if mode not in (supported := recomputes(model)):
         problem = f"{model.name} has nothing that {mode} recomputation would save memory of"
         raise SpecError(field, problem, f"use {' or '.join(supported)}")
@@ -64,10 +122,13 @@ def build(workload: Workload, shards: Shards) -> Graph:
         SpecError: the family is unknown, or has no layers for adapters.
     """
     graph = builder(workload)(workload, shards)
+    graph = replace(graph, counts_ends=frameworks.find_framework(workload).counts_ends)
+    if workload.pipeline_layout is not None:
+        graph = replace(graph, layout=parse_layout(workload.pipeline_layout).pieces)
     if workload.model.towers:
         graph = towers.prepend_towers(graph, workload, shards, _find_builder)
     require_few_operators(sum(len(block.ops) for block in graph.blocks))
-    return fuse.apply(graph, fuse.passes(workload))
+    return keep_layers_in_16_bits(workload, fuse.apply(graph, fuse.passes(workload)))
 
 
 def count_operators(workload: Workload) -> int:
@@ -119,10 +180,12 @@ class Sharded:
 
     graph: Graph
     index: Rows
+    shard_degree: int | None = None
+    """Data-parallel ranks that share weights and states under ZeRO (`Workload.shard_degree`)."""
 
     def take(self, rows: Rows | slice) -> Sharded:
         """Return the graph for the plans of these rows, in their order."""
-        return Sharded(self.graph, self.index[rows])
+        return Sharded(self.graph, self.index[rows], self.shard_degree)
 
     def gather(self, column: Floats) -> Floats:
         """Return a column over shards, (S,) or (1,), as a column over plans, (n,)."""
@@ -133,26 +196,29 @@ class Sharded:
         return self.gather(_sum_column(blocks, column))
 
     def layer_share(self, plans: Plans, of: Literal["cost", "parameters", "activations"] = "cost") -> Floats:
-        """Return the largest share of the layers that one pipeline stage holds, for each plan, (n,).
+        """Return the largest share of a traced model's layers that one pipeline stage holds, (n,).
 
-        The share is 1 without a pipeline. `of` is the quantity that is shared: cost, parameters or activations of
-        layers. It changes the result only where stages are cut by cost.
+        `of` is the quantity that is shared. The stages of a traced model are cut by cost.
         """
-        if self.graph.stages is not None:
-            shares: Floats = getattr(self.graph.stages, of)
-            return np.take(shares, np.minimum(plans.pipeline, len(shares)) - 1)
-        depth = max(1, sum(block.repeat for block in self.graph.layers))
-        return np.asarray(np.ceil(depth / plans.pipeline) / depth)
+        shares: Floats = np.ones(1) if self.graph.stages is None else getattr(self.graph.stages, of)
+        return np.take(shares, np.minimum(plans.pipeline, len(shares)) - 1)
 
     def sum_fullest_stage(self, column: str, plans: Plans) -> Floats:
-        """Return the sum of a column of parameters over the blocks of the fullest pipeline stage, (n,).
+        """Return the sum of a column of parameters over the blocks of the pipeline stage with most parameters, (n,)."""
+        return self._sum_fullest_stage(plans, column)[0]
 
-        The stage has its share of the layers and the larger of the first and the last blocks; without a pipeline it has
-        both.
+    def _sum_fullest_stage(self, plans: Plans, *columns: str) -> tuple[Floats, ...]:
+        """Return the sums of columns of parameters over the blocks of the pipeline stage with most parameters, (n,).
+
+        After them, there is the sum of `parameters` over the layers of that stage, (n,).
         """
-        first, last = _sum_column(self.graph.first, column), _sum_column(self.graph.last, column)
-        ends = np.where(plans.pipeline > 1, self.gather(np.maximum(first, last)), self.gather(first + last))
-        return np.asarray(self.sum(self.graph.layers, column) * self.layer_share(plans, "parameters") + ends)
+        # Several formulas ask one after the other for the same plans.
+        stages = next(iter(self.graph.fullest_stages), None)
+        if stages is None or stages.index is not self.index or stages.pipeline is not plans.pipeline:
+            shares = self.layer_share(plans, "parameters")
+            stages = FullestStages.from_plans(self.graph, self.index, plans.pipeline, shares)
+            self.graph.fullest_stages[:] = [stages]
+        return (*(stages.sum(self.graph, column) for column in columns), stages.layers)
 
     def held_parameters(self, plans: Plans) -> tuple[Floats, Floats]:
         """Return the parameters of the fullest rank before and after ZeRO partitions them, (n,) each.
@@ -160,19 +226,22 @@ class Sharded:
         Before, these are the parameters of its whole stage. After, these are its share once ZeRO has spread them over
         their replicas (arXiv 1910.02054).
         """
-        everything = self.sum_fullest_stage("parameters", plans)
-        experts = np.minimum(self.sum_fullest_stage("expert_parameters", plans), everything)
-        return everything, (everything - experts) / plans.replicas + experts / plans.expert_replicas
+        everything, experts, _ = self._sum_fullest_stage(plans, "parameters", "expert_parameters")
+        experts = np.minimum(experts, everything)
+        shards = plans.shard_ranks(self.shard_degree)
+        copies = plans.replicas / shards
+        own = (everything - experts) / shards + experts * copies / np.maximum(plans.expert_replicas, copies)
+        return everything, own
 
     def trainable_share(self, plans: Plans) -> Floats:
         """Return the share of the fullest stage's parameters that have gradients, (n,): 1 except for LoRA."""
-        everything = self.sum_fullest_stage("parameters", plans)
-        return np.asarray(1.0 - self.sum_fullest_stage("frozen_parameters", plans) / np.maximum(everything, 1.0))
+        everything, frozen, _ = self._sum_fullest_stage(plans, "parameters", "frozen_parameters")
+        return np.asarray(1.0 - frozen / np.maximum(everything, 1.0))
 
     def layer_parameter_share(self, plans: Plans) -> Floats:
         """Return the share of the fullest stage's parameters that belong to layers, (n,)."""
-        layers = self.sum(self.graph.layers, "parameters") * self.layer_share(plans, "parameters")
-        return np.asarray(np.minimum(layers / np.maximum(self.sum_fullest_stage("parameters", plans), 1.0), 1.0))
+        everything, layers = self._sum_fullest_stage(plans, "parameters")
+        return np.asarray(np.minimum(layers / np.maximum(everything, 1.0), 1.0))
 
     def frozen_bytes(self, workload: Workload, plans: Plans) -> Floats:
         """Return the bytes of a weight without gradient, as a mean over the fullest stage, (n,).
@@ -196,6 +265,32 @@ def _sum_column(blocks: Sequence[Block], column: str) -> Floats:
     return sum((block.repeat * getattr(block, column) for block in blocks), np.zeros(1))
 
 
+def keep_layers_in_16_bits(workload: Workload, graph: Graph) -> Graph:
+    """Return the graph of an NVFP4 job with the products of some layers in BF16, as its framework has it.
+
+    The layers are alike in the graph, so each has that share of its products in BF16, and no cast before them.
+    """
+    if workload.precision != "nvfp4":
+        return graph
+    depth = max(1, sum(block.repeat for block in graph.layers))
+    share = min(frameworks.find_framework(workload).nvfp4_layers_in_bf16 / depth, 1.0)
+    quantized, wide = PRECISIONS.index("nvfp4"), PRECISIONS.index("bf16")
+
+    def split(op: Op) -> tuple[Op, ...]:
+        table = op.table
+        if op.name.endswith(QUANTIZE):
+            return (replace(op, count=op.count * (1.0 - share)),)
+        if not (table.precision == quantized).all():
+            return (op,)
+        kept = replace(table, precision=np.full_like(table.precision, wide))
+        return replace(op, count=op.count * (1.0 - share)), replace(
+            op, name=f"{op.name}.bf16", table=kept, count=op.count * share
+        )
+
+    layers = (replace(block, ops=tuple(one for op in block.ops for one in split(op))) for block in graph.layers)
+    return replace(graph, layers=tuple(layers))
+
+
 def shard(workload: Workload, plans: Plans) -> Sharded:
     """Return the graph over the distinct shards of a plan table.
 
@@ -213,7 +308,7 @@ def shard(workload: Workload, plans: Plans) -> Sharded:
         known = build(alike, Shards(*shares)), {one: place for place, one in enumerate(keys)}
         graphs.appendleft(known)
     graph, places = known
-    return Sharded(graph, np.array([places[one] for one in keys], np.intp)[rows.index])
+    return Sharded(graph, np.array([places[one] for one in keys], np.intp)[rows.index], workload.shard_degree)
 
 
 def without_batch(workload: Workload) -> Workload:
@@ -397,6 +492,8 @@ def presets() -> Mapping[str, Model]:
 @cache
 def _read_preset(name: str) -> Model:
     table = {key: value for key, value in _preset_tables()[name].items() if key != "aliases"}
+    if "pattern" in table:
+        table["pattern"] = hybrid.read_pattern(table["pattern"], table["layers"])
     return model_from({"name": name, **table})
 
 

@@ -3,17 +3,18 @@
 Sources: DeepSeek-V2, arXiv 2405.04434 (section 2.1 and appendix C); DeepSeek-V3, arXiv 2412.19437 (section 4.2).
 
 Training runs the projections as they are written: absorbing the keys' up-projection into that of the queries helps
-decoding only. Multi-token prediction is not part of the graph.
+decoding only.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from tilecast.graph import Graph, Shards
-from tilecast.spec import Workload
+from tilecast import frameworks
+from tilecast.graph import Graph, Op, Shards
+from tilecast.spec import Floats, Workload
 from tilecast.zoo import layers, transformer
 from tilecast.zoo.dimensions import Transformer
 from tilecast.zoo.numerics import Numerics
@@ -25,6 +26,7 @@ from tilecast.zoo.parts import (
     key_value_collectives,
     residual_sum,
     tensor_parallel_collectives,
+    zeros,
 )
 from tilecast.zoo.self_attention import count_sequences
 
@@ -40,6 +42,12 @@ class Deepseek(Transformer):
     value_dim: int
     query_latent: int = 0
     """Width of the vector that queries are projected up from; 0: straight from the hidden state."""
+    index_heads: int = 0
+    """Heads of the indexer that chooses the keys of each query (DeepSeek-V3.2, sparse attention); 0: all are read."""
+    index_dim: int = 128
+    """Width of the indexer's heads."""
+    index_top_k: int = 2048
+    """Keys that the indexer chooses for a query."""
 
 
 def build(workload: Workload, shards: Shards) -> Graph:
@@ -78,12 +86,28 @@ def _build_latent_attention(name: str, workload: Workload, rank: Rank, *, key_ra
         parameters = parameters + item.inputs * item.outputs
     ops += layers.norm(f"{name}.latent-norm", numerics, outer, latent, rms=True)
     parameters = parameters + latent
-    ops += layers.pointwise(f"{name}.rotary", numerics, tokens * rotated * (heads + 1), kernels=3, backward=(1.0, 1.0))
+    rotary = layers.pointwise(
+        f"{name}.rotary", numerics, tokens * rotated * (heads + 1), kernels=3, backward=(1.0, 1.0)
+    )
+    is_compiled = workload.execution in ("compiled", "xla")
+    launches = frameworks.find_framework(workload).latent_rotary_launches
+    ops += rotary if is_compiled else layers.launch_as(rotary, launches)
     # Rotated and plain parts are joined, for queries and for keys; a key's rotated part is repeated for every head.
     ops += layers.pointwise(
         f"{name}.concatenate", numerics, tokens * heads * query, kernels=2, absorbed=False, backward=(1.0, 1.0)
     )
-    sequences = count_sequences(workload, rank, key_rank, causal)
+    seen = workload
+    if dims.index_heads and rank.sequence > dims.index_top_k:
+        # Chosen keys are as many as those of a window of that length.
+        seen = replace(workload, model=model.having(sliding_window=dims.index_top_k))
+        indexer, weights, kept = _build_indexer(f"{name}.index", workload, rank)
+        ops += indexer
+    elif dims.index_heads:
+        _, weights, kept = _build_indexer(f"{name}.index", workload, rank)
+    else:
+        weights, kept = 0.0, zeros()
+    parameters = parameters + weights
+    sequences = count_sequences(seen, rank, key_rank, causal)
     ops += layers.attention(name, numerics, sequences, heads, heads, query, value_dim=value, causal=causal)
     ops += residual_sum(f"{name}.residual", numerics, outer * h, dropout=False)
 
@@ -93,8 +117,48 @@ def _build_latent_attention(name: str, workload: Workload, rank: Rank, *, key_ra
         + 2 * e * outer * (latent + query_latent)  # latent vectors before and after their norms
         + e * tokens * heads * 2 * (query + value)  # q, k, v and the input of the output projection
         + (4.0 * heads * tokens if numerics.flash else score)
+        + kept
     )
     keys = e * tokens * heads * (query + value) * rank.context
     collectives = [*tensor_parallel_collectives(name, workload, rank), *key_value_collectives(name, keys)]
     selected = e * tokens * heads * (query + value) + 4.0 * heads * tokens  # q and the output of attention
-    return Sublayer(ops, collectives, parameters, activation_bytes, score, np.zeros(1), selected, tuple(linears))
+    # The latent vectors stay, from which queries, keys and values are projected up again. The norm of the input is no
+    # part of a product (Megatron-Core, models/gpt/gpt_layer_specs.py: input_layernorm of multi_latent_attention).
+    freed = (
+        ("core_attn", score),
+        ("layernorm", e * outer * h),
+        ("mla_up_proj", e * tokens * heads * (2 * query + value)),
+    )
+    return Sublayer(ops, collectives, parameters, activation_bytes, score, np.zeros(1), selected, tuple(linears), freed)
+
+
+def _build_indexer(name: str, workload: Workload, rank: Rank) -> tuple[list[Op], float, Floats]:
+    """Build the indexer of sparse attention: its operators, its parameters, and the bytes that it keeps, (S,).
+
+    Its heads are whole on every tensor-parallel rank. Each scores a query against every key before it; the scores'
+    weighted sum chooses the keys (DeepSeek-V3.2-Exp, inference/model.py: Indexer). In training the scores have
+    gradients, since they learn from the attention that they select.
+    """
+    dims, numerics = workload.model.own(Deepseek), Numerics.from_workload(workload)
+    h, tokens, width = float(workload.model.hidden), rank.tokens, float(dims.index_heads * dims.index_dim)
+    sides = [(float(dims.query_latent or h), width), (h, float(dims.index_dim)), (h, float(dims.index_heads))]
+    ops: list[Op] = []
+    for label, (inputs, outputs) in zip(("query", "key", "weight"), sides, strict=True):
+        ops += layers.linear(f"{name}.{label}", numerics, tokens, inputs, outputs)
+    ops += layers.norm(f"{name}.norm", numerics, tokens, float(dims.index_dim), rms=False)
+    queries, keys = rank.sequence / rank.context * dims.index_heads, rank.sequence * (1 + 1 / rank.context) / 4
+    inner = float(dims.index_dim)
+    ops += layers.products(
+        f"{name}.scores",
+        numerics.unquantized,
+        rank.micro_batch,
+        ("", queries, keys, inner),
+        (".query-gradient", queries, inner, keys),
+        (".key-gradient", keys, inner, queries),
+        selective=False,
+    )
+    scores = tokens * keys
+    # The kernel sums over the heads; choosing the largest reads the sums, in FP32.
+    ops.append(layers.memory_pass(f"{name}.top-k", "fp32", scores, 4.0, 0.0))
+    parameters = sum(inputs * outputs for inputs, outputs in sides) + 2.0 * dims.index_dim
+    return ops, parameters, numerics.element * tokens * (width + 2.0 * dims.index_dim)

@@ -16,6 +16,11 @@ class Transformer(Dimensions):
     """Experts of a layer that has some; 0: none has."""
     top_k: int = 1
     """Experts that each token visits."""
+    expert_groups: int = 1
+    """Equal groups of neighbouring experts."""
+    top_groups: int = 1
+    """Groups that the experts of a token are chosen from (DeepSeek-V3, arXiv 2412.19437, section 2.1.2: node-limited
+    routing)."""
     capacity_factor: float = 1.0
     """Tokens for which experts have room, over the tokens that visit them."""
     moe_every: int = 1
@@ -24,6 +29,12 @@ class Transformer(Dimensions):
     """First layers, which have no experts."""
     dense_ffn_hidden: int | None = None
     """Width of the MLP of layers without experts; None: `Model.ffn_hidden`."""
+    expert_hidden: int = 0
+    """Width of the tokens that experts read and write, between two projections that all tokens pass (latent experts of
+    Nemotron 3); 0: `Model.hidden`."""
+    prediction_layers: int = 0
+    """Further layers that predict later tokens, each with its own projection and with the model's embedding and head
+    (multi-token prediction, DeepSeek-V3, arXiv 2412.19437, section 2.2)."""
     shared_ffn_hidden: int = 0
     """Width of an MLP beside the experts that all tokens visit."""
     sliding_window: int = 0
@@ -75,6 +86,9 @@ class Transformer(Dimensions):
         """Yield the dimensions that contradict others of the model, with remedies."""
         if self.experts and not 1 <= self.top_k <= self.experts:
             yield "top_k", f"{self.top_k} is not from 1 to the {self.experts} experts", "choose a number in between"
+        if self.experts and not (1 <= self.top_groups <= self.expert_groups <= self.experts):
+            problem = f"{self.top_groups} of {self.expert_groups} groups of the {self.experts} experts is impossible"
+            yield "top_groups", problem, "choose at most the groups, and at most the experts as groups"
         if self.first_dense > model.layers:
             problem = f"{self.first_dense} is more than the {model.layers} layers"
             yield "first_dense", problem, "choose at most the layers"

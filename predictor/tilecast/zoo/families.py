@@ -7,7 +7,8 @@ from dataclasses import dataclass, replace
 
 from tilecast.graph import Graph, Shards
 from tilecast.model import Dimensions
-from tilecast.spec import CHECKPOINTING, Checkpointing, Workload
+from tilecast.recomputation import CHECKPOINTING, Checkpointing
+from tilecast.spec import Workload
 from tilecast.zoo import (
     cnn,
     deepseek,
@@ -70,7 +71,7 @@ _AUTO_SUFFIXES = {
 """Suffix of the `AutoModel` class, for the networks that Transformers builds."""
 _DECODER = Family(transformer.build, adapts=True, splits_sequence=True, packs=True, auto="ForCausalLM")
 _DIFFUSION = Family(
-    diffusion.build, diffusion.DiffusionTransformer, (), recomputes=("none", "full"), auto=None,
+    diffusion.build, diffusion.DiffusionTransformer, (), adapts=True, recomputes=("none", "full"), auto=None,
     blocks=("transformer_blocks",),
 )  # fmt: skip
 """The names in `blocks` are those of diffusers: models/transformers/dit_transformer_2d.py, pixart_transformer_2d.py,

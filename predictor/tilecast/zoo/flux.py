@@ -1,4 +1,4 @@
-"""Rectified-flow transformers: FLUX.1 and Stable Diffusion 3.
+"""Rectified-flow transformers: FLUX.1, FLUX.2 and Stable Diffusion 3.
 
 The first layers of FLUX.1 keep image and text in separate streams and attend over both; its last layers treat them
 alike, with attention and MLP side by side (Esser et al., arXiv 2403.03206, section 4; sizes of black-forest-labs/flux,
@@ -34,8 +34,12 @@ class Flux(Modulated):
     """States of a text."""
     text_width: int
     """Width of such a state."""
-    pooled_width: int
-    """Width of the state of the whole text."""
+    pooled_width: int = 0
+    """Width of the state of the whole text; 0: there is none."""
+    gated_ratio: int = 0
+    """Width of a gated MLP over that of a layer (FLUX.2); 0: MLPs have a GELU and four times the width."""
+    shared_scales: bool = False
+    """Whether all layers of a kind have the same scales and offsets (FLUX.2)."""
     query_key_norm: bool = True
     rotates: bool = True
     """Whether queries and keys are rotated."""
@@ -52,9 +56,11 @@ def build(workload: Workload, shards: Shards) -> Graph:
 
     def add_embeddings(net: NetworkBuilder) -> None:
         guidance = [modulated.TIME_WIDTH] * dims.guided
-        for inputs in (modulated.TIME_WIDTH, *guidance, dims.pooled_width):
+        for inputs in (modulated.TIME_WIDTH, *guidance, *[dims.pooled_width] * (dims.pooled_width > 0)):
             modulated.add_vector_dense(net, inputs, width)
             modulated.add_vector_dense(net, width, width)
+        for scales in (6, 6, 3) if dims.shared_scales else ():
+            modulated.add_vector_dense(net, width, scales * width)
         attention.add_dense(net, text, dims.text_width, width)
         attention.add_dense(net, image, dims.patch_values, width)
 
@@ -103,15 +109,26 @@ def _add_double_layer(
     for tokens in (image,) if text_ends else (image, text):
         attention.add_dense(net, tokens, width, width)
         modulated.add_gated_residual(net, tokens, width)
-        modulated.add_mlp(net, tokens, width, 4 * width)
+        if not dims.gated_ratio:
+            modulated.add_mlp(net, tokens, width, 4 * width)
+            continue
+        modulated.add_modulated_norm(net, tokens, width)
+        attention.add_dense(net, tokens, width, 2 * dims.gated_ratio * width)
+        modulated.add_gate(net, tokens, dims.gated_ratio * width)
+        attention.add_dense(net, tokens, dims.gated_ratio * width, width)
+        modulated.add_gated_residual(net, tokens, width)
 
 
 def _add_single_layer(net: NetworkBuilder, dims: Flux, tokens: float) -> None:
     width, heads = dims.width, dims.attention_heads
-    _add_projections(net, dims, tokens, scales=3, outputs=7)
+    gated = dims.gated_ratio
+    _add_projections(net, dims, tokens, scales=3, outputs=3 + 2 * gated if gated else 7)
     attention.add_dot_product_attention(net, tokens, tokens, width, heads)
-    modulated.add_gelu(net, tokens, 4 * width)
-    attention.add_dense(net, tokens, 5 * width, width)
+    if gated:
+        modulated.add_gate(net, tokens, gated * width)
+    else:
+        modulated.add_gelu(net, tokens, 4 * width)
+    attention.add_dense(net, tokens, (1 + (gated or 4)) * width, width)
     modulated.add_gated_residual(net, tokens, width)
 
 
@@ -123,7 +140,8 @@ def _add_projections(net: NetworkBuilder, dims: Flux, tokens: float, scales: int
     models/transformers/transformer_sd3.py: `qk_norm`).
     """
     width, heads = dims.width, dims.attention_heads
-    modulated.add_vector_dense(net, width, scales * width)
+    if not dims.shared_scales:
+        modulated.add_vector_dense(net, width, scales * width)
     modulated.add_modulated_norm(net, tokens, width)
     attention.add_dense(net, tokens, width, outputs * width)
     if dims.query_key_norm:

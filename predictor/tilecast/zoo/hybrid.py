@@ -33,6 +33,19 @@ def build(workload: Workload, shards: Shards) -> Graph:
     return transformer.build_graph(workload, rank, rank, tuple(blocks))
 
 
+LETTERS = {"M": "mamba2", "*": "attention", "-": "+mlp", "E": "+moe"}
+"""Kinds of layers by the letters of NVIDIA's patterns (Megatron-Core, ssm/mamba_hybrid_layer_allocation.py)."""
+
+
+def read_pattern(written: str | list[str], layers: int) -> tuple[str, ...]:
+    """Return the kinds of a hybrid's layers, written as letters or as words.
+
+    A pattern shorter than the layers repeats.
+    """
+    kinds = [LETTERS[letter] for letter in written] if isinstance(written, str) else written
+    return tuple(kinds[place % len(kinds)] for place in range(layers))
+
+
 def _build_layer(kind: str, workload: Workload, rank: Rank, repeat: int) -> Block:
     mixer, _, follower = kind.partition("+")
     dims = workload.model.own(Hybrid)

@@ -16,7 +16,7 @@ import numpy as np
 from tilecast import constants
 from tilecast.frameworks import Composed
 from tilecast.graph import KernelTable, Op, Phase
-from tilecast.spec import Floats, PassName
+from tilecast.spec import ELEMENT_BYTES, QUANTIZED, Floats, PassName
 from tilecast.zoo.numerics import Numerics
 
 Dim: TypeAlias = Floats | float
@@ -51,11 +51,11 @@ def linear(
         cast: shares of the input and of the output's gradient that are quantized here in FP8. They are below 1 where a
             norm writes its output in FP8, or where tensor-parallel ranks gather what each has cast.
     """
-    ops = cast_to_fp8(name, numerics, tokens * inputs * cast[0], "forward")
+    ops = quantize(name, numerics, tokens * inputs * cast[0], "forward")
     ops.append(gemm(name, numerics, tokens, outputs, inputs))
     if not numerics.training:
         return ops
-    ops += cast_to_fp8(f"{name}.gradient", numerics, tokens * outputs * cast[1], "backward")
+    ops += quantize(f"{name}.gradient", numerics, tokens * outputs * cast[1], "backward")
     if input_gradient:
         ops.append(gemm(f"{name}.input-gradient", numerics, tokens, inputs, outputs, "backward"))
     if not numerics.frozen if trainable is None else trainable:
@@ -110,17 +110,23 @@ def rowwise(name: str, numerics: Numerics, kind: str, rows: Floats, cols: Dim, *
     return ops
 
 
-def cast_to_fp8(name: str, numerics: Numerics, elements: Floats, phase: Phase) -> list[Op]:
-    """Return the cast of an operand of `elements` to FP8, or an empty list if products do not run in FP8.
+def quantize(name: str, numerics: Numerics, elements: Floats, phase: Phase) -> list[Op]:
+    """Return the cast of an operand of `elements` to 8 or 4 bits, or an empty list if products run in more bits.
 
     Per element 16 bits are read. Training writes two copies, by rows for this product and by columns for the gradient
     (Transformer Engine, pytorch/tensor/float8_tensor.py and mxfp8_tensor.py: rowwise and columnwise usage; torchao,
-    float8/float8_linear.py casts both operands).
+    float8/float8_linear.py casts both operands). NVFP4 reads its operand once more, for the largest number of the
+    tensor, which scales those of the blocks (common/cast/nvfp4).
     """
-    if numerics.matrix != "fp8" or not np.any(elements):
+    if numerics.matrix not in QUANTIZED or not np.any(elements):
         return []
-    copies = 1.0 if numerics.training else 0.5
-    return elementwise(f"{name}.quantize", numerics, elements, 1.0, copies, phase=phase)
+    written = ELEMENT_BYTES[numerics.matrix] * (2.0 if numerics.training else 1.0) / numerics.element
+    reads = 2.0 if numerics.matrix == "nvfp4" else 1.0
+    return elementwise(f"{name}{QUANTIZE}", numerics, elements, reads, written, phase=phase)
+
+
+QUANTIZE = ".quantize"
+"""End of the name of a cast to 8 or 4 bits."""
 
 
 def memory_pass(
@@ -515,6 +521,8 @@ def logit_bytes(numerics: Numerics, *, returned: bool = True) -> tuple[float, fl
     them to the training loop, which holds them. Backward, two gradients in FP32 are added: that of the picked entries
     and that of the logits.
 
+    Where weights are in 16 bits alone, only some frameworks copy the logits to FP32 (`loss_element`).
+
     Megatron's `parallel` loss keeps the softmax in FP32, turns it into the gradient in place, and converts that
     (tensor_parallel/cross_entropy.py). A `fused` loss keeps the logits, and writes their gradient in their type. If the
     logits are cut into chunks, the gradients of only one chunk exist at a time.
@@ -525,7 +533,8 @@ def logit_bytes(numerics: Numerics, *, returned: bool = True) -> tuple[float, fl
         return numerics.element, numerics.element / numerics.loss_chunks
     if numerics.loss == "parallel":
         return 4.0, numerics.element
-    return (numerics.element if returned else 0.0) + 4.0, 8.0 / numerics.loss_chunks
+    kept = (numerics.element if returned else 0.0) + numerics.loss_element
+    return kept, 2 * numerics.loss_element / numerics.loss_chunks
 
 
 def embedding(name: str, numerics: Numerics, rows: Floats, cols: float) -> list[Op]:
@@ -541,6 +550,12 @@ def drop_when_fused(name: PassName, ops: Iterable[Op]) -> list[Op]:
 def replace_when_fused(name: PassName, eager: Iterable[Op], fused: Iterable[Op]) -> list[Op]:
     """Return the eager operators, and those that the fusion pass `name` replaces them with."""
     return drop_when_fused(name, eager) + [replace(op, only=name) for op in fused]
+
+
+def launch_as(ops: Iterable[Op], launches: Sequence[float]) -> list[Op]:
+    """Return operators, each of which is launched as so many kernels in the forward and in the backward pass."""
+    share = {"forward": float(launches[0]), "backward": float(launches[1])}
+    return [replace(op, launches=share[op.phase] / op.count) for op in ops]
 
 
 def _mark_selective(ops: Iterable[Op]) -> list[Op]:

@@ -6,7 +6,9 @@ expert (`frameworks.Framework.grouped_products`), which takes time on the host.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
@@ -14,7 +16,7 @@ from tilecast import frameworks
 from tilecast.frameworks import Composed
 from tilecast.graph import CollectiveCall, KernelTable, Op
 from tilecast.model import Model
-from tilecast.spec import Floats, Workload
+from tilecast.spec import ExpertDispatch, Floats, Workload
 from tilecast.zoo import layers
 from tilecast.zoo.dimensions import Transformer
 from tilecast.zoo.numerics import PHASES, Numerics
@@ -46,9 +48,11 @@ def build_mlp(workload: Workload, rank: Rank) -> Sublayer:
     ops += layers.linear("mlp.down", numerics, tokens, f / t, h, bias=model.bias, cast=spread)
     ops += residual_sum("mlp.residual", numerics, outer * h, dropout)
     narrow = numerics.product_input
+    reads = ups if numerics.casts_inputs else 1.0
+    extra = numerics.gelu_extra if model.own(Transformer).tanh_gelu and not model.gated_mlp else 0.0
     activation_bytes = (
-        (e + numerics.norm_extra + narrow) * outer * h
-        + tokens * (e * (_count_kept_tensors(model, numerics) - 1) + narrow) * f / t
+        (e + numerics.norm_extra + reads * narrow) * outer * h
+        + tokens * (e * (_count_kept_tensors(model, numerics) - 1) + narrow + extra) * f / t
         + (outer * h if dropout else 0.0)
     )
     parameters = (ups + 1) * h * f / t + count_norm_parameters(model)
@@ -56,7 +60,14 @@ def build_mlp(workload: Workload, rank: Rank) -> Sublayer:
         parameters = parameters + ups * f / t + h
     linears = (Linear("mlp.up", tokens, float(h), ups * f / t, ups), Linear("mlp.down", tokens, f / t, float(h)))
     collectives = tensor_parallel_collectives("mlp", workload, rank)
-    return Sublayer(ops, collectives, parameters, activation_bytes, selected=e * tokens * f / t, linears=linears)
+    inside = tokens * (e * (_count_kept_tensors(model, numerics) - 1) + narrow) * f / t
+    normed = narrow * outer * h
+    freed = [("mlp_act", narrow * tokens * f / t), ("mlp", inside + (normed if numerics.fuses_norms else 0.0))]
+    if not numerics.fuses_norms:
+        freed.append(("layernorm", normed))
+    return Sublayer(
+        ops, collectives, parameters, activation_bytes, selected=e * tokens * f / t, linears=linears, freed=tuple(freed)
+    )
 
 
 def _count_kept_tensors(model: Model, numerics: Numerics) -> int:
@@ -85,18 +96,30 @@ def build_expert_mlp(workload: Workload, rank: Rank, experts: int) -> Sublayer:
     local = experts / rank.expert
     ups = 2.0 if model.gated_mlp else 1.0
     shared = dims.shared_ffn_hidden
-    calls = count_launches(workload, local)
+    inside = _expert_numerics(workload, numerics)
+    is_wide = inside.matrix != numerics.matrix
+    calls = local if is_wide else count_launches(workload, local)
+    framework, dispatch = frameworks.find_framework(workload), frameworks.expert_dispatch(workload)
 
     ops = layers.norm("experts.norm", numerics, outer, h, rms=model.rms_norm)
     ops += layers.linear("experts.router", numerics.unquantized, tokens, h, float(experts))
-    ops += layers.pointwise("experts.gate", numerics, tokens * experts, kernels=4, absorbed=False)
-    ops += layers.pointwise("experts.dispatch", numerics, slots * h, kernels=2, absorbed=False, backward=(1.0, 1.0))
-    ops += _expert_linear("up", numerics, local, slots, (h, ups * f), calls, bias=model.bias)
-    ops += _build_activation("experts.activation", workload, numerics, slots * f)
-    ops += _expert_linear("down", numerics, local, slots, (f, h), calls)
+    gate = layers.pointwise("experts.gate", numerics, tokens * experts, kernels=4, absorbed=False)
+    grouped = framework.router_group_launches if dims.top_groups < dims.expert_groups else (0.0, 0.0)
+    ops += layers.launch_as(gate, np.add(framework.router_launches, grouped).tolist())
+    halves = [launches / 2 for launches in framework.permutation_launches]
+    # Latent experts read a projection of the tokens, which is what is sent.
+    inner = dims.expert_hidden or h
+    if inner != h:
+        ops += layers.linear("experts.latent-down", numerics, tokens, h, inner)
+    ops += layers.launch_as(_permute("experts.dispatch", inside, slots * inner, dispatch), halves)
+    ops += _expert_linear("up", inside, local, slots, (inner, ups * f), calls, bias=model.bias)
+    ops += _build_activation("experts.activation", workload, inside, slots * f)
+    ops += _expert_linear("down", inside, local, slots, (f, inner), calls)
     if model.bias:
-        ops += _add_weighted_bias(numerics, slots * h, calls)
-    ops += layers.pointwise("experts.combine", numerics, slots * h, kernels=2, absorbed=False, backward=(1.0, 1.0))
+        ops += _add_weighted_bias(inside, slots * inner, calls)
+    ops += layers.launch_as(_permute("experts.combine", inside, slots * inner, dispatch), halves)
+    if inner != h:
+        ops += layers.linear("experts.latent-up", numerics, tokens, inner, h)
     linears: tuple[Linear, ...] = ()
     if shared:
         ops += layers.linear("experts.shared-up", numerics, tokens, h, ups * shared)
@@ -108,21 +131,59 @@ def build_expert_mlp(workload: Workload, rank: Rank, experts: int) -> Sublayer:
         )
     ops += residual_sum("experts.residual", numerics, outer * h, model.dropout and workload.training)
     wide = _count_kept_tensors(model, numerics)
-    narrow = numerics.product_input
+    narrow, w = inside.product_input, inside.element
     # Kept per slot: the inputs of an expert's products in the type that these read, the inputs of its activation, and
     # a copy of its output for the gradient of the tokens' weights. Hand-written kernels need no such copy, since they
     # multiply these weights in before the second product.
-    slot = narrow * (h + f) + e * (wide - 1) * f + (0.0 if workload.fused_kernels else e * h)
+    slot = narrow * (inner + f) + w * (wide - 1) * f
+    slot = slot + (0.0 if frameworks.has_fused_kernels(workload) else w * inner)
     activation_bytes = (2 * e + numerics.norm_extra) * outer * h + slots * slot + e * tokens * wide * shared
-    selected = e * slots * (h + f) + e * tokens * shared
-    one = (ups + 1) * h * f
-    parameters = one * local + h * experts + (ups + 1) * h * shared + count_norm_parameters(model)
+    if inner != h:
+        activation_bytes = activation_bytes + 2 * e * tokens * inner
+    selected = w * slots * (inner + f) + e * tokens * shared
+    one = (ups + 1) * inner * f
+    latent = 2.0 * h * inner if inner != h else 0.0
+    parameters = one * local + latent + h * experts + (ups + 1) * h * shared + count_norm_parameters(model)
+    routing: dict[str, Any] = {"groups": dims.expert_groups, "top_groups": dims.top_groups, "dispatch": dispatch}
     collectives = [
-        CollectiveCall(f"experts.{name}", "all_to_all", "expert", e * slots * h, phase, fanout=chosen)
+        CollectiveCall(f"experts.{name}", "all_to_all", "expert", e * slots * inner, phase, fanout=chosen, **routing)
         for phase in PHASES
         for name in ("dispatch", "combine")
     ]
-    return Sublayer(ops, collectives, parameters, activation_bytes, zeros(), one * local, selected, linears)
+    freed = (
+        ("layernorm", e * outer * h),
+        ("moe_act", narrow * slots * f),
+        ("shared_experts", e * tokens * wide * shared),
+        ("moe", slots * slot + e * tokens * wide * shared),
+    )
+    return Sublayer(ops, collectives, parameters, activation_bytes, zeros(), one * local, selected, linears, freed)
+
+
+def _expert_numerics(workload: Workload, numerics: Numerics) -> Numerics:
+    """Return the numerics of the experts' products and of the tokens around them.
+
+    Where autocast does not know the grouped product, it runs in the type of the held weights, FP32.
+    """
+    framework = frameworks.find_framework(workload)
+    is_cast = framework.autocasts_experts or framework.weights != "autocast" or not workload.is_mixed
+    if is_cast or not workload.training or workload.lora_rank:
+        return numerics
+    return replace(numerics.in_fp32, matrix="fp32", product_input=4.0)
+
+
+_PERMUTATION_PASSES: Mapping[ExpertDispatch, int] = {"allToAll": 2, "allGather": 1, "deepEP": 1, "hybridEP": 1}
+"""Passes over all copies of the tokens that sort them on the way to their experts, and as many on the way back.
+
+Grouped sends need copies in the order of ranks, and experts need them in their own order (Megatron-Core,
+transformer/moe/token_dispatcher.py: permute, sort_chunks_by_idxs). Gathers and DeepEP send tokens as they lie; copies
+are made where they arrive.
+"""
+
+
+def _permute(name: str, numerics: Numerics, elements: Floats, dispatch: ExpertDispatch) -> list[Op]:
+    """Return the operators that sort the copies of tokens on the way to their experts, or back."""
+    passes = _PERMUTATION_PASSES[dispatch]
+    return layers.pointwise(name, numerics, elements, kernels=passes, absorbed=False, backward=(1.0, 1.0))
 
 
 def _build_activation(name: str, workload: Workload, numerics: Numerics, elements: Floats) -> list[Op]:

@@ -13,8 +13,9 @@ import numpy as np
 
 from tilecast.graph import Block, Graph, Shards
 from tilecast.model import Dimensions
-from tilecast.spec import Workload
+from tilecast.spec import SpecError, Workload
 from tilecast.zoo import layers
+from tilecast.zoo.adapters import build_adapters
 from tilecast.zoo.cnn import attention
 from tilecast.zoo.cnn.builder import NetworkBuilder
 from tilecast.zoo.numerics import Numerics
@@ -44,7 +45,13 @@ def build_graph(blocks: Sequence[BlockPlan], tokens: float, inputs: float, workl
     """Return the graph of blocks over `tokens` tokens of a sample, of which the first and the last are no layers.
 
     A block that is repeated less than once is left out. `inputs` counts the numbers of a sample, of 16 bits each.
+
+    Raises:
+        SpecError: the weights below adapters are quantized.
     """
+    if workload.lora_rank and workload.frozen_bits < 16:
+        problem = f"quantizes {workload.model.name}, whose quantized weights are not priced"
+        raise SpecError("spec.training.quantization", problem, "leave it out: frozen weights are in 16 bits")
     first, *layers_, last = [
         _build_block(name, repeat, tokens, add_operators, workload, shards)
         for name, repeat, add_operators in blocks
@@ -64,9 +71,13 @@ def _build_block(
 ) -> Block:
     """Return a block over `tokens` tokens of a sample; full recomputation keeps its input."""
     width, batch = workload.model.own(Modulated).width, shards.micro_batch.astype(float)
-    net = NetworkBuilder(Numerics.from_workload(workload), batch, width, (1, 1, 1))
+    net = NetworkBuilder(Numerics.from_workload(workload), batch, width, (1, 1, 1), adapted=True)
     add_operators(net)
-    block = uniform_block(name, len(shards), net.ops, net.parameters, net.activation_bytes)
+    frozen = net.numerics.frozen
+    block = uniform_block(name, len(shards), net.ops, net.parameters, net.activation_bytes, frozen=frozen)
+    if frozen:
+        ops, added = build_adapters(workload, net.linears)
+        block = replace(block, ops=(*block.ops, *ops), parameters=block.parameters + added)
     kept, selective, full = block.activation_bytes
     read = batch * tokens * width * net.numerics.element
     return replace(block, repeat=repeat, activation_bytes=np.stack([kept, selective, np.minimum(full, read)]))
@@ -129,6 +140,13 @@ def add_gelu(net: NetworkBuilder, tokens: float, width: int) -> None:
     elements = net.batch * tokens * width
     net.keep_elements(elements)
     net.pointwise("gelu", elements)
+
+
+def add_gate(net: NetworkBuilder, tokens: float, width: int) -> None:
+    """Add the product of `width` numbers per token with the SiLU of as many others."""
+    elements = net.batch * tokens * width
+    net.keep_elements(3 * elements)
+    net.pointwise("gate", elements, reads=2.0, kernels=2, backward=(3.0, 2.0))
 
 
 def add_mlp(net: NetworkBuilder, tokens: float, width: int, inner: int, *, weights: bool = False) -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from tilecast import frameworks, fuse
 from tilecast.frameworks import Composed, Framework, Loss
 from tilecast.graph import Phase
-from tilecast.spec import Workload
+from tilecast.spec import ELEMENT_BYTES, QUANTIZED, Workload
 
 PHASES: tuple[Phase, ...] = ("forward", "backward")
 
@@ -39,17 +39,28 @@ class Numerics:
     """Kind of cross-entropy, which decides what it keeps: `layers.logit_bytes`."""
     loss_chunks: float
     """Number of chunks that the loss cuts the logits into."""
+    loss_element: float
+    """Bytes of a logit in the loss."""
     product_input: float
     """Bytes per element of a matrix product's input, as it is kept for the gradient of the weight."""
     frozen_input: float
     """Bytes per element of its input that a product with a frozen weight keeps because the weight is quantized."""
     norm_extra: float
     """Bytes per element that a norm keeps besides its input and its output."""
+    chain_extra: float
+    """Bytes per element that a norm written in PyTorch's operators keeps besides an input in the type of activations:
+    a copy of it in FP32."""
+    gelu_extra: float
+    """Bytes per element that a GELU keeps besides its input and its output."""
+    casts_inputs: bool
+    """Whether each product casts its input, even if others read the same tensor, as eager autocast does."""
     score_extra: float
-    """Bytes per score that an unfused softmax keeps in addition under autocast: its output is in FP32, and the product
-    after it reads a cast of that, or of the dropout's output."""
+    """Bytes per score that an unfused softmax in FP32 keeps in addition: the product after it reads a 16-bit cast of
+    its output, or of the dropout's output."""
     saves_operators: bool
     """Whether selective recomputation keeps attention and every second product, not all but attention."""
+    fuses_norms: bool
+    """Whether a norm is part of the dense product after it, so that it is not recomputed on its own."""
     training: bool
     accumulates: bool
     """Whether the GEMM of a weight's gradient adds it to an FP32 buffer, as Megatron's does."""
@@ -68,24 +79,25 @@ class Numerics:
 
     @property
     def unquantized(self) -> Numerics:
-        """The numerics of products that stay in 16 bits in an FP8 job: the router and the head.
+        """The numerics of products that stay in 16 bits in an FP8, MXFP8 or NVFP4 job: the router and the head.
 
         Sources: Megatron-Core, transformer/moe/router.py, and tensor_parallel/layers.py for output_layer; torchao's
         filter skips `output`.
         """
-        return replace(self, matrix=self.vector) if self.matrix == "fp8" else self
+        return replace(self, matrix=self.vector) if self.matrix in QUANTIZED else self
 
     @classmethod
     def from_workload(cls, workload: Workload) -> Numerics:
         """Return the numerics of a workload under its framework."""
         passes, framework = fuse.passes(workload), frameworks.find_framework(workload)
-        vector = {"fp8": "bf16", "tf32": "fp32"}.get(workload.precision, workload.precision)
+        vector = "bf16" if workload.is_quantized else {"tf32": "fp32"}.get(workload.precision, workload.precision)
         element = 4.0 if vector == "fp32" else 2.0
+        own_kernels = frameworks.has_fused_kernels(workload)
         # In an FP8 job, hand-written kernels (`fused_kernels`) are those of Transformer Engine.
-        keeps_fp8 = workload.precision == "fp8" and (framework.fp8_inputs or workload.fused_kernels)
+        keeps_fp8 = workload.is_quantized and (framework.fp8_inputs or own_kernels)
         quantizes = workload.lora_rank > 0 and workload.frozen_bits < 16 and workload.training
         # Hand-written kernels add gradients of weights to FP32 buffers, in frameworks that keep such buffers.
-        fuses_accumulation = framework.fused_accumulation or (workload.fused_kernels and workload.framework is None)
+        fuses_accumulation = framework.fused_accumulation or (own_kernels and workload.framework is None)
         autocasts = workload.is_mixed and workload.training and framework.weights == "autocast"
         return cls(
             matrix=workload.precision,
@@ -99,11 +111,16 @@ class Numerics:
             fused_gate="elementwise" in passes,
             loss=_choose_loss(workload, framework.loss),
             loss_chunks=framework.loss_chunks,
+            loss_element=element if framework.weights == "pure" and not framework.upcasts_logits else 4.0,
             frozen_input=framework.quantized_input_bytes if quantizes else 0.0,
-            product_input=1.0 if keeps_fp8 else element,
-            norm_extra=_extra_norm_bytes(workload, framework),
-            score_extra=(2.0 if workload.model.dropout else 4.0) if autocasts and "elementwise" not in passes else 0.0,
+            product_input=ELEMENT_BYTES[workload.precision] if keeps_fp8 else element,
+            norm_extra=_extra_norm_bytes(workload, framework, autocasts),
+            chain_extra=4.0 if _composes_norms(workload, framework) else 0.0,
+            gelu_extra=_extra_gelu_bytes(workload, framework, element, autocasts),
+            casts_inputs=autocasts and "elementwise" not in passes,
+            score_extra=_extra_score_bytes(workload, framework, autocasts),
             saves_operators=framework.selective == "operators",
+            fuses_norms=framework.fuses_norms,
             training=workload.training,
             accumulates=vector != "fp32" and fuses_accumulation and framework.has_fp32_gradients(workload),
             frozen=workload.lora_rank > 0,
@@ -114,17 +131,45 @@ def _choose_loss(workload: Workload, usual: Loss) -> Loss:
     """Return the loss of a compiler or of hand-written kernels if the workload has one, else the `usual` loss."""
     if "loss" in fuse.passes(workload):
         return "fused"
-    return "parallel" if workload.fused_kernels and usual == "eager" else usual
+    return "parallel" if frameworks.has_fused_kernels(workload) and usual == "eager" else usual
 
 
-def _extra_norm_bytes(workload: Workload, framework: Framework) -> float:
+def _extra_score_bytes(workload: Workload, framework: Framework, autocasts: bool) -> float:
+    """Return the bytes per score that an unfused softmax in FP32 keeps in addition.
+
+    Autocast runs it in FP32, and so do models written like LlamaAttention (Hugging Face, eager_attention_forward).
+    """
+    if "elementwise" in fuse.passes(workload) or not (workload.is_mixed and workload.training):
+        return 0.0
+    if autocasts:
+        return 2.0 if workload.model.dropout else 4.0
+    return 4.0 if _composes_norms(workload, framework) else 0.0
+
+
+def _composes_norms(workload: Workload, framework: Framework) -> bool:
+    composed = workload.model.rms_norm and "rmsnorm" in framework.composed
+    return workload.training and composed and "norm" not in fuse.passes(workload)
+
+
+def _extra_norm_bytes(workload: Workload, framework: Framework, autocasts: bool) -> float:
     """Return the bytes per element that a norm keeps besides its input and its output.
 
     Autocast keeps the residual stream, and so a norm's input, in FP32: two bytes more. An RMS norm written in PyTorch's
-    operators keeps an FP32 copy and the normalised input in place of its input: four bytes more.
+    operators keeps an FP32 copy and the normalised input in place of its input: four bytes more. Under autocast the
+    normalised input is in FP32 too.
     """
-    if not (workload.is_mixed and workload.training) or "norm" in fuse.passes(workload):
+    if not workload.training or "norm" in fuse.passes(workload):
         return 0.0
-    if workload.model.rms_norm and "rmsnorm" in framework.composed:
-        return 4.0
-    return 2.0 if framework.weights == "autocast" else 0.0
+    wide = 2.0 if autocasts else 0.0
+    return wide + (4.0 if _composes_norms(workload, framework) else 0.0)
+
+
+def _extra_gelu_bytes(workload: Workload, framework: Framework, element: float, autocasts: bool) -> float:
+    """Return the bytes per element that a GELU in its tanh form keeps besides its input and its output.
+
+    Written in PyTorch's operators it keeps half its input, the tangent, and that plus one. Autocast runs powers in
+    FP32, and so keeps an FP32 copy of the input in place of the input, and the last two in FP32.
+    """
+    if not workload.training or "tanh-gelu" not in framework.composed or "elementwise" in fuse.passes(workload):
+        return 0.0
+    return 12.0 if autocasts else 3 * element

@@ -91,6 +91,8 @@ class Sublayer:
     section 2.3)."""
     linears: tuple[Linear, ...] = ()
     """Dense layers that adapters can be added to."""
+    freed: tuple[tuple[str, Floats], ...] = ()
+    """Modules of `recomputation.MODULES`, and the bytes among `activation_bytes` that recomputing each one frees."""
 
     @classmethod
     def from_kept_bytes(cls, activation_bytes: Floats) -> Sublayer:

@@ -81,8 +81,13 @@ def build_attention(name: str, workload: Workload, rank: Rank, *, key_rank: Rank
     statistic = 4.0 * heads * tokens
     score = heads * tokens * key_rank.sequence * ((2 * e + 1 if dropout else e) + numerics.score_extra)
     narrow = numerics.product_input
+    # Decoders with RMS norms and encoders have a product each for queries, keys and values.
+    apart = numerics.casts_inputs and (model.rms_norm or model.family == "encoder")
+    reads = 3.0 if apart else 1.0
+    normed = (e + numerics.chain_extra) * (width + kv_heads * t * model.head_dim) / t
     activation_bytes = (
-        (e + numerics.norm_extra + narrow) * outer * h  # inputs of the norm and of the projection
+        (e + numerics.norm_extra + reads * narrow) * outer * h  # inputs of the norm and of the projections
+        + (normed * tokens if model.own(Transformer).qk_norm else 0.0)
         + e * tokens * (2 * width + 2 * kv_heads * t * model.head_dim) / t  # q, k, v and the output's input
         + (narrow if narrow < e else 0.0) * tokens * width / t  # the latter again in the type that the product reads
         + (outer * h if dropout else 0.0)
@@ -101,7 +106,12 @@ def build_attention(name: str, workload: Workload, rank: Rank, *, key_rank: Rank
     linears = [Linear(f"{name}.output", tokens, width / t, float(h)), *linears]
     hidden = np.zeros(1) if numerics.flash else score
     selected = e * tokens * (2 * width / t + kv_heads * model.head_dim) + statistic  # q, v and the output of attention
-    return Sublayer(ops, collectives, parameters, activation_bytes, hidden, np.zeros(1), selected, tuple(linears))
+    freed = [("core_attn", hidden)]
+    if not numerics.fuses_norms:
+        freed.append(("layernorm", narrow * outer * h))
+    return Sublayer(
+        ops, collectives, parameters, activation_bytes, hidden, np.zeros(1), selected, tuple(linears), tuple(freed)
+    )
 
 
 def count_sequences(workload: Workload, rank: Rank, key_rank: Rank, causal: bool) -> Sequences:

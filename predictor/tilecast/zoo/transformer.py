@@ -19,6 +19,7 @@ import numpy as np
 
 from tilecast import frameworks
 from tilecast.graph import Block, CollectiveCall, Graph, Op, Shards
+from tilecast.layout import parse_layout
 from tilecast.spec import Floats, Workload
 from tilecast.zoo import layers
 from tilecast.zoo.adapters import build_adapters, dequantize_weights, largest_quantized_weight
@@ -46,7 +47,35 @@ def build(workload: Workload, shards: Shards, attend: AttentionBuilder | None = 
     """
     model, rank = workload.model, Rank.from_shards(shards, workload.sequence_length)
     blocks = build_stack("layer", workload, rank, model.layers, causal=model.causal, attend=attend)
-    return build_graph(workload, rank, rank, blocks)
+    graph = build_graph(workload, rank, rank, blocks, attend)
+    depth = parse_layout(workload.pipeline_layout).predicted if workload.pipeline_layout else 0
+    return _predict_further_tokens(workload, rank, graph, depth) if depth else graph
+
+
+def _predict_further_tokens(workload: Workload, rank: Rank, graph: Graph, depth: int) -> Graph:
+    """Return the graph with `depth` modules of multi-token prediction behind the layers.
+
+    A module projects the output of the layer before it and the embedding of the next token to the hidden size, runs one
+    more layer of the last kind, and shares the head (DeepSeek-V3, arXiv 2412.19437, section 2.2).
+    """
+    numerics, hidden = Numerics.from_workload(workload), workload.model.hidden
+    last = max(graph.layers, key=lambda block: max(block.positions, default=workload.model.layers - 1))
+    ops = layers.linear("mtp.projection", numerics, rank.tokens, 2.0 * hidden, hidden / rank.tensor)
+    number = workload.model.layers
+    module = replace(
+        last,
+        name=f"mtp.{last.name}",
+        repeat=depth,
+        ops=(*last.ops, *ops),
+        parameters=last.parameters + 2.0 * hidden * hidden / rank.tensor,
+        activation_bytes=last.activation_bytes + 2.0 * numerics.element * rank.outer_tokens * hidden,
+        positions=tuple(range(number, number + depth)),
+    )
+    heads = tuple(
+        replace(block, name=f"mtp.{block.name}", repeat=depth, parameters=0.0 * block.parameters)
+        for block in graph.last
+    )
+    return replace(graph, layers=(*graph.layers, module), last=(*graph.last, *heads))
 
 
 def build_encoder_decoder(workload: Workload, shards: Shards) -> Graph:
@@ -120,19 +149,54 @@ def build_stack(
     return tuple(blocks)
 
 
-def build_graph(workload: Workload, first: Rank, last: Rank, blocks: tuple[Block, ...]) -> Graph:
-    """Return the graph of the usual embedding, these layers and the usual head.
+def build_graph(
+    workload: Workload, first: Rank, last: Rank, blocks: tuple[Block, ...], attend: AttentionBuilder | None = None
+) -> Graph:
+    """Return the graph of the usual embedding, these layers, the usual head and the layers that predict later tokens.
 
-    `first` is the rank's part of a micro-batch at the embedding, `last` its part at the head.
+    `first` is the rank's part of a micro-batch at the embedding, `last` its part at the head. `attend` builds the
+    attention of the layers that predict later tokens where that is not the usual one.
     """
+    head = _build_head(workload, last)
+    further = _build_prediction_layers(workload, last, head, attend) if workload.training else ()
     return Graph(
         first=(build_embedding(workload, first),),
         layers=blocks,
-        last=(_build_head(workload, last),),
+        last=(head, *further),
         boundary_bytes=Numerics.from_workload(workload).element * first.tokens / first.tensor * workload.model.hidden,
         shards=len(first.tensor),
         host_bytes_per_sample=16.0 * workload.sequence_length,
     )
+
+
+def _build_prediction_layers(
+    workload: Workload, rank: Rank, head: Block, attend: AttentionBuilder | None
+) -> tuple[Block, ...]:
+    """Build the layers that predict later tokens, each with a projection, a layer and the model's head.
+
+    The projection reads the hidden state and the embedding of the next token side by side, each after a norm
+    (Megatron-Core, transformer/multi_token_prediction.py). Embedding and head share the weights of the model's own.
+    """
+    model, dims, numerics = workload.model, workload.model.own(Transformer), Numerics.from_workload(workload)
+    number = dims.prediction_layers
+    is_laid_out = workload.pipeline_layout is not None and parse_layout(workload.pipeline_layout).predicted > 0
+    if not number or is_laid_out:
+        return ()
+    e, h, outer = numerics.element, float(model.hidden), rank.outer_tokens
+    layer = build_layer("prediction-layer", workload, rank, repeat=1, causal=True, experts=dims.experts, attend=attend)
+    ops = layers.norm("prediction.norm", numerics, outer, h, rms=model.rms_norm)
+    ops += layers.norm("prediction.embedding-norm", numerics, outer, h, rms=model.rms_norm)
+    ops += layers.linear("prediction.projection", numerics, rank.tokens, 2 * h, h / rank.tensor)
+    own = 2 * h * h / rank.tensor + 2 * count_norm_parameters(model)
+    kept = layer.activation_bytes + 4 * e * outer * h
+    shared = replace(head, name="prediction-head", parameters=np.zeros_like(head.parameters), frozen_parameters=zeros())
+    whole = replace(
+        layer,
+        ops=(*ops, *layer.ops),
+        parameters=layer.parameters + own,
+        activation_bytes=np.stack([kept[0]] * len(kept)),
+    )
+    return (*[whole] * number, *[shared] * number)
 
 
 def build_layer(
@@ -183,6 +247,7 @@ def build_layer(
         working_bytes=activation_bytes[0] * 0.5 + np.where(rank.context > 1, gathered, 0.0),
         copied_bytes=copied,
         frozen_parameters=frozen,
+        freed_bytes=_sum_freed_bytes(parts),
         remembered_bytes=numerics.element * memory.outer_tokens * memory_width(model) if memory else zeros(),
     )
 
@@ -195,6 +260,14 @@ def _stack_activation_bytes(numerics: Numerics, parts: Sequence[Sublayer], input
     else:
         selective = sum((part.activation_bytes - part.scores for part in parts), zeros())
     return np.stack([everything, selective, inputs])
+
+
+def _sum_freed_bytes(parts: Sequence[Sublayer]) -> dict[str, Floats]:
+    """Return the bytes of a layer that recomputing each module frees, (S,) each."""
+    freed: dict[str, Floats] = {}
+    for module, size in (item for part in parts for item in part.freed):
+        freed[module] = freed.get(module, zeros()) + size
+    return freed
 
 
 def build_embedding(workload: Workload, rank: Rank) -> Block:

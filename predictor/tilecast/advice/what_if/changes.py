@@ -11,6 +11,7 @@ import numpy as np
 
 from tilecast import memory
 from tilecast.advice.values import Change, Request
+from tilecast.frameworks import with_framework
 from tilecast.hardware import Link, Pool
 from tilecast.search import divisors
 
@@ -97,6 +98,10 @@ FURTHER = (2, 4, 8)
 """Factors on the number of a pool's nodes that are tried."""
 
 
+def _set_framework(request: Request, value: Any) -> Request:
+    return replace(request, workload=with_framework(request.workload, value))
+
+
 def list_pool_sizes(pool: Pool) -> list[int]:
     """Return the GPU counts that a pool could grow to, ascending; the present count is the first.
 
@@ -153,7 +158,7 @@ CHANGES: Mapping[str, Apply] = {
     "training.activationCheckpointing": _change_planned("checkpointing", str),
     "training.fusedLoss": _change_part("workload", "fused_loss", bool),
     "training.offload": _change_part("workload", "offload", str),
-    "training.framework": _change_part("workload", "framework", str),
+    "training.framework": _adapt_job_change(_set_framework),
     "training.gradientSync": _change_part("workload", "gradient_sync", str),
     "plan.zeroStage": _change_part("plan", "zero_stage", int),
     "constraints.gpus": _change_part("constraints", "gpus", int),

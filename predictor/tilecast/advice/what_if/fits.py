@@ -23,8 +23,9 @@ from tilecast.advice.what_if.changes import (
 from tilecast.advice.what_if.wins import find_winning_price
 from tilecast.frameworks import FRAMEWORKS
 from tilecast.hardware import Pool
+from tilecast.recomputation import CHECKPOINTING
 from tilecast.search import NO_LIMITS, Limits
-from tilecast.spec import CHECKPOINTING
+from tilecast.spec import Stated, Workload
 
 MAX_COUNTS = 3
 """Number of GPU counts that are tried to see whether a changed job fits, the largest first."""
@@ -259,20 +260,35 @@ def _leaner_settings(request: Request) -> Iterator[Change]:
             yield Change("training.microBatchSize", size, "fits", f"micro-batch {micro} -> {size}")
     mode = (plan.checkpointing if plan is not None else None) or workload.checkpointing
     if mode is not None and workload.training:
-        for more in CHECKPOINTING[CHECKPOINTING.index(mode) + 1 :]:
+        leaner = CHECKPOINTING[CHECKPOINTING.index(mode) + 1 :] if mode in CHECKPOINTING else CHECKPOINTING[-1:]
+        for more in leaner:
             words = {"selective": "recompute attention (selective)", "full": "recompute every layer (full)"}[more]
             yield Change("training.activationCheckpointing", more, "fits", words)
 
 
 def _other_frameworks(request: Request) -> Iterator[Change]:
     """Yield other frameworks that can run the job, if it names one; they may shard more of its state."""
-    workload = request.workload
+    workload, plan = request.workload, request.plan
+    mode = (plan.checkpointing if plan is not None else None) or workload.checkpointing
     for name, able in search.FRAMEWORKS.items():
         if workload.gradient_sync != "allReduce" or (workload.bucket_mib and not FRAMEWORKS[name].has_buckets):
             continue
         runs = workload.precision in able.precisions and workload.offload in able.offload
-        if workload.framework not in (None, name) and runs and workload.checkpointing in (None, *able.checkpointing):
+        cells = FRAMEWORKS[name]
+        runs = runs and workload.pipeline_schedule in (None, *cells.schedules)
+        runs = runs and (workload.pipeline_layout is None or cells.states_layouts)
+        runs = runs and _cuts_stages(replace(workload, framework=name), request.plan)
+        if workload.framework not in (None, name) and runs and (mode is None or able.recomputes(mode)):
             yield Change("training.framework", name, "fits", f"{name} instead of {workload.framework}")
+
+
+def _cuts_stages(workload: Workload, plan: Stated | None) -> bool:
+    """Return whether the workload's framework cuts the layers into the stages of a stated plan."""
+    if plan is None or plan.pipeline == 1:
+        return True
+    return search.stages_are_full(workload, plan.pipeline) and (
+        plan.virtual_stages == 1 or search.has_equal_pieces(workload, plan.pipeline, plan.virtual_stages)
+    )
 
 
 def _looser_limits(request: Request, candidates: Candidates) -> Iterator[Change]:

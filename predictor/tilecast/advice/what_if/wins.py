@@ -39,7 +39,7 @@ from tilecast.advice.what_if.changes import (
 )
 from tilecast.hardware import Pool
 from tilecast.search import Limits, Mask
-from tilecast.spec import CHECKPOINTING, Floats, Ints, Plan, Plans, Workload
+from tilecast.spec import Floats, Ints, Plan, Plans, Workload
 from tilecast.step import blocks
 
 SPEEDS = np.arange(20, 161) / 20
@@ -299,7 +299,7 @@ def _neighbour_plans(plan: Plan, workload: Workload) -> Iterator[tuple[str, Plan
     for stage in (0, 1, 2, 3) if workload.gradient_sync == "allReduce" else ():
         if stage != plan.zero_stage:
             yield "zeroStage", replace(plan, zero_stage=stage)
-    for mode in CHECKPOINTING:
+    for mode in search.recomputations(workload):
         if mode != plan.checkpointing:
             yield "activationCheckpointing", replace(plan, checkpointing=mode)
     for size in (plan.micro_batch * 2, plan.micro_batch // 2):

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 from tilecast import frameworks, zoo
+from tilecast.frameworks import with_framework
 from tilecast.render.launch import deepspeed, huggingface, megatron, pytorch, torchtitan
 from tilecast.render.launch.setting import LaunchScript, LaunchSetting
 from tilecast.render.units import format_duration, format_gibibyte_range, format_gibibytes
@@ -24,6 +25,7 @@ from tilecast.spec import (
     Plans,
     Precision,
     SpecError,
+    Weights,
     Workload,
 )
 
@@ -38,7 +40,7 @@ __all__ = [
 ]
 
 _ALL: tuple[Optimizer, ...] = ("sgd", "momentum", "adam", "adamw", "lamb")
-_ANY: tuple[Attention, ...] = ("auto", "flash", "eager")
+_ANY: tuple[Attention, ...] = ("auto", "flash", "eager", "flash2", "cudnn", "memoryEfficient")
 
 
 def _no_refusal(setting: LaunchSetting) -> str:
@@ -60,6 +62,10 @@ class Launcher:
     """Families of models that it has a training script for; empty if the script is the user's."""
     reads_loss: bool = False
     """Whether it reads the loss from the output of a Transformers model."""
+    weights: tuple[Weights, ...] = ()
+    """Ways to store weights in 16 bits that it can request beside its frameworks' own."""
+    requests_types: bool = False
+    """Whether it can request the types of gradients and moments."""
     has_adapters: bool = True
     """Whether LoRA is left to the script."""
     refuses: Callable[[LaunchSetting], str] = _no_refusal
@@ -67,15 +73,17 @@ class Launcher:
 
 
 LAUNCHERS: Mapping[str, Launcher] = {
-    "torchrun": Launcher(("ddp",), pytorch.launch_ddp, ("eager", "compiled", "cudaGraphs")),
-    "fsdp2": Launcher(("fsdp2",), pytorch.launch_fsdp2),
+    "torchrun": Launcher(("ddp",), pytorch.launch_ddp, ("eager", "compiled", "cudaGraphs"), weights=("pure",)),
+    "fsdp2": Launcher(("fsdp2",), pytorch.launch_fsdp2, weights=("pure",)),
     "deepspeed": Launcher(("deepspeed",), deepspeed.launch_engine),
     "megatron": Launcher(
         ("megatron",),
         megatron.pretraining_script,
         families=tuple(megatron.SCRIPTS),
         executions=("eager", "cudaGraphs"),
+        attention=("auto", "flash", "eager", "flash2", "flash3", "cudnn"),
         optimizers=("sgd", "momentum", "adam", "adamw"),
+        requests_types=True,
         has_adapters=False,
         refuses=megatron.refusal_reason,
     ),
@@ -88,13 +96,16 @@ LAUNCHERS: Mapping[str, Launcher] = {
         has_adapters=False,
         refuses=torchtitan.refusal_reason,
     ),
-    "accelerate": Launcher(("huggingface", "accelerate"), huggingface.launch_accelerate),
+    "accelerate": Launcher(
+        ("huggingface", "accelerate"), huggingface.launch_accelerate, refuses=huggingface.refusal_reason
+    ),
     "trainer": Launcher(
         ("huggingface", "accelerate"),
         huggingface.launch_trainer,
         precisions=("fp32", "tf32", "fp16", "bf16"),
         optimizers=("sgd", "momentum", "adam", "adamw"),
         reads_loss=True,
+        refuses=huggingface.refusal_reason,
     ),
 }
 """Launchers that `--launch` knows, by name."""
@@ -182,11 +193,31 @@ def check_launchable(launcher: str, workload: Workload) -> None:
             if what == "execution" and others:
                 remedy += f", or launch it by {others}"
             raise SpecError("--launch", f"{launcher} has no {what} {value}", remedy)
+    _refuse_recipe(launcher, workload, entry)
     if workload.gradient_sync != "allReduce":
         remedy = "use training.gradientSync allReduce, or leave --launch out"
         raise SpecError("--launch", f"{launcher} starts no parameter servers", remedy)
     if workload.lora_rank and not entry.has_adapters:
         raise SpecError("--launch", f"{launcher} trains no LoRA adapters", "use another launcher")
+
+
+def _refuse_recipe(launcher: str, workload: Workload, entry: Launcher) -> None:
+    """Refuse types of weights, gradients and moments that a launcher cannot request."""
+    if not workload.is_mixed:
+        return
+    own = frameworks.FRAMEWORKS[workload.framework or entry.frameworks[0]]
+    if workload.weights not in (None, own.weights, *entry.weights):
+        text = f"{launcher} is not told here to hold weights as {workload.weights}"
+        raise SpecError("--launch", text, f"use training.weights {own.weights}, or another launcher")
+    if entry.requests_types:
+        return
+    if workload.moment_precision not in (None, "fp32"):
+        text = f"{launcher} has no moments in {workload.moment_precision}"
+        raise SpecError("--launch", text, "leave training.momentPrecision out, or launch it by megatron")
+    plain = replace(workload, gradient_precision=None)
+    if frameworks.gradient_bytes(workload) != frameworks.gradient_bytes(plain):
+        text = f"{launcher} has no gradients in {workload.gradient_precision}"
+        raise SpecError("--launch", text, "leave training.gradientPrecision out, or launch it by megatron")
 
 
 def unsupported_part(framework: Framework, workload: Workload, plan: Plan) -> str:
@@ -200,6 +231,19 @@ def unsupported_part(framework: Framework, workload: Workload, plan: Plan) -> st
         frameworks.FRAMEWORKS[framework].sizes_buckets(Plans.from_plans(plan))[0]
     ):
         return f"its buckets have a size of their own at ZeRO stage {plan.zero_stage}, not training.bucketMiB"
+    if workload.shard_degree is not None and not supported.hybrid_shards:
+        return "it shards over all replicas"
+    if workload.offloaded_activations and not bool(supported.offloads(Plans.from_plans(plan))[0]):
+        if supported.offload_activations == "none":
+            return "it keeps activations on the GPU"
+        return "it offloads activations without pipeline and recomputation"
+    if workload.recompute_layers is not None and "recomputation" not in supported.per_layer:
+        return "it recomputes all layers or none"
+    cells, schedule = frameworks.FRAMEWORKS[framework], workload.pipeline_schedule
+    if plan.pipeline > 1 and schedule is not None and schedule not in cells.schedules:
+        return f"it has no pipeline schedule {schedule}"
+    if plan.pipeline > 1 and workload.pipeline_layout is not None and not cells.states_layouts:
+        return "it splits the layers of a pipeline by its own rule, not by training.pipelineLayout"
     if bool(supported.executes(Plans.from_plans(plan))[0]):
         return ""
     degrees = {"data": plan.data, "tensor": plan.tensor, "pipeline": plan.pipeline, "context": plan.context,
@@ -207,7 +251,7 @@ def unsupported_part(framework: Framework, workload: Workload, plan: Plan) -> st
     for name, degree in degrees.items():
         if degree > 1 and name not in supported.parallelism:
             return f"it has no {name} parallelism" if name != "virtual" else "it has no virtual stages"
-    if plan.checkpointing not in supported.checkpointing:
+    if not supported.recomputes(plan.checkpointing):
         return f"it has no {plan.checkpointing} recomputation"
     if plan.tensor > 1 and plan.sequence_parallel not in supported.sequence_parallel:
         return f"its tensor parallelism {'never' if plan.sequence_parallel else 'always'} splits norms by sequence"
@@ -220,7 +264,7 @@ def _with_framework(launcher: str, setting: LaunchSetting) -> LaunchSetting:
         return setting
     frameworks = LAUNCHERS[launcher].frameworks
     runs = (name for name in frameworks if bool(abilities(name).executes(Plans.from_plans(setting.plan))[0]))
-    return replace(setting, workload=replace(setting.workload, framework=next(runs, frameworks[-1])))
+    return replace(setting, workload=with_framework(setting.workload, next(runs, frameworks[-1])))
 
 
 _WEIGHTS: Mapping[str, str] = {

@@ -143,7 +143,9 @@ def _recomputation_lines(setting: LaunchSetting) -> list[str]:
     if is_sharded(setting) and setting.plan.checkpointing == "full":
         return []
     if setting.plan.checkpointing == "full" and script.auto_class_suffix(setting):
-        return ['model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})']
+        again = setting.cells.recomputes_last_product
+        lines = [f'model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={{"use_reentrant": {again}}})']
+        return [*lines, *(["model.enable_input_require_grads()"] if again and setting.workload.lora_rank else [])]
     return script.recomputation_lines(setting, script.CHECKPOINT)
 
 
@@ -188,6 +190,13 @@ def _recomputes_in_trainer(setting: LaunchSetting) -> bool:
     return setting.plan.checkpointing == "full" and not is_sharded(setting)
 
 
+def refusal_reason(setting: LaunchSetting) -> str:
+    """Return the reason why the Trainer or Accelerate would run a setting differently; empty if they would not."""
+    if setting.workload.shard_degree is not None:
+        return "its settings shard over all ranks"
+    return "" if setting.workload.recompute_layers is None else "it recomputes all layers or none"
+
+
 _ARGUMENTS: Table = (
     ("--output_dir", lambda s: f"out/{s.name}"),
     ("--per_device_train_batch_size", lambda s: s.plan.micro_batch),
@@ -200,7 +209,8 @@ _ARGUMENTS: Table = (
     ("--optim_args", lambda s: "momentum=0.9" if s.workload.optimizer == "momentum" else None),
     ("--max_grad_norm", lambda s: 1.0 if s.cells.clips_gradients else 0.0),
     ("--activation_checkpointing", _recomputes_in_trainer),
-    ("--activation_checkpointing_kwargs", lambda s: '{"use_reentrant": false}' if _recomputes_in_trainer(s) else None),
+    ("--activation_checkpointing_kwargs",
+     lambda s: json.dumps({"use_reentrant": s.cells.recomputes_last_product}) if _recomputes_in_trainer(s) else None),
     ("--torch_compile", lambda s: s.workload.execution == "compiled"),
     ("--accelerator_config",
      lambda s: _EACH_SYNCS if is_sharded(s) and s.plan.gradient_accumulation > 1 else None),

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
-from tilecast.frameworks import gradient_bytes, holds_fp8_alone
+from tilecast.frameworks import expert_dispatch, expert_overlap, gradient_bytes, holds_fp8_alone
+from tilecast.layout import counted_ends_of_pieces, parse_layout, split_layers
+from tilecast.recomputation import split_modules
 from tilecast.render.launch.setting import (
     LaunchScript,
     LaunchSetting,
@@ -14,6 +16,7 @@ from tilecast.render.launch.setting import (
     option_words,
     torchrun_command,
 )
+from tilecast.spec import ExpertDispatch
 from tilecast.zoo.deepseek import Deepseek
 from tilecast.zoo.numerics import Numerics
 
@@ -49,10 +52,26 @@ def _moe_layer_frequency(setting: LaunchSetting) -> object:
     return every if every > 1 else None
 
 
+def _counted_ends(setting: LaunchSetting) -> int:
+    """Return how many of embedding and loss count as layers of the pipeline: none, the loss or both."""
+    plan = setting.plan
+    if setting.workload.pipeline_layout is not None:
+        return 0
+    return counted_ends_of_pieces(setting.model.layers, plan.pipeline, plan.virtual_stages) or 0
+
+
+def _predicted_tokens(setting: LaunchSetting) -> int:
+    """Return the number of further tokens that multi-token prediction predicts."""
+    layout = setting.workload.pipeline_layout
+    return parse_layout(layout).predicted if layout is not None else 0
+
+
 def _last_stage_layers(setting: LaunchSetting) -> object:
-    """Return the layers of the last stage, if the layers do not divide evenly."""
+    """Return the layers of the last stage, if the layers do not divide evenly, with or without embedding and loss."""
     stages, layers = setting.plan.pipeline, setting.model.layers
-    return layers - -(-layers // stages) * (stages - 1) if layers % stages else None
+    if layers % stages == 0 or _counted_ends(setting) or setting.workload.pipeline_layout is not None:
+        return None
+    return split_layers(layers, stages, counts_ends=True)[-1]
 
 
 def _position_embedding(setting: LaunchSetting) -> object:
@@ -82,6 +101,36 @@ def _overlaps_tensor_parallel(setting: LaunchSetting) -> bool:
     plan = setting.plan
     return plan.tensor > 1 and plan.sequence_parallel and setting.cells.tensor_overlap == "both"
 
+
+def _recomputed_modules(setting: LaunchSetting) -> Sequence[str] | None:
+    """Return the modules that selective recomputation repeats; None without it."""
+    if setting.plan.checkpointing == "selective":
+        return ["core_attn"]
+    return split_modules(setting.plan.checkpointing) or None
+
+
+def _offloaded_layers(setting: LaunchSetting) -> int:
+    """Return the number of layers whose activations are kept in the host's memory."""
+    return round(setting.workload.offloaded_activations * setting.model.layers)
+
+
+def _recomputed_layers(setting: LaunchSetting) -> int:
+    """Return the layers of each virtual stage that are recomputed, or the layers of a unit that is recomputed whole."""
+    layers = setting.workload.recompute_layers
+    return 1 if layers is None else layers // setting.plan.virtual_stages
+
+
+_BACKENDS = {"flash": "flash", "flash2": "flash", "flash3": "flash", "cudnn": "fused", "eager": "unfused"}
+"""Megatron-Core's `AttnBackend` for each `Workload.attention`; which FlashAttention runs is what is installed."""
+_DISPATCHERS: Mapping[ExpertDispatch, tuple[str, str | None]] = {
+    "allToAll": ("alltoall", None),
+    "allGather": ("allgather", None),
+    "deepEP": ("flex", "deepep"),
+    "hybridEP": ("flex", "hybridep"),
+}
+"""Type of dispatcher, and backend of the flexible one."""
+_FUSED = (4.0, 4.0)
+"""Launches of a fused router and of a fused permutation in `frameworks.toml`."""
 
 _MODEL: Table = (
     ("--num-layers", lambda s: None if _is_encdec(s) else s.model.layers),
@@ -120,23 +169,40 @@ _MODEL: Table = (
     ("--moe-router-topk", lambda s: s.own.top_k if s.own.experts else None),
     ("--moe-layer-freq", lambda s: _moe_layer_frequency(s) if s.own.experts else None),
     ("--moe-shared-expert-intermediate-size", lambda s: s.own.shared_ffn_hidden or None),
-    ("--moe-token-dispatcher-type", lambda s: "alltoall" if s.plan.expert > 1 else None),
+    ("--moe-router-num-groups", lambda s: s.own.expert_groups if s.own.expert_groups > 1 else None),
+    ("--moe-router-group-topk", lambda s: s.own.top_groups if s.own.expert_groups > 1 else None),
+    ("--moe-token-dispatcher-type", lambda s: _DISPATCHERS[expert_dispatch(s.workload)][0] if s.own.experts else None),
+    ("--moe-flex-dispatcher-backend",
+     lambda s: _DISPATCHERS[expert_dispatch(s.workload)][1] if s.own.experts else None),
+    ("--overlap-moe-expert-parallel-comm",
+     lambda s: s.own.experts > 0 and expert_overlap(s.workload) == "microBatch"),
     ("--moe-grouped-gemm", lambda s: s.own.experts > 0),
+    ("--moe-permute-fusion", lambda s: s.own.experts > 0 and s.cells.permutation_launches == _FUSED),
+    ("--moe-router-fusion", lambda s: s.own.experts > 0 and s.cells.router_launches == _FUSED),
 )  # fmt: skip
 """Options that describe the architecture."""
 
 _TRAINING: Table = (
-    ("--attention-backend", lambda s: {"flash": "flash", "eager": "unfused"}.get(s.workload.attention)),
+    ("--attention-backend", lambda s: _BACKENDS.get(s.workload.attention)),
     ("--transformer-impl", lambda s: "transformer_engine"),
     ("--cross-entropy-loss-fusion", _fuses_loss),
     ("--cross-entropy-fusion-impl", lambda s: "te" if _fuses_loss(s) else None),
     ("--cuda-graph-impl", lambda s: "local" if s.workload.execution == "cudaGraphs" else None),
-    ("--bf16", lambda s: s.workload.precision in ("bf16", "fp8")),
+    ("--bf16", lambda s: s.workload.precision == "bf16" or s.workload.is_quantized),
     ("--fp16", lambda s: s.workload.precision == "fp16"),
-    ("--fp8-format", lambda s: "hybrid" if s.workload.precision == "fp8" else None),
+    ("--fp8-format", lambda s: {"fp8": "hybrid", "mxfp8": "e4m3"}.get(s.workload.precision)),
+    ("--fp8-recipe", lambda s: "mxfp8" if s.workload.precision == "mxfp8" else None),
+    ("--fp4-format", lambda s: "e2m1" if s.workload.precision == "nvfp4" else None),
+    ("--fp4-recipe", lambda s: "nvfp4" if s.workload.precision == "nvfp4" else None),
+    ("--first-last-layers-bf16", lambda s: s.workload.precision == "nvfp4"),
+    ("--num-layers-at-start-in-bf16", lambda s: 0 if s.workload.precision == "nvfp4" else None),
+    ("--num-layers-at-end-in-bf16",
+     lambda s: round(s.cells.nvfp4_layers_in_bf16) if s.workload.precision == "nvfp4" else None),
     ("--fp8-param-gather", lambda s: holds_fp8_alone(s.workload)),
     ("--accumulate-allreduce-grads-in-fp32",
      lambda s: s.workload.is_mixed and s.cells.has_fp32_gradients(s.workload)),
+    ("--grad-reduce-in-bf16",
+     lambda s: s.workload.precision in ("bf16", "fp8") and not s.cells.has_fp32_gradients(s.workload)),
     ("--no-gradient-accumulation-fusion", lambda s: not s.cells.fused_accumulation),
     ("--optimizer", lambda s: {"sgd": "sgd", "momentum": "sgd"}.get(s.workload.optimizer, "adam")),
     ("--sgd-momentum", lambda s: {"sgd": 0.0, "momentum": 0.9}.get(s.workload.optimizer)),
@@ -148,8 +214,13 @@ _TRAINING: Table = (
     ("--sequence-parallel", lambda s: s.plan.tensor > 1 and s.plan.sequence_parallel),
     ("--tp-comm-overlap", _overlaps_tensor_parallel),
     ("--pipeline-model-parallel-size", lambda s: s.plan.pipeline),
+    # A layout determines the number of virtual stages (arguments.py asserts that it is not stated beside it).
     ("--num-virtual-stages-per-pipeline-rank",
-     lambda s: s.plan.virtual_stages if s.plan.virtual_stages > 1 else None),
+     lambda s: s.plan.virtual_stages if s.plan.virtual_stages > 1 and not s.workload.pipeline_layout else None),
+    ("--pipeline-model-parallel-layout", lambda s: s.workload.pipeline_layout if s.plan.pipeline > 1 else None),
+    ("--mtp-num-layers", lambda s: _predicted_tokens(s) or None),
+    ("--account-for-embedding-in-pipeline-split", lambda s: _counted_ends(s) == 2),
+    ("--account-for-loss-in-pipeline-split", lambda s: _counted_ends(s) > 0),
     ("--decoder-last-pipeline-num-layers", _last_stage_layers),
     ("--context-parallel-size", lambda s: s.plan.context if s.plan.context > 1 else None),
     ("--expert-model-parallel-size", lambda s: s.plan.expert if s.plan.expert > 1 else None),
@@ -159,11 +230,17 @@ _TRAINING: Table = (
     ("--ddp-bucket-size", _bucket_parameters),
     ("--overlap-param-gather", lambda s: s.plan.zero_stage == 1 and _replica_count(s) > 1 and s.workload.overlap),
     ("--optimizer-cpu-offload", lambda s: s.workload.offload == "optimizer"),
-    ("--use-precision-aware-optimizer", lambda s: s.workload.offload == "optimizer"),
-    ("--recompute-granularity", lambda s: s.plan.checkpointing if s.plan.checkpointing != "none" else None),
-    ("--recompute-modules", lambda s: "core_attn" if s.plan.checkpointing == "selective" else None),
-    ("--recompute-method", lambda s: "uniform" if s.plan.checkpointing == "full" else None),
-    ("--recompute-num-layers", lambda s: 1 if s.plan.checkpointing == "full" else None),
+    ("--use-precision-aware-optimizer",
+     lambda s: s.workload.offload == "optimizer" or s.workload.moment_precision is not None),
+    ("--exp-avg-dtype", lambda s: s.workload.moment_precision),
+    ("--exp-avg-sq-dtype", lambda s: s.workload.moment_precision),
+    ("--cpu-offloading-num-layers", lambda s: _offloaded_layers(s) or None),
+    ("--recompute-granularity",
+     lambda s: {"none": None, "full": "full"}.get(s.plan.checkpointing, "selective")),
+    ("--recompute-modules", _recomputed_modules),
+    ("--recompute-method",
+     lambda s: ("block" if s.workload.recompute_layers else "uniform") if s.plan.checkpointing == "full" else None),
+    ("--recompute-num-layers", lambda s: _recomputed_layers(s) if s.plan.checkpointing == "full" else None),
 )  # fmt: skip
 """Options that describe how the model is trained and split."""
 
@@ -185,6 +262,20 @@ def pretraining_script(setting: LaunchSetting) -> LaunchScript:
 
 def refusal_reason(setting: LaunchSetting) -> str:
     """Return the reason why Megatron-LM cannot run a setting; empty if it can."""
-    if _is_encdec(setting) and setting.plan.pipeline > 1:
+    plan = setting.plan
+    if _is_encdec(setting) and plan.pipeline > 1:
         return "its T5 has no pipeline parallelism (pretrain_t5.py)"
+    share, depth = setting.workload.offloaded_activations, setting.model.layers
+    if share and abs(_offloaded_layers(setting) - share * depth) > 0.05:
+        return f"it offloads the activations of whole layers, not a share of {share:g} of {depth}"
+    if share and _offloaded_layers(setting) == depth:
+        return f"it offloads at most {depth - 1} of {depth} layers"
+    layers, virtual = setting.workload.recompute_layers, setting.plan.virtual_stages
+    if layers is not None and layers % virtual:
+        return f"it recomputes equally many layers of each virtual stage, not {layers} of {virtual}"
+    is_overlapped = setting.own.experts > 0 and expert_overlap(setting.workload) == "microBatch"
+    if is_overlapped and plan.pipeline > 1 and plan.virtual_stages == 1:
+        return "it overlaps the exchange of experts only in interleaved pipelines (arguments.py)"
+    if setting.workload.moment_precision and not setting.plan.zero_stage:
+        return "its precision-aware optimizer needs ZeRO 1 (--use-distributed-optimizer)"
     return "" if setting.workload.fused_optimizer else "its optimizer is one kernel"

@@ -39,6 +39,10 @@ def launch_fsdp2(setting: LaunchSetting) -> LaunchScript:
         policies.append(f"mp_policy=MixedPrecisionPolicy(param_dtype={dtype}, reduce_dtype={reduced})")
     if workload.offload == "parameters":
         policies.append("offload_policy=CPUOffloadPolicy()")
+    copies = plan.data // setting.shard_degree
+    shape = f'({plan.data},), mesh_dim_names=("dp",)'
+    if copies > 1:
+        shape = f'({copies}, {setting.shard_degree}), mesh_dim_names=("replicate", "shard")'
     shared = ["mesh=mesh", f"reshard_after_forward={plan.zero_stage == 3}", *policies]
     lines = [
         *script.matmul_precision_lines(workload),
@@ -46,7 +50,7 @@ def launch_fsdp2(setting: LaunchSetting) -> LaunchScript:
         *script.model_lines(setting),
         *(["torchao.float8.convert_to_float8_training(model)"] if workload.precision == "fp8" else []),
         *script.recomputation_lines(setting, script.CHECKPOINT),
-        f'mesh = init_device_mesh("cuda", ({plan.data},), mesh_dim_names=("dp",))',
+        f'mesh = init_device_mesh("cuda", {shape})',
         "options = dict(",
         *(f"    {option}," for option in shared),
         ")",

@@ -6,11 +6,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from tilecast import fuse, zoo
+from tilecast.frameworks import has_fused_kernels
 from tilecast.render.launch.setting import LaunchSetting
-from tilecast.spec import Optimizer, Workload
+from tilecast.spec import Attention, Optimizer, Workload
 from tilecast.zoo import ADAPTED, FAMILIES
 
-DTYPES: Mapping[str, str] = {"fp16": "torch.float16", "bf16": "torch.bfloat16", "fp8": "torch.bfloat16"}
+DTYPES: Mapping[str, str] = {
+    "fp16": "torch.float16",
+    "bf16": "torch.bfloat16",
+    "fp8": "torch.bfloat16",
+    "mxfp8": "torch.bfloat16",
+    "nvfp4": "torch.bfloat16",
+}
 """PyTorch's name for the type that a job computes in beside its FP32 weights."""
 _OPTIMIZERS: Mapping[Optimizer, str] = {
     "sgd": "torch.optim.SGD(model.parameters(), {how})",
@@ -21,7 +28,10 @@ _OPTIMIZERS: Mapping[Optimizer, str] = {
 }
 CHECKPOINT = "{module}.forward = functools.partial(checkpoint, {module}.forward, use_reentrant=False)"
 """Statement that recomputes a module with `torch.utils.checkpoint`."""
-_BACKENDS: Mapping[str, str] = {"flash": "FLASH_ATTENTION", "eager": "MATH"}
+_BACKENDS: Mapping[Attention, str] = {
+    "flash": "FLASH_ATTENTION", "flash2": "FLASH_ATTENTION", "cudnn": "CUDNN_ATTENTION",
+    "memoryEfficient": "EFFICIENT_ATTENTION", "eager": "MATH",
+}  # fmt: skip
 """PyTorch's `SDPBackend` for each `Workload.attention`."""
 
 
@@ -55,8 +65,10 @@ def layers_expression(setting: LaunchSetting) -> str:
 
 def attention_arguments(setting: LaunchSetting) -> list[str]:
     """Return the attention of a Transformers model as an argument; empty if there is nothing to choose."""
-    chosen = {"flash": "flash_attention_2", "eager": "eager"}.get(setting.workload.attention, "sdpa")
-    return [f'attn_implementation="{chosen}"'] if setting.model.family in ADAPTED else []
+    named = {"flash": "flash_attention_2", "flash2": "flash_attention_2", "eager": "eager"}
+    chosen = named.get(setting.workload.attention, "sdpa")
+    chooses = setting.model.family in ADAPTED and auto_class_suffix(setting) is not None
+    return [f'attn_implementation="{chosen}"'] if chooses else []
 
 
 def _load_pretrained_lines(setting: LaunchSetting) -> list[str]:
@@ -82,11 +94,14 @@ def model_lines(setting: LaunchSetting) -> list[str]:
     """Return the lines that prepare the model before it is wrapped. Jobs with adapters load the base model first."""
     workload, lines = setting.workload, list[str]()
     if workload.lora_rank:
-        lines += _load_pretrained_lines(setting)
+        if auto_class_suffix(setting) is None:
+            lines.append("# model: the pretrained one, which the adapters are added to")
+        else:
+            lines += _load_pretrained_lines(setting)
         lines.append(f"model = peft.get_peft_model(model, LoraConfig(r={workload.lora_rank}))")
     if workload.memory_format == "channelsLast":
         lines.append("model = model.to(memory_format=torch.channels_last)")
-    if workload.fused_kernels:
+    if has_fused_kernels(workload):
         lines.append(
             "# with fused kernels for bias, activation, dropout, mask and softmax, such as Apex's, in the model"
         )
@@ -163,7 +178,9 @@ def training_loop_lines(setting: LaunchSetting, forward: Sequence[str], held_bac
 def recomputation_lines(setting: LaunchSetting, wrap: str) -> list[str]:
     """Return the lines that recompute every layer or its attention core; `wrap` is the statement for a `module`."""
     module = {"full": "layer", "selective": "layer.attention.core"}.get(setting.plan.checkpointing)
-    return [f"for layer in {layers_expression(setting)}:", f"    {wrap.format(module=module)}"] if module else []
+    count = setting.workload.recompute_layers
+    chosen = layers_expression(setting) + ("" if count is None else f"[:{count}]")
+    return [f"for layer in {chosen}:", f"    {wrap.format(module=module)}"] if module else []
 
 
 def _indent(lines: Sequence[str]) -> list[str]:

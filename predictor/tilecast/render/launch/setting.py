@@ -54,6 +54,12 @@ class LaunchSetting:
         return self.workload.model
 
     @property
+    def shard_degree(self) -> int:
+        """Data-parallel ranks that share weights or states; 1 without ZeRO."""
+        data = self.plan.data
+        return 1 if self.plan.zero_stage == 0 else min(self.workload.shard_degree or data, data)
+
+    @property
     def cells(self) -> Framework:
         """Record of the job's framework in `frameworks.toml`."""
         return frameworks.find_framework(self.workload)
@@ -134,6 +140,8 @@ def option_words(setting: LaunchSetting, table: Table) -> list[str]:
         text = value(setting)
         if text is True:
             words.append(option)
+        elif isinstance(text, list | tuple):
+            words += [option, *text]
         elif text is not None and text is not False:
             words += [option, f"{text}"]
     return words

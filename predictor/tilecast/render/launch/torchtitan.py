@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 
+from tilecast.layout import counted_ends_of_pieces
 from tilecast.render.launch import script
 from tilecast.render.launch.setting import (
     LaunchScript,
@@ -37,6 +38,14 @@ _FLAVORS: Mapping[str, tuple[str, str]] = {
 FAMILIES: tuple[str, ...] = ("decoder", "moe", "deepseek")
 """Model families that its trainer accepts."""
 _NAMES: Mapping[str, str] = {"adam": "Adam", "adamw": "AdamW"}
+_SCHEDULES: Mapping[str, str] = {
+    "1f1b": "1F1B",
+    "interleaved": "Interleaved1F1B",
+    "interleavedZeroBubble": "InterleavedZeroBubble",
+    "zbv": "ZBVZeroBubble",
+    "dualPipeV": "DualPipeV",
+}
+"""PyTorch's names of schedules (distributed/pipelining/schedules.py)."""
 _RESHARD: Mapping[int, str] = {2: "never", 3: "always"}
 
 
@@ -47,14 +56,44 @@ def _local_batch(setting: LaunchSetting) -> int:
 
 
 def _pipeline_schedule(setting: LaunchSetting) -> str:
-    return "Interleaved1F1B" if setting.plan.virtual_stages > 1 else "1F1B"
+    stated = setting.workload.pipeline_schedule
+    return _SCHEDULES[stated or ("interleaved" if setting.plan.virtual_stages > 1 else "1f1b")]
+
+
+def _layer_interval(setting: LaunchSetting) -> str | None:
+    """Return n where every n-th layer is recomputed; None where all or none are."""
+    layers = setting.workload.recompute_layers
+    return None if layers is None else str(_stage_layers(setting) // layers)
+
+
+def _stage_layers(setting: LaunchSetting) -> int:
+    """Return the layers of the fullest stage."""
+    return -(-setting.model.layers // setting.plan.pipeline)
+
+
+def _counted_ends(setting: LaunchSetting) -> int:
+    """Return how many of embedding and loss count as layers of the pipeline: none, the loss or both."""
+    plan = setting.plan
+    return counted_ends_of_pieces(setting.model.layers, plan.pipeline, plan.virtual_stages) or 0
+
+
+def _layers_per_piece(setting: LaunchSetting) -> object:
+    """Return the layers of a virtual stage, with embedding and loss where they count; None without virtual stages."""
+    plan = setting.plan
+    if plan.virtual_stages == 1:
+        return None
+    return (setting.model.layers + _counted_ends(setting)) // (plan.pipeline * plan.virtual_stages)
+
+
+_CONVERTERS: Mapping[str, str] = {"fp8": "quantize.linear.float8", "mxfp8": "quantize.linear.mx"}
+"""Converter of the model for each quantized precision."""
 
 
 _JOB: Mapping[str, Table] = {
     "model": (
         ("name", lambda s: _FLAVORS.get(s.model.name, (None, None))[0]),
         ("flavor", lambda s: _FLAVORS.get(s.model.name, (None, None))[1]),
-        ("converters", lambda s: ["quantize.linear.float8"] if s.workload.precision == "fp8" else None),
+        ("converters", lambda s: (name := _CONVERTERS.get(s.workload.precision)) and [name]),
     ),
     "optimizer": (
         ("name", lambda s: _NAMES[s.workload.optimizer]),
@@ -71,23 +110,25 @@ _JOB: Mapping[str, Table] = {
         ("enable_cpu_offload", lambda s: s.workload.offload == "parameters" or None),
     ),
     "parallelism": (
-        ("data_parallel_replicate_degree", lambda s: s.plan.data if s.plan.zero_stage == 0 else 1),
-        ("data_parallel_shard_degree", lambda s: s.plan.data if s.plan.zero_stage else 1),
+        ("data_parallel_replicate_degree", lambda s: s.plan.data // s.shard_degree),
+        ("data_parallel_shard_degree", lambda s: s.shard_degree),
         ("fsdp_reshard_after_forward", lambda s: _RESHARD.get(s.plan.zero_stage)),
         ("tensor_parallel_degree", lambda s: s.plan.tensor),
         ("pipeline_parallel_degree", lambda s: s.plan.pipeline),
         ("pipeline_parallel_schedule", lambda s: _pipeline_schedule(s) if s.plan.pipeline > 1 else None),
-        ("pipeline_parallel_layers_per_stage",
-         lambda s: s.model.layers // (s.plan.pipeline * s.plan.virtual_stages) if s.plan.virtual_stages > 1 else None),
-        ("pipeline_parallel_first_stage_less_layers", lambda s: 0 if s.plan.pipeline > 1 else None),
-        ("pipeline_parallel_last_stage_less_layers", lambda s: 0 if s.plan.pipeline > 1 else None),
+        ("pipeline_parallel_layers_per_stage", _layers_per_piece),
+        ("pipeline_parallel_first_stage_less_layers",
+         lambda s: int(_counted_ends(s) == 2) if s.plan.pipeline > 1 else None),
+        ("pipeline_parallel_last_stage_less_layers",
+         lambda s: int(_counted_ends(s) > 0) if s.plan.pipeline > 1 else None),
         ("pipeline_parallel_microbatch_size", lambda s: s.plan.micro_batch if s.plan.pipeline > 1 else None),
         ("context_parallel_degree", lambda s: s.plan.context),
         ("expert_parallel_degree", lambda s: s.plan.expert if s.plan.expert > 1 else None),
     ),
     "activation_checkpoint": (
-        ("mode", lambda s: s.plan.checkpointing),
-        ("selective_ac_option", lambda s: "op" if s.plan.checkpointing == "selective" else None),
+        ("mode", lambda s: "selective" if s.workload.recompute_layers else s.plan.checkpointing),
+        ("selective_ac_option",
+         lambda s: _layer_interval(s) or ("op" if s.plan.checkpointing == "selective" else None)),
     ),
     "compile": (("enable", lambda s: s.workload.execution == "compiled"),),
 }  # fmt: skip
@@ -114,6 +155,9 @@ def refusal_reason(setting: LaunchSetting) -> str:
     plan = setting.plan
     if setting.workload.fused_loss and setting.workload.execution != "compiled":
         return "its loss is fused where it is compiled alone"
+    layers = setting.workload.recompute_layers
+    if layers is not None and _stage_layers(setting) % layers:
+        return f"it recomputes every n-th layer of a stage, not {layers} of {_stage_layers(setting)}"
     sharded = (plan.data > 1 and plan.zero_stage > 0) or plan.context > 1
     if setting.workload.is_mixed and plan.tensor * plan.pipeline > 1 and not sharded:
         return "without FSDP its tensor and pipeline parallelism compute in FP32 (distributed/utils.py)"

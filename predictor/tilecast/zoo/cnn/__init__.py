@@ -20,6 +20,7 @@ from tilecast.spec import Workload
 from tilecast.zoo.cnn import (
     classifiers,
     convnext,
+    csp,
     detection,
     detr,
     diffusion,
@@ -29,9 +30,12 @@ from tilecast.zoo.cnn import (
     mobile,
     resnet,
     segformer,
+    segmentation,
     speech,
+    stylegan,
     two_stage,
     unet,
+    video,
     vocoders,
 )
 from tilecast.zoo.cnn.builder import Architecture, NetworkBuilder
@@ -77,6 +81,11 @@ ARCHITECTURES: Mapping[str, Architecture[Any]] = {
     "hifi-gan": Architecture(vocoders.HifiGan, vocoders.build_hifigan, reads_images=False),
     "temporal-fusion": Architecture(forecasting.TemporalFusion, forecasting.build_temporal_fusion, reads_images=False),
     "waveglow": Architecture(vocoders.WaveGlow, vocoders.build_waveglow, reads_images=False),
+    "video-resnet": Architecture(video.VideoResNet, video.build_video_resnet),
+    "csp-detector": Architecture(csp.CspDetector, csp.build_csp_detector),
+    "stylegan2": Architecture(stylegan.StyleGan, stylegan.build_stylegan),
+    "c3d": Architecture(video.Clip, video.build_c3d),
+    **segmentation.SEGMENTERS,
 }
 """Families of convolutional networks by name."""
 

@@ -9,6 +9,7 @@ import numpy as np
 
 from tilecast.zoo import layers
 from tilecast.zoo.cnn.builder import NetworkBuilder
+from tilecast.zoo.parts import Linear
 
 
 def add_layer_norm(net: NetworkBuilder, tokens: float, width: int) -> None:
@@ -26,6 +27,8 @@ def add_dense(net: NetworkBuilder, tokens: float, inputs: int, outputs: int, *, 
 
 def add_dense_on_kept(net: NetworkBuilder, tokens: float, inputs: int, outputs: int, *, bias: bool = True) -> None:
     """Add a dense layer over `tokens` of each sample, which another operator keeps already."""
+    if tokens > 1:
+        net.linears.append(Linear("linear", net.batch * tokens, float(inputs), float(outputs)))
     net.ops += layers.linear("linear", net.numerics, net.batch * tokens, float(inputs), float(outputs), bias=bias)
     net.parameters += inputs * outputs + (outputs if bias else 0)
 

@@ -19,12 +19,21 @@ from tilecast.model import DimensionsT
 from tilecast.spec import Floats, PassName
 from tilecast.zoo import layers
 from tilecast.zoo.numerics import Numerics
+from tilecast.zoo.parts import Linear
 
 Size: TypeAlias = tuple[int, int, int]
 """Depth, height and width in pixels. The depth of a flat image is 1."""
 Shape: TypeAlias = tuple[int, Size]
 """Channels and size of a tensor."""
 _SMOOTH = ("silu", "hard-swish", "prelu", "leaky-relu", "gelu", "tanh")
+
+_TRANSFORMED = 4.0
+"""Elements of Winograd's transforms over those that it reads and writes: 4 x 4 for every 2 x 2 (arXiv 1509.09308)."""
+_TRANSFORMED_CHANNELS = 1024
+"""Channels from which on cuDNN holds the transforms in memory in FP32, as peaks of MMSegmentation's heads show.
+
+Kernels for fewer channels keep them in registers.
+"""
 
 
 @dataclass(slots=True)
@@ -61,12 +70,18 @@ class NetworkBuilder:
     """Whether a gradient flows into the current tensor. None flows into the image or the output of frozen layers."""
     follows_norm: bool = False
     """Whether a norm made the current tensor. The norm can be fused with the operators that follow."""
+    adapted: bool = False
+    """Whether the job's adapters train it, so that its own weights may be frozen."""
+    linears: list[Linear] = field(default_factory=list)
+    """Dense layers over the tokens of samples, which adapters can be added to."""
+    split_norms: bool = False
+    """Whether norms are group norms whose scales and offsets are passes of their own (PyTorch before 1.4)."""
     fixed_norms: bool = False
     """Whether norms are fixed scales and offsets, as in the pretrained backbones of detectors."""
 
     def __post_init__(self) -> None:
-        # These networks have no adapters: all their weights are trained, also beside a model that has adapters.
-        self.numerics = replace(self.numerics, frozen=False)
+        # Other networks have no adapters: all their weights are trained, also beside a model that has adapters.
+        self.numerics = replace(self.numerics, frozen=self.numerics.frozen and self.adapted)
 
     @property
     def elements(self) -> Floats:
@@ -115,18 +130,23 @@ class NetworkBuilder:
         yield
         self.numerics, self.has_gradient = numerics, False
 
-    def output_size(self, window: Size, stride: int | tuple[int, int], padding: int | None) -> Size:
+    def output_size(self, window: Size, stride: int | tuple[int, ...], padding: int | None) -> Size:
         """Return the size after a convolution or a pooling with this window has moved over the current tensor.
 
         Without `padding` each side shrinks to ceil(size / stride).
         """
-        strides = (stride,) * 3 if isinstance(stride, int) else (1, *stride)
+        strides = (stride,) * 3 if isinstance(stride, int) else (1,) * (3 - len(stride)) + stride
         sides = zip(self.size, strides, window, strict=True)
         depth, height, width = (
             -(-extent // step) if padding is None else (extent + 2 * padding - side) // step + 1
             for extent, step, side in sides
         )
         return (1 if self.flat else max(depth, 1), max(height, 1), max(width, 1))
+
+    def _window(self, kernel: int | tuple[int, ...]) -> Size:
+        sides = (kernel, kernel) if isinstance(kernel, int) else kernel
+        depth, height, width = sides if len(sides) == 3 else (sides[0], *sides)
+        return (1 if self.flat else depth), height, width
 
     def pointwise(self, name: str, elements: Floats | None = None, **options: Any) -> None:
         """Add an element-wise operator over `elements`, (S,); by default those of the current tensor.
@@ -143,20 +163,26 @@ class NetworkBuilder:
     def conv(
         self,
         out: int,
-        kernel: int | tuple[int, int] = 3,
-        stride: int | tuple[int, int] = 1,
+        kernel: int | tuple[int, ...] = 3,
+        stride: int | tuple[int, ...] = 1,
         *,
         groups: int = 1,
         bias: bool = False,
         padding: int | None = None,
+        dilated: bool = False,
     ) -> None:
         """Add a convolution to `out` channels, forward and backward.
 
+        One that is `dilated` reads pixels apart. It has no Winograd kernel, and is priced as one over as many pixels in
+        a row.
+
         The weight always has a gradient; the input has one only if a gradient flows into it. `kernel` and `stride` are
-        one side or (height, width). Without `padding` each side shrinks to ceil(size / stride) pixels.
+        one side, (height, width) or (depth, height, width). Without `padding` each side shrinks to
+        ceil(size / stride) pixels.
         """
-        height, width = (kernel, kernel) if isinstance(kernel, int) else kernel
-        window = (1 if self.flat else height, height, width)
+        window = self._window(kernel)
+        if dilated:
+            window = window[0], 1, window[1] * window[2]
         size = self.output_size(window, stride, padding)
         dims = layers.conv_dims(self.batch, (self.channels, *self.size), window, (out, *size), groups)
         name = f"conv{len(self.ops)}"
@@ -164,7 +190,9 @@ class NetworkBuilder:
         self.workspace = np.maximum(self.workspace, self.numerics.element * self.batch * pixels)
         self.keep_input()
         self.follows_norm = False
-        self.raise_peak(2 * self.batch * pixels)
+        wide = self.flat and self.channels >= _TRANSFORMED_CHANNELS and self.numerics.matrix == "fp32"
+        copies = _TRANSFORMED if wide and window == (1, 3, 3) and size == self.size and groups == 1 else 1.0
+        self.raise_peak((1.0 + copies) * self.batch * pixels)
         self.ops += layers.convolution(name, self.numerics, dims, input_gradient=self.has_gradient)
         self.parameters += out * self.channels / groups * window[0] * window[1] * window[2]
         self.channels, self.size, self.has_gradient = out, size, True
@@ -194,6 +222,9 @@ class NetworkBuilder:
             return
         self.keep_elements(self.elements)
         self.ops += layers.channel_norm("norm", self.numerics, self.elements, flat=self.flat)
+        if self.split_norms:
+            self.keep_elements(self.elements)
+            self.pointwise("scale", absorbed=False, backward=(3.0, 1.0))
         self.follows_norm = True
 
     def multiply_by_constant(self) -> None:
@@ -237,14 +268,21 @@ class NetworkBuilder:
                 "fork.gradient", self.numerics, self.elements, 2, 1, phase="backward", count=branches - 1.0
             )
 
-    def pool(self, kernel: int, stride: int, *, padding: int | None = None, average: bool = False) -> None:
+    def pool(
+        self,
+        kernel: int | tuple[int, ...],
+        stride: int | tuple[int, ...],
+        *,
+        padding: int | None = None,
+        average: bool = False,
+    ) -> None:
         """Add a maximum or average over windows.
 
         Both keep their input. The maximum also keeps an index of 8 bytes per output element.
         """
         before = self.elements
         self.keep_input()
-        window = (1 if self.flat else kernel, kernel, kernel)
+        window = self._window(kernel)
         self.size = self.output_size(window, stride, padding)
         ratio = float(np.mean(self.elements / before)) if len(before) else 1.0
         if not average:
@@ -299,15 +337,16 @@ class NetworkBuilder:
     def conv_norm_act(
         self,
         out: int,
-        kernel: int | tuple[int, int] = 3,
-        stride: int | tuple[int, int] = 1,
+        kernel: int | tuple[int, ...] = 3,
+        stride: int | tuple[int, ...] = 1,
         *,
         groups: int = 1,
         padding: int | None = None,
+        dilated: bool = False,
         activation: str = "relu",
     ) -> None:
         """Add a convolution, a norm and an activation ("none" for no activation)."""
-        self.conv(out, kernel, stride, groups=groups, padding=padding)
+        self.conv(out, kernel, stride, groups=groups, padding=padding, dilated=dilated)
         self.channel_norm()
         self.activate(activation)
 

@@ -9,7 +9,7 @@ al., arXiv 1612.03144 and 1708.02002; Redmon and Farhadi, arXiv 1804.02767.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 
@@ -31,13 +31,21 @@ class Detector(Residual):
     stages: tuple[int, int, int, int] = numbered("stage")
     dilated: bool = False
     """Whether the fourth stage keeps the size of the third."""
+    trained_norms: bool = False
+    """Whether norms of a frozen backbone keep their inputs for gradients, as batch norms do that use the statistics of
+    pretraining (MMDetection), where fixed scales and offsets do not."""
+    head_norm: bool = False
+    """Whether all norms are group norms, which the convolutions of the pyramid and of the heads have too."""
+    guided: bool = False
+    """Whether anchors are predicted, and features sampled to fit them (arXiv 1901.03278)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class Ssd(Residual):
     """Dimensions of SSD."""
 
-    stages: tuple[int, int, int] = numbered("stage")
+    stages: tuple[int, ...] = numbered("stage", default=())
+    """Blocks of each of three stages of a ResNet; none: the backbone is VGG-16, as its authors ran it."""
     classes: int = 81
     """Categories, one of which is the background."""
 
@@ -52,6 +60,10 @@ class RetinaNet(Detector):
     frozen: bool = False
     """Whether the norms of the backbone, its stem and its first stage stay as pretrained."""
     tower_norm: bool = False
+    fused_loss: bool = False
+    """Whether the focal loss is one kernel that keeps the outputs alone (mmdet/ops/sigmoid_focal_loss)."""
+    centered: bool = False
+    """Whether a pixel also predicts how central it is in its box (FCOS, ATSS)."""
     from_backbone: bool = False
     """Whether the further levels come from the last level of the backbone, not of the pyramid."""
 
@@ -64,29 +76,65 @@ class YoloV3(Images):
 
 
 def build_ssd(net: NetworkBuilder, dims: Ssd) -> None:
-    """Build SSD for images of 300 pixels.
+    """Build SSD for images of 300 pixels, or 512 over VGG-16.
 
     It has three stages of a ResNet and five further scales. Each of the six scales predicts a class and a box for 4 or
     6 default boxes per pixel.
     """
-    resnet.add_stem(net)
-    for number, stride in ((1, 1), (2, 2), (3, 1)):
-        resnet.add_stage(net, dims, number, stride=stride)
-    scales = [net.shape]
-    for inner, out, stride, padding in (
-        (256, 512, 2, None), (256, 512, 2, None), (128, 256, 2, None), (128, 256, 1, 0), (128, 256, 1, 0),
-    ):  # fmt: skip
-        net.conv_norm_act(inner, 1)
-        net.conv_norm_act(out, 3, stride, padding=padding)
+    scales = [*_add_ssd_backbone(net, dims)]
+    further = _SSD_SCALES if dims.stages else _SSD_VGG[dims.image > 300]
+    for inner, out, stride, padding in further:
+        for width, kernel, step, border in ((inner, 1, 1, None), (out, 3, stride, padding)):
+            net.conv(width, kernel, step, padding=border, bias=not dims.stages)
+            if dims.stages:
+                net.channel_norm()
+            net.activate()
         scales.append(net.shape)
     classes = dims.classes
-    for boxes, scale in zip((4, 6, 6, 6, 4, 4), scales, strict=True):
+    for boxes, scale in zip((4, *[6] * (len(scales) - 3), 4, 4), scales, strict=True):
         net.shape = scale
         net.sum_branch_gradients(3)
         net.conv(boxes * 4, 3, bias=True)
         net.shape = scale
         net.conv(boxes * classes, 3, bias=True)
         net.cross_entropy(classes)
+
+
+def _add_ssd_backbone(net: NetworkBuilder, dims: Ssd) -> Iterator[Shape]:
+    """Add three stages of a ResNet or VGG-16, and yield the shapes that have boxes.
+
+    Two convolutions stand in place of VGG-16's dense layers.
+    """
+    if dims.stages:
+        resnet.add_stem(net)
+        for number, stride in ((1, 1), (2, 2), (3, 1)):
+            resnet.add_stage(net, dims, number, stride=stride)
+        yield net.shape
+        return
+    for level, (width, depth) in enumerate(((64, 2), (128, 2), (256, 3), (512, 3), (512, 3))):
+        if level:
+            net.pool(2, 2 if level < 4 else 1)
+        for _ in range(depth):
+            net.conv(width, 3, bias=True)
+            net.activate()
+        if level == 3:
+            yield net.shape
+    for kernel in (3, 1):
+        net.conv(1024, kernel, bias=True)
+        net.activate()
+    yield net.shape
+
+
+_Scale = tuple[int, int, int, int | None]
+_SSD_SCALES: tuple[_Scale, ...] = (
+    (256, 512, 2, None), (256, 512, 2, None), (128, 256, 2, None), (128, 256, 1, 0), (128, 256, 1, 0),
+)  # fmt: skip
+"""Inner channels, outer channels, stride and padding of the further scales."""
+_SSD_VGG: tuple[tuple[_Scale, ...], ...] = (
+    ((256, 512, 2, None), (128, 256, 2, None), (128, 256, 1, 0), (128, 256, 1, 0)),
+    ((256, 512, 2, None), (128, 256, 2, None), (128, 256, 2, None), (128, 256, 2, None), (128, 256, 1, 0)),
+)
+"""The same over VGG-16, for images of 300 and of 512 pixels."""
 
 
 def build_retinanet(net: NetworkBuilder, dims: RetinaNet) -> None:
@@ -96,7 +144,7 @@ def build_retinanet(net: NetworkBuilder, dims: RetinaNet) -> None:
     each has four 3x3 convolutions.
     """
     levels = add_backbone(net, dims, frozen=dims.frozen)
-    pyramid = add_feature_pyramid(net, levels[1:])
+    pyramid = add_feature_pyramid(net, levels[1:], normed=dims.head_norm)
     net.shape = levels[-1] if dims.from_backbone else pyramid[-1]
     for _ in range(2):
         net.conv(PYRAMID, 3, 2, bias=True)
@@ -106,30 +154,36 @@ def build_retinanet(net: NetworkBuilder, dims: RetinaNet) -> None:
 
     def add_tower(outputs: int, *, has_loss: bool) -> None:
         for _ in range(4):
-            net.conv(PYRAMID, 3, bias=not normed)
-            if normed:
-                net.channel_norm()
+            add_pyramid_conv(net, 3, normed=normed)
             net.activate()
+        if dims.guided:
+            add_guided_anchors(net)
+        if dims.centered and not has_loss:
+            net.conv(1, 3, bias=True)
+            net.return_to((PYRAMID, net.size))
         net.conv(outputs, 3, bias=True)
         if has_loss:
-            add_focal_loss(net)
+            add_focal_loss(net, fused=dims.fused_loss)
 
     add_shared_head(net, pyramid, lambda: add_tower(anchors * classes, has_loss=True))
     add_shared_head(net, pyramid, lambda: add_tower(anchors * 4, has_loss=False))
 
 
-def add_focal_loss(net: NetworkBuilder) -> None:
+def add_focal_loss(net: NetworkBuilder, *, fused: bool = False) -> None:
     """Add the focal loss: a logistic loss per output, weighted by its error (arXiv 1708.02002, equation 5), in FP32.
 
     torchvision's `sigmoid_focal_loss` runs it as 16 kernels in each direction, which keep seven tensors. The code
     around it keeps five more: the outputs permuted, concatenated and selected, and the target classes (detectron2,
-    modeling/meta_arch/retinanet.py losses; torchvision, models/detection/retinanet.py). A fused kernel keeps only one.
+    modeling/meta_arch/retinanet.py losses; torchvision, models/detection/retinanet.py). A compiler's kernel keeps only
+    one, and MMDetection's two beside the outputs permuted.
     """
     if not net.numerics.training:
         return
-    loss = layers.pointwise("loss", net.numerics.in_fp32, net.elements, reads=1.5, kernels=16, backward=(1.5, 1.0))
+    count = 1 if fused else 16
+    loss = layers.pointwise("loss", net.numerics.in_fp32, net.elements, reads=1.5, kernels=count, backward=(1.5, 1.0))
     net.ops += loss
-    net.keep_elements(net.elements * 4.0 / net.numerics.element * (1.0 if net.numerics.fused_gate else 12.0))
+    kept = 1.0 if net.numerics.fused_gate else 3.0 if fused else 12.0
+    net.keep_elements(net.elements * 4.0 / net.numerics.element * kept)
 
 
 def add_backbone(net: NetworkBuilder, dims: Detector, *, frozen: bool = False, stages: int = 4) -> list[Shape]:
@@ -137,34 +191,55 @@ def add_backbone(net: NetworkBuilder, dims: Detector, *, frozen: bool = False, s
 
     A `frozen` backbone trains neither its stem, nor its first stage, nor its norms.
     """
-    net.fixed_norms = frozen
+    net.fixed_norms = frozen and not (dims.trained_norms or dims.head_norm)
+    net.split_norms = dims.head_norm
     with net.freeze_layers() if frozen else nullcontext():
         resnet.add_stem(net)
         resnet.add_stage(net, dims, 1)
     shapes = [net.shape]
     for number in range(2, stages + 1):
-        resnet.add_stage(net, dims, number, stride=1 if number == 4 and dims.dilated else 2)
+        dilated = number == 4 and dims.dilated
+        resnet.add_stage(net, dims, number, stride=1 if dilated else 2, dilated=dilated)
         shapes.append(net.shape)
     net.fixed_norms = False
     return shapes
 
 
-def add_feature_pyramid(net: NetworkBuilder, levels: Sequence[Shape]) -> list[Shape]:
+def add_feature_pyramid(net: NetworkBuilder, levels: Sequence[Shape], *, normed: bool = False) -> list[Shape]:
     """Add a feature pyramid over the stages of shapes `levels`, and return the shapes of its levels, finest first.
 
     Each level is a 1x1 convolution of its stage, the sum with the next coarser level at twice its size, and a 3x3
-    convolution.
+    convolution. With `normed` the convolutions have norms.
     """
     pyramid: list[Shape] = []
     for index, level in enumerate(reversed(levels)):
         net.shape = level
-        net.conv(PYRAMID, 1, bias=True)
+        add_pyramid_conv(net, 1, normed=normed)
         if index:
             net.resize(0.25)
             net.add_branch()
-        net.conv(PYRAMID, 3, bias=True)
+        add_pyramid_conv(net, 3, normed=normed)
         pyramid.insert(0, net.shape)
     return pyramid
+
+
+def add_pyramid_conv(net: NetworkBuilder, kernel: int, *, normed: bool) -> None:
+    """Add a convolution to `PYRAMID` channels, with a norm if `normed` and a bias otherwise."""
+    net.conv(PYRAMID, kernel, bias=not normed)
+    if normed:
+        net.channel_norm()
+
+
+def add_guided_anchors(net: NetworkBuilder) -> None:
+    """Add the places and shapes of anchors, and a convolution that reads the features where these are."""
+    entry = net.shape
+    for outputs in (1, 2):
+        net.return_to(entry)
+        net.conv(outputs, 1, bias=True)
+    net.return_to(entry)
+    resnet.add_sampling(net, 1)
+    net.conv(PYRAMID, 3)
+    net.activate()
 
 
 def add_shared_head(net: NetworkBuilder, levels: Sequence[Shape], head: Callable[[], None]) -> None:

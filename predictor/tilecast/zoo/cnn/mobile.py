@@ -40,6 +40,9 @@ _MOBILENET_V2 = tuple(
     )
 )  # fmt: skip
 
+_MOBILENET_V2_FEATURES = (24, 32, 96, 320)
+"""Output channels of the stages whose features segmenters read (mmseg/models/backbones/mobilenet_v2.py)."""
+
 # Kernel, expanded channels, output channels, squeeze-and-excitation, activation, stride.
 _Row = tuple[int, int, int, int, str, int]
 _MOBILENET_V3_LARGE: tuple[_Row, ...] = (
@@ -119,6 +122,22 @@ def build_mobilenet_v2(net: NetworkBuilder, dims: Classifier) -> None:
     _add_stages(net, _MOBILENET_V2)
     net.conv_norm_act(1280, 1)
     net.classifier_head(dims.classes, dropout=True)
+
+
+def add_mobilenet_v2_features(net: NetworkBuilder, output_stride: int) -> list[Shape]:
+    """Add MobileNet v2 without its classifier and return the shapes of the features at four depths, finest first.
+
+    Stages keep the size of the image where it would fall below 1 / `output_stride`; their convolutions are dilated.
+    """
+    net.conv_norm_act(32, 3, 2)
+    shapes, stride = [], 2
+    for stage in _MOBILENET_V2:
+        step = stage.stride if stride < output_stride else 1
+        stride *= step
+        _add_stages(net, [replace(stage, stride=step)])
+        if stage.out in _MOBILENET_V2_FEATURES:
+            shapes.append(net.shape)
+    return shapes
 
 
 def build_mobilenet_v3(net: NetworkBuilder, dims: MobileNetV3) -> None:

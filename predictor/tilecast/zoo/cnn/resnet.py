@@ -9,6 +9,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
+
+from tilecast import constants
 from tilecast.graph import Block, CollectiveCall, Shards
 from tilecast.model import numbered
 from tilecast.spec import Workload
@@ -18,6 +21,10 @@ from tilecast.zoo.cnn.images import Images
 from tilecast.zoo.numerics import Numerics
 from tilecast.zoo.parts import uniform_block
 
+_WINDOW = 9
+"""Pixels under a convolution of 3x3."""
+_NEIGHBOURS = 4.0
+"""Pixels between which a sample is interpolated."""
 _EMBEDDING = 512
 """Width of the embedding of a face."""
 
@@ -38,6 +45,14 @@ class Residual(Images):
     """Channels of a group in the first stage (ResNeXt, Wide ResNet)."""
     excite: int = 0
     """Reduction of squeeze-and-excitation; 0: there is none."""
+    context: int = 0
+    """Reduction of the global context behind each block of the later stages (arXiv 1904.11492); 0: there is none."""
+    deep_stem: bool = False
+    """Whether the stem has three 3x3 convolutions in place of one of 7x7."""
+    shifts: bool = False
+    """Whether blocks read a part of their channels from the images before and after (TSM, arXiv 1811.08383)."""
+    deformable: bool = False
+    """Whether the middle convolutions of the later stages read where offsets say (arXiv 1703.06211)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
@@ -48,6 +63,8 @@ class ResNet(Residual):
     classes: int = 1000
     small_stem: bool = False
     """Whether the stem is one 3x3 convolution without pooling, for images of 32 pixels."""
+    frames: int = 1
+    """Images of a sample, a video, whose classes are averaged (TSN, arXiv 1608.00859)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
@@ -64,45 +81,98 @@ class FaceResNet(Images):
 
 def build_resnet(net: NetworkBuilder, dims: ResNet) -> None:
     """Build a ResNet: a stem, four stages and a classifier."""
+    net.batch = net.batch * dims.frames
     add_stem(net, small=dims.small_stem)
     for number in range(1, 5):
         add_stage(net, dims, number)
     net.classifier_head(dims.classes)
 
 
-def add_stem(net: NetworkBuilder, *, small: bool = False) -> None:
-    """Add the first convolution and a pooling, which reduce each side to a quarter; a `small` stem keeps the size."""
-    net.conv_norm_act(64, 3 if small else 7, 1 if small else 2)
+def add_stem(net: NetworkBuilder, *, small: bool = False, deep: bool = False) -> None:
+    """Add the first convolution and a pooling, which reduce each side to a quarter; a `small` stem keeps the size.
+
+    A `deep` stem has three convolutions.
+    """
+    if deep:
+        net.conv_norm_act(32, 3, 2)
+        net.conv_norm_act(32, 3)
+    net.conv_norm_act(64, 3 if small or deep else 7, 1 if small or deep else 2)
     if not small:
         net.pool(3, 2)
 
 
-def add_stage(net: NetworkBuilder, dims: Residual, number: int, *, stride: int = 2) -> None:
-    """Add stage `number` (1 to 4). All stages but the first begin with `stride`."""
+def add_stage(net: NetworkBuilder, dims: Residual, number: int, *, stride: int = 2, dilated: bool = False) -> None:
+    """Add stage `number` (1 to 4). All stages but the first begin with `stride`; one may be `dilated` instead."""
     for index in range(dims.stages[number - 1]):
-        _add_block(net, dims, 64 * 2 ** (number - 1), stride if number > 1 and not index else 1)
+        step = stride if number > 1 and not index else 1
+        add_block(net, dims, 64 * 2 ** (number - 1), step, later=number > 1, dilated=dilated)
 
 
-def _add_block(net: NetworkBuilder, dims: Residual, width: int, stride: int) -> None:
+def add_block(
+    net: NetworkBuilder, dims: Residual, width: int, stride: int = 1, *, later: bool = False, dilated: bool = False
+) -> None:
+    """Add a residual block of `width` channels, a bottleneck's inner ones; `later` stages have what only they have."""
     entry = net.shape
+    if dims.shifts:
+        net.keep_elements(net.elements)
+        net.pointwise("shift", absorbed=False, backward=(1.0, 1.0))
     if dims.bottleneck:
         groups = dims.groups
         inner = width * dims.group_width * groups // 64
         early = dims.stride_first
         net.conv_norm_act(inner, 1, stride if early else 1)
-        net.conv_norm_act(inner, 3, 1 if early else stride, groups=groups)
+        if later and dims.deformable:
+            add_sampling(net, 1 if early else stride)
+        net.conv_norm_act(inner, 3, 1 if early else stride, groups=groups, dilated=dilated)
         net.conv_norm_act(4 * width, 1, activation="none")
     else:
-        net.conv_norm_act(width, 3, stride)
-        net.conv_norm_act(width, 3, activation="none")
+        net.conv_norm_act(width, 3, stride, dilated=dilated)
+        net.conv_norm_act(width, 3, activation="none", dilated=dilated)
     if dims.excite:
         net.squeeze_excite(net.channels // dims.excite)
+    if later and dims.context:
+        _add_context(net, dims.context)
     leave = net.shape
     if leave != entry:
         net.return_to(entry)
         net.conv_norm_act(leave[0], 1, stride, activation="none")
     net.add_branch()
     net.activate()
+
+
+def add_sampling(net: NetworkBuilder, stride: int) -> None:
+    """Add the offsets of a 3x3 deformable convolution and the copy of what they point at.
+
+    The copy has nine values per pixel, each interpolated between four neighbours. Backward it is made again, and its
+    gradients are added to the neighbours with single atomic additions, each of which moves a sector, and to the offsets
+    (mmdet/ops/dcn/src/deform_conv_cuda.cpp).
+    """
+    entry = net.shape
+    net.return_to(entry)
+    net.conv(2 * _WINDOW, 3, stride, bias=True)
+    samples = net.batch * (entry[0] * _WINDOW * net.size[1] * net.size[2])
+    net.shape = entry
+    sectors = constants.shipped_constants().kernels.sector_bytes / net.numerics.element
+    net.pointwise("sample", samples, reads=_NEIGHBOURS, absorbed=False, backward=(9.0, 1.0 + _NEIGHBOURS * sectors))
+    net.raise_peak(2 * samples / np.maximum(net.batch, 1.0))
+    net.sum_branch_gradients(2)
+
+
+def _add_context(net: NetworkBuilder, reduction: int) -> None:
+    """Add a global context: the mean of all pixels by their weights, two dense layers and a sum per channel."""
+    shape = net.shape
+    inner = shape[0] // reduction
+    net.return_to(shape)
+    net.conv(1, 1, bias=True)
+    net.pointwise("softmax", absorbed=False)
+    net.shape = shape
+    net.pointwise("context", writes=0.0, absorbed=False, backward=(1.0, 1.0))
+    for inputs, outputs in ((shape[0], inner), (inner, shape[0])):
+        net.ops += layers.linear("context", net.numerics, net.batch, inputs, outputs)
+        net.parameters += inputs * outputs + outputs
+    net.parameters += 2 * inner
+    net.keep_elements(net.elements)
+    net.pointwise("context.add", backward=(1.0, 0.0))
 
 
 def build_face_resnet(net: NetworkBuilder, dims: FaceResNet) -> None:

@@ -15,7 +15,15 @@ from dataclasses import dataclass
 from tilecast import constants
 from tilecast.zoo.cnn import resnet
 from tilecast.zoo.cnn.builder import NetworkBuilder, Shape
-from tilecast.zoo.cnn.detection import PYRAMID, Detector, add_backbone, add_feature_pyramid, add_shared_head
+from tilecast.zoo.cnn.detection import (
+    PYRAMID,
+    Detector,
+    add_backbone,
+    add_feature_pyramid,
+    add_guided_anchors,
+    add_pyramid_conv,
+    add_shared_head,
+)
 
 _SIZES = 5
 """Number of sizes of anchors: one on each level of a pyramid, all of them on a single level."""
@@ -46,20 +54,24 @@ class RegionCnn(TwoStage):
     """Heads, each of which refines the boxes of the one before; None: there is one, with boxes for each class."""
     classes: int = 81
     """Categories, one of which is the background."""
+    mask_heads: int = 1
+    """Heads for masks, one behind each of the first heads for boxes."""
+    scored_masks: bool = False
+    """Whether a further head predicts how good a mask is (arXiv 1903.00241)."""
     semantic_classes: int = 0
     """Categories of every pixel of the image; 0: pixels are not classified."""
 
 
 def build_rpn(net: NetworkBuilder, dims: TwoStage) -> None:
     """Build the first stage alone: proposals of regions on the features of a frozen ResNet."""
-    _add_region_proposals(net, _add_feature_levels(net, dims))
+    _add_region_proposals(net, dims, _add_feature_levels(net, dims))
 
 
 def build_faster_rcnn(net: NetworkBuilder, dims: RegionCnn) -> None:
     """Build Faster R-CNN; with `given_proposals` only its second stage."""
     levels = _add_feature_levels(net, dims)
     if not dims.given_proposals:
-        _add_region_proposals(net, levels)
+        _add_region_proposals(net, dims, levels)
     _add_box_head(net, dims, levels)
 
 
@@ -68,25 +80,39 @@ def build_mask_rcnn(net: NetworkBuilder, dims: RegionCnn) -> None:
 
     The head runs on a quarter of the regions in training and on 100 otherwise. A mask has twice the region's pixels a
     side. There are four convolutions before it, unless the fourth stage ran on the regions already (`region_stage`).
-    With `semantic_classes` every pixel of the image is classified as well.
+    There are `mask_heads` such heads. With `semantic_classes` every pixel of the image is classified as well.
     """
     levels = _add_feature_levels(net, dims)
-    _add_region_proposals(net, levels)
+    if not dims.given_proposals:
+        _add_region_proposals(net, dims, levels)
     _add_box_head(net, dims, levels)
     with _over_object_regions(net, dims):
-        if dims.region_stage:
-            net.shape = net.channels, (1, 7, 7)
-        else:
-            _add_roi_align(net, levels[0][0], 14)
-            for _ in range(4):
-                net.conv(PYRAMID, 3, bias=True)
-                net.activate()
-        net.up_conv(PYRAMID)
-        net.activate()
-        net.conv(dims.classes, 1, bias=True)
-        net.cross_entropy(2)
+        for _ in range(dims.mask_heads):
+            _add_mask_head(net, dims, levels)
     if dims.semantic_classes:
         _add_segmentation_head(net, levels[:4], dims.semantic_classes)
+
+
+def _add_mask_head(net: NetworkBuilder, dims: RegionCnn, levels: list[Shape]) -> None:
+    if dims.region_stage:
+        net.shape = 2048, (1, 7, 7)
+    else:
+        _add_roi_align(net, levels[0][0], 14)
+        for _ in range(4):
+            add_pyramid_conv(net, 3, normed=dims.head_norm)
+            net.activate()
+    features = net.shape
+    net.up_conv(PYRAMID)
+    net.activate()
+    net.conv(dims.classes, 1, bias=True)
+    net.cross_entropy(2)
+    if dims.scored_masks:
+        net.return_to(features)
+        for stride in (1, 1, 1, 2):
+            net.conv(PYRAMID, 3, stride, bias=True)
+            net.activate()
+        for outputs in (1024, 1024, dims.classes):
+            net.dense(outputs)
 
 
 def build_keypoint_rcnn(net: NetworkBuilder, dims: RegionCnn) -> None:
@@ -96,7 +122,8 @@ def build_keypoint_rcnn(net: NetworkBuilder, dims: RegionCnn) -> None:
     and on 100 otherwise.
     """
     levels = _add_feature_levels(net, dims)
-    _add_region_proposals(net, levels)
+    if not dims.given_proposals:
+        _add_region_proposals(net, dims, levels)
     _add_box_head(net, dims, levels)
     with _over_object_regions(net, dims):
         _add_roi_align(net, levels[0][0], 14)
@@ -118,13 +145,16 @@ def _add_box_head(net: NetworkBuilder, dims: RegionCnn, levels: list[Shape]) -> 
     for _ in range(dims.cascade or 1):
         if dims.region_stage:
             _add_roi_align(net, levels[0][0], 14)
-            net.fixed_norms = True
+            net.fixed_norms = not dims.trained_norms
             resnet.add_stage(net, dims, 4)
             net.fixed_norms = False
             net.global_mean()
         else:
             _add_roi_align(net, levels[0][0], 7)
-            for _ in range(2):
+            for _ in range(4 * dims.head_norm):
+                add_pyramid_conv(net, 3, normed=True)
+                net.activate()
+            for _ in range(1 if dims.head_norm else 2):
                 net.dense(1024)
                 net.activate()
         entry, classes = net.shape, dims.classes
@@ -176,18 +206,20 @@ def _add_feature_levels(net: NetworkBuilder, dims: TwoStage) -> list[Shape]:
     levels = add_backbone(net, dims, frozen=True)
     if dims.dilated:
         return levels[-1:]
-    pyramid = add_feature_pyramid(net, levels)
+    pyramid = add_feature_pyramid(net, levels, normed=dims.head_norm)
     channels, (_, height, width) = pyramid[-1]
     return [*pyramid, (channels, (1, -(-height // 2), -(-width // 2)))]
 
 
-def _add_region_proposals(net: NetworkBuilder, levels: list[Shape]) -> None:
+def _add_region_proposals(net: NetworkBuilder, dims: TwoStage, levels: list[Shape]) -> None:
     """Add a 3x3 convolution on every level, and after it a score and a box for each anchor."""
     anchors = _SHAPES * (_SIZES if len(levels) == 1 else 1)
 
     def add_anchors() -> None:
         net.conv(net.channels, 3, bias=True)
         net.activate()
+        if dims.guided:
+            add_guided_anchors(net)
         entry = net.shape
         net.conv(anchors, 1, bias=True)
         net.return_to(entry)

@@ -10,6 +10,7 @@ from collections.abc import Callable, Container, Mapping, Sequence
 from typing import Any, TypeAlias
 
 from tilecast.spec import SpecError
+from tilecast.zoo.hybrid import LETTERS
 
 Config: TypeAlias = Mapping[str, Any]
 Pattern: TypeAlias = tuple[str, ...]
@@ -86,13 +87,10 @@ def _granite_pattern(config: Config, layers: int) -> Pattern:
     return _translate_kinds(config, layers, words, "layer_types", "layers_block_type", usual=["mamba"])
 
 
-_NEMOTRON = {"M": "mamba2", "*": "attention", "-": "+mlp", "E": "+moe"}
-
-
 def _nemotron_pattern(config: Config, layers: int) -> Pattern:
     letters = config.get("hybrid_override_pattern")
-    if isinstance(letters, str) and letters and set(letters) <= set(_NEMOTRON):
-        return tuple(_NEMOTRON[letter] for letter in letters)[:layers]
+    if isinstance(letters, str) and letters and set(letters) <= set(LETTERS):
+        return tuple(LETTERS[letter] for letter in letters)[:layers]
     words = {"mamba": "mamba2", "linear_attention": "mamba2", "attention": "attention", "full_attention": "attention",
              "mlp": "+mlp", "moe": "+moe"}  # fmt: skip
     return _translate_kinds(config, layers, words, "layers_block_type", "layer_types", usual=["mamba"])

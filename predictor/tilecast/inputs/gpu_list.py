@@ -1,0 +1,167 @@
+"""Read the list of `--gpus`: GPUs or instance types, with counts and links.
+
+h100-sxm:16                         16 GPUs in the usual nodes of that GPU
+8xh100                              the same, with the count in front
+h100-sxm:3x4                        3 nodes of 4 GPUs
+p5.48xlarge:2                       2 nodes of a cloud's instance type
+h100-sxm:16@infiniband-ndr-8x400    a named link, between nodes or inside them
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+
+from tilecast.hardware import Gpu, Link, Pool, find_gpu, find_link, instances
+from tilecast.spec import SpecError
+
+ASSUMED = "assumed"
+"""Layer of the facts that `--gpus` leaves open."""
+STATED = "stated"
+"""Layer of the facts that `--gpus` states."""
+_MOST_GPUS = 2**20
+_REMEDY = "write NAME:COUNT, for instance h100-sxm:16, h100-sxm:2x8 (nodes x GPUs) or p5.48xlarge:2 (nodes)"
+
+
+def parse_gpu_list(text: str) -> list[Pool]:
+    """Return the pools of a list such as `h100-sxm:16@infiniband-ndr-8x400,p4d.24xlarge:2`.
+
+    A pool has the name of its GPU; if several pools have the same GPU, those of instance types have their type's name.
+
+    Raises:
+        SpecError: an entry cannot be read, names nothing known, or has the name of another entry.
+    """
+    pools = [_parse_entry(item.strip()) for item in text.split(",")]
+    gpus = [pool.gpu.name for pool in pools]
+    named = [
+        replace(pool, name=_pool_name(pool.node_type))
+        if gpus.count(pool.gpu.name) > 1 and pool.layers.get("gpusPerNode") == STATED and pool.node_type
+        else pool
+        for pool in pools
+    ]
+    if len({pool.name for pool in named}) < len(named):
+        raise SpecError("--gpus", f"{text} names a GPU twice", "add its counts up")
+    return named
+
+
+def assumed_pool(gpu: Gpu, count: int) -> Pool:
+    """Return a pool of `count` GPUs in nodes of the GPU's usual instance type.
+
+    Raises:
+        SpecError: the GPUs do not fill whole nodes.
+    """
+    offered, server_gpus = instances.usual_node_type(gpu), instances.default_gpus_per_node(gpu)
+    # A virtual machine with a single GPU has the GPU's price, but it is not what larger jobs run on.
+    usual = None if offered and offered.gpus == 1 < server_gpus else offered
+    whole = usual.gpus if usual else server_gpus
+    per_node = min(count, whole)
+    if count % per_node:
+        example = f"{gpu.name}:{_split_evenly(count, whole)}"
+        remedy = f"give a multiple of {per_node}, fewer, or nodes x GPUs, for instance {example}"
+        raise SpecError("--gpus", f"{gpu.name}:{count} does not fill nodes of {per_node} GPUs", remedy)
+    return Pool(
+        name=gpu.name,
+        gpu=gpu,
+        gpus_per_node=per_node,
+        max_nodes=count // per_node,
+        intra=find_link(gpu.intra_link),
+        inter=(usual and usual.inter) or instances.default_network(gpu, whole),
+        node_type=usual.name if usual else "",
+        price_per_gpu_hour=offered.price_per_gpu_hour if offered else None,
+        currency=offered.currency if offered else "USD",
+        layers=dict.fromkeys(("gpusPerNode", "interNode"), ASSUMED),
+        usual_gpus_per_node=whole,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    """Entry of the list: a name, a number of GPUs or of nodes, and, if it is stated, the GPUs of a node."""
+
+    text: str
+    name: str
+    count: int
+    per_node: int | None
+
+
+def _parse_entry(text: str) -> Pool:
+    """Return the pool of an entry."""
+    body, *links = text.split("@")
+    entry = _read_counts(body.strip())
+    node_type = instances.find_node_type(entry.name)
+    pool = _pool_of_type(entry, node_type) if node_type else _pool_of_gpu(entry, find_gpu(entry.name))
+    for name in links:
+        pool = _set_link(pool, instances.find_network(name.strip()))
+    return pool
+
+
+def _read_counts(text: str) -> _Entry:
+    """Read the name and the counts of `NAME:COUNT`, `NAME:NODESxGPUS` or `COUNTxNAME`."""
+    name, colon, counts = text.partition(":")
+    if not colon and (front := re.fullmatch(r"(\d+) *[x*] *(\D.*)", text)):
+        name, counts = front[2], front[1]
+    match = re.fullmatch(r"(\d{1,7})(?:[x*](\d{1,3}))?", counts.strip(), re.ASCII)
+    if match is None or not name.strip():
+        raise SpecError("--gpus", f"cannot read {text[:60]!r}", _REMEDY)
+    count, per_node = int(match[1]), None if match[2] is None else int(match[2])
+    if not 0 < count * (1 if per_node is None else per_node) <= _MOST_GPUS:
+        raise SpecError("--gpus", f"{text[:60]!r} has no GPU, or more than {_MOST_GPUS:,}", _REMEDY)
+    return _Entry(text, name.strip(), count, per_node)
+
+
+def _pool_of_gpu(entry: _Entry, gpu: Gpu) -> Pool:
+    """Return a pool of a GPU by name, in its usual nodes or in nodes of the stated size."""
+    if entry.per_node is None:
+        return assumed_pool(gpu, entry.count)
+    usual = assumed_pool(gpu, 1)
+    return replace(
+        usual,
+        gpus_per_node=entry.per_node,
+        max_nodes=entry.count,
+        node_type=usual.node_type if entry.per_node == usual.usual_gpus_per_node else "",
+        layers={"gpusPerNode": STATED, "interNode": ASSUMED},
+    )
+
+
+def _pool_of_type(entry: _Entry, node_type: instances.NodeType) -> Pool:
+    """Return a pool of nodes of an instance type, whose count is a number of nodes.
+
+    Raises:
+        SpecError: the stated number of GPUs is not that of the type.
+    """
+    gpu, per_node = find_gpu(node_type.gpu), entry.per_node or node_type.gpus
+    if per_node != node_type.gpus and not (node_type.any_size and per_node < node_type.gpus):
+        problem = f"{node_type.name} has {node_type.gpus} GPUs, not {per_node}"
+        raise SpecError("--gpus", problem, f"write {node_type.name}:{entry.count}")
+    known = node_type.inter if per_node == node_type.gpus else None
+    return Pool(
+        name=gpu.name,
+        gpu=gpu,
+        gpus_per_node=per_node,
+        max_nodes=entry.count,
+        intra=find_link(gpu.intra_link),
+        inter=known or instances.default_network(gpu, node_type.gpus),
+        node_type=node_type.name,
+        price_per_gpu_hour=node_type.price_per_gpu_hour,
+        currency=node_type.currency,
+        layers={"gpusPerNode": STATED, "interNode": STATED if known else ASSUMED},
+        usual_gpus_per_node=node_type.gpus,
+    )
+
+
+def _set_link(pool: Pool, link: Link) -> Pool:
+    """Return the pool with another link: between its nodes if the link has ports of a node, else inside them."""
+    if link.per_node:
+        return replace(pool, inter=link, layers={**pool.layers, "interNode": STATED})
+    return replace(pool, intra=link, layers={**pool.layers, "intraNode": STATED})
+
+
+def _split_evenly(count: int, most: int) -> str:
+    """Return the counts of equal nodes, of at most `most` GPUs, that hold `count` GPUs."""
+    per_node = max(size for size in range(1, most + 1) if count % size == 0)
+    return f"{count // per_node}x{per_node}"
+
+
+def _pool_name(node_type: str) -> str:
+    """Return the name of a pool of an instance type, as names of Kubernetes objects are written."""
+    return re.sub(r"[^a-z0-9.-]+", "-", node_type.casefold())

@@ -1,0 +1,221 @@
+"""One-stage detectors of partial stages and decoupled or joined heads: YOLOv5, v6, v8, YOLOX, RTMDet, PP-YOLOE.
+
+A partial stage ("CSP", Wang et al., arXiv 1911.11929) runs its blocks on half of the channels and joins what they read
+and wrote. The backbone has four or five such stages; a pyramid goes down and up again; every level has a head.
+
+Sources: Ge et al., arXiv 2107.08430 (YOLOX); Li et al., arXiv 2209.02976 (YOLOv6); Lyu et al., arXiv 2212.07784
+(RTMDet); Xu et al., arXiv 2203.16250 (PP-YOLOE); MMYOLO's mmyolo/models of the same names (also YOLOv5 and v8).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from tilecast.model import numbered
+from tilecast.zoo.cnn.builder import NetworkBuilder, Shape
+from tilecast.zoo.cnn.images import Images
+
+_STAGES = (64, 128, 256, 512, 1024)
+_LARGE_STAGES = (64, 128, 256, 512, 768, 1024)
+"""Channels of the stem and of each stage, at width 1; the second is of networks for large images."""
+_OBJECTS = 100
+"""Most objects of an image of a batch of COCO, to which all images are padded."""
+_COMPARED = 8
+"""Numbers that the assignment of pixels to objects holds for each pair."""
+_MASKS = 600
+"""Pixels of an image that have an object, on all levels and anchors together."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
+class CspDetector(Images):
+    """Dimensions of a detector of partial stages."""
+
+    depth: float = 1.0
+    """Blocks of a stage, over those of the large variant."""
+    width: float = 1.0
+    """Channels, over those of the large variant."""
+    blocks: tuple[int, int, int, int] = numbered("blocks", default=(3, 6, 9, 3))
+    """Blocks of each stage of the backbone at depth 1."""
+    most_channels: int = 1024
+    """Channels of the last stage at width 1."""
+    neck_share: float = 1.0
+    """Channels of the levels of the pyramid, over those of the stages that they read."""
+    large: bool = False
+    """Whether there is a fifth stage, for large images."""
+    dense_joins: bool = False
+    """Whether a stage joins what every block wrote (YOLOv8), not the last alone."""
+    branched: bool = False
+    """Whether a convolution of 3x3 trains beside one of 1x1, which are one at inference (RepVGG)."""
+    partial: bool = True
+    """Whether stages are partial; otherwise their blocks are one after the other (small YOLOv6)."""
+    kernel: int = 3
+    """Side of the second convolution of a block: 5 is depthwise, with a 1x1 convolution after it (RTMDet)."""
+    towers: int = 0
+    """Convolutions of a head for classes and of one for boxes; 0: one 1x1 convolution predicts both."""
+    tower_width: int = 0
+    """Channels of the towers at width 1; 0: as many as YOLOv8's."""
+    anchors: int = 1
+    """Boxes of a pixel."""
+    box_values: int = 4
+    """Numbers of a box: 64 where its sides are distributions."""
+    prototypes: bool = False
+    """Whether masks are mixed of prototypes (YOLACT)."""
+    keypoints: int = 0
+    """Points of a body whose places are predicted; 0: none."""
+    classes: int = 80
+
+
+def build_csp_detector(net: NetworkBuilder, dims: CspDetector) -> None:
+    """Build the backbone, the pyramid and the heads."""
+    channels = [_scale(dims, width) for width in (_LARGE_STAGES if dims.large else _STAGES)]
+    channels[-1] = _scale(dims, dims.most_channels)
+    net.conv_norm_act(channels[0], 6 if dims.anchors > 1 else 3, 2, activation="silu")
+    stages = (*dims.blocks[:3], dims.blocks[2] // 3, dims.blocks[3]) if dims.large else dims.blocks
+    features: list[Shape] = []
+    for width, blocks in zip(channels[1:], stages, strict=True):
+        _add_conv(net, dims, width, 3, 2)
+        _add_stage(net, dims, width, _repeat(dims, blocks), adds=True)
+        features.append(net.shape)
+    _add_pooled_pyramid(net)
+    features[-1] = net.shape
+    levels = _add_pyramid(net, dims, features[1:])
+    if dims.prototypes:
+        net.return_to(levels[0])
+        net.conv_norm_act(_scale(dims, 256), 3, activation="silu")
+        net.upsample()
+        net.conv_norm_act(_scale(dims, 256), 3, activation="silu")
+        net.conv_norm_act(32, 1, activation="silu")
+    for level in levels:
+        net.shape = level
+        _add_head(net, dims, levels[0][0])
+    _assign_objects(net, dims, levels)
+
+
+def _scale(dims: CspDetector, channels: int) -> int:
+    return max(8, math.ceil(channels * dims.width / 8) * 8)
+
+
+def _repeat(dims: CspDetector, blocks: int) -> int:
+    return max(1, round(blocks * dims.depth))
+
+
+def _add_conv(net: NetworkBuilder, dims: CspDetector, out: int, kernel: int, stride: int = 1) -> None:
+    """Add a convolution with a norm and a SiLU; a branched one has further branches of 1x1 and of a norm alone."""
+    entry = net.shape
+    if dims.branched and kernel == 3:
+        net.conv_norm_act(out, 3, stride, activation="none")
+        leave = net.shape
+        net.return_to(entry)
+        net.conv_norm_act(out, 1, stride, activation="none")
+        net.add_branch()
+        if leave == entry:
+            net.channel_norm()
+            net.add_branch()
+        net.activate("silu" if dims.partial else "relu")
+    else:
+        net.conv_norm_act(out, kernel, stride, activation="silu")
+
+
+def _add_stage(net: NetworkBuilder, dims: CspDetector, out: int, blocks: int, *, adds: bool) -> None:
+    """Add a stage of `blocks` blocks; its blocks have residual sums if it `adds`."""
+    if not dims.partial:
+        for _ in range(blocks):
+            _add_conv(net, dims, out, 3)
+        return
+    entry, half = net.shape, out // 2
+    if dims.dense_joins:
+        net.conv_norm_act(out, 1, activation="silu")
+    else:
+        for _ in ("around", "through"):
+            net.return_to(entry)
+            net.conv_norm_act(half, 1, activation="silu")
+    net.channels = half
+    for _ in range(blocks):
+        if dims.dense_joins:
+            net.conv_norm_act(half, 3, activation="silu")
+        elif dims.branched or dims.kernel > 3:
+            _add_conv(net, dims, half, 3)
+        else:
+            net.conv_norm_act(half, 1, activation="silu")
+        if dims.kernel > 3:
+            net.conv_norm_act(half, dims.kernel, groups=half, activation="silu")
+            net.conv_norm_act(half, 1, activation="silu")
+        else:
+            _add_conv(net, dims, half, 3)
+        if adds:
+            net.add_branch()
+    net.concatenate(half * (2 + blocks) if dims.dense_joins else out)
+    if dims.kernel > 3 and adds:
+        net.squeeze_excite(out)
+    net.conv_norm_act(out, 1, activation="silu")
+
+
+def _add_pooled_pyramid(net: NetworkBuilder) -> None:
+    """Add three poolings of 5x5 in a row between two convolutions, joined with what they read (SPPF)."""
+    out = net.channels
+    net.conv_norm_act(out // 2, 1, activation="silu")
+    for _ in range(3):
+        net.pool(5, 1)
+    net.concatenate(2 * out)
+    net.conv_norm_act(out, 1, activation="silu")
+
+
+def _add_pyramid(net: NetworkBuilder, dims: CspDetector, features: list[Shape]) -> list[Shape]:
+    """Add a pyramid that goes down and up again, and return the shapes of its levels, finest first."""
+    blocks = _repeat(dims, 12 if not dims.partial else 3)
+    carried: list[Shape] = []
+    for read, size in reversed(features[:-1]):
+        channels = int(read * dims.neck_share)
+        if not dims.dense_joins:
+            net.conv_norm_act(channels, 1, activation="silu")
+        carried.append(net.shape)
+        width, net.size = net.channels, size
+        net.resize(0.25)
+        net.concatenate(width + read)
+        _add_stage(net, dims, channels, blocks, adds=False)
+    levels = [net.shape]
+    for channels, _ in features[1:]:
+        before, size = carried.pop()
+        net.return_to(net.shape)
+        net.conv_norm_act(net.channels, 3, 2, activation="silu")
+        net.size = size
+        net.concatenate(net.channels + before)
+        _add_stage(net, dims, int(channels * dims.neck_share), blocks, adds=False)
+        levels.append(net.shape)
+    return levels
+
+
+def _assign_objects(net: NetworkBuilder, dims: CspDetector, levels: list[Shape]) -> None:
+    """Add what the loss keeps to assign objects to pixels, and to mix their masks.
+
+    Detectors without anchors compare all pixels with all objects of an image. Masks are mixed for each pixel that has
+    an object, at a quarter of the image's side (mmyolo/models/task_modules/assigners and dense_heads/yolov5_ins_head).
+    """
+    if dims.towers:
+        pixels = sum(float(size[1] * size[2]) for _, size in levels)
+        net.raise_peak(net.batch * pixels * _OBJECTS * _COMPARED * 4.0 / net.numerics.element)
+    if dims.prototypes:
+        masks = net.batch * _MASKS * (dims.image / 4) ** 2
+        net.raise_peak(2 * masks * 4.0 / net.numerics.element)
+        net.training_pointwise("masks", masks, kernels=4)
+
+
+def _add_head(net: NetworkBuilder, dims: CspDetector, finest: int) -> None:
+    """Add the predictions of a level and their loss; `finest` is the channels of the finest level."""
+    entry, classes = net.shape, dims.classes
+    if not dims.towers:
+        net.conv(dims.anchors * (classes + 5 + 32 * dims.prototypes), 1, bias=True)
+        net.training_pointwise("loss", kernels=6)
+        return
+    wide = _scale(dims, dims.tower_width) if dims.tower_width else max(finest, min(classes, 100))
+    narrow = wide if dims.tower_width else max(16, finest // 4, 4 * (dims.box_values // 4))
+    if dims.tower_width:
+        net.conv_norm_act(wide, 1, activation="silu")
+        entry = net.shape
+    for tower, outputs in ((wide, classes), (narrow, dims.box_values + 3 * dims.keypoints)):
+        net.return_to(entry)
+        for _ in range(dims.towers):
+            net.conv_norm_act(tower, 3, activation="silu")
+        net.conv(outputs, 1, bias=True)
+        net.training_pointwise("loss", kernels=6)

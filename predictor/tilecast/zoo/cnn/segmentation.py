@@ -1,0 +1,363 @@
+"""Segmentation: a dilated ResNet, HRNet, MobileNet v2 or U-Net, a head that classifies pixels, and an auxiliary head.
+
+Sources: the heads of MMSegmentation 0.x (mmseg/models/decode_heads) and its configurations of the same names. Papers:
+Long et al., arXiv 1411.4038 (FCN); Zhao et al., arXiv 1612.01105 (PSPNet); Chen et al., arXiv 1706.05587 and
+1802.02611 (DeepLab v3 and v3+); Xiao et al., arXiv 1807.10221 (UPerNet); Kirillov et al., arXiv 1901.02446 (FPN); Wang
+et al., arXiv 1711.07971 (non-local attention) and 1908.07919 (HRNet).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+
+from tilecast.model import numbered
+from tilecast.zoo.cnn import attention, mobile, resnet
+from tilecast.zoo.cnn.builder import Architecture, NetworkBuilder, Shape
+from tilecast.zoo.cnn.detection import add_feature_pyramid
+from tilecast.zoo.cnn.resnet import Residual
+
+_PYRAMID_SIDES = (1, 2, 3, 6)
+"""Sides to which the pyramid of PSPNet pools the features."""
+_DILATIONS = 3
+"""Dilated convolutions of a spatial pyramid (DeepLab)."""
+_LOSS_BYTES = 4.0
+"""Bytes of a logit, whose softmax and loss run in FP32."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
+class Segmenter(Residual):
+    """Dimensions of a segmenter."""
+
+    stages: tuple[int, ...] = numbered("stage", default=())
+    output_stride: int = 8
+    """Factor by which the last features of a ResNet or MobileNet are smaller than the image: 8, 16 or 32."""
+    branch_width: int = 0
+    """Channels of the finest branch of an HRNet; 0: it is none."""
+    branch_blocks: int = 4
+    """Blocks of a branch between two exchanges of an HRNet."""
+    modules: tuple[int, ...] = numbered("module", default=(1, 4, 3))
+    """Exchanges in each stage of an HRNet."""
+    mobile: bool = False
+    """Whether the backbone is a MobileNet v2."""
+    base: int = 0
+    """Channels of the first level of a U-Net; 0: it is none."""
+    head_width: int = 512
+    """Channels of the head."""
+    classes: int = 19
+    """Categories of a pixel."""
+    auxiliary: bool = True
+    """Whether training has a second, small head on earlier features."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Attention:
+    """What attention a head runs over the pixels of its features, between two convolutions."""
+
+    share: int = 2
+    """Channels of the head over those of queries and keys."""
+    keys: int | None = None
+    """Keys that a pixel attends to; None: all pixels."""
+    is_cross: bool = False
+    """Whether a pixel attends to those of its row and its column."""
+    maps: int = 1
+    """Attention maps of a pixel."""
+    losses: int = 1
+    """Logits of the whole image that have a loss."""
+    codes: int = 0
+    """Codewords, from each of which every pixel has a difference (EncNet)."""
+    merges: bool = True
+    """Whether a convolution joins the result with the features."""
+
+
+_ATTENTION: Mapping[str, _Attention] = {
+    "nonlocal": _Attention(), "dnl": _Attention(), "gcnet": _Attention(4, 1),
+    "ccnet": _Attention(8, is_cross=True, maps=2), "danet": _Attention(8, losses=3, merges=False),
+    "ann": _Attention(2, 110, maps=2), "psanet": _Attention(1, maps=2), "emanet": _Attention(1, 64, maps=3),
+    "encnet": _Attention(1, 1, codes=32, merges=False), "apcnet": _Attention(1, 14, maps=4, merges=False),
+    "dmnet": _Attention(1, 35, maps=4, merges=False),
+}  # fmt: skip
+"""Attention of heads by name (mmseg/models/decode_heads, files `NAME_head.py`)."""
+
+
+def _build(
+    head: Callable[[NetworkBuilder, Segmenter, list[Shape]], None], net: NetworkBuilder, dims: Segmenter
+) -> None:
+    """Build the backbone, the head and the auxiliary head; all logits are resized to the image before their loss."""
+    image = net.shape
+    features = _add_backbone(net, dims)
+    head(net, dims, features)
+    _classify_pixels(net, dims, image)
+    if dims.auxiliary and net.numerics.training:
+        net.return_to(features[-2])
+        net.sum_branch_gradients(2)
+        net.conv_norm_act(max(dims.head_width // 2, 16), 3)
+        _classify_pixels(net, dims, image)
+
+
+def _classify_pixels(net: NetworkBuilder, dims: Segmenter, image: Shape) -> None:
+    """Add logits of every pixel of the image and their loss.
+
+    The loss keeps the logarithms of the softmax. While it runs there are also the logits, and the copy and the order
+    that the accuracy sorts them in (mmseg/models/losses/accuracy.py).
+    """
+    net.dropout()
+    net.conv(dims.classes, 1, bias=True)
+    small = net.size
+    net.size = image[1]
+    net.resize(small[1] * small[2] / (net.size[1] * net.size[2]))
+    net.cross_entropy()
+    logits = net.elements * _LOSS_BYTES / net.numerics.element
+    net.keep_elements(logits)
+    net.raise_peak(3 * logits)
+
+
+def _add_backbone(net: NetworkBuilder, dims: Segmenter) -> list[Shape]:
+    """Add the backbone and return the shapes of its features, finest first."""
+    if dims.base:
+        return _add_unet(net, dims.base)
+    if dims.branch_width:
+        return _add_hrnet(net, dims)
+    if dims.mobile:
+        return mobile.add_mobilenet_v2_features(net, dims.output_stride)
+    resnet.add_stem(net, deep=dims.deep_stem)
+    shapes, stride = [], 4
+    for number in range(1, 5):
+        grows = number > 1 and stride < dims.output_stride
+        stride *= 2 if grows else 1
+        resnet.add_stage(net, dims, number, stride=2 if grows else 1, dilated=number > 1 and not grows)
+        shapes.append(net.shape)
+    return shapes
+
+
+def _add_unet(net: NetworkBuilder, base: int) -> list[Shape]:
+    """Add a U-Net of five levels and return the shapes of its decoder, coarsest first, so that the finest is last."""
+    skips: list[Shape] = []
+    for level in range(5):
+        if level:
+            net.pool(2, 2)
+        for _ in range(2):
+            net.conv_norm_act(base * 2**level, 3)
+        skips.append(net.shape)
+    shapes = [net.shape]
+    for channels, size in reversed(skips[:-1]):
+        net.upsample()
+        net.size = size
+        net.conv_norm_act(channels, 1)
+        net.concatenate(2 * channels)
+        for _ in range(2):
+            net.conv_norm_act(channels, 3)
+        shapes.append(net.shape)
+    return shapes
+
+
+def _add_hrnet(net: NetworkBuilder, dims: Segmenter) -> list[Shape]:
+    """Add an HRNet and return the shape of its branches joined at the size of the finest one.
+
+    Every module runs `branch_blocks` blocks on each branch and then adds to each branch what all others hold.
+    """
+    for _ in range(2):
+        net.conv_norm_act(64, 3, 2)
+    for _ in range(dims.branch_blocks):
+        resnet.add_block(net, replace(dims, bottleneck=True), 64)
+    finest, branches = net.shape, [net.shape]
+    for count, modules in enumerate(dims.modules, 2):
+        branches = [*branches, branches[-1]]
+        for place, shape in enumerate(branches):
+            width = dims.branch_width * 2**place
+            if shape[0] != width:
+                net.return_to(shape)
+                net.conv_norm_act(width, 3, 2 if place == count - 1 else 1)
+                branches[place] = net.shape
+        for _ in range(modules):
+            for shape in branches:
+                net.shape = shape
+                for _ in range(dims.branch_blocks):
+                    resnet.add_block(net, dims, shape[0])
+            _exchange_branches(net, branches)
+    net.shape = sum(channels for channels, _ in branches), finest[1]
+    net.pointwise("resize", backward=(1.0, 1.0))
+    net.concatenate(net.channels)
+    return [net.shape, net.shape]
+
+
+def _exchange_branches(net: NetworkBuilder, branches: Sequence[Shape]) -> None:
+    for target, goal in enumerate(branches):
+        for source, shape in enumerate(branches):
+            if source == target:
+                continue
+            net.return_to(shape)
+            for step in range(source, target):
+                last = step == target - 1
+                net.conv_norm_act(goal[0] if last else shape[0], 3, 2, activation="none" if last else "relu")
+            if source > target:
+                net.conv_norm_act(goal[0], 1, activation="none")
+                net.resize(0.25 ** (source - target))
+            net.shape = goal
+            net.add_branch()
+        net.activate()
+
+
+def _add_fcn(net: NetworkBuilder, dims: Segmenter, features: list[Shape]) -> None:
+    if dims.branch_width:
+        net.conv_norm_act(net.channels, 1)
+        return
+    entry = net.shape
+    for _ in range(1 if dims.base or dims.mobile else 2):
+        net.conv_norm_act(dims.head_width, 3)
+    if not dims.base:
+        net.concatenate(entry[0] + dims.head_width)
+        net.conv_norm_act(dims.head_width, 3)
+
+
+def _add_pooled_pyramid(net: NetworkBuilder, dims: Segmenter) -> None:
+    """Add the features pooled to four sizes, each projected, spread over all pixels again and joined with them."""
+    entry, width = net.shape, dims.head_width
+    for side in _PYRAMID_SIDES:
+        net.return_to(entry)
+        net.pointwise("pool", writes=0.0, absorbed=False, backward=(0.0, 1.0))
+        net.size = 1, side, side
+        net.conv_norm_act(width, 1)
+        net.size = entry[1]
+        net.resize(0.0)
+        net.keep_elements(0 * net.elements)
+    net.concatenate(entry[0] + len(_PYRAMID_SIDES) * width)
+    net.conv_norm_act(width, 3)
+
+
+def _add_pspnet(net: NetworkBuilder, dims: Segmenter, features: list[Shape]) -> None:
+    _add_pooled_pyramid(net, dims)
+
+
+def _add_spatial_pyramid(net: NetworkBuilder, dims: Segmenter, *, separable: bool) -> None:
+    """Add dilated convolutions side by side and a mean of the image, joined by one more convolution."""
+    entry, width = net.shape, dims.head_width
+    net.pointwise("mean", writes=0.0, absorbed=False, backward=(0.0, 1.0))
+    net.size = 1, 1, 1
+    net.conv_norm_act(width, 1)
+    net.return_to(entry)
+    net.conv_norm_act(width, 1)
+    for _ in range(_DILATIONS):
+        net.return_to(entry)
+        if separable:
+            net.conv_norm_act(entry[0], 3, groups=entry[0], dilated=True)
+        net.conv_norm_act(width, 1 if separable else 3, dilated=not separable)
+    net.concatenate((2 + _DILATIONS) * width)
+    net.conv_norm_act(width, 3)
+
+
+def _add_deeplab_v3(net: NetworkBuilder, dims: Segmenter, features: list[Shape]) -> None:
+    _add_spatial_pyramid(net, dims, separable=False)
+
+
+def _add_deeplab_v3_plus(net: NetworkBuilder, dims: Segmenter, features: list[Shape]) -> None:
+    """Add the pyramid and a decoder that reads the first stage's features too."""
+    _add_spatial_pyramid(net, dims, separable=True)
+    width, coarse, fine = dims.head_width, net.size, features[0]
+    net.return_to(fine)
+    narrow = 48 if width > 128 else 12
+    net.conv_norm_act(narrow, 1)
+    net.channels = width
+    net.resize(coarse[1] * coarse[2] / (fine[1][1] * fine[1][2]))
+    net.concatenate(width + narrow)
+    for _ in range(2):
+        net.conv_norm_act(net.channels, 3, groups=net.channels)
+        net.conv_norm_act(width, 1)
+
+
+def _add_upernet(net: NetworkBuilder, dims: Segmenter, features: list[Shape]) -> None:
+    """Add the pooled pyramid on the last stage, a feature pyramid down to the first, and all levels joined."""
+    width = dims.head_width
+    _add_pooled_pyramid(net, dims)
+    for shape in features[-2::-1]:
+        net.return_to(shape)
+        net.conv_norm_act(width, 1)
+        net.resize(0.25)
+        net.add_branch()
+        net.return_to(net.shape)
+        net.conv_norm_act(width, 3)
+    for _ in features[1:]:
+        net.resize(0.25)
+    net.concatenate(len(features) * width)
+    net.conv_norm_act(width, 3)
+
+
+def _add_fpn(net: NetworkBuilder, dims: Segmenter, features: list[Shape]) -> None:
+    """Add a feature pyramid whose levels convolutions bring to the size of the finest one."""
+    levels = add_feature_pyramid(net, features)
+    for steps, level in enumerate(levels):
+        net.shape = level
+        for step in range(max(1, steps)):
+            net.conv_norm_act(128, 3)
+            if step < steps:
+                net.upsample()
+        net.add_branch()
+    net.shape = 128, levels[0][1]
+
+
+def _add_ocrnet(net: NetworkBuilder, dims: Segmenter, features: list[Shape]) -> None:
+    """Add soft regions, the mean of each region's features, and attention of all pixels to the regions."""
+    entry, image, width = net.shape, net.size, dims.head_width
+    net.conv_norm_act(entry[0] if dims.branch_width else width // 2, 1 if dims.branch_width else 3)
+    if dims.branch_width:
+        _classify_pixels(net, dims, (net.channels, (1, 4 * image[1], 4 * image[2])))
+    net.return_to(entry)
+    net.conv_norm_act(width, 3)
+    pixels = float(image[1] * image[2])
+    for rows, depth in ((float(dims.classes), pixels), (pixels, float(dims.classes))):
+        net.batched_matmul(rows, float(width), depth)
+    for _ in range(2):
+        net.return_to(net.shape)
+        net.conv_norm_act(width // 2, 1)
+        net.channels = width
+    net.concatenate(2 * width)
+    net.conv_norm_act(width, 1)
+
+
+def _add_attention(kind: _Attention, net: NetworkBuilder, dims: Segmenter, features: list[Shape]) -> None:
+    """Add attention of all pixels to pixels or to a few summaries of them, between two convolutions."""
+    entry, width = net.shape, dims.head_width
+    net.conv_norm_act(width, 3)
+    shape, inner = net.shape, max(width // kind.share, 8)
+    pixels = float(shape[1][1] * shape[1][2])
+    keys = float(shape[1][1] + shape[1][2]) if kind.is_cross else float(kind.keys or pixels)
+    for _ in range(kind.maps):
+        attention.add_dense(net, pixels, width, inner)
+        attention.add_dense_on_kept(net, pixels, width, inner)
+        attention.add_dense_on_kept(net, pixels, width, inner)
+        net.batched_matmul(pixels, keys, float(inner))
+        net.pointwise("softmax", net.batch * pixels * keys, reads=2.0, absorbed=False)
+        net.batched_matmul(pixels, float(inner), keys)
+        net.keep_elements(net.batch * pixels * (keys + 3 * inner))
+        net.raise_peak(2.0 * net.batch * pixels * keys)
+        net.shape = inner, shape[1]
+        net.conv_norm_act(width, 1, activation="none")
+        net.add_branch()
+    if kind.codes:
+        net.keep_elements(2.0 * net.elements * kind.codes)
+        net.raise_peak(net.elements * kind.codes)
+        net.pointwise("encode", net.elements * kind.codes, kernels=3, absorbed=False)
+    net.conv_norm_act(width, 3)
+    if kind.merges:
+        net.concatenate(entry[0] + width)
+        net.conv_norm_act(width, 3)
+    shape, image = net.shape, (net.channels, tuple(side * dims.output_stride for side in net.size[1:]))
+    for _ in range(kind.losses - 1):
+        net.return_to(entry)
+        net.conv_norm_act(width, 3)
+        net.conv_norm_act(width, 3)
+        _classify_pixels(net, dims, (image[0], (1, image[1][0], image[1][1])))
+        net.shape = shape
+
+
+_HEADS: Mapping[str, Callable[[NetworkBuilder, Segmenter, list[Shape]], None]] = {
+    "fcn": _add_fcn, "pspnet": _add_pspnet, "deeplab-v3": _add_deeplab_v3, "deeplab-v3-plus": _add_deeplab_v3_plus,
+    "upernet": _add_upernet, "semantic-fpn": _add_fpn, "ocrnet": _add_ocrnet,
+    **{name: partial(_add_attention, kind) for name, kind in _ATTENTION.items()},
+}  # fmt: skip
+
+SEGMENTERS: Mapping[str, Architecture[Segmenter]] = {
+    name: Architecture(Segmenter, partial(_build, head)) for name, head in _HEADS.items()
+}
+"""Families of segmenters by the name of their head."""

@@ -1,0 +1,160 @@
+"""StyleGAN2 (Karras et al., arXiv 1912.04958) with adaptive augmentation (arXiv 2006.06676), as its authors train it.
+
+Sizes and passes: NVlabs/stylegan2-ada-pytorch, training/networks.py, training/loss.py and train.py (`auto`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+
+from tilecast.zoo.cnn.builder import NetworkBuilder
+from tilecast.zoo.cnn.images import Images
+
+_STYLE = 512
+_NARROW_LEVELS = 4
+"""Finest sizes whose layers run in 16 bits."""
+_GENERATOR_PASSES = 1 + 2 / (4 * 2)
+"""Forward and backward passes of the generator in a step: one, and a penalty every fourth step over half the images,
+whose gradient is differentiated again and takes twice as long."""
+_DISCRIMINATOR_PASSES = 2 + 2 / 3 + 2 / 16
+"""The same of the discriminator: over real and generated images; through it to the generator, without gradients of its
+weights; and a penalty every sixteenth step."""
+_AUGMENTING_KERNELS = 60
+"""Passes over the images of the augmentation (training/augment.py: blits, geometry, colour)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
+class StyleGan(Images):
+    """Dimensions of StyleGAN2, whose images are square with a power of two as their side."""
+
+    base: int = 32768
+    """Channels of a layer times its side, of at most `most_channels`."""
+    most_channels: int = 512
+    mapping_layers: int = 2
+    """Dense layers that make a style of random numbers."""
+
+
+def build_stylegan(net: NetworkBuilder, dims: StyleGan) -> None:
+    """Build the generator, which also runs forward alone for the discriminator, and the discriminator."""
+    sides = [2**power for power in range(2, dims.image.bit_length())]
+    image = net.shape
+    with _over_passes(net, _GENERATOR_PASSES):
+        _add_generator(net, dims, sides)
+    if net.numerics.training:
+        counted = net.parameters
+        with net.freeze_layers():
+            _add_generator(net, dims, sides)
+        net.parameters = counted
+        net.shape = image
+        net.pointwise("augment", kernels=_AUGMENTING_KERNELS, absorbed=False)
+        net.has_gradient = True
+        with _over_passes(net, _DISCRIMINATOR_PASSES):
+            _add_discriminator(net, dims, sides)
+
+
+@contextmanager
+def _over_passes(net: NetworkBuilder, passes: float) -> Iterator[None]:
+    """Run the layers inside the context `passes` times, one after the other, so that memory holds one pass."""
+    batch, kept = net.batch, net.activation_bytes
+    net.batch = batch * (passes if net.numerics.training else 1.0)
+    yield
+    net.activation_bytes = kept + (net.activation_bytes - kept) * batch / net.batch
+    net.batch = batch
+
+
+def _channels(dims: StyleGan, side: int) -> int:
+    return min(dims.base // side, dims.most_channels)
+
+
+@contextmanager
+def _at_side(net: NetworkBuilder, dims: StyleGan, side: int) -> Iterator[None]:
+    """Run the layers inside the context in FP32 unless `side` is among the finest sizes."""
+    numerics = net.numerics
+    if side < dims.image >> (_NARROW_LEVELS - 1):
+        net.numerics = replace(numerics.in_fp32, matrix="fp32")
+    yield
+    net.numerics = numerics
+
+
+def _add_generator(net: NetworkBuilder, dims: StyleGan, sides: list[int]) -> None:
+    net.shape = _STYLE, (1, 1, 1)
+    for _ in range(dims.mapping_layers):
+        net.dense(_STYLE)
+        net.activate("leaky-relu")
+    net.shape = _channels(dims, 4), (1, 4, 4)
+    net.parameters += net.channels * 16
+    for side in sides:
+        with _at_side(net, dims, side):
+            for layer in range(1 if side == 4 else 2):
+                _add_modulated_conv(net, _channels(dims, side), grows=side > 4 and layer == 0)
+            entry = net.shape
+            net.return_to(entry)
+            _add_style(net)
+            net.is_kept = True
+            net.conv(3, 1, bias=True)
+            net.resize(0.25)
+            net.add_branch()
+            net.shape = entry
+
+
+def _add_style(net: NetworkBuilder) -> None:
+    """Add the scales of the current tensor's channels, made of the style, and their product with it."""
+    net.parameters += (_STYLE + 1) * net.channels
+    net.keep_elements(net.elements)
+    net.pointwise("modulate", absorbed=False, backward=(3.0, 1.0))
+
+
+def _add_modulated_conv(net: NetworkBuilder, out: int, *, grows: bool) -> None:
+    """Add a convolution whose inputs and outputs a style scales, then noise, a bias and an activation.
+
+    One that grows doubles the side, by a transposed convolution and a filter of 4x4.
+    """
+    _add_style(net)
+    _, height, width = net.size
+    if grows:
+        # The transposed convolution has the work of one over the smaller image.
+        net.conv(out, 3)
+        net.size = 1, 2 * height, 2 * width
+        _add_filter(net)
+    else:
+        net.conv(out, 3)
+    net.parameters += net.channels + 1
+    net.keep_elements(net.elements)
+    net.pointwise("demodulate", absorbed=False, backward=(3.0, 1.0))
+    net.pointwise("bias-activation", absorbed=False, backward=(2.0, 1.0))
+
+
+def _add_filter(net: NetworkBuilder) -> None:
+    net.keep_elements(net.elements)
+    net.pointwise("filter", reads=2.0, absorbed=False, backward=(2.0, 1.0))
+
+
+def _add_discriminator(net: NetworkBuilder, dims: StyleGan, sides: list[int]) -> None:
+    net.shape = 3, (1, dims.image, dims.image)
+    _add_activated_conv(net, _channels(dims, dims.image), 1)
+    for side in sides[:0:-1]:
+        with _at_side(net, dims, side):
+            entry, out = net.shape, _channels(dims, side // 2)
+            _add_filter(net)
+            net.conv(out, 1, 2)
+            net.return_to(entry)
+            _add_activated_conv(net, entry[0], 3)
+            _add_filter(net)
+            _add_activated_conv(net, out, 3, 2)
+            net.add_branch()
+    with _at_side(net, dims, 4):
+        net.channels += 1
+        _add_activated_conv(net, _channels(dims, 4), 3)
+        net.dense(_channels(dims, 4))
+        net.activate("leaky-relu")
+        net.dense(1)
+        net.training_pointwise("loss", kernels=4)
+
+
+def _add_activated_conv(net: NetworkBuilder, out: int, kernel: int, stride: int = 1) -> None:
+    # The activation's gradient needs its output alone, which the next convolution keeps.
+    net.conv(out, kernel, stride)
+    net.parameters += out
+    net.pointwise("bias-activation", absorbed=False, backward=(2.0, 1.0))

@@ -1,0 +1,164 @@
+"""Networks of three-dimensional convolutions over clips: inflated ResNets, R(2+1)D, SlowFast, C3D.
+
+Sources: Carreira and Zisserman, arXiv 1705.07750 (I3D); Feichtenhofer et al., arXiv 1812.03982 (SlowFast and SlowOnly,
+table 1); Tran et al., arXiv 1711.11248 (R(2+1)D), 1904.02811 (CSN) and 1412.0767 (C3D). A clip of `image_depth` images
+is a volume.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tilecast.model import numbered
+from tilecast.zoo.cnn.builder import NetworkBuilder, Shape
+from tilecast.zoo.cnn.images import Classifier
+
+_LATERAL = 2
+"""Channels of a connection from the fast to the slow path, over those of the fast path."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
+class VideoResNet(Classifier):
+    """Dimensions of a ResNet over clips."""
+
+    classes: int = 400
+    stages: tuple[int, int, int, int] = numbered("stage")
+    """Blocks of each stage."""
+    bottleneck: bool = False
+    """Whether blocks have three convolutions around a narrow one, not two."""
+    stem_depth: int = 1
+    """Images that a kernel of the stem reads."""
+    stem_stride: int = 1
+    """Factor by which the stem shortens the clip, and again its pooling."""
+    inflated: tuple[int, ...] = numbered("inflated", default=(0, 0, 1, 1))
+    """For each stage, every how many blocks one reads the images before and after; 0: none."""
+    factored: bool = False
+    """Whether a convolution over space precedes one over time, with a stride in both, as in R(2+1)D."""
+    depthwise: bool = False
+    """Whether the middle convolution of a block has one group for each channel (CSN)."""
+    attends: int = 0
+    """Non-local blocks in stages 2 and 3, two and three of them at most."""
+    fast: int = 0
+    """Factor by which a second, narrow path has more images, as SlowFast has; 0: there is one path."""
+    narrow: int = 8
+    """Factor by which the fast path has fewer channels."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
+class Clip(Classifier):
+    """Dimensions of C3D."""
+
+    classes: int = 101
+
+
+def build_video_resnet(net: NetworkBuilder, dims: VideoResNet) -> None:
+    """Build a ResNet over clips, with a second path over more images if it is `fast`."""
+    clip = net.shape
+    slow: list[Shape] = [clip]
+    fast: list[Shape] = []
+    if dims.fast:
+        fast.append((clip[0], (clip[1][0] * dims.fast, *clip[1][1:])))
+    for number in range(5):
+        if dims.fast:
+            net.shape = fast[-1]
+            _add_part(net, dims, number, narrow=dims.narrow)
+            fast.append(net.shape)
+            if number < 4:
+                net.return_to(net.shape)
+                net.conv(_LATERAL * net.channels, (5, 1, 1), (dims.fast, 1, 1))
+        lateral = net.channels if dims.fast and number < 4 else 0
+        net.shape = slow[-1]
+        _add_part(net, dims, number)
+        if lateral:
+            net.concatenate(net.channels + lateral)
+        slow.append(net.shape)
+    if dims.fast:
+        net.channels += fast[-1][0]
+    net.global_mean()
+    net.dropout()
+    net.dense(dims.classes)
+    net.cross_entropy()
+
+
+def _add_part(net: NetworkBuilder, dims: VideoResNet, number: int, narrow: int = 1) -> None:
+    """Add the stem (`number` 0) or a stage; the fast path has 1 / `narrow` of the channels and is inflated whole."""
+    if number == 0:
+        depth = 5 if narrow > 1 else dims.stem_depth
+        if dims.factored:
+            net.conv_norm_act(45, (1, 7, 7), (1, 2, 2))
+            net.conv_norm_act(64, (3, 1, 1))
+            net.pool((1, 3, 3), (1, 2, 2))
+            return
+        net.conv_norm_act(64 // narrow, (depth, 7, 7), (dims.stem_stride, 2, 2))
+        net.pool((1, 3, 3), (dims.stem_stride, 2, 2))
+        return
+    width = 64 * 2 ** (number - 1) // narrow
+    every = 1 if narrow > 1 else dims.inflated[number - 1]
+    for index in range(dims.stages[number - 1]):
+        _add_block(net, dims, width, 2 if number > 1 and not index else 1, bool(every) and index % every == 0)
+        if dims.attends and number in (2, 3) and index % 2:
+            _add_nonlocal(net)
+
+
+def _add_block(net: NetworkBuilder, dims: VideoResNet, width: int, stride: int, inflated: bool) -> None:
+    entry, flat = net.shape, (1, stride, stride)
+    over_time, out = 3 if inflated else 1, 4 * width if dims.bottleneck else width
+    if dims.bottleneck:
+        net.conv_norm_act(width, (1 if dims.depthwise else over_time, 1, 1))
+        if dims.depthwise:
+            net.conv_norm_act(width, 3, (stride,) * 3, groups=width)
+        else:
+            net.conv_norm_act(width, (1, 3, 3), flat)
+        net.conv_norm_act(out, 1, activation="none")
+    elif dims.factored:
+        _add_factored(net, out, stride)
+        net.activate()
+        _add_factored(net, out, 1)
+    else:
+        net.conv_norm_act(out, (over_time, 3, 3), flat)
+        net.conv_norm_act(out, (over_time, 3, 3), activation="none")
+    leave = net.shape
+    if leave != entry:
+        net.return_to(entry)
+        shrinks = dims.factored or dims.depthwise
+        net.conv_norm_act(leave[0], 1, (stride,) * 3 if shrinks else flat, activation="none")
+    net.add_branch()
+    net.activate()
+
+
+def _add_factored(net: NetworkBuilder, out: int, stride: int) -> None:
+    """Add a convolution over space, then one over time, with as many parameters as one over both (section 3.5)."""
+    between = net.channels * out * 27 // (9 * net.channels + 3 * out)
+    net.conv_norm_act(between, (1, 3, 3), (1, stride, stride))
+    net.conv(out, (3, 1, 1), (stride, 1, 1))
+    net.channel_norm()
+
+
+def _add_nonlocal(net: NetworkBuilder) -> None:
+    """Add a non-local block, whose pixels attend to those of the pooled clip (arXiv 1711.07971, section 3.2)."""
+    shape, inner = net.shape, net.channels // 2
+    pixels = float(shape[1][0] * shape[1][1] * shape[1][2])
+    for _ in range(3):
+        net.return_to(shape)
+        net.conv(inner, 1, bias=True)
+    for rows, cols, depth in ((pixels, pixels / 4, float(inner)), (pixels, float(inner), pixels / 4)):
+        net.batched_matmul(rows, cols, depth)
+    net.keep_elements(net.batch * pixels * (pixels / 4 + 3 * inner))
+    net.shape = inner, shape[1]
+    net.conv_norm_act(shape[0], 1, activation="none")
+    net.add_branch()
+
+
+def build_c3d(net: NetworkBuilder, dims: Clip) -> None:
+    """Build C3D: eight convolutions of 3x3x3, five poolings and two wide dense layers."""
+    for number, (width, convolutions) in enumerate(((64, 1), (128, 1), (256, 2), (512, 2), (512, 2))):
+        for _ in range(convolutions):
+            net.conv(width, 3, bias=True)
+            net.activate()
+        net.pool((1 if number == 0 else 2, 2, 2), (1 if number == 0 else 2, 2, 2))
+    for _ in range(2):
+        net.dense(4096)
+        net.activate()
+        net.dropout()
+    net.dense(dims.classes)
+    net.cross_entropy()

@@ -1,0 +1,98 @@
+"""Modules of a layer that recomputation can name: which a model has, and the operators and exchanges of each.
+
+Operators are found by their names. Modules are those of `recomputation.MODULES`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from functools import lru_cache
+
+from tilecast import frameworks
+from tilecast.model import Model
+from tilecast.spec import Workload
+from tilecast.zoo.deepseek import Deepseek
+from tilecast.zoo.dimensions import Transformer
+
+_OPERATORS: Mapping[str, re.Pattern[str]] = {
+    "layernorm": re.compile(r"(.*-)?(attention|mlp|experts)\.norm(\..*)?"),
+    "mla_up_proj": re.compile(r"attention\.(key-value-up|query-up|rotary|concatenate)(\..*)?"),
+    "mlp_act": re.compile(r"mlp\.activation(\..*)?"),
+    "mlp": re.compile(r"mlp\.(up|activation|down)(\..*)?"),
+    "moe_act": re.compile(r"experts\.activation(\..*)?"),
+    "shared_experts": re.compile(r"experts\.shared-.*"),
+    "moe": re.compile(r"experts\.(?!norm|residual).*"),
+}
+"""Names of the forward operators of each module."""
+_EXCHANGES: Mapping[str, re.Pattern[str]] = {
+    "mlp": re.compile(r"mlp\.(gather|scatter|reduce)"),
+    "moe": re.compile(r"experts\.(dispatch|combine)"),
+}
+"""Names of the forward collectives of each module that has any."""
+_LAST = re.compile(r"mlp\.(down|residual|reduce|scatter)(\..*)?")
+"""Forward operators and collectives of a dense layer after the last tensor that a gradient needs."""
+_FUSED_NORM = re.compile(r"((.*-)?attention|mlp)\.norm(\..*)?")
+"""Norms before dense products, which some frameworks run as part of the product."""
+
+
+@lru_cache(maxsize=4096)
+def modules_of_operator(name: str, *, selective: bool, fuses_norms: bool, latent: bool) -> frozenset[str]:
+    """Return the modules that a forward operator of a layer belongs to.
+
+    Args:
+        name: name of the operator.
+        selective: whether it belongs to the core of attention.
+        fuses_norms: whether the framework runs norms as part of the dense products after them.
+        latent: whether the model has latent attention, whose down-projections a norm is not part of.
+    """
+    if selective:
+        return frozenset({"core_attn"})
+    found = {module for module, pattern in _OPERATORS.items() if pattern.fullmatch(name)}
+    if not latent:
+        found.discard("mla_up_proj")
+    if fuses_norms and _FUSED_NORM.fullmatch(name) and not (latent and "attention" in name):
+        found = {"mlp"} if name.startswith("mlp") else set()
+    return frozenset(found)
+
+
+def repeats_in_full(workload: Workload, name: str) -> bool:
+    """Return whether full recomputation of a layer repeats a forward operator or collective of this name.
+
+    Some frameworks stop before the last product of a layer, unless dropout or a norm comes after it.
+    """
+    model = workload.model
+    if frameworks.find_framework(workload).recomputes_last_product or model.dropout or model.family not in _PRE_NORM:
+        return True
+    return _LAST.fullmatch(name) is None
+
+
+_PRE_NORM = frozenset({"decoder", "moe", "deepseek"})
+"""Families with a norm before the MLP, and none after it."""
+
+
+@lru_cache(maxsize=256)
+def modules_of_exchange(name: str) -> frozenset[str]:
+    """Return the modules that a forward collective of a layer belongs to."""
+    return frozenset(module for module, pattern in _EXCHANGES.items() if pattern.fullmatch(name))
+
+
+def list_modules(model: Model) -> frozenset[str]:
+    """Return the modules that layers of a model have; empty unless they are usual transformer layers."""
+    dims = model.dimensions
+    if model.trace is not None or not isinstance(dims, Transformer) or model.family not in _FAMILIES:
+        return frozenset()
+    names = {"core_attn", "layernorm"}
+    if isinstance(dims, Deepseek):
+        names.add("mla_up_proj")
+    if dims.experts:
+        names |= {"moe", "moe_act"}
+        if dims.shared_ffn_hidden:
+            names.add("shared_experts")
+    if not dims.experts or dims.moe_every > 1 or dims.first_dense:
+        names |= {"mlp", "mlp_act"}
+    return frozenset(names)
+
+
+_FAMILIES = frozenset({"decoder", "encoder", "moe", "encdec", "deepseek"})
+"""Families whose layers are built by `transformer.build_layer` of the usual sublayers alone."""

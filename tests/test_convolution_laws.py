@@ -1,0 +1,87 @@
+"""Convolutions by the distance of their pixels, by version of the framework, and the bytes of Winograd's transforms."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from tilecast import kernels, zoo
+from tilecast.graph import KIND_NAMES
+from tilecast.hardware import find_gpu
+from tilecast.model import Model
+from tilecast.spec import Plan, Plans, Workload
+from tilecast.step.blocks import corrections
+from tilecast.zoo.cnn.builder import NetworkBuilder
+from tilecast.zoo.numerics import Numerics
+
+BATCH = np.array([2.0])
+V100 = find_gpu("v100-sxm")
+
+
+def network(channels: int, depth: int = 1) -> NetworkBuilder:
+    numerics = Numerics.from_workload(Workload(zoo.preset("resnet-50"), 1, 2, "fp32"))
+    return NetworkBuilder(numerics, BATCH, channels, (depth, 64, 64), flat=depth == 1)
+
+
+def conv_seconds(build: Callable[[NetworkBuilder], None], **how: int) -> float:
+    """Return the seconds of the forward convolution that `build` adds to a network of 256 channels."""
+    net = network(256, **how)
+    build(net)
+    table = next(op.table for op in net.ops if KIND_NAMES[op.table.kind[0]] == "conv")
+    return float(kernels.predict_kernel_times(table, V100).seconds[0])
+
+
+def test_a_dilated_convolution_takes_longer_than_winograds() -> None:
+    near = conv_seconds(lambda net: net.conv(256, 3))
+    apart = conv_seconds(lambda net: net.conv(256, 3, dilated=True))
+    assert 1.02 * near < apart < 4 * near
+
+
+def test_dilation_changes_neither_size_nor_parameters() -> None:
+    near, apart = network(64), network(64)
+    near.conv(32, 3)
+    apart.conv(32, 3, dilated=True)
+    assert (near.shape, near.parameters) == (apart.shape, apart.parameters)
+
+
+def test_flat_kernels_over_a_volume_have_no_winograd() -> None:
+    """cuDNN has none for three-dimensional convolutions: four slices at once took as long as four images."""
+    image = conv_seconds(lambda net: net.conv(256, 3))
+    volume = conv_seconds(lambda net: net.conv(256, (1, 3, 3)), depth=4)
+    assert volume > 4.5 * image
+
+
+def working_bytes(channels: int, dilated: bool) -> float:
+    net = network(channels)
+    net.conv(512, 3, dilated=dilated)
+    return float(net.working_bytes[0])
+
+
+@pytest.mark.parametrize(("channels", "copies"), [(512, 2.0), (2048, 5.0)])
+def test_winograds_transforms_of_wide_convolutions_are_billed(channels: int, copies: float) -> None:
+    """MMSegmentation's FCN, PSPNet and GCNet were billed 8 to 15 % below their peaks without them."""
+    touched = 4 * 2 * 64 * 64 * (channels + 512)
+    assert working_bytes(channels, dilated=False) == pytest.approx(copies * touched, rel=0.01)
+    assert working_bytes(channels, dilated=True) == pytest.approx(2.0 * touched, rel=0.01)
+
+
+def slowdowns(model: Model, version: str | None, precision: str = "fp32") -> set[float]:
+    workload = Workload(model, 1, 2, precision, framework="ddp", framework_version=version)  # type: ignore[arg-type]
+    graph = zoo.shard(workload, Plans.from_plans(Plan(micro_batch=2))).graph
+    table, rows = graph.kernels()
+    times = kernels.predict_kernel_times(table, V100)
+    ops = [op for block in graph.blocks for op in block.ops]
+    named = (corrections(workload, op, times, index) for op, index in zip(ops, rows, strict=True))
+    return {float(item["framework.convolution"][0]) for item in named if "framework.convolution" in item}
+
+
+def test_old_libraries_run_convolutions_slower() -> None:
+    """PyTorch 1.1 came with cuDNN 7, whose grouped convolutions were far slower than its others."""
+    assert len(slowdowns(zoo.preset("resnet-50"), "1.1")) == 1
+    dense, grouped = sorted(slowdowns(zoo.preset("resnext101-64x4d"), "1.1"))
+    assert 1.0 < dense < grouped
+    assert not slowdowns(zoo.preset("resnext101-64x4d"), "1.4")
+    assert not slowdowns(zoo.preset("resnext101-64x4d"), None)
+    assert not slowdowns(zoo.preset("resnext101-64x4d"), "1.1", "fp16")
