@@ -77,6 +77,8 @@ class SustainedRatios(ApiModel):
     fp16: float | None = optional_field("FP16 matrix units.", gt=0, le=1)
     bf16: float | None = optional_field("BF16 matrix units.", gt=0, le=1)
     fp8: float | None = optional_field("FP8 matrix units.", gt=0, le=1)
+    mxfp8: float | None = optional_field("MXFP8 matrix units.", gt=0, le=1)
+    nvfp4: float | None = optional_field("NVFP4 matrix units.", gt=0, le=1)
     attention: float | None = optional_field("Fused attention in FP16 and BF16; absent is as these.", gt=0, le=1)
 
 

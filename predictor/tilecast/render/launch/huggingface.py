@@ -64,16 +64,30 @@ def _mixed_precision_policy(setting: LaunchSetting) -> str:
     return f"MixedPrecisionPolicy(param_dtype={dtype}, reduce_dtype={reduced}, output_dtype={dtype})"
 
 
-def _model_lines(setting: LaunchSetting) -> list[str]:
-    """Return the line that builds the model in FP32, which autocast and FSDP need.
+_SDPA = {"flash": "flash", "efficient": "mem_efficient", "math": "math", "cudnn": "cudnn"}
+"""PyTorch's switches of the libraries behind `scaled_dot_product_attention`."""
+_CHOSEN = {"cudnn": "cudnn", "memoryEfficient": "efficient"}
+"""Switch that stays on for a `Workload.attention` that no argument of Transformers chooses."""
 
-    Transformers 5 would take the type of the checkpoint. The list is empty for jobs with adapters, for which
+
+def _attention_lines(setting: LaunchSetting) -> list[str]:
+    """Return the lines that leave PyTorch one library for attention; empty if an argument of the model chooses it."""
+    chosen = _CHOSEN.get(setting.workload.attention)
+    others = [switch for name, switch in _SDPA.items() if chosen and name != chosen]
+    return [f"torch.backends.cuda.enable_{switch}_sdp(False)" for switch in others]
+
+
+def _model_lines(setting: LaunchSetting) -> list[str]:
+    """Return the lines that choose the attention and build the model in FP32, which autocast and FSDP need.
+
+    Transformers 5 would take the type of the checkpoint. Jobs with adapters have no line for the model, because
     `script.model_lines` loads the base model.
     """
     if setting.workload.lora_rank or script.auto_class_suffix(setting) is None:
-        return []
+        return _attention_lines(setting)
     given = ["config", "dtype=torch.float32", *script.attention_arguments(setting)]
-    return [f"model = AutoModel{script.auto_class_suffix(setting)}.from_config({', '.join(given)})"]
+    model = f"model = AutoModel{script.auto_class_suffix(setting)}.from_config({', '.join(given)})"
+    return [*_attention_lines(setting), model]
 
 
 def _wrapping_lines(setting: LaunchSetting) -> list[str]:
