@@ -156,3 +156,21 @@ def test_a_launch_requests_the_recipe_or_is_refused(
         return
     written = write_launch(launcher, setting)
     assert word in " ".join([*written.command, *written.script, *written.files.values()])
+
+
+def test_offloaded_activations_wait_on_the_host() -> None:
+    """Only those of one layer are on their way while the next one runs."""
+    plan = Plan(micro_batch=4, gradient_accumulation=2)
+    kept, half, none = (bill("megatron", plan, offloaded_activations=share) for share in (0.0, 0.5, 1.0))
+    layers = (kept.activations - none.activations)[0]
+    assert layers > 0.5 * kept.activations[0]
+    assert (kept.activations - half.activations)[0] == pytest.approx(layers / 2)
+    assert none.working[0] <= kept.working[0] + layers / 32 + 1
+
+
+def test_a_loss_in_pieces_has_the_logits_of_one() -> None:
+    plan = Plan(micro_batch=4, gradient_accumulation=2, checkpointing="full")
+    whole, cut = (bill(None, plan, loss_chunks=pieces) for pieces in (1, 8))
+    logits = 4 * 2048 * LLAMA.vocab
+    assert (whole.activations - cut.activations)[0] == 6 * logits
+    assert cut.working[0] <= whole.working[0]

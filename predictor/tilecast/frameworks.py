@@ -17,7 +17,7 @@ from tilecast import shipped
 from tilecast.spec import STATE_BYTES, PassName, Plans, StatePrecision, Weights, Workload
 
 Gradients = Literal["weights", "fp32", "fp32-with-bf16"]
-Loss = Literal["eager", "parallel", "fused"]
+Loss = Literal["eager", "parallel", "upcast", "fused"]
 Composed = Literal["rmsnorm", "layernorm", "channelnorm", "gelu", "tanh-gelu", "dropout"]
 
 UNSET = "unset"

@@ -553,6 +553,9 @@ def _micro_batch_bytes(workload: Workload, sharded: Sharded, plans: Plans) -> _M
     for item in graph.layers:
         modes = np.broadcast_to(item.activation_bytes, (3, graph.shards))
         activations = activations + item.repeat * modes[code, sharded.index]
+    # Of what is offloaded, a layer's activations are on their way while those of the next arise.
+    moving = workload.offloaded_activations * _gather_kept(sharded, code)
+    activations = (1.0 - workload.offloaded_activations) * activations
     first = sum((sharded.gather(item.activation_bytes[0]) for item in graph.first), np.zeros(len(plans)))
     last = sum((sharded.gather(item.activation_bytes[0]) for item in graph.last), np.zeros(len(plans)))
     layer_working = _gather_largest(sharded, [item.working_bytes for item in graph.layers], len(plans))
@@ -568,13 +571,20 @@ def _micro_batch_bytes(workload: Workload, sharded: Sharded, plans: Plans) -> _M
         sharded, [np.broadcast_to(item.activation_bytes, (3, graph.shards))[0] for item in graph.layers], len(plans)
     )
     layer_working = np.where(code == 2, whole, np.where(code == 1, np.minimum(whole, layer_working * 2), layer_working))
-    layer_working = layer_working + copied
+    layer_working = layer_working + copied + moving
     share = sharded.layer_share(plans, "activations")
     everything, staged = activations + first + last, plans.pipeline > 1
     early = np.where(staged, activations * share + first, everything)
     late = np.where(staged, activations * share + last, everything)
     workspace = _gather_largest(sharded, [item.workspace_bytes for item in graph.blocks], len(plans))
     return _MicroBatchBytes(early, late, first, layer_working, head_working, last, workspace)
+
+
+def _gather_kept(sharded: Sharded, code: Ints) -> Floats:
+    """Return the bytes that the largest layer keeps in the recomputation mode of each plan, (n,)."""
+    shards = sharded.graph.shards
+    kept = [np.broadcast_to(item.activation_bytes, (3, shards))[code, sharded.index] for item in sharded.graph.layers]
+    return np.maximum.reduce(kept) if kept else np.zeros(len(code))
 
 
 def _gather_largest(sharded: Sharded, columns: list[Floats], rows: int) -> Floats:

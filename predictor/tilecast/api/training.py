@@ -92,6 +92,19 @@ class Training(ApiModel):
         description="What lives in the host's memory: optimizer keeps the optimizer's states there and updates the "
         "weights on the CPU, parameters (ZeRO stage 3, no pipeline) the weights too.",
     )
+    offloaded_activations: float | None = optional_field(
+        "Share of the activations of layers that wait in the host's memory for the backward pass (Megatron's "
+        "--cpu-offloading-num-layers, torchtune's and TRL's activation_offloading); their copies are taken to hide "
+        "behind computation. Absent offloads none.",
+        ge=0,
+        le=1,
+    )
+    loss_chunks: int | None = optional_field(
+        "Pieces in which the output layer and the loss run, so that one piece's logits exist at a time (Liger's "
+        "fused linear cross-entropy, torchtune's LinearCrossEntropyLoss); absent is one piece.",
+        ge=1,
+        le=65536,
+    )
     activation_checkpointing: Literal["auto", "none", "selective", "full"] = Field(
         default="auto",
         description="What the backward pass computes again to save memory; auto leaves it to the search.",

@@ -340,6 +340,8 @@ def _to_workload(spec: TrainingJobSpec, model: Model, sequence_length: int) -> W
         checkpointing=None if checkpointing == "auto" else checkpointing,
         server_updates=training.server_updates or "synchronous",
         offload=training.offload if is_training else "none",
+        offloaded_activations=(training.offloaded_activations or 0.0) if is_training else 0.0,
+        loss_chunks=training.loss_chunks or 1,
         input_samples_per_s=training.input_samples_per_second,
         steps=steps,
         lora_rank=training.lora_rank or 0,

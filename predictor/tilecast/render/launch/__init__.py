@@ -197,7 +197,12 @@ def check_launchable(launcher: str, workload: Workload) -> None:
 
 
 def _refuse_recipe(launcher: str, workload: Workload, entry: Launcher) -> None:
-    """Refuse types of weights, gradients and moments that a launcher cannot request."""
+    """Refuse types of weights, gradients and moments, and offloading, that a launcher cannot request."""
+    for field, value, none in (
+        ("offloadedActivations", workload.offloaded_activations, 0.0), ("lossChunks", workload.loss_chunks, 1),
+    ):  # fmt: skip
+        if value != none:
+            raise SpecError("--launch", f"{launcher} is not told here of training.{field}", "leave it out")
     if not workload.is_mixed:
         return
     own = frameworks.FRAMEWORKS[workload.framework or entry.frameworks[0]]
