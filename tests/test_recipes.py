@@ -174,3 +174,23 @@ def test_a_loss_in_pieces_has_the_logits_of_one() -> None:
     logits = 4 * 2048 * LLAMA.vocab
     assert (whole.activations - cut.activations)[0] == 6 * logits
     assert cut.working[0] <= whole.working[0]
+
+
+def test_rows_say_their_recipe_in_notes() -> None:
+    row = {
+        "gpu": "H100 SXM", "framework": "HF Trainer", "model_name": "llama-2-7b", "family": "decoder", "n_gpus": "8",
+        "seq_len": "4096", "global_batch": "8", "precision": "bf16", "dp": "8", "tp": "1", "pp": "1",
+        "micro_batch_per_gpu": "1", "optimizer": "adamw8bit", "gpus_per_node": "8",
+        "notes": "Weights and AdamW state in pure bf16. Activation offload to host, ratio 0.25, overlapped.",
+    }  # fmt: skip
+    workload = read_published_row(row).workload
+    assert (workload.weights, workload.optimizer, workload.offloaded_activations) == ("pure", "adamw8bit", 0.25)
+    plain = read_published_row({**row, "notes": "", "optimizer": "muon"}).workload
+    assert (plain.weights, plain.optimizer, plain.offloaded_activations) == (None, "muon", 0.0)
+    short = {
+        **row, "model_name": "own T5", "family": "encdec", "n_layers": "24", "hidden": "768", "n_heads": "12",
+        "ffn_hidden": "2048", "vocab": "32128", "seq_len": "512", "notes": "encoder length 512, decoder length 114",
+    }  # fmt: skip
+    dimensions = read_published_row(short).workload.model.dimensions
+    assert isinstance(dimensions, zoo.Transformer)
+    assert dimensions.decoder_length == 114
