@@ -156,3 +156,41 @@ def test_a_launch_requests_the_recipe_or_is_refused(
         return
     written = write_launch(launcher, setting)
     assert word in " ".join([*written.command, *written.script, *written.files.values()])
+
+
+def test_offloaded_activations_wait_on_the_host() -> None:
+    """Only those of one layer are on their way while the next one runs."""
+    plan = Plan(micro_batch=4, gradient_accumulation=2)
+    kept, half, none = (bill("megatron", plan, offloaded_activations=share) for share in (0.0, 0.5, 1.0))
+    layers = (kept.activations - none.activations)[0]
+    assert layers > 0.5 * kept.activations[0]
+    assert (kept.activations - half.activations)[0] == pytest.approx(layers / 2)
+    assert none.working[0] <= kept.working[0] + layers / 32 + 1
+
+
+def test_a_loss_in_pieces_has_the_logits_of_one() -> None:
+    plan = Plan(micro_batch=4, gradient_accumulation=2, checkpointing="full")
+    whole, cut = (bill(None, plan, loss_chunks=pieces) for pieces in (1, 8))
+    logits = 4 * 2048 * LLAMA.vocab
+    assert (whole.activations - cut.activations)[0] == 6 * logits
+    assert cut.working[0] <= whole.working[0]
+
+
+def test_rows_say_their_recipe_in_notes() -> None:
+    row = {
+        "gpu": "H100 SXM", "framework": "HF Trainer", "model_name": "llama-2-7b", "family": "decoder", "n_gpus": "8",
+        "seq_len": "4096", "global_batch": "8", "precision": "bf16", "dp": "8", "tp": "1", "pp": "1",
+        "micro_batch_per_gpu": "1", "optimizer": "adamw8bit", "gpus_per_node": "8",
+        "notes": "Weights and AdamW state in pure bf16. Activation offload to host, ratio 0.25, overlapped.",
+    }  # fmt: skip
+    workload = read_published_row(row).workload
+    assert (workload.weights, workload.optimizer, workload.offloaded_activations) == ("pure", "adamw8bit", 0.25)
+    plain = read_published_row({**row, "notes": "", "optimizer": "muon"}).workload
+    assert (plain.weights, plain.optimizer, plain.offloaded_activations) == (None, "muon", 0.0)
+    short = {
+        **row, "model_name": "own T5", "family": "encdec", "n_layers": "24", "hidden": "768", "n_heads": "12",
+        "ffn_hidden": "2048", "vocab": "32128", "seq_len": "512", "notes": "encoder length 512, decoder length 114",
+    }  # fmt: skip
+    dimensions = read_published_row(short).workload.model.dimensions
+    assert isinstance(dimensions, zoo.Transformer)
+    assert dimensions.decoder_length == 114

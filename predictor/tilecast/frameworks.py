@@ -30,7 +30,7 @@ from tilecast.spec import (
 from tilecast.spec import Framework as FrameworkName
 
 Gradients = Literal["weights", "fp32", "fp32-with-bf16"]
-Loss = Literal["eager", "parallel", "fused"]
+Loss = Literal["eager", "parallel", "upcast", "fused"]
 Composed = Literal["rmsnorm", "layernorm", "channelnorm", "gelu", "tanh-gelu", "dropout"]
 
 

@@ -181,6 +181,8 @@ class Workload:
     fused_optimizer: bool = True
     """Whether the weight update is one kernel per parameter group, rather than one per arithmetic step."""
     offload: Offload = "none"
+    loss_chunks: int = 1
+    """Pieces in which the output layer and the loss run one after the other, so that only one piece's logits exist."""
     lora_rank: int = 0
     """0 trains every parameter; otherwise only adapters of this rank on the linear layers."""
     frozen_bits: int = 16

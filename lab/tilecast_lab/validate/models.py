@@ -53,7 +53,9 @@ def _named_model(row: Row) -> Model:
         return replace(_from_dimensions(row, stated), dropout=known.dropout)
     if known.family != "decoder":
         stated.pop("vocab", None)
-    return replace(known, **{"kv_heads": known.kv_heads, **stated})  # type: ignore[arg-type]
+    model: Model = replace(known, **{"kv_heads": known.kv_heads, **stated})  # type: ignore[arg-type]
+    decoded = noted_number(r"decoder length (\d+)", row.get("notes", "").lower())
+    return model.having(decoder_length=decoded) if decoded and model.family == "encdec" else model
 
 
 def _drawn_size(model: Model, least: int, most: int, drawn: int) -> dict[str, int]:
@@ -151,7 +153,8 @@ def _from_dimensions(row: Row, stated: dict[str, int]) -> Model:
         raise UnreadableRow("unknown-model") from None
 
 
-_IN_NOTES = (("head_dim", r"head_dim (\d+)"), ("experts", r"(\d+) experts"), ("top_k", r"top-?_?k ?=? ?(\d+)"))
+_IN_NOTES = (("head_dim", r"head_dim (\d+)"), ("experts", r"(\d+) experts"), ("top_k", r"top-?_?k ?=? ?(\d+)"),
+             ("decoder_length", r"decoder length (\d+)"))  # fmt: skip
 """Dimensions for which runs tables have no column, and the patterns that find them in the notes."""
 
 

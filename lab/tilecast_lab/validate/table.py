@@ -86,7 +86,7 @@ def read_published_row(row: Row, graphs: Graphs | None = None) -> RunCase:
         execution=execution(row),
         memory_format=_memory_format(row),
         fused_loss=any(word in row.get("framework", "").lower() for word in _FUSED_LOSS) or _FUSED_LOSS_NOTE in notes,
-        fused_kernels=_fused_kernels(row),
+        fused_kernels=_fused_kernels(row) and not _lacks_patches(row, notes),
         lora_rank=_lora_rank(row, notes),
         compiled_loss=not _EAGER_LOSS.search(row.get("framework", "").lower()),
         frozen_bits=4 if row.get("task", "") == "qlora" else 16,
@@ -97,6 +97,7 @@ def read_published_row(row: Row, graphs: Graphs | None = None) -> RunCase:
         shard_degree=noted_number(r"fsdp group (\d+)", notes),
         offloaded_activations=_offloaded_activations(notes),
         recompute_layers=noted_number(_RECOMPUTED_LAYERS, notes) or None,
+        loss_chunks=_CHUNKS if "chunked cross entropy" in notes else 1,
         overlap=not any(words in notes for words in _SAID_NOT),
     )
     return RunCase(workload, pool_of(row, gpu, gpus), gpus, stated)
@@ -333,6 +334,27 @@ _PURE = re.compile(
 A model for adapters is loaded in 16 bits: fms-hf-tuning, without mixed precision.
 """
 
+
+def _lacks_patches(row: Row, notes: str) -> bool:
+    """Return whether fms-acceleration's fused kernels (FOAK) are installed without effect.
+
+    Peaks of adapters under FSDP are as high with them as without: read off its rows.
+    """
+    return "foak" in notes and "lora" in row.get("task", "") and "fsdp" in row.get("framework", "").lower()
+
+
+_CHUNKS = 64
+"""Pieces of a loss that notes call chunked."""
+
+
+def _offloaded_activations(notes: str) -> float:
+    """Return the share of activations that notes say are offloaded to the host; whole if they state no ratio."""
+    if not re.search(r"\bactivations? offload|\bactivations offloaded\b", notes):
+        return 0.0
+    ratio = re.search(r"\bratio ([01]\.\d+)", notes)
+    return min(float(ratio[1]), 1.0) if ratio else 1.0
+
+
 _LOADED = "torch_dtype bf16"
 """Words in the notes of runs whose weights are loaded in 16 bits and trained in mixed precision.
 
@@ -388,13 +410,6 @@ def _noted_recomputation(model: Model, notes: str) -> Checkpointing | None:
     if _RECOMPUTED_PARTS in notes and own:
         return join_modules({"layernorm", "mlp_act", "moe_act"} & own)
     return None
-
-
-def _offloaded_activations(notes: str) -> float:
-    """Return the share of the activations of layers that notes say is kept in the host's memory."""
-    if stated := re.search(r"activation offload to host, ratio (\d\.\d+)", notes):
-        return float(stated[1])
-    return 1.0 if "checkpointed activations offloaded to the host" in notes else 0.0
 
 
 def _spreads_optimizer(row: Row) -> bool:

@@ -102,6 +102,12 @@ class Training(ApiModel):
         description="What lives in the host's memory: optimizer keeps the optimizer's states there and updates the "
         "weights on the CPU, parameters (ZeRO stage 3, no pipeline) the weights too.",
     )
+    loss_chunks: int | None = optional_field(
+        "Pieces in which the output layer and the loss run, so that one piece's logits exist at a time (Liger's "
+        "fused linear cross-entropy, torchtune's LinearCrossEntropyLoss); absent is one piece.",
+        ge=1,
+        le=65536,
+    )
     activation_checkpointing: Literal["auto", "none", "selective", "full"] = Field(
         default="auto",
         description="What the backward pass computes again to save memory; auto leaves it to the search.",

@@ -350,6 +350,7 @@ def _to_workload(spec: TrainingJobSpec, model: Model, sequence_length: int) -> W
         checkpointing=None if checkpointing == "auto" else checkpointing,
         server_updates=training.server_updates or "synchronous",
         offload=training.offload if is_training else "none",
+        loss_chunks=training.loss_chunks or 1,
         input_samples_per_s=training.input_samples_per_second,
         offloaded_activations=(training.offload_activations or 0.0) if is_training else 0.0,
         recompute_layers=training.recompute_layers if is_training else None,

@@ -57,6 +57,7 @@ BARE_OPTIONS: Mapping[str, JobOption] = {
     "moment_precision": JobOption(
         "training.momentPrecision", "of the optimizer, for a bare model; fp32 if absent", choices=tuple(STATE_BYTES)
     ),
+    "loss_chunks": JobOption("training.lossChunks", "pieces of the loss, for a bare model; 1 if absent", int),
     "lora_rank": JobOption("training.loraRank", "train only LoRA adapters of this rank, for a bare model", int),
     "quantization": JobOption(
         "training.quantization", "of frozen weights under --lora-rank, for a bare model", choices=QUANTIZATIONS

@@ -61,6 +61,8 @@ class JobSettings(TypedDict, total=False):
     """fp32, bf16 or fp16."""
     moment_precision: str
     """fp32, bf16, fp16 or fp8."""
+    loss_chunks: int
+    """Pieces in which the output layer and the loss run."""
     execution: str
     """eager or compiled."""
     framework: str

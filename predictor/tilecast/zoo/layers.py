@@ -524,8 +524,9 @@ def logit_bytes(numerics: Numerics, *, returned: bool = True) -> tuple[float, fl
     Where weights are in 16 bits alone, only some frameworks copy the logits to FP32 (`loss_element`).
 
     Megatron's `parallel` loss keeps the softmax in FP32, turns it into the gradient in place, and converts that
-    (tensor_parallel/cross_entropy.py). A `fused` loss keeps the logits, and writes their gradient in their type. If the
-    logits are cut into chunks, the gradients of only one chunk exist at a time.
+    (tensor_parallel/cross_entropy.py). An `upcast` loss turns a shifted copy of FP32 logits into the gradient, in
+    place, beside those logits. A `fused` loss keeps the logits, and writes their gradient in their type. If the logits
+    are cut into chunks, the gradients of only one chunk exist at a time.
     """
     if not numerics.training:
         return numerics.element, 4.0
@@ -533,6 +534,8 @@ def logit_bytes(numerics: Numerics, *, returned: bool = True) -> tuple[float, fl
         return numerics.element, numerics.element / numerics.loss_chunks
     if numerics.loss == "parallel":
         return 4.0, numerics.element
+    if numerics.loss == "upcast":
+        return 8.0, numerics.element
     kept = (numerics.element if returned else 0.0) + numerics.loss_element
     return kept, 2 * numerics.loss_element / numerics.loss_chunks
 

@@ -131,7 +131,11 @@ def _choose_loss(workload: Workload, usual: Loss) -> Loss:
     """Return the loss of a compiler or of hand-written kernels if the workload has one, else the `usual` loss."""
     if "loss" in fuse.passes(workload):
         return "fused"
-    return "parallel" if frameworks.has_fused_kernels(workload) and usual == "eager" else usual
+    if frameworks.has_fused_kernels(workload) and usual == "eager":
+        # Fused kernels in Hugging Face's Llama and its like read the FP32 logits that these shift and copy.
+        upcasts = frameworks.find_framework(workload).upcasts_logits and workload.model.rms_norm
+        return "upcast" if upcasts else "parallel"
+    return usual
 
 
 def _extra_score_bytes(workload: Workload, framework: Framework, autocasts: bool) -> float:

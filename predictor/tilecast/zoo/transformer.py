@@ -338,6 +338,9 @@ def _build_head(workload: Workload, rank: Rank) -> Block:
     elif not model.tied_embeddings or frameworks.find_framework(workload).unties_embeddings:
         parameters = parameters + model.vocab * h / t
     logit_bytes, logit_working = layers.logit_bytes(numerics)
+    if workload.loss_chunks > 1:
+        # The gradients of a piece's logits are computed with its loss, and its logits freed.
+        logit_bytes, logit_working = 0.0, (logit_bytes + logit_working) / workload.loss_chunks
     activation_bytes = e * rank.outer_tokens * h * 2 + logit_bytes * rows * vocab
     collectives = (CollectiveCall("head.loss", "all_reduce", "tensor", 8.0 * rows, "forward", count=2.0),)
     return uniform_block(

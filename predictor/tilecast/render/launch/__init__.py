@@ -202,7 +202,9 @@ def check_launchable(launcher: str, workload: Workload) -> None:
 
 
 def _refuse_recipe(launcher: str, workload: Workload, entry: Launcher) -> None:
-    """Refuse types of weights, gradients and moments that a launcher cannot request."""
+    """Refuse types of weights, gradients and moments, and pieces of the loss, that a launcher cannot request."""
+    if workload.loss_chunks != 1:
+        raise SpecError("--launch", f"{launcher} is not told here of training.lossChunks", "leave it out")
     if not workload.is_mixed:
         return
     own = frameworks.FRAMEWORKS[workload.framework or entry.frameworks[0]]
