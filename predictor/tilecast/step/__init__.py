@@ -246,7 +246,7 @@ class Steps:
         straggler, repeats = self.straggler.take(some)[place], plans.gradient_accumulation.astype(float)
         sends_s = self.boundary_s.take(some)[place] * plans.virtual_stages
         exposed_s = exposed_s.take(staged)
-        steady_s = visible_send_seconds(self.workload, plans, micro, sends_s)
+        steady_s = visible_send_seconds(self.workload, plans, micro, sends_s, self.slowdown)
         ones = np.broadcast_to(1.0, len(plans))
         times = StepTimes(
             compute=compute_s.take(staged) * straggler,

@@ -336,14 +336,18 @@ def exposed_share(workload: Workload, transfer: CollectiveCall, fitted: Constant
     return fitted.factor["exchange"] * (1.0 - hidden)
 
 
-def visible_send_seconds(workload: Workload, plans: Plans, micro: MicroBatch, sends_s: Floats) -> Floats:
-    """Return the seconds of a micro-batch's sends that computation does not hide between warm-up and cool-down, (n,).
+def visible_send_seconds(
+    workload: Workload, plans: Plans, micro: MicroBatch, sends_s: Floats, slowdown: float
+) -> Floats:
+    """Return the seconds by which a micro-batch's sends lengthen a step between warm-up and cool-down, (n,).
 
-    Interleaved stages send a piece while they compute the next one, if the framework does so.
+    Interleaved stages send a piece while they compute the next one, if the framework does so. Each hidden second adds
+    `slowdown` seconds to the computation, as those of gradients do.
     """
     if not frameworks.find_framework(workload).overlaps_sends:
         return sends_s
-    return np.where(plans.virtual_stages > 1, np.maximum(sends_s - micro.slowest_s, 0.0), sends_s)
+    hidden_s = np.minimum(sends_s, micro.slowest_s)
+    return np.where(plans.virtual_stages > 1, sends_s - (1.0 - slowdown) * hidden_s, sends_s)
 
 
 def boundary_seconds(workload: Workload, sharded: Sharded, plans: Plans, pool: Pool) -> Floats:

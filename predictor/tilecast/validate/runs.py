@@ -249,13 +249,14 @@ def _complete_plan(case: RunCase) -> Plans:
     fixed = stated["checkpointing"]
     model = case.workload.model
     recomputed = zoo.recomputes(model) if fixed or zoo.is_transformer(model) else ()
-    if not case.workload.training or CHECKPOINTING[fixed or 0] not in recomputed:
+    names_mode = fixed is None or fixed < len(CHECKPOINTING)
+    if not case.workload.training or (names_mode and CHECKPOINTING[fixed or 0] not in recomputed):
         fixed = 0
     split = int((stated["tensor"] or 1) > 1)
     named = case.workload.framework
     split *= named is None or True in search.abilities(named).sequence_parallel
     split *= stated["sequence_parallel"] != 0
-    tried = _OPEN if fixed is None or fixed < len(CHECKPOINTING) else ((fixed, 1),)
+    tried = ((fixed, 1),) if fixed is not None and fixed >= len(CHECKPOINTING) else _OPEN
     rows = list(dict.fromkeys((mode, spread * split) for mode, spread in tried if fixed in (None, mode)))
     one = {item.name: stated.get(item.name) or 0 for item in fields(Plans)}
     expert = stated["expert"] or _usual_expert_parallelism(case)
