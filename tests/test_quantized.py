@@ -13,7 +13,7 @@ from tilecast.api import training_job
 from tilecast.cli import main
 from tilecast.graph import KIND_NAMES, Block, KernelTable, Op, Shards
 from tilecast.hardware import find_gpu
-from tilecast.inputs.pools import assumed_pool
+from tilecast.inputs.gpu_list import assumed_pool
 from tilecast.spec import ELEMENT_BYTES, PRECISIONS, Plan, Plans, SpecError, Workload
 
 DENSE = Workload(zoo.preset("llama-3-8b"), 4096, 8, precision="fp8", framework="megatron", fused_kernels=True)

@@ -281,7 +281,9 @@ def test_a_slow_host_link_bounds_the_step() -> None:
     """Without recomputation a small layer keeps more than PCIe can take away while it runs."""
     plan = plan_of(GPT, "none")
     plans = Plans.from_plans(plan)
-    kept = float(zoo.kept_bytes(GPT, zoo.shard(GPT, plans), plans)[0])
+    sharded = zoo.shard(GPT, plans)
+    layers = zip(sharded.graph.layers, zoo.layers_kept_bytes(GPT, sharded, plans), strict=True)
+    kept = float(sum(block.repeat * one[0] for block, one in layers))
     whole, half = (step_s(offloaded(GPT, share), plan)[0] for share in (1.0, 0.5))
     crossing_s = 2 * plan.gradient_accumulation * kept / 50.4e9
     assert half == step_s(GPT, plan)[0] < whole  # half of them cross behind the passes

@@ -205,7 +205,8 @@ def _step_sums(steps: step.Steps, plans: Plans, copied: Floats) -> StepSums:
     waited, correction = float(steps.straggler.values[0]), float(times.correction[0])
     micro, boundary_s = steps.micro.values, steps.boundary_s.values
     stage_s = float((micro.gpu_s + copied)[0])
-    sends_s = passes.visible_send_seconds(steps.workload, plans, micro, boundary_s * plans.virtual_stages)
+    every_s = boundary_s * plans.virtual_stages
+    sends_s = passes.visible_send_seconds(steps.workload, plans, micro, every_s, steps.slowdown)
     exchanged_s = float((micro.communication_s + sends_s)[0])
     return StepSums(
         stage_s=stage_s,

@@ -42,7 +42,7 @@ from tilecast_lab.validate import mixed, residuals, runs
 from tilecast_lab.validate.constants import with_values
 from tilecast_lab.validate.graphs import Graphs
 
-TABLES = ("e2e/*.csv", "second/e2e/*.csv")
+TABLES = ("e2e/*.csv", "second/e2e/*.csv", "third/e2e/*.csv")
 """Patterns of the tables to fit, below the data folder; rows of `timm.csv` need graphs (`tilecast_lab.fit.graphs`)."""
 WEIGHTS: Mapping[str, float] = {"vtrain_dev.csv": 0.4, "neusight_dev.csv": 0.3, "timm.csv": 0.4}
 """Weights of the tables with rows of one source only; all others have weight 1."""

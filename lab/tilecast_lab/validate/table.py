@@ -291,7 +291,7 @@ None means no framework: such runs are measured in one process.
 def framework_version(row: Row) -> str | None:
     """Return the version of a row's framework, in what `frameworks.toml` counts for it.
 
-    Rows on top of PyTorch that state none ran before 2026. None is the version that Tilecast assumes.
+    Published rows on top of PyTorch that state none ran before 2026. None is the version that Tilecast assumes.
     """
     named, words = framework(row), row.get("framework", "").lower()
     if stated := read_version(row.get("framework_version", "")):
@@ -300,10 +300,12 @@ def framework_version(row: Row) -> str | None:
     if counted == "NeMo" and (found := _MLPERF.search(words)):
         return _MLPERF_RELEASES.get(found[1])
     found = _VERSIONS[counted].search(words) if counted in _VERSIONS else None
-    return found[1] if found else _UNSTATED.get(counted)
+    if found:
+        return found[1]
+    return _UNSTATED.get(counted) if row.get("url_or_repo_path") else None
 
 
-_UNSTATED = {"PyTorch": "2.6"}
+_UNSTATED: Mapping[str, str] = {"PyTorch": "2.6"}
 """Versions of rows that state none, by what `frameworks.toml` counts."""
 _VERSIONS = {
     "PyTorch": re.compile(r"\bpytorch ([12]\.\d+)"),
