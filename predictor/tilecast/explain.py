@@ -18,7 +18,7 @@ from tilecast.graph import KIND_NAMES, KINDS, Block, Graph, Op, Phase
 from tilecast.hardware import Gpu, Pool
 from tilecast.recomputation import split_modules
 from tilecast.spec import PRECISIONS, Floats, GradientSync, Plan, Plans, ServerUpdates, Workload
-from tilecast.step import blocks, passes, placement, weights
+from tilecast.step import blocks, passes, placement, replicas, weights
 from tilecast.step.distinct import StepInputs
 from tilecast.zoo import Sharded
 from tilecast.zoo.modules import modules_of_exchange, repeats_in_full
@@ -336,7 +336,8 @@ def _price_exchanges(workload: Workload, plans: Plans, sharded: Sharded, pool: P
         boundary_s = float(passes.boundary_seconds(workload, sharded, plans, pool)[0]) * plan.virtual_stages
         size = float(sharded.gather(graph.boundary_bytes)[0])
         runs = plan.virtual_stages * (2 if workload.training else 1)
-        shown = 0.0 if plan.virtual_stages > 1 and frameworks.find_framework(workload).overlaps_sends else 1.0
+        overlaps = plan.virtual_stages > 1 and frameworks.find_framework(workload).overlaps_sends
+        shown = fitted.slowdown * replicas.link_contention(pool) if overlaps else 1.0
         exchanges.append(
             PricedExchange("next stage and back", "send_recv", "pipeline", plan.pipeline, size, runs, boundary_s, shown)
         )
