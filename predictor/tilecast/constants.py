@@ -168,6 +168,7 @@ class Constants:
     step_s: Mapping[str, float]
     gradient_s: Mapping[str, float]
     """Host time per weight tensor whose gradient the replicas wait for."""
+    send_share: float
     slowdown: float
     tensor_share: float
     pipelined_share: float
@@ -232,7 +233,7 @@ class Constants:
             collective_s={mode: cost * 1e-6 for mode, cost in numbers("collective_us", _HOSTS).items()},
             step_s={mode: cost * 1e-3 for mode, cost in numbers("step_ms", _HOSTS).items()},
             gradient_s={mode: cost * 1e-6 for mode, cost in numbers("gradient_us", _HOSTS).items()},
-            **numbers("overlap", ("slowdown", "tensor_share", "pipelined_share", "expert_share")),
+            **numbers("overlap", ("slowdown", "send_share", "tensor_share", "pipelined_share", "expert_share")),
             dispatch_share=numbers("expert_dispatch", ("multiprocessors",))["multiprocessors"],
             **numbers("alignment", ("regular_odd_part", "irregular", "unaligned")),
             fp8_cublas=numbers("fp8", ("cublas",))["cublas"],

@@ -18,7 +18,7 @@ from tilecast.graph import KIND_NAMES, KINDS, Block, Graph, Op, Phase
 from tilecast.hardware import Gpu, Pool
 from tilecast.recomputation import split_modules
 from tilecast.spec import PRECISIONS, Floats, GradientSync, Plan, Plans, ServerUpdates, Workload
-from tilecast.step import blocks, passes, placement, replicas, weights
+from tilecast.step import blocks, passes, placement, weights
 from tilecast.step.distinct import StepInputs
 from tilecast.zoo import Sharded
 from tilecast.zoo.modules import modules_of_exchange, repeats_in_full
@@ -206,7 +206,7 @@ def _step_sums(steps: step.Steps, plans: Plans, copied: Floats) -> StepSums:
     micro, boundary_s = steps.micro.values, steps.boundary_s.values
     stage_s = float((micro.gpu_s + copied)[0])
     every_s = boundary_s * plans.virtual_stages
-    sends_s = passes.visible_send_seconds(steps.workload, plans, micro, every_s, steps.slowdown)
+    sends_s = passes.visible_send_seconds(steps.workload, plans, micro, every_s, steps.send_share)
     exchanged_s = float((micro.communication_s + sends_s)[0])
     return StepSums(
         stage_s=stage_s,
@@ -337,7 +337,7 @@ def _price_exchanges(workload: Workload, plans: Plans, sharded: Sharded, pool: P
         size = float(sharded.gather(graph.boundary_bytes)[0])
         runs = plan.virtual_stages * (2 if workload.training else 1)
         overlaps = plan.virtual_stages > 1 and frameworks.find_framework(workload).overlaps_sends
-        shown = fitted.slowdown * replicas.link_contention(pool) if overlaps else 1.0
+        shown = 1.0 - fitted.send_share if overlaps else 1.0
         exchanges.append(
             PricedExchange("next stage and back", "send_recv", "pipeline", plan.pipeline, size, runs, boundary_s, shown)
         )

@@ -144,6 +144,8 @@ class Steps:
     plans: Plans
     inputs: StepInputs
     pool: Pool
+    send_share: float
+    """Largest share of the sends of interleaved stages that computation hides."""
     slowdown: float
     """Seconds that one second of hidden collectives adds to computation."""
     micro: PerDistinct[MicroBatch]
@@ -213,6 +215,7 @@ class Steps:
             plans=plans,
             inputs=inputs,
             pool=pool,
+            send_share=constant.send_share,
             slowdown=constant.slowdown * link_contention(pool),
             micro=per_distinct(
                 ("shard", "checkpointing", "links", "pipeline"),
@@ -246,7 +249,7 @@ class Steps:
         straggler, repeats = self.straggler.take(some)[place], plans.gradient_accumulation.astype(float)
         sends_s = self.boundary_s.take(some)[place] * plans.virtual_stages
         exposed_s = exposed_s.take(staged)
-        steady_s = visible_send_seconds(self.workload, plans, micro, sends_s, self.slowdown)
+        steady_s = visible_send_seconds(self.workload, plans, micro, sends_s, self.send_share)
         ones = np.broadcast_to(1.0, len(plans))
         times = StepTimes(
             compute=compute_s.take(staged) * straggler,

@@ -337,17 +337,17 @@ def exposed_share(workload: Workload, transfer: CollectiveCall, fitted: Constant
 
 
 def visible_send_seconds(
-    workload: Workload, plans: Plans, micro: MicroBatch, sends_s: Floats, slowdown: float
+    workload: Workload, plans: Plans, micro: MicroBatch, sends_s: Floats, share: float
 ) -> Floats:
     """Return the seconds by which a micro-batch's sends lengthen a step between warm-up and cool-down, (n,).
 
-    Interleaved stages send a piece while they compute the next one, if the framework does so. Each hidden second adds
-    `slowdown` seconds to the computation, as those of gradients do.
+    Interleaved stages send a piece while they compute the next one, if the framework does so. Computation hides at most
+    `share` of the sends.
     """
     if not frameworks.find_framework(workload).overlaps_sends:
         return sends_s
-    hidden_s = np.minimum(sends_s, micro.slowest_s)
-    return np.where(plans.virtual_stages > 1, sends_s - (1.0 - slowdown) * hidden_s, sends_s)
+    hidden_s = np.minimum(share * sends_s, micro.slowest_s)
+    return np.where(plans.virtual_stages > 1, sends_s - hidden_s, sends_s)
 
 
 def boundary_seconds(workload: Workload, sharded: Sharded, plans: Plans, pool: Pool) -> Floats:
