@@ -120,7 +120,7 @@ class JobAdvice:
     async def read_question(
         self, job: Job, advice_request: AdviceRequest, *, is_placed: bool
     ) -> JobQuestion | Declined:
-        """Return the question about a job, or the reason why there is none.
+        """Return what is to be searched for a job: its request and its candidate pools; or the reason to decline it.
 
         The arguments are those of `answer_job`.
         """

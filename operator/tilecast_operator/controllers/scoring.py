@@ -136,9 +136,10 @@ class Scores:
         best: Recommendation,
         frozen: FrozenForecast | None,
     ) -> tuple[ScoredForecast, Origin | None]:
-        """Return the frozen forecast and its origin.
+        """Return the forecast that a report is compared with, and the pool, GPUs and plan that the report named for it.
 
-        The forecast is made anew if the job runs on another pool, other GPUs or another plan.
+        This is the forecast `frozen`. It is replaced if the job now runs on another pool, other GPUs or another plan.
+
 
         Raises:
             RefusedReport: The pool of the report is not known, or the running plan cannot be forecast.

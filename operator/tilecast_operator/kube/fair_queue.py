@@ -84,7 +84,7 @@ class FairQueue(Generic[ItemT]):
         return item, namespace
 
     def charge(self, namespace: str, amount: float) -> None:
-        """Add an amount to the use of a namespace; an empty queue records no use."""
+        """Add an amount to the use of a namespace, unless no item waits: then nobody had to stand back for it."""
         if self._entries:
             self._used[namespace] = max(self._used.get(namespace, 0.0) + amount, self._least)
             if namespace in self._places:

@@ -32,8 +32,8 @@ class StaleLease:
         client: client of the API server.
         place: `namespace/name` of the Lease.
         look_s: seconds between two looks at the Lease.
-        fresh_s: seconds that a look is trusted while the caller relies on it.
-        margin_s: seconds beyond the duration of the Lease in which its holder has ended or lost the right to write.
+        fresh_s: seconds for which `require_unchanged` trusts the last look.
+        margin_s: seconds after the Lease has run out, by the end of which its holder no longer writes.
     """
 
     client: Api

@@ -45,7 +45,7 @@ def restrict_query(template: str, namespace: str, name: str) -> str:
     Raises:
         SpecError: the query uses more than can be restricted to a namespace.
     """
-    return _QueryReader(_tokenize(fill_query(template, namespace, name)), namespace).read_query()
+    return _QueryParser(_tokenize(fill_query(template, namespace, name)), namespace).read_query()
 
 
 def _query_error(problem: str) -> SpecError:
@@ -65,7 +65,7 @@ def _tokenize(text: str) -> list[_Token]:
     return tokens
 
 
-class _QueryReader:
+class _QueryParser:
     """Parser that reads tokens from left to right and returns the query, restricted to a namespace."""
 
     def __init__(self, tokens: Sequence[_Token], namespace: str) -> None:

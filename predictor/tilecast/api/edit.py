@@ -77,7 +77,7 @@ def _set_entry(text: str, root: Any, mapping: Any, key: str, value: Any) -> str:
         remaining = {name: item for name, item in plain.items() if item is not _GONE}
         return text[: mapping.start_mark.index] + _dump_flow(remaining) + text[mapping.end_mark.index :]
     column = mapping.value[0][0].start_mark.column
-    block = "" if value is _GONE else _dump_block({key: value}, column, _is_indented(root) is not False)
+    block = "" if value is _GONE else _dump_block({key: value}, column, _indents_lists(root) is not False)
     if entry is None:
         end = _line_end(text, _content_end(text, mapping))
         return text[:end] + "\n" + block + text[end:]
@@ -141,14 +141,14 @@ def _line_end(text: str, index: int) -> int:
     return len(text) if end < 0 else end
 
 
-def _is_indented(node: Any) -> bool | None:
+def _indents_lists(node: Any) -> bool | None:
     """Return whether the first block list under a key is indented deeper than its key; None if there is none."""
     if isinstance(node, yaml.SequenceNode):
-        return next((answer for item in node.value if (answer := _is_indented(item)) is not None), None)
+        return next((answer for item in node.value if (answer := _indents_lists(item)) is not None), None)
     for key, value in node.value if isinstance(node, yaml.MappingNode) else ():
         if isinstance(value, yaml.SequenceNode) and not value.flow_style:
             return bool(value.start_mark.column > key.start_mark.column)
-        if (answer := _is_indented(value)) is not None:
+        if (answer := _indents_lists(value)) is not None:
             return answer
     return None
 

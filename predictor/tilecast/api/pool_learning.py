@@ -84,10 +84,11 @@ class ForgetRequest:
 
     @classmethod
     def parse(cls, text: str) -> ForgetRequest:
-        """Parse the value of the annotation.
+        """Parse the value of the annotation `FORGET`; `namespace/` alone names the runs of unknown namespace.
 
         Raises:
-            SpecError: the value names nothing that can be forgotten.
+            SpecError: the value is not `all`, `namespace/NAME` or `job/UID`.
+
         """
         part, slash, name = text.strip().partition("/")
         if part == "all" and not slash:

@@ -314,7 +314,7 @@ def _parse_row(where: str, name: str, hosts: Sequence[tuple[str, str]], row: re.
 def format_toml(link: Link, source: str) -> str:
     """Return a link and its constants as the text of a file of the `LinkFile` schema.
 
-    If another link takes over beyond the link's domain, the file has the name of that link.
+    A link may hand over to another one beyond its domain (`Link.beyond`). Of that one the file has only the name.
     """
     facts: dict[str, object] = {
         "name": link.name,

@@ -64,11 +64,11 @@ def read_adapter(config: Mapping[str, Any], file: str) -> Adapter:
         raise SpecError(
             f"{file}.modules_to_save", f"{format_value(whole)} is trained whole, which is not priced", remedy
         )
-    base = _read_base(config.get("base_model_name_or_path"), f"{file}.base_model_name_or_path", rank)
+    base = _find_base_preset(config.get("base_model_name_or_path"), f"{file}.base_model_name_or_path", rank)
     return Adapter(base, rank, tuple(key for key in _UNPRICED if config.get(key)))
 
 
-def _read_base(name: object, field: str, rank: int) -> str:
+def _find_base_preset(name: object, field: str, rank: int) -> str:
     """Return the name of the preset that an adapter's base names.
 
     Raises:

@@ -124,10 +124,10 @@ def _pool_of_gpu(entry: _Entry, gpu: Gpu) -> Pool:
 
 
 def _pool_of_type(entry: _Entry, node_type: instances.NodeType) -> Pool:
-    """Return a pool of nodes of an instance type, whose count is a number of nodes.
+    """Return a pool of nodes of an instance type; the entry's count is a number of nodes, not of GPUs.
 
     Raises:
-        SpecError: the stated number of GPUs is not that of the type.
+        SpecError: the stated GPUs of a node are not those of the type, nor fewer where the type allows it.
     """
     gpu, per_node = find_gpu(node_type.gpu), entry.per_node or node_type.gpus
     if per_node != node_type.gpus and not (node_type.any_size and per_node < node_type.gpus):

@@ -265,9 +265,10 @@ class JobKind(ABC):
         ]
 
     def set_gpus(self, document: Document, job: Job, gpus: int) -> list[FieldChange]:
-        """Return the changes that give each pod with GPUs `gpus` GPUs, in a manifest that is not created yet.
+        """Return the changes that set the GPU count of every container that requests GPUs to `gpus`.
 
-        Only containers that request GPUs already are changed.
+        They are for a manifest that is not created yet.
+
         """
         resource = gpu_resource()
         return [

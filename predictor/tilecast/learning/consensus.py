@@ -76,7 +76,14 @@ class Party:
         return float(np.linalg.norm(self._pull(mean, shift)))
 
     def own_shift(self, mean: Floats, shift: float) -> float:
-        """Return the root mean square of the party's shift along its directions, weighted by information."""
+        """Return the length of the party's own shift: the root mean square over its `directions`.
+
+        Each direction is weighted by its `information`.
+
+        Args:
+            mean: mean of the party's effects, (k,).
+            shift: variance of the party's own shift.
+        """
         if not len(self.information):
             return 0.0
         own = shift * self._pull(mean, shift)

@@ -327,7 +327,14 @@ def _group_equal_strategies(links: Chain, order: Ints, used: Ints) -> Ints:
 
 
 def _make_layer_groups(graph: Graph, order: Ints, plans: Plans, used: Ints) -> tuple[LayerGroup, ...]:
-    """Return the blocks of a path in groups of equal strategies."""
+    """Return the layers in groups with equal plans; other blocks (embedding, head) are groups without layer numbers.
+
+    Args:
+        graph: blocks of the model.
+        order: number of the block at each link of the chain.
+        plans: all strategies.
+        used: row in `plans` of the strategy of each link.
+    """
     groups: dict[tuple[str, Plan], list[int]] = {}
     before = sum(block.repeat for block in graph.first)
     depth = sum(block.repeat for block in graph.layers)

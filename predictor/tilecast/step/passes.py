@@ -78,7 +78,10 @@ class Exchanges:
     """
 
     def __init__(self, sharded: Sharded, plans: Plans, pool: Pool, speed: Floats | float = 1.0) -> None:
-        """Prepare prices on the pool's links, or on links `speed` times as fast, (n,)."""
+        """Prepare the prices of the plans' collectives on the pool's links.
+
+        All seconds are divided by `speed`: a number, or one for each plan, (n,).
+        """
         degrees = (plans.tensor, plans.context, plans.expert)
         senders = distinct_rows(sharded.index, *degrees, joined_gpus(plans.gpus, pool))
         self._index, self._speed, self._pool = senders.index, speed, pool
@@ -336,9 +339,7 @@ def exposed_share(workload: Workload, transfer: CollectiveCall, fitted: Constant
     return fitted.factor["exchange"] * (1.0 - hidden)
 
 
-def visible_send_seconds(
-    workload: Workload, plans: Plans, micro: MicroBatch, sends_s: Floats, share: float
-) -> Floats:
+def visible_send_seconds(workload: Workload, plans: Plans, micro: MicroBatch, sends_s: Floats, share: float) -> Floats:
     """Return the seconds by which a micro-batch's sends lengthen a step between warm-up and cool-down, (n,).
 
     Interleaved stages send a piece while they compute the next one, if the framework does so. Computation hides at most

@@ -26,7 +26,7 @@ from tilecast.validate.scores import Scored
 
 @dataclass(frozen=True, slots=True)
 class MeasuredRuns:
-    """R graded rows with their forecasts; arrays are (R,)."""
+    """R rows of runs tables that count (`is_graded`), with their forecasts; arrays are (R,)."""
 
     rows: tuple[Row, ...]
     runs: tuple[Run, ...]

@@ -113,7 +113,11 @@ def read_transfer_runs(paths: Sequence[Path], track: Track = without_progress) -
 
 
 def to_transfer_runs(measured: curves.MeasuredRuns, sources: Sequence[str]) -> TransferRuns:
-    """Return measured runs with the source of each. Their rows come from `table_rows`.
+    """Return measured runs with what `pair_runs` compares of them.
+
+    Args:
+        measured: runs whose rows have the name of their table, as `table_rows` gives it.
+        sources: publication of each run.
 
     Raises:
         SpecError: there are no runs.

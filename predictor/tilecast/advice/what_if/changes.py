@@ -85,8 +85,8 @@ def grow_pool(pool: Pool, gpus: int) -> Pool:
 def select_first_sizes(pool: Pool, possible: Sequence[int]) -> list[int]:
     """Return the indices of the GPU counts in `possible` that are tried first.
 
-    They are parts of a node, one node, and the multiples `FURTHER` of the pool's nodes. The first index, the pool's
-    present size, is left out.
+    These are the multiples `FURTHER` of the pool's nodes. For a pool that is part of a node they are also its larger
+    parts and the whole node. Index 0, the pool's present size, is never among them.
     """
     gpus = np.array(possible)
     per_node = np.maximum(pool.gpus_per_node, np.minimum(gpus, pool.usual_gpus_per_node))

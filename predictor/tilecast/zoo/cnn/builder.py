@@ -131,9 +131,9 @@ class NetworkBuilder:
         self.numerics, self.has_gradient = numerics, False
 
     def output_size(self, window: Size, stride: int | tuple[int, ...], padding: int | None) -> Size:
-        """Return the size after a convolution or a pooling with this window has moved over the current tensor.
+        """Return the size of the output of a convolution or a pooling with this window over the current tensor.
 
-        Without `padding` each side shrinks to ceil(size / stride).
+        If `padding` is None, the padding is such that each side becomes ceil(size / stride).
         """
         strides = (stride,) * 3 if isinstance(stride, int) else (1,) * (3 - len(stride)) + stride
         sides = zip(self.size, strides, window, strict=True)

@@ -72,7 +72,7 @@ def model(config: Mapping[str, Any], field: str = "config.json") -> Model:
     try:
         if "architecture" in config and "model_type" not in config:
             return _read_timm(config, field)
-        kind = _find_table(config, field)
+        kind = _find_type_table(config, field)
         if parts.is_single_network(_type_tables()[kind]):
             _check_stated(kind, config, field)
         return _read_model(kind, config, field, config)
@@ -93,7 +93,7 @@ def _read_timm(config: Mapping[str, Any], field: str) -> Model:
     raise SpecError(f"{field}.architecture", problem, "trace it: `tilecast trace timm/NAME -o graph.json`")
 
 
-def _find_table(config: Mapping[str, Any], field: str) -> str:
+def _find_type_table(config: Mapping[str, Any], field: str) -> str:
     """Return the name of the table that reads a config.
 
     It is the table of its `model_type`, of its class if it states no type, or a general one that fits its keys.
