@@ -92,3 +92,11 @@ def test_every_instance_type_makes_a_pool(name: str, nodes: int) -> None:
     kind = instances.node_types()[name]
     assert (pool.gpu.name, pool.max_nodes, pool.gpus_per_node) == (kind.gpu, nodes, kind.gpus)
     assert pool.price_per_gpu_hour == kind.price_per_gpu_hour
+
+
+@pytest.mark.parametrize(("board", "sibling"), [("h100-500w", "h100-sxm"), ("h100-sxm-64gb", "h100-64")])
+def test_a_board_without_a_size_is_one_of_the_usual_gpu(board: str, sibling: str) -> None:
+    (pool,) = parse_gpu_list(f"{board}:8")
+    usual = find_gpu(sibling)
+    assert pool.gpu.memory_bytes == usual.memory_bytes
+    assert pool.gpu.memory_bandwidth_bytes_per_s == usual.memory_bandwidth_bytes_per_s

@@ -128,3 +128,14 @@ def test_a_log_corrects_the_forecast_as_its_seconds_do(tmp_path: Path, capsys: p
     plan = ["--plan", "zero1-dp8,mb8", "-o", "table"]
     assert main([*job[:-2], "--gpus", "a100-80:8", *plan, "--measured", f"@{file}"]) == 0
     assert "900ms" in capsys.readouterr().out
+
+
+def test_a_time_of_no_calendar_is_skipped() -> None:
+    lines = ["2026-13-41 10:00:01 step: 0 x", *(LINES["torchtitan"](step, 1.0, float(step)) for step in range(1, 9))]
+    found = find_logged_step(lines)
+    assert found is not None and found.seconds == pytest.approx(1.0)
+
+
+def test_a_folder_is_no_log(tmp_path: Path) -> None:
+    with pytest.raises(SpecError, match="is no file"):
+        read_logged_step(str(tmp_path))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -194,3 +195,23 @@ def test_rows_say_their_recipe_in_notes() -> None:
     dimensions = read_published_row(short).workload.model.dimensions
     assert isinstance(dimensions, zoo.Transformer)
     assert dimensions.decoder_length == 114
+
+
+@pytest.mark.parametrize("framework", ["huggingface", "fsdp2", "megatron", "lightning"])
+@pytest.mark.parametrize("batch", [1, 16])
+@pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
+def test_no_item_of_a_bill_is_negative(framework: str, batch: int, optimizer: str) -> None:
+    job = Workload(LLAMA, 128, batch, "bf16", framework=framework, optimizer=optimizer)  # type: ignore[arg-type]
+    for mode in ("none", "full"):
+        plans = Plans.from_plans(Plan(micro_batch=batch, checkpointing=mode))
+        bill = memory.footprint(job, zoo.shard(job, plans), plans).items(0)
+        assert all(size >= 0 for size in bill.values()), (mode, bill)
+
+
+def test_layers_that_are_kept_keep_their_copies() -> None:
+    job = Workload(LLAMA, 8192, 4, "bf16", framework="lightning")
+    plans = Plans.from_plans(Plan(data=4, checkpointing="full"))
+    some = replace(job, recompute_layers=1)
+    one, every = (memory.footprint(item, zoo.shard(item, plans), plans).total[0] for item in (some, job))
+    none = Plans.from_plans(Plan(data=4))
+    assert every < one < memory.footprint(job, zoo.shard(job, none), none).total[0]

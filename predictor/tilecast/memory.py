@@ -51,7 +51,7 @@ from tilecast.zoo.cnn.images import Images
 from tilecast.zoo.stages import stage_kinds
 
 Figure = Literal["allocated", "reserved", "device"]
-_FULL = CHECKPOINTING.index("full")
+_SELECTIVE, _FULL = CHECKPOINTING.index("selective"), CHECKPOINTING.index("full")
 
 
 @dataclass(frozen=True, slots=True)
@@ -311,7 +311,7 @@ class Bills:
         if self.frees_casts:
             # The forward pass caches the copies of all layers, the backward pass of a recomputed layer its own alone.
             # The loss needs less in the forward pass: an FP32 copy of the logits beside the normalised one.
-            freed = np.where(plans.checkpointing == _FULL, casts, 0.0)
+            freed = micro.recomputed * casts
             loss, layer = np.where(freed > 0, np.maximum(loss - freed, 0.5 * loss), loss), layer - freed
         head = np.where(plans.pipeline > 1, 0.0, micro.head)
         # The activations of the loss are freed when the gradient of the last layer is computed and reduced. In the
@@ -322,7 +322,9 @@ class Bills:
         gradients = np.where(at_end, states.gradients, held)
         kept, working = np.where(at_end, micro.first, activations), np.where(at_end, layer + states.reduced, begin)
         working = working + states.gathered
-        parameters = states.parameters + casts
+        # Copies that are freed may be more than all scratch memory of that moment.
+        parameters = states.parameters + casts + np.minimum(working, 0.0)
+        working = np.maximum(working, 0.0)
         if not updates:
             return parameters, gradients, kept, working
         # Activations and copies are freed before the update.
@@ -567,6 +569,8 @@ class _MicroBatchBytes(Columns):
     head: Floats
     """Activations of the blocks after the layers."""
     workspace: Floats
+    recomputed: Floats
+    """Share of the layers that is recomputed whole, which is no number of bytes."""
 
 
 def _micro_batch_bytes(workload: Workload, sharded: Sharded, plans: Plans) -> _MicroBatchBytes:
@@ -581,12 +585,13 @@ def _micro_batch_bytes(workload: Workload, sharded: Sharded, plans: Plans) -> _M
     if not workload.training:
         nothing = np.zeros(len(plans))
         working = 2 * layer_working + copied + head_working + first
-        return _MicroBatchBytes(nothing, nothing, nothing, nothing, working, nothing, nothing, nothing)
+        return _MicroBatchBytes(nothing, nothing, nothing, nothing, working, nothing, nothing, nothing, nothing)
     # The layer that is recomputed is whole again while its backward pass runs.
     whole = _gather_largest(
         sharded, [np.broadcast_to(item.activation_bytes, (3, graph.shards))[0] for item in graph.layers], len(plans)
     )
-    layer_working = np.where(code == 2, whole, np.where(code == 1, np.minimum(whole, layer_working * 2), layer_working))
+    selective = np.where(code == _SELECTIVE, np.minimum(whole, layer_working * 2), layer_working)
+    layer_working = np.where(code == _FULL, whole, selective)
     if (named := names_modules(code)).any():
         # Outputs of modules are whole again while the backward pass of their layer runs.
         again = np.minimum(whole, layer_working + whole - _largest_kept_bytes(sharded, code))
@@ -598,7 +603,8 @@ def _micro_batch_bytes(workload: Workload, sharded: Sharded, plans: Plans) -> _M
     early, later, late = _stage_activation_bytes(sharded, plans, kept)
     early = early + first + np.where(plans.pipeline > 1, 0.0, last)
     workspace = _gather_largest(sharded, [item.workspace_bytes for item in graph.blocks], len(plans))
-    return _MicroBatchBytes(early, later, late + last, first, layer_working, head_working, last, workspace)
+    recomputed = (code == _FULL) * zoo.recomputed_layers(workload, sharded, plans)
+    return _MicroBatchBytes(early, later, late + last, first, layer_working, head_working, last, workspace, recomputed)
 
 
 def _stage_activation_bytes(sharded: Sharded, plans: Plans, layers: Sequence[Floats]) -> tuple[Floats, Floats, Floats]:
@@ -645,7 +651,8 @@ def micro_batches_in_flight(plans: Plans, schedule: Schedule | None = None) -> t
 
 def _largest_kept_bytes(sharded: Sharded, code: Ints) -> Floats:
     """Return the most bytes that a layer keeps of a micro-batch under the recomputation of each of n plans, (n,)."""
-    return np.asarray(np.maximum.reduce([kept for _, kept in zoo.kept_bytes_by_block(sharded, code)]))
+    kept = [one for _, one in zoo.kept_bytes_by_block(sharded, code)]
+    return np.maximum.reduce(kept) if kept else np.zeros(len(code))
 
 
 def _gather_largest(sharded: Sharded, columns: list[Floats], rows: int) -> Floats:

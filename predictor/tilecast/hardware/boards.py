@@ -93,11 +93,13 @@ def derive_board(product: str, table: Mapping[str, Gpu]) -> Gpu | None:
     if not related or not board.varies:
         return None
 
-    def distance(pair: tuple[Gpu, _Board]) -> tuple[float, bool, int]:
+    def distance(pair: tuple[Gpu, _Board]) -> tuple[float, bool, bool, int]:
         gpu, known = pair
         nominal = known.nominal_gb(gpu)
         other_type = board.memory_type not in ("", known.memory_type)
-        return abs(math.log((board.memory_gb or nominal) / nominal)), other_type, len(gpu.name)
+        # Without a stated size, the GPU that the chip and form alone name is the sibling.
+        other_size = board.memory_gb is None and known.varies
+        return abs(math.log((board.memory_gb or nominal) / nominal)), other_type, other_size, len(gpu.name)
 
     gpu, known = min(related, key=distance)
     limits, changes, words = read_boards(), dict[str, Any](), [gpu.name]

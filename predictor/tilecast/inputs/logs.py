@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 from itertools import pairwise
@@ -124,7 +125,9 @@ def _seconds_between_lines(found: Sequence[re.Match[str]]) -> list[float]:
     """Return the seconds of a step between each line and the next, without those across a restart."""
     times: dict[int, datetime] = {}
     for match in found:
-        times.setdefault(int(match["step"]), datetime.fromisoformat(match["time"].replace(",", ".")))
+        # A pattern of digits also matches what is no time of a calendar.
+        with suppress(ValueError):
+            times.setdefault(int(match["step"]), datetime.fromisoformat(match["time"].replace(",", ".")))
     pairs = list(times.items())
     seconds = [
         (later - earlier).total_seconds() / (step - before)
@@ -165,6 +168,10 @@ def _read_bounded_text(path: str) -> str:
     """
     try:
         file = Path(path)
+        if not file.is_file():
+            raise SpecError(
+                path, "is no file" if file.exists() else "cannot be read: there is no such file", "name a log"
+            )
         if (size := file.stat().st_size) > MAX_BYTES:
             raise SpecError(path, f"has {size:,} bytes, more than {MAX_BYTES:,}", "give its last lines")
         return file.read_text(encoding="utf-8", errors="replace")

@@ -294,12 +294,13 @@ def block_seconds(
             for module in modules_of_exchange(transfer.name) & named.keys():
                 repeated = repeated + named[module]
             exchanged["backward"] = exchanged["backward"] + repeated * transfer.count * exposed_s
+            if is_beside:
+                dispatched["backward"] = dispatched["backward"] + repeated * sent_s
             forward_host = forward_host + transfer.count * call_s
             backward_host = backward_host + repeated * transfer.count * call_s
         else:
             backward_host = backward_host + transfer.count * call_s
     if overlaps_experts:
-        dispatched["backward"] = dispatched["backward"] + again * dispatched["forward"]
         for phase, gpu in (("forward", forward_gpu), ("backward", backward_gpu)):
             hidden_s = np.minimum(dispatched[phase], gpu)
             # The exchange takes multiprocessors from the computation beside it.
