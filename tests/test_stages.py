@@ -162,8 +162,8 @@ def test_sends_of_interleaved_stages_hide_behind_computation_where_the_framework
         name: search.price(replace(LLAMA, framework=name, **batch), plans, where).times.communication
         for name in ("megatron", "torchtitan")
     }
-    assert shown["megatron"][1] < shown["megatron"][0]
-    assert shown["torchtitan"][1] > shown["torchtitan"][0]
+    grows = {name: seconds[1] / seconds[0] for name, seconds in shown.items()}
+    assert grows["torchtitan"] > 1.5 * grows["megatron"]
 
 
 DEEPSEEK_LAYOUT = "Et*3|(tt|)*29,m|L"

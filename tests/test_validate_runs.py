@@ -95,7 +95,8 @@ def test_language_models_of_mlperf_are_nemo_s() -> None:
     ],
 )  # fmt: skip
 def test_the_version_of_a_framework_is_read(text: str, version: str | None) -> None:
-    assert table.read_published_row({**ROW, "framework": text}).workload.framework_version == version
+    row = {**ROW, "framework": text, "url_or_repo_path": "https://example.org/runs"}
+    assert table.read_published_row(row).workload.framework_version == version
     assert read_version(" 25.04 ") == "25.04" and read_version("nightly") is None
 
 
