@@ -147,7 +147,7 @@ DEFINED: Mapping[str, set[str | float]] = {
     "validate/scores.py": {0.05, 0.9},
     # What an algorithm computes, counted from its formula: FLOPs, passes over an array, bytes, operators.
     "graph.py": {2.5, "KINDS"},
-    "memory.py": {"_MOMENTS", "_OPTIMIZERS"},
+    "memory.py": {"_OPTIMIZERS"},
     "step/weights.py": {"_CALLS", "_FUSED_OPTIMIZER_BYTES", "_STEPWISE_OPTIMIZER_BYTES"},
     "zoo/layers.py": {0.75, 4.25, 7.5, 12.5, "CHAINS", "_GELU"},
     "zoo/parts.py": {"NORMED"},
