@@ -77,4 +77,6 @@ def test_launchers_say_both_degrees(launcher: str, text: str, capsys: pytest.Cap
 def test_launchers_without_groups_refuse(capsys: pytest.CaptureFixture[str]) -> None:
     job = [*JOB, "--plan", "fsdp16,mb1,ac-full", "--shard-degree", "8"]
     assert main([*job, "--launch", "accelerate"]) == 2
+    assert "huggingface shards over all replicas" in capsys.readouterr().err
+    assert main([*job, "--framework", "fsdp2", "--launch", "accelerate"]) == 2
     assert "over all ranks" in capsys.readouterr().err

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -100,6 +103,43 @@ def test_contradictions_are_named(text: str, problem: str, capsys: pytest.Captur
         assert status == 2 and error.startswith("tilecast: --plan: ") and problem in error and error.count("\n") == 1
     else:
         assert status in (0, 3) and error == ""
+
+
+@pytest.mark.parametrize(
+    ("options", "text", "problem"),
+    [
+        (["--shard-degree", "7"], "fsdp16,mb1", "shardDegree 7 does not divide the 16 data-parallel ranks; let"),
+        (["--shard-degree", "8"], "zero1-dp16,mb1", "ZeRO 1 has no groups of training.shardDegree 8 ranks; use zero=2"),
+        (["--framework", "megatron", "--offload-activations", "0.5"], "pp=2,dp=8,mb=1,zero=1",
+         "megatron offloads activations only without pipeline and recomputation; write pp=1,ac=none"),
+        (["--framework", "megatron", "--offload-activations", "0.5"], "dp=16,mb=1,ac=full", "write pp=1,ac=none"),
+        (["--recompute-layers", "3"], "dp16,mb1,ac=none", "ac=none contradicts training.recomputeLayers 3; write"),
+        (["--recompute-modules", "layernorm"], "dp16,mb1,ac=full",
+         "ac=full contradicts training.recomputeModules layernorm; write ac=layernorm or leave ac out"),
+    ],
+)  # fmt: skip
+def test_contradictions_with_an_option_are_named(
+    options: list[str], text: str, problem: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*JOB, *options, "--plan", text]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("tilecast: --plan: ") and problem in error and error.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("stated", "text", "kept"),
+    [
+        ({"shard_degree": 8}, "dp=16", lambda plans: {*plans.zero_stage.tolist()} == {2, 3}),
+        ({"shard_degree": 32}, "fsdp=16,mb=1", lambda plans: {*plans.zero_stage.tolist()} == {3}),
+        ({"framework": "megatron", "offloaded_activations": 0.5}, "dp=16",
+         lambda plans: {*plans.checkpointing.tolist()} == {0}),
+    ],
+)  # fmt: skip
+def test_what_a_plan_leaves_open_suits_the_options(
+    stated: dict[str, Any], text: str, kept: Callable[[Plans], bool]
+) -> None:
+    plans = enumerate_stated(replace(LLAMA, **stated), 16, Stated.parse(text, "plan"), "plan")
+    assert len(plans) and kept(plans)
 
 
 @pytest.mark.parametrize(

@@ -138,6 +138,10 @@ def test_a_recipe_that_the_framework_lacks_is_refused(training: dict[str, Any], 
     [
         ("torchrun", "ddp", {"weights": "pure"}, "model.to(torch.bfloat16)"),
         ("megatron", "megatron", {"gradient_precision": "bf16"}, "--grad-reduce-in-bf16"),
+        *(
+            ("megatron", "megatron", {"precision": precision, "gradient_precision": "bf16"}, "--grad-reduce-in-bf16")
+            for precision in ("fp8", "mxfp8", "nvfp4")
+        ),
         ("megatron", "megatron", {"moment_precision": "bf16"}, "--exp-avg-dtype bf16"),
         ("megatron", "megatron", {"optimizer": "muon"}, None),
         ("trainer", "huggingface", {"weights": "pure"}, None),

@@ -241,6 +241,8 @@ PRINTED = [
      "--recompute-granularity selective --recompute-modules layernorm mla_up_proj moe_act"),
     (["--plan", "pp=2,ep=8,zero=1,mb=1,ac=full", "--recompute-layers", "7"],
      "--recompute-granularity full --recompute-method block --recompute-num-layers 7"),
+    (["--plan", "pp=2,ep=8,zero=1,mb=1,ac=full", "--recompute-layers", "99"],
+     "--recompute-granularity full --recompute-method block --recompute-num-layers 14"),
     (["--plan", "ep=8,zero=1,mb=1,ac=full"],
      "--recompute-granularity full --recompute-method uniform --recompute-num-layers 1"),
 ]  # fmt: skip

@@ -15,7 +15,8 @@ from tilecast.advice.enumeration import enumerate_stated
 from tilecast.cli import main
 from tilecast.hardware import Pool, find_gpu, find_link
 from tilecast.layout import SCHEDULES, counted_ends, counted_ends_of_pieces, parse_layout, split_layers
-from tilecast.render.launch import torchtitan
+from tilecast.render.launch import torchtitan, write_launch
+from tilecast.render.launch.setting import LaunchSetting
 from tilecast.spec import Plan, Plans, Schedule, SpecError, Stated, Workload
 from tilecast.zoo import stages
 
@@ -212,12 +213,16 @@ def test_the_search_keeps_to_a_stated_layout() -> None:
     ("training", "message"),
     [
         ("pipelineSchedule: zbv, framework: megatron", "spec.training.pipelineSchedule: megatron has no zbv; use 1f1b"),
+        ("pipelineSchedule: zbv, framework: megatron", "use 1f1b, interleaved, or use framework torchtitan\n"),
+        ("pipelineSchedule: 1f1b, framework: ddp",
+         "pipelineSchedule: ddp has no pipeline parallelism; leave it out, or use framework deepspeed, megatron, "),
+        ("pipelineSchedule: dualPipe, framework: fsdp2", "fsdp2 has no pipeline parallelism; leave it out\n"),
         ("pipelineLayout: Ett|ttL, framework: megatron", "lays out 4 layers t, llama-3.1-405b has 126; write 126"),
         ("pipelineLayout: Ett|ttL, framework: torchtitan", "torchtitan splits layers by its own rule; leave it out"),
         ("pipelineLayout: Exx, framework: megatron", "spec.training.pipelineLayout: 'Exx' is no layout; write"),
         ("pipelineSchedule: gpipe", "spec.training.pipelineSchedule"),
     ],
-)
+)  # fmt: skip
 def test_pipelines_that_do_not_exist_are_refused_in_one_line(
     training: str, message: str, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -267,3 +272,23 @@ def test_every_schedule_of_a_framework_is_known_and_torchtitan_launches_its_own(
     for name, cells in frameworks.FRAMEWORKS.items():
         assert cells.schedules <= set(SCHEDULES), name
     assert set(torchtitan._SCHEDULES) == frameworks.FRAMEWORKS["torchtitan"].schedules
+
+
+@pytest.mark.parametrize(
+    ("pipeline", "layout", "words"),
+    [
+        (1, None, "--mtp-num-layers 1"),
+        (2, "Et*31|t*30mL", "--mtp-num-layers 1"),
+        (2, "Et*31|t*30mmL", "--mtp-num-layers 2"),
+        (2, "Et*31|t*30L", "m in training.pipelineLayout"),
+    ],
+)
+def test_megatron_predicts_the_further_tokens_of_a_model(pipeline: int, layout: str | None, words: str) -> None:
+    workload = Workload(zoo.preset("deepseek-v3-mtp"), 4096, 64, framework="megatron", pipeline_layout=layout)
+    plan = Plan(data=8, pipeline=pipeline, expert=8, zero_stage=1, gradient_accumulation=8)
+    setting = LaunchSetting("job", workload, plan, "h100-sxm", pipeline, 8, 1.0)
+    if not words.startswith("--"):
+        with pytest.raises(SpecError, match=words):
+            write_launch("megatron", setting)
+        return
+    assert words in " ".join(write_launch("megatron", setting).command)

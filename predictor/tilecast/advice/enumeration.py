@@ -18,6 +18,7 @@ from tilecast import frameworks, search, zoo
 from tilecast.advice.values import Request, require
 from tilecast.hardware import Pool
 from tilecast.layout import parse_layout, schedule_law
+from tilecast.recomputation import Checkpointing, split_modules
 from tilecast.search import NO_LIMITS, Limits, PlanTable
 from tilecast.spec import PRECISIONS, Plan, Plans, SearchTooLargeError, SpecError, Stated, Workload
 from tilecast.step.blocks import can_attend
@@ -231,6 +232,7 @@ def _requested_plans(request: Request, workload: Workload, pool: Pool) -> Plans 
         return None
     most = min(pool.max_gpus, limits.gpus or limits.max_gpus or pool.max_gpus)
     gpus = given.data * given.tensor * given.pipeline * given.context if given.data else most
+    _require_recomputation(workload, given.checkpointing, "plan")
     if not 0 < gpus <= pool.max_gpus:
         return Plans.from_plans()
     plans = enumerate_stated(workload, gpus, given, "plan")
@@ -242,8 +244,8 @@ def enumerate_stated(workload: Workload, gpus: int, stated: Stated, field: str) 
     """Return every plan on `gpus` GPUs that agrees with a stated plan; a completely stated plan gives exactly one.
 
     Raises:
-        SpecError: the degrees do not multiply to the number of GPUs, or do not divide the model or the batch. Errors
-            name `field`.
+        SpecError: the degrees do not multiply to the number of GPUs, do not divide the model or the batch, or do not
+            suit the groups and the offloading that the job states. Errors name `field`.
     """
     data = _data_degree(gpus, stated, field)
     if zoo.spreads_tables(workload.model) and stated.expert == 1:
@@ -274,7 +276,7 @@ def enumerate_stated(workload: Workload, gpus: int, stated: Stated, field: str) 
     problem = f"sp=1 finds no tokens that tp={stated.tensor} divides"
     require(can_spread or not stated.sequence_parallel, field, problem, "leave sp out")
     norms = [False, True][: 1 + can_spread] if stated.sequence_parallel is None else [stated.sequence_parallel]
-    return Plans.from_plans(
+    plans = Plans.from_plans(
         *(
             Plan(
                 data=data,
@@ -292,6 +294,47 @@ def enumerate_stated(workload: Workload, gpus: int, stated: Stated, field: str) 
             for size, stage, mode, split in itertools.product(micros, stages, modes, norms)
         )
     )
+    return _keep_options(workload, plans, field)
+
+
+def _keep_options(workload: Workload, plans: Plans, field: str) -> Plans:
+    """Return the plans that suit the groups of ranks, the offloading and the recomputation that a job states.
+
+    Raises:
+        SpecError: none does, or no framework has these options. The errors about plans name `field`.
+    """
+    degree = workload.shard_degree
+    if degree is None and not workload.offloaded_activations and workload.recompute_layers is None:
+        return plans
+    able = search.find_frameworks(workload)
+    data = int(plans.data[0])
+    if degree is not None:
+        problem = f"training.shardDegree {degree} does not divide the {data} data-parallel ranks"
+        remedy = f"let training.shardDegree divide {data}, or leave it out"
+        require(bool(search.has_whole_groups(degree, plans.data).all()), field, problem, remedy)
+        kept = search.allows_groups(plans.data, plans.zero_stage)
+        problem = f"ZeRO {int(plans.zero_stage.max())} has no groups of training.shardDegree {degree} ranks"
+        require(bool(kept.any()), field, problem, "use zero=2 or zero=3, or leave training.shardDegree out")
+        plans = plans.take(kept)
+    if workload.offloaded_activations:
+        kept = np.any([one.offloads(plans) for one in able], axis=0)
+        problem = f"{workload.framework or 'the job'} offloads activations only without pipeline and recomputation"
+        remedy = "write pp=1,ac=none, or leave training.offloadActivations out"
+        require(bool(kept.any()), field, problem, remedy)
+        plans = plans.take(kept)
+    return plans
+
+
+def _require_recomputation(workload: Workload, stated: Checkpointing | None, field: str) -> None:
+    """Raise SpecError if the recomputation of a plan contradicts the layers or the modules that its job states."""
+    own = workload.checkpointing
+    if stated is None or own is None or stated == own:
+        return
+    is_counted, modules = workload.recompute_layers is not None, split_modules(own)
+    name = "training.recomputeLayers" if is_counted else "training.recomputeModules"
+    problem = f"ac={stated} contradicts {name} {workload.recompute_layers if is_counted else own}"
+    remedy = f"write ac={own} or leave ac out, or leave {name} out"
+    require(not (is_counted or modules), field, problem, remedy)
 
 
 def _require_divisible(workload: Workload, data: int, stated: Stated, field: str) -> None:

@@ -35,11 +35,13 @@ from tilecast.api.stored_model import ModelReference as ModelReference
 from tilecast.api.stored_model import config_map_content as config_map_content
 from tilecast.api.stored_model import read_model, sequence_length
 from tilecast.api.training import Training
-from tilecast.frameworks import ENGINES, FRAMEWORKS, TABLES, UNSET, first_version, parse_version
+from tilecast.frameworks import FRAMEWORKS, TABLES, UNSET, first_version, parse_version
 from tilecast.layout import parse_layout
 from tilecast.model import Model
 from tilecast.objectives import OBJECTIVES, Objective, objectives_bounded_by
 from tilecast.recomputation import PATTERN, Checkpointing, join_modules, split_modules
+from tilecast.search import FRAMEWORKS as ABILITIES
+from tilecast.search import abilities
 from tilecast.spec import PIPELINE_SCHEDULES, SpecError, Stated, Workload
 from tilecast.zoo.families import FAMILIES
 
@@ -388,11 +390,14 @@ def _check_pipeline(training: Training, model: Model) -> None:
     """
     cells = FRAMEWORKS[training.framework or UNSET]
     who, schedule, layout = training.framework or "the job", training.pipeline_schedule, training.pipeline_layout
-    if schedule is not None and schedule not in cells.schedules:
+    has_pipeline = training.framework is None or "pipeline" in abilities(training.framework).parallelism
+    if schedule is not None and not (has_pipeline and schedule in cells.schedules):
+        able = [name for name, one in ABILITIES.items() if "pipeline" in one.parallelism]
+        others = ", ".join(name for name in able if schedule in FRAMEWORKS[name].schedules)
         known = ", ".join(name for name in PIPELINE_SCHEDULES if name in cells.schedules)
-        others = ", ".join(name for name in ENGINES if schedule in FRAMEWORKS[name].schedules)
-        remedy = f"use {known}" + (f", or framework {others}" if others else "")
-        raise SpecError("spec.training.pipelineSchedule", f"{who} has no {schedule}", remedy)
+        problem = f"{who} has no {schedule if has_pipeline else 'pipeline parallelism'}"
+        remedy = (f"use {known}" if has_pipeline else "leave it out") + (f", or use framework {others}" * bool(others))
+        raise SpecError("spec.training.pipelineSchedule", problem, remedy)
     if layout is None:
         return
     field = "spec.training.pipelineLayout"

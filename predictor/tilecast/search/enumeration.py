@@ -323,7 +323,7 @@ def _enumerate_ways(workload: Workload) -> tuple[_Table, Mask]:
         micro_batch=one,
         gradient_accumulation=one,
     )
-    able = _find_frameworks(workload)
+    able = find_frameworks(workload)
     allowed = np.any([framework.executes(table) for framework in able], axis=0)
     if workload.offloaded_activations:
         allowed &= np.any([framework.executes(table) & framework.offloads(table) for framework in able], axis=0)
@@ -376,14 +376,23 @@ def _allow_combinations(workload: Workload, outer: _Table, ways: _Table, allowed
     mask: Mask = allowed[kind] & interleaves[:, np.searchsorted(virtual, ways["virtual_stages"])]
     mask &= spread[:, None] | (ways["sequence_parallel"] == 0)
     if workload.shard_degree is not None:
-        # Groups are equally large, and shards beyond them are those of ZeRO 2 and 3.
-        grouped = (outer["data"] % workload.shard_degree == 0) | (outer["data"] < workload.shard_degree)
-        mask &= grouped[:, None] & ((ways["zero_stage"] >= 2) | (outer["data"][:, None] == 1))
+        data = outer["data"][:, None]
+        mask &= has_whole_groups(workload.shard_degree, data) & allows_groups(data, ways["zero_stage"])
     return mask
 
 
-def _find_frameworks(workload: Workload) -> list[Abilities]:
-    """Return the workload's framework, or all frameworks with its precision, offloading and recomputation.
+def has_whole_groups(shard_degree: int, data: Ints) -> Mask:
+    """Return whether data-parallel ranks form equally large groups of `shard_degree`, or are fewer than one group."""
+    return np.asarray((data % shard_degree == 0) | (data < shard_degree))
+
+
+def allows_groups(data: Ints, zero_stage: Ints) -> Mask:
+    """Return whether groups of ranks may each hold all shards (HSDP), as they do at ZeRO 2 and 3."""
+    return np.asarray((zero_stage >= 2) | (data == 1))
+
+
+def find_frameworks(workload: Workload) -> list[Abilities]:
+    """Return the workload's framework, or all frameworks with its precision, offloading, groups and recomputation.
 
     Raises:
         SpecError: no framework may run it.

@@ -61,9 +61,9 @@ def _counted_ends(setting: LaunchSetting) -> int:
 
 
 def _predicted_tokens(setting: LaunchSetting) -> int:
-    """Return the number of further tokens that multi-token prediction predicts."""
+    """Return the number of further tokens that multi-token prediction predicts: those of the layout or the model."""
     layout = setting.workload.pipeline_layout
-    return parse_layout(layout).predicted if layout is not None else 0
+    return (parse_layout(layout).predicted if layout is not None else 0) or setting.own.prediction_layers
 
 
 def _last_stage_layers(setting: LaunchSetting) -> object:
@@ -114,10 +114,21 @@ def _offloaded_layers(setting: LaunchSetting) -> int:
     return round(setting.workload.offloaded_activations * setting.model.layers)
 
 
+def _layers_per_piece(setting: LaunchSetting) -> int:
+    """Return the layers of the fullest virtual stage."""
+    plan, layout = setting.plan, setting.workload.pipeline_layout
+    if layout is not None and plan.pipeline > 1:
+        return max(parse_layout(layout).pieces)
+    return -(-max(split_layers(setting.model.layers, plan.pipeline, counts_ends=True)) // plan.virtual_stages)
+
+
 def _recomputed_layers(setting: LaunchSetting) -> int:
-    """Return the layers of each virtual stage that are recomputed, or the layers of a unit that is recomputed whole."""
+    """Return the layers of each virtual stage that are recomputed, or the layers of a unit that is recomputed whole.
+
+    A job that states more layers than a stage has recomputes all of them, as its forecast assumes.
+    """
     layers = setting.workload.recompute_layers
-    return 1 if layers is None else layers // setting.plan.virtual_stages
+    return 1 if layers is None else min(layers // setting.plan.virtual_stages, _layers_per_piece(setting))
 
 
 _BACKENDS = {"flash": "flash", "flash2": "flash", "flash3": "flash", "cudnn": "fused", "eager": "unfused"}
@@ -202,7 +213,7 @@ _TRAINING: Table = (
     ("--accumulate-allreduce-grads-in-fp32",
      lambda s: s.workload.is_mixed and s.cells.has_fp32_gradients(s.workload)),
     ("--grad-reduce-in-bf16",
-     lambda s: s.workload.precision in ("bf16", "fp8") and not s.cells.has_fp32_gradients(s.workload)),
+     lambda s: s.workload.is_mixed and s.workload.precision != "fp16" and not s.cells.has_fp32_gradients(s.workload)),
     ("--no-gradient-accumulation-fusion", lambda s: not s.cells.fused_accumulation),
     ("--optimizer", lambda s: {"sgd": "sgd", "momentum": "sgd"}.get(s.workload.optimizer, "adam")),
     ("--sgd-momentum", lambda s: {"sgd": 0.0, "momentum": 0.9}.get(s.workload.optimizer)),
@@ -271,8 +282,11 @@ def refusal_reason(setting: LaunchSetting) -> str:
     if share and _offloaded_layers(setting) == depth:
         return f"it offloads at most {depth - 1} of {depth} layers"
     layers, virtual = setting.workload.recompute_layers, setting.plan.virtual_stages
-    if layers is not None and layers % virtual:
+    if layers is not None and layers % virtual and layers < virtual * _layers_per_piece(setting):
         return f"it recomputes equally many layers of each virtual stage, not {layers} of {virtual}"
+    layout = setting.workload.pipeline_layout
+    if layout is not None and plan.pipeline > 1 and parse_layout(layout).predicted != _predicted_tokens(setting):
+        return "its layout has to place the layers that predict further tokens (m in training.pipelineLayout)"
     is_overlapped = setting.own.experts > 0 and expert_overlap(setting.workload) == "microBatch"
     if is_overlapped and plan.pipeline > 1 and plan.virtual_stages == 1:
         return "it overlaps the exchange of experts only in interleaved pipelines (arguments.py)"
