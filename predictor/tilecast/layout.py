@@ -92,7 +92,7 @@ def parse_layout(text: str) -> Layout:
 
 @dataclass(frozen=True, slots=True)
 class ScheduleLaw:
-    """What a pipeline schedule costs.
+    """Costs of a pipeline schedule.
 
     With F and B the seconds of the forward and the backward pass of a stage, and W those of the gradients of weights in
     B, the bubble of p stages is (p - 1) (F + B - `filled` W); with `both_ways` it is (p / 2 - 1) (F + 2 B - 3 W).

@@ -56,7 +56,7 @@ _SELECTIVE, _FULL = CHECKPOINTING.index("selective"), CHECKPOINTING.index("full"
 
 @dataclass(frozen=True, slots=True)
 class _OptimizerStates:
-    """What an optimizer keeps of each trainable weight beside its master, and what its update needs."""
+    """States that an optimizer keeps of each trainable weight beside its master, and temporaries of its update."""
 
     moments: float
     """Moments of a weight of the layers, in the type of moments."""

@@ -53,7 +53,7 @@ class Segmenter(Residual):
 
 @dataclass(frozen=True, slots=True)
 class _Attention:
-    """What attention a head runs over the pixels of its features, between two convolutions."""
+    """Attention that a head runs over the pixels of its features, between two convolutions."""
 
     share: int = 2
     """Channels of the head over those of queries and keys."""
