@@ -44,6 +44,18 @@ TABLES = (
         "runs", ("second/e2e/published2.csv",),
     ),
     Table(
+        "Training steps: third collection, language",
+        "Megatron on H800, NeMo on H100 and GB200, FSDP on 4 to 2,048 H100 of 64 GB, fine-tuning with peaks of memory,"
+        " T4, T5, long contexts. None of its rows was in a fit; the laws that it led to were chosen with it in sight.",
+        "runs", ("third/e2e/llm.csv",),
+    ),
+    Table(
+        "Training steps: third collection, vision",
+        "OpenMMLab's zoos, StyleGAN2, diffusion, and peaks of fine-tuning. The factors of old cuDNN versions were read"
+        " off its rows.",
+        "runs", ("third/e2e/vision.csv",),
+    ),
+    Table(
         "Training steps: vTrain",
         "GPT on 2 to 512 A100, every combination of tensor, pipeline and data parallelism and micro-batch.",
         "runs", ("e2e/vtrain_dev.csv",),
