@@ -174,7 +174,7 @@ CEILINGS = {
     "Detectron2": 0.07,
     "PaddlePaddle": 0.1,
     "PyTorch DDP": 0.08,
-    "OneFlow (optimizer": 0.08,
+    "OneFlow (optimizer": 0.09,
     "OneFlow 0.2": 0.03,
     "MLPerf": 0.17,
     "torchtitan + torchao 0.10": 0.09,
