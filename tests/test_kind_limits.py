@@ -22,11 +22,11 @@ LARGE = {
         "sequenceLength": 4096,
         "globalBatchSize": 5040,
         "precision": "bf16",
-        "allowedPrecisions": ["bf16", "fp16", "tf32", "fp32"],
+        "allowedPrecisions": ["bf16", "fp16", "fp32"],
     },
     "constraints": {},
 }
-"""A job whose search takes about 500 MiB."""
+"""A job whose search takes about 600 MiB."""
 PROBE = """
 import json, socket, sys
 def answers(host, port):

@@ -27,7 +27,7 @@ from tilecast.hardware import Pool
 from tilecast.layout import counted_ends_of_pieces, parse_layout, schedule_law, split_layers
 from tilecast.memo import Memo
 from tilecast.model import Model
-from tilecast.recomputation import Checkpointing, code_of, split_modules
+from tilecast.recomputation import Checkpointing, code_of, names_modules, split_modules
 from tilecast.search.engines import FRAMEWORKS, Abilities, Mask, abilities
 from tilecast.spec import Ints, Plans, SpecError, Workload
 from tilecast.step import placement
@@ -54,6 +54,8 @@ VIRTUAL_STAGES = (1, 2, 3, 4, 6, 8, 12)
 
 Of two in an octave, the power of two is taken if the layers can be cut so, or else the other.
 """
+USUAL_VIRTUAL = 4
+"""Most virtual stages of a search that must be kept small, and of models with few layers."""
 DEEP = 64
 """Layers from which on the search tries more than four virtual stages; no published plan of fewer layers has more."""
 MAX_MICRO_TOKENS = 1 << 22
@@ -90,16 +92,22 @@ _WAYS: Memo[tuple[_Table, Mask]] = Memo(8)
 
 
 def enumerate_bounded(workload: Workload, pool: Pool, limits: Limits) -> tuple[Plans, bool]:
-    """Return the plans of `enumerate_plans`, and whether node counts were left out to keep them few."""
+    """Return the plans of `enumerate_plans`, and whether some were left out to keep them few.
+
+    Node counts are left out first, then recomputation by module and more than four virtual stages.
+    """
     deciding = (
         recomputations(workload),
         tuple(_virtual_stages(workload)),
         *(getattr(workload, name) for name in _DECIDING),
     )
     ways, allowed = _WAYS.get(deciding, lambda: _enumerate_ways(workload))
-    for digits in (64, 4, 3, 2, 1):
+    usual = ways["virtual_stages"] <= USUAL_VIRTUAL
+    if workload.checkpointing is None:
+        usual &= ~names_modules(ways["checkpointing"])
+    for digits, some in (*((digits, allowed) for digits in (64, 4, 3, 2, 1)), (1, allowed & usual)):
         outer = _add_batches(workload, _enumerate_splits(workload, pool, limits, digits))
-        mask = _allow_combinations(workload, outer, ways, allowed)
+        mask = _allow_combinations(workload, outer, ways, some)
         if np.count_nonzero(mask) <= limits.max_plans:
             break
     rows, chosen = np.nonzero(mask)
@@ -228,7 +236,7 @@ def _virtual_stages(workload: Workload) -> list[int]:
     """Return the numbers of pieces of a pipeline stage that the search tries, ascending."""
     if workload.pipeline_layout is not None:
         return divisors(len(parse_layout(workload.pipeline_layout).pieces))
-    return [pieces for pieces in VIRTUAL_STAGES if pieces <= 4 or workload.model.layers >= DEEP]
+    return [pieces for pieces in VIRTUAL_STAGES if pieces <= USUAL_VIRTUAL or workload.model.layers >= DEEP]
 
 
 def _counts_ends(workload: Workload) -> bool:
