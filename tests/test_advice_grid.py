@@ -282,6 +282,6 @@ def test_cost_does_not_wait_twice_as_long_for_the_same_price() -> None:
     advice = advise(Request("70b", workload, "cost"), [pool])
     assert advice.best is not None
     fastest = min(offer.step_s for offer in advice.pareto)
-    assert advice.best.step_s <= fastest * TIE
+    assert advice.best.step_s <= 1.25 * fastest
     cheapest = min(offer.cost_per_1000_steps or 0.0 for offer in advice.pareto)
     assert (advice.best.cost_per_1000_steps or 0.0) <= cheapest * TIE
