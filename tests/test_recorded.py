@@ -170,6 +170,7 @@ def test_idle_watches_give_a_sign_of_life_in_time() -> None:
         assert silent_s < 1500.0, name
 
 
+@pytest.mark.long
 @pytest.mark.cluster
 def test_an_operator_of_today_exports_what_was_recorded(tmp_path: Path) -> None:
     """Three live minutes have the same series, and move no counter that stood still in the recorded hour."""
