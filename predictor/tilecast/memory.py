@@ -33,7 +33,7 @@ from tilecast.frameworks import Framework
 from tilecast.hardware import Gpu
 from tilecast.layout import schedule_law
 from tilecast.model import Model
-from tilecast.recomputation import CHECKPOINTING, names_modules
+from tilecast.recomputation import FULL, SELECTIVE, names_modules
 from tilecast.spec import (
     ELEMENT_BYTES,
     Columns,
@@ -51,7 +51,6 @@ from tilecast.zoo.cnn.images import Images
 from tilecast.zoo.stages import stage_kinds
 
 Figure = Literal["allocated", "reserved", "device"]
-_SELECTIVE, _FULL = CHECKPOINTING.index("selective"), CHECKPOINTING.index("full")
 
 
 @dataclass(frozen=True, slots=True)
@@ -590,8 +589,8 @@ def _micro_batch_bytes(workload: Workload, sharded: Sharded, plans: Plans) -> _M
     whole = _gather_largest(
         sharded, [np.broadcast_to(item.activation_bytes, (3, graph.shards))[0] for item in graph.layers], len(plans)
     )
-    selective = np.where(code == _SELECTIVE, np.minimum(whole, layer_working * 2), layer_working)
-    layer_working = np.where(code == _FULL, whole, selective)
+    selective = np.where(code == SELECTIVE, np.minimum(whole, layer_working * 2), layer_working)
+    layer_working = np.where(code == FULL, whole, selective)
     if (named := names_modules(code)).any():
         # Outputs of modules are whole again while the backward pass of their layer runs.
         again = np.minimum(whole, layer_working + whole - _largest_kept_bytes(sharded, code))
@@ -603,7 +602,7 @@ def _micro_batch_bytes(workload: Workload, sharded: Sharded, plans: Plans) -> _M
     early, later, late = _stage_activation_bytes(sharded, plans, kept)
     early = early + first + np.where(plans.pipeline > 1, 0.0, last)
     workspace = _gather_largest(sharded, [item.workspace_bytes for item in graph.blocks], len(plans))
-    recomputed = (code == _FULL) * zoo.recomputed_layers(workload, sharded, plans)
+    recomputed = (code == FULL) * zoo.recomputed_layers(workload, sharded, plans)
     return _MicroBatchBytes(early, later, late + last, first, layer_working, head_working, last, workspace, recomputed)
 
 

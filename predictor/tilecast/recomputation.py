@@ -1,4 +1,4 @@
-"""What the backward pass computes again: the modes of recomputation, and the modules of a layer that it can name.
+"""Values of recomputation in the backward pass: modes, and sets of modules of a layer by name.
 
 A plan either recomputes nothing, the core of attention (`selective`, or the operators that its framework chooses),
 every layer, or some modules of a layer. Modules have the names of Megatron-Core (`--recompute-modules`). A set of
@@ -19,6 +19,8 @@ Checkpointing: TypeAlias = str
 
 CHECKPOINTING: tuple[Checkpointing, ...] = ("none", "selective", "full")
 """Modes of recomputation. Their indexes are the first codes of `Plans.checkpointing`, and those of `RECOMPUTED` all."""
+SELECTIVE, FULL = CHECKPOINTING.index("selective"), CHECKPOINTING.index("full")
+"""Codes of two modes."""
 
 RecomputedModule = Literal[
     "core_attn", "layernorm", "mla_up_proj", "mlp_act", "moe_act", "mlp", "moe", "shared_experts"

@@ -10,7 +10,7 @@ from tilecast import collectives, constants, memory, overlap
 from tilecast.constants import Constants
 from tilecast.graph import Block
 from tilecast.hardware import Pool
-from tilecast.recomputation import CHECKPOINTING
+from tilecast.recomputation import FULL
 from tilecast.spec import Floats, Ints, Plans, Workload
 from tilecast.step import passes, placement, replicas, weights
 from tilecast.step.blocks import KernelSeconds
@@ -80,7 +80,7 @@ def block_costs(
         active = (plans.replicas > 1) & (alone.sum_fullest_stage("parameters", plans) > 0)
         stage = np.where(active, plans.zero_stage, -1)
         bill = memory.footprint(workload, alone, plans, pool.gpu, updates=False)
-        inputs = times.block.activation_bytes[CHECKPOINTING.index("full")] if is_layer else graph.boundary_bytes
+        inputs = times.block.activation_bytes[FULL] if is_layer else graph.boundary_bytes
         rows.append((
             repeats * ((gpu_s + copied_s + exchange_s) * straggle + stall_s) + once_s,
             gpu_s + stall_s + exchange_s - backward_s,

@@ -13,18 +13,13 @@ from tilecast.collectives import Algorithm, RankGroup, TokenCopies
 from tilecast.constants import Constants
 from tilecast.graph import Block, CollectiveCall
 from tilecast.hardware import Pool
-from tilecast.recomputation import BY_CODE, CHECKPOINTING, MODULES, names_modules
+from tilecast.recomputation import BY_CODE, FULL, MODULES, SELECTIVE, names_modules
 from tilecast.spec import Columns, Floats, Plans, Rows, Workload, distinct_rows
 from tilecast.step.blocks import BlockTimes, KernelSeconds, launch_host
 from tilecast.step.placement import communication_group, joined_gpus
 from tilecast.zoo import Sharded
 from tilecast.zoo.modules import modules_of_exchange, repeats_in_full
 from tilecast.zoo.stages import stage_kinds
-
-_FULL = CHECKPOINTING.index("full")
-
-
-_SELECTIVE = CHECKPOINTING.index("selective")
 
 
 @dataclass(frozen=True, slots=True)
@@ -257,8 +252,8 @@ def block_seconds(
     core = np.zeros(len(plans))
     named: dict[str, Floats] = {}
     if recomputed and workload.training:
-        again = (plans.checkpointing == _FULL) * zoo.recomputed_layers(workload, sharded, plans)
-        core = (plans.checkpointing == _SELECTIVE).astype(float)
+        again = (plans.checkpointing == FULL) * zoo.recomputed_layers(workload, sharded, plans)
+        core = (plans.checkpointing == SELECTIVE).astype(float)
         if names_modules(plans.checkpointing).any():
             columns = BY_CODE[plans.checkpointing].T.astype(float)
             named = {name: columns[MODULES.index(name)] for name in times.modules}

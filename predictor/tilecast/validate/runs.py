@@ -19,7 +19,7 @@ from tilecast import kernels, search, uncertainty, zoo
 from tilecast.constants import Constants
 from tilecast.hardware import Pool
 from tilecast.kernels import KernelTimes
-from tilecast.recomputation import CHECKPOINTING
+from tilecast.recomputation import CHECKPOINTING, FULL
 from tilecast.search import Limits, Priced
 from tilecast.spec import Floats, Plan, Plans, SpecError, Workload
 from tilecast.step import PARTS, placement
@@ -128,9 +128,6 @@ def price_group(group: RunGroup, fitted: Constants | None = None) -> Priced:
     return search.price_sharded(group.workload, group.sharded, group.plans, group.pool, fitted, group.timed)
 
 
-_FULL = CHECKPOINTING.index("full")
-
-
 def choose_plan(priced: Priced, member: GroupMember) -> int:
     """Return the index of the most plausible plan among the plans that agree with a row.
 
@@ -170,10 +167,10 @@ def interpret_plan(workload: Workload, priced: Priced, member: GroupMember) -> I
     plans, framework = priced.plans, workload.framework
     table = np.arange(member.rows.start, member.rows.stop)
     full = table[
-        (plans.checkpointing[table] == _FULL) & (plans.sequence_parallel[table] == plans.sequence_parallel[table[0]])
+        (plans.checkpointing[table] == FULL) & (plans.sequence_parallel[table] == plans.sequence_parallel[table[0]])
     ]
     start = int(table[0])
-    is_open = member.ordered and plans.checkpointing[start] != _FULL and plans.checkpointing[row] == _FULL
+    is_open = member.ordered and plans.checkpointing[start] != FULL and plans.checkpointing[row] == FULL
     varies = framework is None or "recomputation" in search.abilities(framework).per_layer
     if not (is_open and varies and len(full)):
         return InterpretedPlan(row, row, 0.0)

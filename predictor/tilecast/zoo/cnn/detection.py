@@ -223,6 +223,18 @@ def add_feature_pyramid(net: NetworkBuilder, levels: Sequence[Shape], *, normed:
     return pyramid
 
 
+def join_levels(net: NetworkBuilder, levels: Sequence[Shape]) -> None:
+    """Add convolutions that bring every level of a pyramid to the size of the finest one, and sum the results."""
+    for steps, level in enumerate(levels):
+        net.shape = level
+        for step in range(max(1, steps)):
+            net.conv_norm_act(128, 3)
+            if step < steps:
+                net.upsample()
+        net.add_branch()
+    net.shape = 128, levels[0][1]
+
+
 def add_pyramid_conv(net: NetworkBuilder, kernel: int, *, normed: bool) -> None:
     """Add a convolution to `PYRAMID` channels, with a norm if `normed` and a bias otherwise."""
     net.conv(PYRAMID, kernel, bias=not normed)

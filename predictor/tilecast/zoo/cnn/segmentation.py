@@ -15,7 +15,7 @@ from functools import partial
 from tilecast.model import numbered
 from tilecast.zoo.cnn import attention, mobile, resnet
 from tilecast.zoo.cnn.builder import Architecture, NetworkBuilder, Shape
-from tilecast.zoo.cnn.detection import add_feature_pyramid
+from tilecast.zoo.cnn.detection import add_feature_pyramid, join_levels
 from tilecast.zoo.cnn.resnet import Residual
 
 _PYRAMID_SIDES = (1, 2, 3, 6)
@@ -285,15 +285,7 @@ def _add_upernet(net: NetworkBuilder, dims: Segmenter, features: list[Shape]) ->
 
 def _add_fpn(net: NetworkBuilder, dims: Segmenter, features: list[Shape]) -> None:
     """Add a feature pyramid whose levels convolutions bring to the size of the finest one."""
-    levels = add_feature_pyramid(net, features)
-    for steps, level in enumerate(levels):
-        net.shape = level
-        for step in range(max(1, steps)):
-            net.conv_norm_act(128, 3)
-            if step < steps:
-                net.upsample()
-        net.add_branch()
-    net.shape = 128, levels[0][1]
+    join_levels(net, add_feature_pyramid(net, features))
 
 
 def _add_ocrnet(net: NetworkBuilder, dims: Segmenter, features: list[Shape]) -> None:

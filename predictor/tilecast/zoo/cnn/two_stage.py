@@ -23,6 +23,7 @@ from tilecast.zoo.cnn.detection import (
     add_guided_anchors,
     add_pyramid_conv,
     add_shared_head,
+    join_levels,
 )
 
 _SIZES = 5
@@ -181,14 +182,7 @@ def _add_segmentation_head(net: NetworkBuilder, levels: list[Shape], classes: in
     Convolutions, each followed by an upsampling, bring every level to the size of the finest one; the results are
     summed.
     """
-    for steps, level in enumerate(levels):
-        net.shape = level
-        for step in range(max(1, steps)):
-            net.conv_norm_act(128, 3)
-            if step < steps:
-                net.upsample()
-        net.add_branch()
-    net.shape = 128, levels[0][1]
+    join_levels(net, levels)
     net.conv(classes, 1, bias=True)
     net.upsample()
     net.upsample()
