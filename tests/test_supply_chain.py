@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+import binaries
 import bundle
 import checkov
 import licences
@@ -100,3 +101,13 @@ def test_releasing_names_commands_and_files_that_exist() -> None:
         assert (ROOT / path).exists(), path
     for word in ("cosign sign", "cosign verify", "cosign attest", "syft", "sbom.cdx.json"):
         assert word in page
+
+
+def test_go_modules_share_versions_so_that_they_compile_once() -> None:
+    pins = [
+        binaries.pinned(binaries.TOOLSETS[name]) for name in ("controlplane", "chart", "kueue", "jobset", "trainer")
+    ]
+    versions: dict[str, set[str]] = {}
+    for module, version in (item for pin in pins for item in pin.items()):
+        versions.setdefault(module, set()).add(version)
+    assert {module: found for module, found in versions.items() if len(found) > 1} == {}

@@ -82,6 +82,8 @@ _KUBERNETES = (
     "k8s.io/component-base/version.gitTreeState=clean",
 )
 
+# Five modules require one version of every module that they share: controlplane, chart, kueue, jobset and trainer.
+# What one of them has compiled, the next one finds in the cache of Go.
 TOOLSETS: Mapping[str, Toolset] = {
     "controlplane": Toolset(
         module="controlplane",
@@ -109,27 +111,27 @@ TOOLSETS: Mapping[str, Toolset] = {
             "helm.sh/helm/v3/pkg/chartutil.k8sVersionMinor={k8s.io/client-go:minor}",
             "helm.sh/helm/v3/pkg/lint/rules.k8sVersionMinor={k8s.io/client-go:minor}",
         ),
-        usual_time="about 2 minutes on two cores the first time, then seconds",
+        usual_time="about half a minute on two cores after the control plane",
     ),
     "kueue": Toolset(
         module="kueue",
         programs={"kueue": "sigs.k8s.io/kueue/cmd/kueue"},
         stamps=(),
-        usual_time="about 3 minutes on two cores the first time, then seconds",
+        usual_time="about 2 minutes on two cores after the control plane",
         manifests="sigs.k8s.io/kueue:config/components",
     ),
     "jobset": Toolset(
         module="jobset",
         programs={"jobset": "sigs.k8s.io/jobset"},
         stamps=(),
-        usual_time="about 1 minute on two cores the first time, then seconds",
+        usual_time="seconds after Kueue",
         manifests="sigs.k8s.io/jobset:config/components",
     ),
     "trainer": Toolset(
         module="trainer",
         programs={"trainer": "github.com/kubeflow/trainer/v2/cmd/trainer-controller-manager"},
         stamps=(),
-        usual_time="about 2 minutes on two cores the first time, then seconds",
+        usual_time="seconds after Kueue",
         manifests="github.com/kubeflow/trainer/v2:manifests/base",
     ),
     "training-operator": Toolset(
