@@ -72,31 +72,33 @@ def main() -> None:
     store = RunStore()
     calibrator = Calibrator(store)
     timed("loop: every run taken", lambda: [store.store_run(item) for item in runs])
-    question = timed("loop: what is to be learnt", calibrator.fit_arguments)
+    question = timed("loop: what is to be learnt", calibrator.make_fit_arguments)
     calibrator.adopt_fit(timed("thread: learning it all", FittedCalibration.fit, *question))
-    timed("loop: runs in doubt and standing", calibrator.run_counts)
+    timed("loop: runs in doubt and standing", calibrator.count_runs_by_state)
     newest = runs[-1]
     longer = replace(newest, run=replace(newest.run, observed_s=newest.run.observed_s * 1.1, observations=9))
     timed("loop: one report more", store.store_run, longer)
-    question = timed("loop: what is to be learnt", calibrator.fit_arguments)
+    question = timed("loop: what is to be learnt", calibrator.make_fit_arguments)
     fitted = timed("thread: learning what changed", FittedCalibration.fit, *question)
     timed("loop: whether forecasts change", calibrator.adopt_fit, fitted)
-    timed("loop: runs in doubt and standing", calibrator.run_counts)
-    timed("loop: runs in doubt again, for every pool", lambda: [calibrator.quarantined_runs() for _ in store.pools()])
+    timed("loop: runs in doubt and standing", calibrator.count_runs_by_state)
+    timed(
+        "loop: runs in doubt again, for every pool", lambda: [calibrator.list_quarantined_runs() for _ in store.pools()]
+    )
     documents = {
-        pool: timed("loop: the PoolLearning of a pool", store.learning_document, pool)
+        pool: timed("loop: the PoolLearning of a pool", store.make_learning_document, pool)
         for pool in sorted(store.pools())[:1]
     }
-    documents |= {pool: store.learning_document(pool) for pool in store.pools()}
+    documents |= {pool: store.make_learning_document(pool) for pool in store.pools()}
     again = RunStore()
     for pool, document in documents.items():
         again.restore_runs(
             pool, pool_learning.read_learnt_runs(pool, document), pool_learning.read_forget_requests(document)
         )
-    same = {(item.uid, item.run.workload) for item in again.all_runs()} == {
-        (item.uid, item.run.workload) for item in store.all_runs()
+    same = {(item.uid, item.run.workload) for item in again.list_all_runs()} == {
+        (item.uid, item.run.workload) for item in store.list_all_runs()
     }
-    print(f"{len(store.all_runs())} runs kept, a restart has {'the same' if same else 'others'}")
+    print(f"{len(store.list_all_runs())} runs kept, a restart has {'the same' if same else 'others'}")
     print(f"{resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024:.0f} MiB resident at most")
 
 

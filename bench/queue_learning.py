@@ -56,7 +56,7 @@ class StepLearner:
         key = group_of_run(run)
         if self.is_exact and key in self.steps:
             return scaled(option, option.seconds * float(np.median(self.steps[key])))
-        ratio = fitted.correction_of_group(key).ratio * fitted.software_ratio(run.framework, run.family)
+        ratio = fitted.find_group_correction(key).ratio * fitted.find_software_ratio(run.framework, run.family)
         return scaled(option, option.seconds * ratio)
 
 

@@ -17,11 +17,11 @@ from tilecast.jobs import (
     JOB_KINDS,
     Job,
     kueue,
-    locate_in_annotations,
+    point_error_to_annotation,
     read_annotations,
     read_job,
 )
-from tilecast.jobs.candidates import JobCandidates, find_candidates, order_by_quota, request_with_baseline
+from tilecast.jobs.candidates import JobCandidates, build_job_request, find_candidates, order_by_quota
 from tilecast.spec import SpecError
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
@@ -91,7 +91,7 @@ def advice_spec(job: Job) -> training_job.TrainingJobSpec:
     try:
         return validate_model(training_job.TrainingJobSpec, read_annotations(job), "spec")
     except SpecError as error:
-        raise locate_in_annotations(error) from None
+        raise point_error_to_annotation(error) from None
 
 
 def objects(
@@ -123,5 +123,5 @@ def advised(name: str, queue: kueue.LocalQueue | None = None, *, is_placed: bool
     document = example(name) | changed
     job = read_job(document)
     choice = usable(job, queue, is_placed=is_placed)
-    question = request_with_baseline(training_job.to_request("x", advice_spec(job)), job, choice, is_placed=is_placed)
+    question = build_job_request(training_job.to_request("x", advice_spec(job)), job, choice, is_placed=is_placed)
     return document, job, choice, order_by_quota(advise(question, choice.pools), choice)

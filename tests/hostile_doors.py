@@ -140,7 +140,7 @@ DOORS: dict[str, Callable[[str], object]] = {
     "PoolLearning": _watched("tilecast.dev/v1alpha1", "PoolLearning", '{"runs":TEXT}'),
     "QueueAdvice": _watched("tilecast.dev/v1alpha1", "QueueAdvice", "TEXT"),
     "answer of the API server": _answered,
-    "report": _refused(lambda text: reports.from_body(text.encode("utf-8", "replace"), None)),
+    "report": _refused(lambda text: reports.parse_body_report(text.encode("utf-8", "replace"), None)),
     "token": _refused(_token),
     "annotation of a pool": _pool,
     "selector": lambda text: LabelSelector.from_json(text, "selector"),

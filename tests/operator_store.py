@@ -232,8 +232,8 @@ async def settled(running: Assembly, limit_s: float = 60.0) -> None:
         quiet = 0
         while quiet < 3:
             await asyncio.sleep(0.02)
-            wait_s = running.runtime.queue.seconds_to_next()
-            is_busy = (wait_s is not None and wait_s < 5.0) or running.runtime.queue.stalled_s()
+            wait_s = running.runtime.queue.find_seconds_to_next()
+            is_busy = (wait_s is not None and wait_s < 5.0) or running.runtime.queue.find_stalled_s()
             quiet = 0 if is_busy else quiet + 1
 
 

@@ -13,7 +13,7 @@ from tilecast import nodes, search, zoo
 from tilecast.api.gpu_pool import GpuFacts, Rates, SustainedRatios
 from tilecast.hardware import Gpu, Pool, find_gpu, gpus, mig_profiles, read_gpu_file
 from tilecast.hardware.boards import FIGURES
-from tilecast.hardware.instances import default_network
+from tilecast.hardware.instances import find_default_network
 from tilecast.spec import PRECISIONS, Plan, Plans, SpecError, Workload
 from tilecast.validate.reading import usual_network
 
@@ -129,7 +129,7 @@ def test_a_board_with_another_memory_is_derived(spelling: str, expected: tuple[s
         whole.sm_count,
         whole.sustained_ratio,
     )
-    assert default_network(gpu, 8) == default_network(whole, 8)
+    assert find_default_network(gpu, 8) == find_default_network(whole, 8)
     assert usual_network(gpu) == usual_network(whole)
     shown = read_gpu_file(spelling)
     assert replace(shown.to_gpu(), aliases=gpu.aliases, sibling=sibling) == gpu

@@ -22,9 +22,9 @@ from tilecast.learning.calibration import (
     Calibration,
     Correction,
     Run,
-    current_runs,
-    drift_start,
+    find_drift_start,
     fit_calibration,
+    keep_current_runs,
     leave_one_out_errors,
     relative_error,
 )
@@ -40,7 +40,7 @@ factors = st.floats(0.5, 2.0)
 
 
 def at(table: Calibration, run: Run) -> float:
-    return table.correction_of_group(calibration.group_of_run(run)).ratio
+    return table.find_group_correction(calibration.group_of_run(run)).ratio
 
 
 def test_the_error_is_signed_and_relative_to_what_was_observed() -> None:
@@ -58,7 +58,7 @@ def test_one_report_of_a_new_workload_moves_none_of_the_others_far() -> None:
     before, after = fit_calibration(steady), fit_calibration([*steady, replace(RUN, workload="new", predicted_s=1.5)])
     assert at(before, OTHER) == pytest.approx(1.0, abs=1e-6)
     assert at(after, OTHER) == pytest.approx(1.0, abs=0.05)
-    assert after.correction_of_group(calibration.group_of_run(replace(RUN, workload="new"))).group == (
+    assert after.find_group_correction(calibration.group_of_run(replace(RUN, workload="new"))).group == (
         "h100-sxm",
         "bf16",
         "decoder",
@@ -76,16 +76,16 @@ def test_a_framework_and_family_carry_their_deviation_to_every_gpu() -> None:
     runs = [replace(RUN, workload=f"w{n}", framework="megatron") for n in range(6)]
     plain = [replace(RUN, pool="q", workload=f"p{n}", framework="ddp", predicted_s=1.0) for n in range(6)]
     table = fit_calibration([*runs, *plain])
-    assert table.software_ratio("megatron", "decoder") < 0.97
-    assert table.software_ratio("ddp", "decoder") > 1.03
-    assert table.software_ratio("megatron", "cnn") == table.software_ratio("jax", "decoder") == 1.0
+    assert table.find_software_ratio("megatron", "decoder") < 0.97
+    assert table.find_software_ratio("ddp", "decoder") > 1.03
+    assert table.find_software_ratio("megatron", "cnn") == table.find_software_ratio("jax", "decoder") == 1.0
     assert fit_calibration(runs[:2]).software == (), "two reports are too few"
     asked = replace(WORKLOAD, framework="megatron")
-    on_t4 = table.correction_of_workload("t4", asked, 8).ratio
+    on_t4 = table.find_workload_correction("t4", asked, 8).ratio
     assert on_t4 == pytest.approx(
-        table.correction_of_group(("t4",)).ratio * table.software_ratio("megatron", "decoder")
+        table.find_group_correction(("t4",)).ratio * table.find_software_ratio("megatron", "decoder")
     )
-    assert table.factors_by_gpus("t4", asked, np.array([8]))[0].tolist() == pytest.approx([on_t4])
+    assert table.list_factors_by_gpus("t4", asked, np.array([8]))[0].tolist() == pytest.approx([on_t4])
     assert table.differs(replace(table, software=()))
     assert calibration_file.parse_calibration(calibration_file.calibration_text(table), "ours.json") == table
 
@@ -99,7 +99,8 @@ def test_unrelated_runs_move_a_new_job_by_less_than_they_are_off(document: list[
     ]
     table = fit_calibration(runs)
     moved = math.log(
-        table.correction_of_group(calibration.group_of_run(OTHER)).ratio * table.software_ratio("ddp", OTHER.family)
+        table.find_group_correction(calibration.group_of_run(OTHER)).ratio
+        * table.find_software_ratio("ddp", OTHER.family)
     )
     assert abs(moved) <= 0.6 * max(abs(math.log(factor)) for factor in document)
 
@@ -127,7 +128,7 @@ def test_finer_groups_move_further_than_those_that_only_share_the_cluster() -> N
 @given(st.lists(st.tuples(factors, st.integers(1, 30), st.sampled_from("abc")), min_size=1, max_size=25))
 def test_a_correction_lies_between_nothing_and_the_worst_run(document: list[tuple[float, int, str]]) -> None:
     runs = [replace(RUN, predicted_s=factor, observations=n, workload=name) for factor, n, name in document]
-    ratios = [1 / run.predicted_s for run in current_runs(runs)]
+    ratios = [1 / run.predicted_s for run in keep_current_runs(runs)]
     for item in fit_calibration(runs).corrections:
         assert min(1.0, *ratios) * 0.999 <= item.ratio <= max(1.0, *ratios) * 1.001
         assert 0 < item.width < 10
@@ -155,18 +156,18 @@ def test_the_range_narrows_with_runs_that_agree_and_widens_with_runs_that_do_not
     tight = [replace(RUN, workload=f"w{n}", predicted_s=float(np.exp(rng.normal(0, 0.05)))) for n in range(30)]
     loose = [replace(RUN, workload=f"w{n}", predicted_s=float(np.exp(rng.normal(0, 0.6)))) for n in range(30)]
     key = calibration.group_of_run(OTHER)
-    assert fit_calibration(tight).correction_of_group(key).width < 0.7
-    assert fit_calibration(loose).correction_of_group(key).width > 1.5
-    assert fit_calibration(tight[:3]).correction_of_group(key).width < 1.0
+    assert fit_calibration(tight).find_group_correction(key).width < 0.7
+    assert fit_calibration(loose).find_group_correction(key).width > 1.5
+    assert fit_calibration(tight[:3]).find_group_correction(key).width < 1.0
 
 
 def test_a_pool_whose_newest_runs_contradict_the_older_ones_forgets_those() -> None:
     before = [replace(RUN, workload=f"a{n}", predicted_s=1.0 + 0.01 * (n % 3)) for n in range(12)]
     since = [replace(RUN, workload=f"b{n}", predicted_s=1.4 + 0.01 * (n % 3)) for n in range(5)]
-    assert drift_start(before) is None
-    assert drift_start([*before, *since[:1]]) is None, "one run is no drift"
-    assert drift_start([*before, *since]) == 12
-    assert current_runs([*before, *since]) == since
+    assert find_drift_start(before) is None
+    assert find_drift_start([*before, *since[:1]]) is None, "one run is no drift"
+    assert find_drift_start([*before, *since]) == 12
+    assert keep_current_runs([*before, *since]) == since
     assert at(fit_calibration([*before, *since]), OTHER) < 0.8
 
 
@@ -220,8 +221,8 @@ def test_a_correction_is_that_of_the_finest_group_that_has_one() -> None:
         (Correction((), ratio=1.1), Correction(("t4",), ratio=1.2), Correction(("t4", "fp16", "cnn"), 1.3))
     )
     keys = ((), ("l4",), ("t4", "fp16", "decoder", "1", "w"), ("t4", "fp16", "cnn", "1"))
-    assert [table.correction_of_group(key).ratio for key in keys] == [1.1, 1.1, 1.2, 1.3]
-    ratio, _ = table.factors_by_gpus("t4", WORKLOAD, np.array([1, 8, 9, 100]))
+    assert [table.find_group_correction(key).ratio for key in keys] == [1.1, 1.1, 1.2, 1.3]
+    ratio, _ = table.list_factors_by_gpus("t4", WORKLOAD, np.array([1, 8, 9, 100]))
     assert ratio.tolist() == [1.2] * 4
 
 

@@ -32,14 +32,14 @@ from tilecast.jobs import (
     kueue,
     read_job,
 )
-from tilecast.jobs.candidates import find_candidates, place_created_job, place_manifest
+from tilecast.jobs.candidates import find_candidates, find_job_placement, find_manifest_placement
 from tilecast.spec import SpecError
 
 
 def test_a_queue_s_flavors_keep_their_order_and_their_quota() -> None:
     queue = kueue.find_queue(objects(("a", 16, A100), ("h", 8, H100), reserved={"a": 12}), "default", "team")
     assert [(item.name, item.quota, item.free) for item in queue.flavors] == [("a", 16, 4), ("h", 8, 8)]
-    first = {gpus: getattr(queue.first_flavor(gpus), "name", None) for gpus in (4, 8, 16, 17)}
+    first = {gpus: getattr(queue.find_first_flavor(gpus), "name", None) for gpus in (4, 8, 16, 17)}
     assert first == {4: "a", 8: "h", 16: "a", 17: None}
 
 
@@ -132,7 +132,7 @@ def test_kueue_s_first_choice_is_the_baseline_and_the_better_flavor_wins() -> No
     assert advice.baseline.pool.name == "t4" and advice.best.pool.name == "h100-sxm"
     assert advice.baseline.step_s > 2 * advice.best.step_s
     assert advice.best.gpus == advice.baseline.gpus == job.gpus
-    made = place_created_job(advice.best, job, choice)
+    made = find_job_placement(advice.best, job, choice)
     assert made and made.node_selector == H100 and made.pods is None
 
 
@@ -150,10 +150,10 @@ def test_pods_change_only_where_the_user_says_how_many() -> None:
     document["metadata"]["annotations"]["tilecast.dev/constraints"] = '{"gpus": 16}'
     _, job, choice, advice = advised("job", metadata=document["metadata"])
     assert advice.best.gpus == 16
-    made = place_created_job(advice.best, job, choice)
+    made = find_job_placement(advice.best, job, choice)
     assert made and made.pods == 4
     assert FieldChange(("spec", "parallelism"), 4) in compute_changes(document, job, made)
-    assert place_created_job(replace(advice.best, nodes=1, gpus_per_node=6), job, choice) is None
+    assert find_job_placement(replace(advice.best, nodes=1, gpus_per_node=6), job, choice) is None
 
 
 @pytest.mark.parametrize("path", EXISTING, ids=lambda path: path.stem)
@@ -173,7 +173,7 @@ def test_a_changed_job_is_read_back_where_it_was_put(path: Path) -> None:
 
 def test_older_trainers_are_given_overrides() -> None:
     document = example("trainjob")
-    (change,) = compute_changes(document, read_job(document), Placement(H100), runtime_patches=False)
+    (change,) = compute_changes(document, read_job(document), Placement(H100), has_runtime_patches=False)
     assert change == FieldChange(
         ("spec", "podTemplateOverrides"), [{"targetJobs": [{"name": "node"}], "spec": {"nodeSelector": H100}}]
     )
@@ -194,7 +194,7 @@ def test_the_choice_replaces_a_choice_and_nothing_else() -> None:
 def test_an_exported_manifest_differs_in_advised_fields_only(path: Path) -> None:
     text = path.read_text()
     document, job, options, advice = advised(path.stem, is_placed=False)
-    put = place_manifest(advice.best, job, options)
+    put = find_manifest_placement(advice.best, job, options)
     after = edit_yaml(text, compute_changes(document, job, put))
     (changed,) = documents.load_documents(after)
     again = read_job(changed)

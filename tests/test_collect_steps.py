@@ -11,7 +11,7 @@ import pytest
 
 from tilecast.validate.cells import UnreadableRow
 from tilecast.validate.runs import read_table
-from tilecast.validate.scores import is_graded, read_measured_seconds
+from tilecast.validate.scores import has_trusted_step, read_measured_seconds
 from tilecast_lab.collect import steps
 from tilecast_lab.collect.kernel_kinds import KINDS, kind_of, seconds_by_kind
 from tilecast_lab.collect.step_cases import COLUMNS, MEASURED, MODELS, StepCase, plan_steps, table_row
@@ -33,7 +33,7 @@ def test_every_measured_row_is_scored_or_says_why_not() -> None:
     reasons = {
         row["id"]: item.reason or row["failure"]
         for row, item in zip(rows, forecasts, strict=True)
-        if item.seconds is None or not is_graded(row)
+        if item.seconds is None or not has_trusted_step(row)
     }
     unknown = {row["id"] for row in rows if row["model_name"] in ("convnext-base", "mamba2-0.4b")}
     assert all(reasons[name] == "unknown-model" for name in unknown)
@@ -92,7 +92,7 @@ def test_every_case_of_the_plan_gives_a_row_that_is_read_or_refused(number: int)
 def test_a_failed_case_has_its_reason_and_is_not_graded() -> None:
     row = table_row(plan_steps()[0], 0, ENVIRONMENT, {"failure": "out of memory"})
     assert (row["failure"], row["step_time_s_derived"], row["trust"]) == ("out of memory", "", "C")
-    assert not is_graded(row)
+    assert not has_trusted_step(row)
 
 
 @pytest.mark.parametrize(

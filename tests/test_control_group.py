@@ -39,8 +39,8 @@ def test_limit_and_kills_are_read(
     for name, text in files.items():
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(text, encoding="latin-1")
-    assert control_group.memory_limit_bytes(tmp_path) == limit_bytes
-    assert control_group.oom_kills(tmp_path) == kills
+    assert control_group.read_memory_limit_bytes(tmp_path) == limit_bytes
+    assert control_group.count_oom_kills(tmp_path) == kills
 
 
 @pytest.mark.parametrize(("files", "limit_mib"), [(V2, 768), (V1, 768), (V2 | {"memory.max": "max\n"}, None)])

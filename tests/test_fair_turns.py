@@ -222,7 +222,7 @@ async def test_a_job_is_told_once_that_it_waits_behind_those_of_others(monkeypat
         await until(lambda: running.advisor.over_budget(), "the sweep to be over its budget")
         assert sample(running, "tilecast_namespaces_over_search_budget") == 1.0
         assert sample(running, "tilecast_oldest_unanswered_seconds", kind="TrainingJob") > 0.0
-        assert not running.advisor.namespaces_behind_others() and not messages, "there is nobody else"
+        assert not running.advisor.find_namespaces_behind_others() and not messages, "there is nobody else"
         for number in range(60):
             running.cache.put_object(put(store, "other", f"o{number}", 8 * (1000 + number)))
         places = [(name, f"{name[0]}{number}") for name in ("sweep", "other") for number in range(60)]

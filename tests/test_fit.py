@@ -35,7 +35,7 @@ def measured(d: dict[str, np.ndarray], gpu: Gpu) -> samples.Samples:
     """Return kernels at six tenths of the roofline, twice as slow with an odd `n`, plus three microseconds of ramp."""
     table = KernelTable.of("gemm", "fp16", **d)
     work = features.compute_work(KINDS["gemm"], "fp16", d)
-    asked = features.network_inputs("gemm_tensor", work, gpu, "fp16")
+    asked = features.compute_network_inputs("gemm_tensor", work, gpu, "fp16")
     roofline = np.maximum(work.flops / gpu.peak("fp16"), kernels.formulas.memory_floor_s(work.moved_bytes, gpu))
     count, zero = len(table), np.zeros(len(table))
 

@@ -174,7 +174,7 @@ def test_every_type_is_read_from_its_defaults_and_built(kind: str) -> None:
 
     Types that transformers lacks are among the published configs.
     """
-    defaults = huggingface.defaults(kind)
+    defaults = huggingface.find_defaults(kind)
     held = {row["config"].get("model_type", row["config"].get("_class_name")) for row in PUBLISHED.values()}
     nested: dict[str, Any] = {
         "text_config": {},
@@ -645,7 +645,7 @@ def test_every_table_names_dimensions_of_its_family() -> None:
     for kind, table in huggingface._type_tables().items():
         if "family" in table:
             names = {*table, *table["read"]} - apart
-            assert not [name for name in names if not reading.dimension_type(table["family"], name)], kind
+            assert not [name for name in names if not reading.find_dimension_type(table["family"], name)], kind
 
 
 def test_a_classifier_of_sound_is_priced_as_its_encoder() -> None:
@@ -664,5 +664,5 @@ def test_a_classifier_of_sound_is_priced_as_its_encoder() -> None:
 )
 def test_a_size_of_zero_is_refused(config: dict[str, Any], key: str) -> None:
     with pytest.raises(SpecError, match="must be positive, got 0; state one or more") as error:
-        huggingface.model(huggingface.defaults(config["model_type"]) | config)
+        huggingface.model(huggingface.find_defaults(config["model_type"]) | config)
     assert key in error.value.field

@@ -57,7 +57,7 @@ def test_a_correction_leaves_the_stated_rate_alone(monkeypatch: pytest.MonkeyPat
 
     delivered = times(100.0)
     monkeypatch.setattr(Calibration, "corrections", (object(),), raising=False)
-    monkeypatch.setattr(Calibration, "factors_by_gpus", factors)
+    monkeypatch.setattr(Calibration, "list_factors_by_gpus", factors)
     assert times(100.0).total == pytest.approx(delivered.total)
     assert (times(None).correction < 1).all()
 

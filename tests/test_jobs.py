@@ -40,11 +40,11 @@ from tilecast.jobs import (
     TRAINING,
     Priorities,
     PriorityClass,
+    find_runtime,
     is_job,
     read_job,
     read_mode,
     require_gpus,
-    runtime_of,
 )
 from tilecast.spec import SpecError
 
@@ -65,7 +65,7 @@ def test_every_example_is_read(name: str) -> None:
 
 def test_a_train_job_takes_from_its_runtime_what_it_leaves_out() -> None:
     document = example("trainjob")
-    assert runtime_of(document) == ("ClusterTrainingRuntime", "torch-distributed")
+    assert find_runtime(document) == ("ClusterTrainingRuntime", "torch-distributed")
     document["spec"]["trainer"] = {"image": "x"}
     (pods,) = read_job(document, runtime(nodeSelector=A100)).pods
     assert (pods.name, pods.count, pods.gpus, pods.pinned) == ("trainer", 3, 4, A100)

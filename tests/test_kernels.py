@@ -91,7 +91,7 @@ def test_regular_shapes_stay_so_when_doubled(sides, times, which):
     d = {name: np.array([float(side)]) for name, side in zip(("m", "n", "k"), sides, strict=True)}
     larger = {**d, which: d[which] * 2**times}
     assert features.has_irregular_sides(d) == features.has_irregular_sides(larger)
-    assert features.odd_part(d[which]) == features.odd_part(larger[which])
+    assert features.find_odd_factor(d[which]) == features.find_odd_factor(larger[which])
 
 
 @pytest.mark.parametrize("grown", ["c_in", "c_out", "batch", "out_h"])
@@ -122,7 +122,7 @@ def test_a_convolution_priced_as_a_product_is_not_refined():
         name: np.array([float(value)])
         for name, value in zip(KINDS["conv"].dims, (8, 64, 64, 1, 1, 56, 56, 1, 3, 3, 1, 56, 56, 0), strict=True)
     }
-    asked = features.network_inputs(
+    asked = features.compute_network_inputs(
         "gemm_tensor", features.pack_groups_into_gemm(features.compute_work(KINDS["conv"], "fp16", d)), gpu, "fp16"
     )
     assert (asked.columns == asked.columns[0]).all()

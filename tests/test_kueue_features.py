@@ -23,7 +23,7 @@ class KueueServer:
         self.is_busy = False
         self.events: list[tuple[str, bool]] = []
 
-    async def served_version(self, group: str, *, anew: bool = False) -> str:
+    async def served_version(self, group: str, *, is_refresh: bool = False) -> str:
         return "v1beta2"
 
     async def get(self, path: str, query: Mapping[str, str] | None = None) -> dict[str, Any]:

@@ -50,7 +50,7 @@ class LeaseCandidate:
         self.election = Election(store, PLACE, name, f"http://{name}:8080", LEASE_ADDRESS, lease_s, self.leadership)
         self.changes: list[bool] = []
         self.leadership.add_listener(self.changes.append)
-        self._task = asyncio.create_task(self.election.take_part())
+        self._task = asyncio.create_task(self.election.run_election())
 
     @property
     def leads(self) -> bool:
@@ -235,7 +235,7 @@ async def replicas(store: LeaseStore, search: Any = on_first_pool, **settings: A
             runner = await server.start_server(
                 server.Address("127.0.0.1", port), running.metrics.registry, running.unhealthy, running.unready,
                 running.guard.admit_report, running.observations.put,
-                running.relay.forward_report, running.relay.client_address,
+                running.relay.forward_report, running.relay.find_client_address,
             )  # fmt: skip
             stack.push_async_callback(runner.cleanup)
             running_replicas.append(running)
@@ -393,12 +393,12 @@ async def test_a_replica_trusts_the_certificate_that_it_serves_and_not_who_signe
     path, texts = tmp_path / "tls.crt", [(tmp_path / name / "tls.crt").read_text() for name in ("ours", "signer")]
     path.write_text("".join(texts))
     relay = Relay(Leadership(is_alone=False), None, str(path))
-    first = relay._leader_tls()
+    first = relay._find_leader_tls()
     assert isinstance(first, ssl.SSLContext) and first.cert_store_stats()["x509"] == 1
-    assert relay._leader_tls() is first, "a connection is used again by requests of the same context alone"
+    assert relay._find_leader_tls() is first, "a connection is used again by requests of the same context alone"
     path.write_text(texts[1])
     os.utime(path, (1.0, 1.0))
-    second = relay._leader_tls()
+    second = relay._find_leader_tls()
     assert isinstance(second, ssl.SSLContext) and second is not first
     assert second.cert_store_stats()["x509"] == 2, "the other replica may still serve the one before"
 

@@ -353,7 +353,7 @@ def test_a_pool_keeps_so_many_runs_and_a_flood_drives_out_only_itself() -> None:
     for space in range(40):
         for number in range(100):
             store.store_run(item(100 + number, f"flood-{space}"))
-    stored = store.runs_of_pool("p")
+    stored = store.list_pool_runs("p")
     assert len(stored) == MAX_KEPT
     assert sum(one.run.namespace == "honest" for one in stored) == 8
     document = pool_learning.pool_learning_document(
@@ -361,8 +361,8 @@ def test_a_pool_keeps_so_many_runs_and_a_flood_drives_out_only_itself() -> None:
     )
     assert len(json.dumps(document)) < 2**20
     again = RunStore()
-    again.restore_runs("p", pool_learning.read_learnt_runs("p", store.learning_document("p")))
-    assert again.learning_document("p") == store.learning_document("p")
+    again.restore_runs("p", pool_learning.read_learnt_runs("p", store.make_learning_document("p")))
+    assert again.make_learning_document("p") == store.make_learning_document("p")
 
 
 def replace_texts(one: ObservedRun) -> ObservedRun:

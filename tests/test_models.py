@@ -214,7 +214,7 @@ def test_lora_trains_its_adapters_and_nothing_else(name: str) -> None:
     base, tuned = (Workload(model, 512, 1, "bf16", lora_rank=rank) for rank in (0, 16))
     added = zoo.count_parameters(tuned) - zoo.count_parameters(base)
     sharded = zoo.shard(tuned, Plans.from_plans(Plan()))
-    assert sharded.trainable_share(Plans.from_plans(Plan()))[0] * zoo.count_parameters(tuned) == pytest.approx(added)
+    assert sharded.trainable_fraction(Plans.from_plans(Plan()))[0] * zoo.count_parameters(tuned) == pytest.approx(added)
     names = {op.name for block in sharded.graph.blocks for op in block.ops if op.name.endswith(".weight-gradient")}
     assert names and all(item.startswith("lora.") for item in names)
     if name == "llama-2-7b":

@@ -31,7 +31,8 @@ def honest(namespaces: int = 1, count: int = 8, deviation: float = 0.1) -> list[
 def forecast(table: Calibration, run: Run) -> float:
     """Return the logarithm of the factor that corrects a forecast."""
     return math.log(
-        table.correction_of_group(calibration.group_of_run(run)).ratio * table.software_ratio(run.framework, run.family)
+        table.find_group_correction(calibration.group_of_run(run)).ratio
+        * table.find_software_ratio(run.framework, run.family)
     )
 
 
@@ -104,7 +105,7 @@ def test_two_puts_at_eight_times_the_step_are_quarantined_and_move_nobody() -> N
 def test_newer_runs_of_another_namespace_supersede_none() -> None:
     runs = honest()
     jump = [replace(RUN, workload=f"x{n}", predicted_s=0.5, namespace="evil") for n in range(8)]
-    assert calibration.drift_start([*runs, *jump]) == len(runs), "all in one namespace they would"
+    assert calibration.find_drift_start([*runs, *jump]) == len(runs), "all in one namespace they would"
     both = NamespaceCalibration([*runs, *jump])
     assert both.runs["honest-0"] == tuple(runs)
     assert both.bounded >= {"evil"}
@@ -160,7 +161,7 @@ def test_errors_of_a_namespace_leave_each_of_its_runs_out() -> None:
 
 def width_and_own(table: Calibration, run: Run) -> tuple[float, int]:
     """Return the width of a job's range, and the number of similar runs that support it."""
-    correction = table.correction_of_group(calibration.group_of_run(run))
+    correction = table.find_group_correction(calibration.group_of_run(run))
     return correction.width, correction.own
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from tilecast import nodes
 from tilecast.hardware import find_gpu, gpus
-from tilecast.hardware.instances import default_gpus_per_node, default_network, node_types
+from tilecast.hardware.instances import find_default_gpus_per_node, find_default_network, node_types
 from tilecast.spec import SpecError
 
 CLUSTERS = sorted((Path(__file__).parent.parent / "examples" / "clusters").glob("*.yaml"))
@@ -369,8 +369,8 @@ def test_cliques_say_how_many_gpus_share_nvlink(cliques: list[str], domain: int,
     ],
 )
 def test_a_gpu_comes_in_nodes_of_its_makers_system(gpu: str, count: int, network: str) -> None:
-    assert default_gpus_per_node(find_gpu(gpu)) == count
-    assert default_network(find_gpu(gpu), count).name == network
+    assert find_default_gpus_per_node(find_gpu(gpu)) == count
+    assert find_default_network(find_gpu(gpu), count).name == network
 
 
 def test_a_link_that_ends_in_the_node_has_no_domain() -> None:

@@ -50,13 +50,13 @@ def body(**fields: Any) -> bytes:
 )
 def test_what_is_no_report_is_refused_with_a_reason(sent: bytes, outcome: str, words: str) -> None:
     with pytest.raises(RefusedReport, match=words) as caught:
-        reports.from_body(sent, None)
+        reports.parse_body_report(sent, None)
     assert caught.value.outcome == outcome
     assert caught.value.status in (400, 422)
 
 
 def test_a_report_says_where_it_comes_from() -> None:
-    report = reports.from_body(body(gpus=16, gpu="NVIDIA H100 80GB HBM3", plan={"tensor": 2}, steps=50), "n1")
+    report = reports.parse_body_report(body(gpus=16, gpu="NVIDIA H100 80GB HBM3", plan={"tensor": 2}, steps=50), "n1")
     assert (report.seconds, report.gpus, report.node, report.steps) == (1.5, 16, "n1", 50)
     assert report.plan is not None and report.plan.tensor == 2
 
@@ -80,7 +80,7 @@ def review(username: str = "system:serviceaccount:team:trainer", **changes: Any)
 
 
 def test_a_token_counts_in_its_own_namespace_only() -> None:
-    assert reports.node_of_review(review(), "team") == "n1"
+    assert reports.read_review_node(review(), "team") == "n1"
     for answer, outcome in (
         (review(authenticated=False), "unauthenticated"),
         (review(audiences=["https://kubernetes.default.svc"]), "unauthenticated"),
@@ -91,7 +91,7 @@ def test_a_token_counts_in_its_own_namespace_only() -> None:
         (review("evil:serviceaccount:team:trainer"), "forbidden"),
     ):
         with pytest.raises(RefusedReport) as caught:
-            reports.node_of_review(answer, "team")
+            reports.read_review_node(answer, "team")
         assert caught.value.outcome == outcome
 
 
@@ -99,24 +99,24 @@ def test_prometheus_tells_the_slowest_rank() -> None:
     def vector(*values: str) -> dict[str, Any]:
         return {"data": {"resultType": "vector", "result": [{"metric": {}, "value": [1, value]} for value in values]}}
 
-    report = reports.from_prometheus(vector("1.5", "1.7", "NaN"))
+    report = reports.parse_prometheus_report(vector("1.5", "1.7", "NaN"))
     assert report is not None and (report.seconds, report.source) == (1.7, "prometheus")
-    scalar = reports.from_prometheus({"data": {"resultType": "scalar", "result": [1, "2"]}})
+    scalar = reports.parse_prometheus_report({"data": {"resultType": "scalar", "result": [1, "2"]}})
     assert scalar is not None and scalar.seconds == 2.0
-    assert reports.from_prometheus(vector()) is None
+    assert reports.parse_prometheus_report(vector()) is None
     for answer in (vector("0"), vector("-1"), {"data": {"resultType": "matrix", "result": [{"values": []}]}}, None):
         with pytest.raises(RefusedReport):
-            reports.from_prometheus(answer)
+            reports.parse_prometheus_report(answer)
 
 
 def test_a_trainjob_tells_its_step() -> None:
     status = {
         "trainerStatus": {"metrics": [{"name": "loss", "value": "2"}, {"name": "step_time_seconds", "value": "3.5"}]}
     }
-    assert reports.from_trainer(status) == StepReport(3.5, "trainJob")
-    assert reports.from_trainer({}) is None
+    assert reports.parse_trainer_report(status) == StepReport(3.5, "trainJob")
+    assert reports.parse_trainer_report({}) is None
     with pytest.raises(RefusedReport):
-        reports.from_trainer({"trainerStatus": {"metrics": [{"name": "step_time_seconds", "value": "fast"}]}})
+        reports.parse_trainer_report({"trainerStatus": {"metrics": [{"name": "step_time_seconds", "value": "fast"}]}})
 
 
 def test_a_window_survives_a_restart_and_forgets_the_oldest() -> None:

@@ -34,7 +34,7 @@ from tilecast_operator.kube.times import format_time
 from tilecast_operator.metrics import Metrics
 from tilecast_operator.objects.client import client
 from tilecast_operator.objects.documents import FIELD_MANAGER, POOL
-from tilecast_operator.objects.view import View, status_digest
+from tilecast_operator.objects.view import View, digest_status
 from tilecast_operator.settings import Settings
 
 
@@ -513,7 +513,7 @@ async def test_the_time_of_an_answer_is_that_since_the_job_was_created_or_change
 def test_digest_ignores_times_and_spelling_of_numbers() -> None:
     first = {"a": 8.0, "conditions": [{"type": "Ready", "status": "True", "lastTransitionTime": "x"}]}
     same = {"conditions": [{"status": "True", "type": "Ready", "lastTransitionTime": "y"}], "a": 8}
-    assert status_digest(first) == status_digest(same) != status_digest({**same, "a": 8.5})
+    assert digest_status(first) == digest_status(same) != digest_status({**same, "a": 8.5})
 
 
 def test_a_view_keeps_only_what_is_needed() -> None:

@@ -350,7 +350,7 @@ async def test_nothing_is_kept_of_who_asked_once_it_is_gone() -> None:
         workloads = {"w"}
         there, gone = (Key("TrainingJob", "team", name) for name in ("a", "gone"))
         running.learning.find_runs("team", [there, gone], workloads)
-        assert running.learning.run_requesters.requesters_of("team", "w", "") == {there}, (
+        assert running.learning.run_requesters.find_requesters("team", "w", "") == {there}, (
             "nobody would let go of the other"
         )
         running.cache.remove_object(store.objects.pop(f"{TRAINING_JOBS.format('team')}/a"))

@@ -52,23 +52,23 @@ def test_a_patch_makes_the_changes_of_the_version_it_was_computed_from(path: Pat
 
 def test_letting_go_takes_our_name_off_and_leaves_the_others() -> None:
     document = example("job-gated", **{ADMISSION_GATES: f"a.example/x,{ADVISOR},b.example/y"})
-    after = patched(document, patches.releasing(document, read_job(document), patches.PLACED))
+    after = patched(document, patches.make_release_patch(document, read_job(document), patches.PLACED))
     assert after["metadata"]["annotations"][ADMISSION_GATES] == "a.example/x,b.example/y"
     assert after["metadata"]["annotations"][APPLIED] == "Placed"
     assert after["spec"] == document["spec"], "Kueue resumes its jobs itself"
-    assert patches.releasing(after, read_job(after), patches.PLACED) == []
+    assert patches.make_release_patch(after, read_job(after), patches.PLACED) == []
     alone = example("job-gated")
-    after = patched(alone, patches.releasing(alone, read_job(alone), "TooLate"))
+    after = patched(alone, patches.make_release_patch(alone, read_job(alone), "TooLate"))
     assert ADMISSION_GATES not in after["metadata"]["annotations"]
 
 
 @pytest.mark.parametrize("name", ONE_OF_EACH)
 def test_letting_go_resumes_a_job_once(name: str) -> None:
     document = set_suspend(example(name, **{MODE: "Initial"}))
-    after = patched(document, patches.releasing(document, read_job(document), "NoFittingPlan"))
+    after = patched(document, patches.make_release_patch(document, read_job(document), "NoFittingPlan"))
     assert not read_job(after).is_suspended and after["metadata"]["annotations"][APPLIED] == "NoFittingPlan"
     set_suspend(after)
-    assert patches.releasing(after, read_job(after), patches.PLACED) == [], "suspended anew, by somebody else"
+    assert patches.make_release_patch(after, read_job(after), patches.PLACED) == [], "suspended anew, by somebody else"
 
 
 @settings(max_examples=200)
@@ -91,7 +91,7 @@ def test_nothing_is_let_go_that_we_do_not_hold(
     document["metadata"]["labels"] = {QUEUE: queue} if queue else {}
     document["spec"]["suspend"] = suspend
     document["status"] = {"active": 1} if started else {}
-    operations = patches.releasing(document, read_job(document), patches.PLACED)
+    operations = patches.make_release_patch(document, read_job(document), patches.PLACED)
     is_ours = mode == "Initial" and suspend and not queue and not applied and not started
     is_parked = moves and queue == "tilecast-hold" and suspend and not started
     holds = ADVISOR in gates or is_ours or is_parked

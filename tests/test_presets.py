@@ -356,8 +356,8 @@ def test_a_large_family_is_listed_in_part() -> None:
         SpecError, match=r"did you mean one of qwen-1\.8b, .* \(`tilecast show models` lists \d+ more\)"
     ):
         zoo.preset("qwen")
-    assert "llama-30b" not in zoo.presets_of_family("llama3")
-    assert zoo.presets_of_family("g") == zoo.presets_of_family("nosuch") == []
+    assert "llama-30b" not in zoo.list_presets_by_prefix("llama3")
+    assert zoo.list_presets_by_prefix("g") == zoo.list_presets_by_prefix("nosuch") == []
 
 
 def test_presets_are_many_and_distinct() -> None:

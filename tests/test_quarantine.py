@@ -22,7 +22,7 @@ from tilecast_operator.kube.journal import Journal
 from tilecast_operator.kube.kinds import Key
 from tilecast_operator.kube.quarantine import EVERYTHING, FIRST_S, MOST_S, DeathRecord, Quarantine, add_deaths
 from tilecast_operator.objects.kinds import KINDS
-from tilecast_operator.objects.quarantine import digest_user_content, minimal_job, open_quarantine
+from tilecast_operator.objects.quarantine import digest_user_content, make_minimal_job, open_quarantine
 from tilecast_operator.objects.tables import Cache
 
 BOMB, HONEST_JOB, NODE = Key("TrainingJob", "a", "bomb"), Key("TrainingJob", "b", "honest"), Key("Node", "", "n1")
@@ -96,29 +96,32 @@ def test_what_is_set_aside_is_read_again_when_it_changes_or_after_its_time(tmp_p
         return open_quarantine(str(tmp_path), suspects, lambda: now_s)
 
     first = quarantine([BOMB])
-    assert first.readable_part(body(HONEST_JOB)) == body(HONEST_JOB) and first.reason_of(HONEST_JOB) is None
-    seen = first.readable_part(body(BOMB))
+    assert (
+        first.find_readable_part(body(HONEST_JOB)) == body(HONEST_JOB)
+        and first.find_quarantine_reason(HONEST_JOB) is None
+    )
+    seen = first.find_readable_part(body(BOMB))
     assert (
         seen is not None
         and seen["spec"] == {}
-        and "died while it read this object (1 time" in (first.reason_of(BOMB) or "")
+        and "died while it read this object (1 time" in (first.find_quarantine_reason(BOMB) or "")
     )
     second = quarantine([])
-    assert second.readable_part(body(BOMB, resourceVersion="8", labels={"kueue.x-k8s.io/queue-name": "q"})) != body(
-        BOMB
-    )
-    assert second.reason_of(BOMB), "it is remembered, and what others write of it changes nothing"
+    assert second.find_readable_part(
+        body(BOMB, resourceVersion="8", labels={"kueue.x-k8s.io/queue-name": "q"})
+    ) != body(BOMB)
+    assert second.find_quarantine_reason(BOMB), "it is remembered, and what others write of it changes nothing"
     changed = body(BOMB, 16)
-    assert second.readable_part(changed) == changed and second.reason_of(BOMB) is None
+    assert second.find_readable_part(changed) == changed and second.find_quarantine_reason(BOMB) is None
     third = quarantine([BOMB])
-    third.readable_part(changed)
-    third.readable_part(body(BOMB, 24))
-    assert third.reason_of(BOMB), "at the second death in a row a change alone is not enough"
-    assert third.due_keys() == []
+    third.find_readable_part(changed)
+    third.find_readable_part(body(BOMB, 24))
+    assert third.find_quarantine_reason(BOMB), "at the second death in a row a change alone is not enough"
+    assert third.list_due_keys() == []
     now_s += FIRST_S
-    assert third.due_keys() == [BOMB] and third.readable_part(body(BOMB, 24)) == body(BOMB, 24)
+    assert third.list_due_keys() == [BOMB] and third.find_readable_part(body(BOMB, 24)) == body(BOMB, 24)
     third.remove_object(BOMB)
-    assert quarantine([]).readable_part(body(BOMB)) == body(BOMB), "one that is gone is forgotten"
+    assert quarantine([]).find_readable_part(body(BOMB)) == body(BOMB), "one that is gone is forgotten"
 
 
 def test_what_is_set_aside_is_walked_without_recursion() -> None:
@@ -130,7 +133,7 @@ def test_what_is_set_aside_is_walked_without_recursion() -> None:
     note = {
         "metadata": {"name": "a", "annotations": {"tilecast.dev/training": "[" * 500, "tilecast.dev/mode": "Initial"}}
     }
-    seen = minimal_job({**hostile, **note, "spec": {"suspend": True, "template": deep}})
+    seen = make_minimal_job({**hostile, **note, "spec": {"suspend": True, "template": deep}})
     assert seen["metadata"]["annotations"] == {"tilecast.dev/mode": "Initial"}
     assert (seen["spec"], seen["status"]) == ({"suspend": True}, {})
     while deep != 1:  # otherwise it is freed recursively

@@ -29,7 +29,7 @@ from tilecast_operator.controllers.token_reviews import MAX_UNKNOWN
 from tilecast_operator.free_gpus import GpuUsage
 from tilecast_operator.kube import watch
 from tilecast_operator.kube.client import ApiError, Connection
-from tilecast_operator.kube.documents import Author, Note, event_document
+from tilecast_operator.kube.documents import Author, Note, make_event_document
 from tilecast_operator.kube.kinds import Key
 from tilecast_operator.kube.queue import KeyQueue
 from tilecast_operator.metrics import Metrics
@@ -180,7 +180,7 @@ async def test_many_jobs_do_not_each_try_to_load_a_model_that_cannot_be_read() -
         store.put(f"{JOBS}/{number}", job(str(number)))
     async with operator(store, unreadable, retry_first_s=60.0, retry_most_s=60.0) as running:
         async with asyncio.timeout(5):
-            while not tries or running.runtime.queue.stalled_s():
+            while not tries or running.runtime.queue.find_stalled_s():
                 await asyncio.sleep(0.01)
         assert len(tries) == 1
         assert "cannot be read" in str(running.unready())
@@ -247,7 +247,7 @@ def test_an_annotation_of_any_size_takes_no_room() -> None:
 
 @pytest.mark.parametrize("name", ["a" * 199 + "-b", "a" * 199 + ".b", "a"])
 def test_the_name_of_an_event_is_a_name(name: str) -> None:
-    document = event_document(
+    document = make_event_document(
         Note("Normal", "R", "t"), Author("c", "i", ()), Key("Pod", "default", name), "v1", "u", "now"
     )
     parts = document["metadata"]["name"].split(".")
@@ -266,7 +266,7 @@ def test_what_is_free_of_slices_that_nobody_counts_is_absent_not_zero() -> None:
     everyone = [nodes.read_node(yaml.safe_load(MIXED)), nodes.read_node(node("whole"))]
     entries = nodes.discover_pools(everyone).entries
     assert sorted(item.pool.gpu.mig for item in entries) == ["", "1g.10gb"]
-    free = GpuUsage(used={}).count_free(entries, {item.name: item for item in everyone})
+    free = GpuUsage(used={}).count_free_gpus(entries, {item.name: item for item in everyone})
     assert {name: item.gpus for name, item in free.items()} == {"h100-sxm": 8}
 
 

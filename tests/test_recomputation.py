@@ -204,9 +204,9 @@ def test_all_layers_or_none_is_refused_with_the_field() -> None:
 
 def test_modules_that_a_model_lacks_are_refused() -> None:
     with pytest.raises(SpecError, match=r"no mla_up_proj to recompute; use modules among"):
-        zoo.refuse_recomputation(LLAMA.model, "mla_up_proj", "plan")
+        zoo.refuse_useless_recomputation(LLAMA.model, "mla_up_proj", "plan")
     with pytest.raises(SpecError, match=r"resnet-50 have no layernorm to recompute; use none"):
-        zoo.refuse_recomputation(zoo.preset("resnet-50"), "layernorm", "plan")
+        zoo.refuse_useless_recomputation(zoo.preset("resnet-50"), "layernorm", "plan")
 
 
 @pytest.mark.parametrize(
@@ -284,7 +284,7 @@ def test_a_slow_host_link_bounds_the_step() -> None:
     plan = plan_of(GPT, "none")
     plans = Plans.from_plans(plan)
     sharded = zoo.shard(GPT, plans)
-    layers = zip(sharded.graph.layers, zoo.layers_kept_bytes(GPT, sharded, plans), strict=True)
+    layers = zip(sharded.graph.layers, zoo.list_layer_kept_bytes(GPT, sharded, plans), strict=True)
     kept = float(sum(block.repeat * one[0] for block, one in layers))
     whole, half = (step_s(offloaded(GPT, share), plan)[0] for share in (1.0, 0.5))
     crossing_s = 2 * plan.gradient_accumulation * kept / 50.4e9

@@ -23,7 +23,7 @@ from tilecast.api.gpu_pool import DISCOVERED
 from tilecast.api.status import Recommendation
 from tilecast.hardware import Pool
 from tilecast.jobs import kueue
-from tilecast.jobs.quantities import pod_gpus
+from tilecast.jobs.quantities import count_pod_gpus
 from tilecast_operator.kube.client import ApiError
 from tilecast_operator.kube.kinds import Key
 from tilecast_operator.kube.server_clock import ServerClock
@@ -486,9 +486,9 @@ def test_a_pod_holds_what_its_containers_do_together_or_its_largest_init_contain
         return {"resources": {"limits": {"nvidia.com/gpu": gpus}}}
 
     pod = {"spec": {"containers": [container("2"), container(1), {}], "initContainers": [container("4")]}}
-    assert pod_gpus(pod) == 4
-    assert pod_gpus({"spec": {"containers": [container("2"), container("8")]}}) == 10
-    assert pod_gpus({"spec": {"containers": [container("x"), {"resources": None}]}}) == 0
+    assert count_pod_gpus(pod) == 4
+    assert count_pod_gpus({"spec": {"containers": [container("2"), container("8")]}}) == 10
+    assert count_pod_gpus({"spec": {"containers": [container("x"), {"resources": None}]}}) == 0
 
 
 async def test_a_watch_that_lost_objects_is_unhealthy() -> None:

@@ -24,12 +24,12 @@ from tilecast.spec import SpecError, Workload
 from tilecast_operator.answer import Answer, Declined
 from tilecast_operator.assembly import ALTERNATIVES
 from tilecast_operator.free_gpus import Free
-from tilecast_operator.kube.documents import Author, Note, event_document
+from tilecast_operator.kube.documents import Author, Note, make_event_document
 from tilecast_operator.kube.kinds import Key
 from tilecast_operator.metrics import Metrics
 from tilecast_operator.objects.documents import ADVICE_KEYS, GPUS, NODE_SELECTOR, PARALLELISM, POOL, STEP_SECONDS
 from tilecast_operator.report import better_placement, job_status, pools
-from tilecast_operator.report.advice import MAX_BYTES, advice_annotations, make_event, size_bytes
+from tilecast_operator.report.advice import MAX_BYTES, make_advice_annotations, make_event, size_bytes
 
 FREE = job_status.Fit(job_status.Aspect("True", "GpusFree", "the GPUs are free now, as Kueue shows"), True)
 NOW, LATER = "2026-01-02T03:04:05Z", "2027-01-02T03:04:05Z"
@@ -188,20 +188,20 @@ def test_lists_and_texts_stay_in_bounds() -> None:
 
 
 def test_annotations_name_the_plan_and_stay_small() -> None:
-    annotations = advice_annotations(advice())
+    annotations = make_advice_annotations(advice())
     assert tuple(annotations) == ADVICE_KEYS
     assert annotations[POOL] == "h100-sxm" and annotations[GPUS] == "16"
     assert json.loads(annotations[NODE_SELECTOR]) == {"nvidia.com/gpu.product": "NVIDIA-H100-80GB-HBM3"}
     assert json.loads(annotations[PARALLELISM])["tensor"] == 2
     assert float(annotations[STEP_SECONDS]) == 8.2
     crowded = pool(node_selector={f"example.com/{'k' * 200}{i}": "v" * 63 for i in range(16)})
-    big = advice_annotations(advice(offers=(offer(pool=crowded),)))
+    big = make_advice_annotations(advice(offers=(offer(pool=crowded),)))
     assert size_bytes(annotations) < 1024 and size_bytes(big) < MAX_BYTES
 
 
 @pytest.mark.parametrize("verdict", [VERDICTS["nothing fits"]])
 def test_no_recommendation_no_annotations(verdict: Advice) -> None:
-    assert advice_annotations(verdict) == {}
+    assert make_advice_annotations(verdict) == {}
 
 
 def test_events_on_change_only() -> None:
@@ -217,9 +217,11 @@ def test_events_on_change_only() -> None:
 
 def test_the_same_event_has_the_same_name() -> None:
     first_note, about = Note("Normal", "RecommendationUpdated", "text"), Key("TrainingJob", "ns", "job")
-    first = event_document(first_note, Author("c", "me", ()), about, API_VERSION, "uid", NOW)
-    again = event_document(first_note, Author("c", "another", ()), about, API_VERSION, "uid", LATER)
-    other = event_document(replace(first_note, text="other"), Author("c", "me", ()), about, API_VERSION, "uid", NOW)
+    first = make_event_document(first_note, Author("c", "me", ()), about, API_VERSION, "uid", NOW)
+    again = make_event_document(first_note, Author("c", "another", ()), about, API_VERSION, "uid", LATER)
+    other = make_event_document(
+        replace(first_note, text="other"), Author("c", "me", ()), about, API_VERSION, "uid", NOW
+    )
     assert first["metadata"]["name"] == again["metadata"]["name"] != other["metadata"]["name"]
     assert first["involvedObject"] == {
         "apiVersion": "tilecast.dev/v1alpha1",
@@ -234,7 +236,8 @@ def test_events_that_differ_in_alternatives_only_have_the_same_name() -> None:
     author = Author("c", "me", (), ALTERNATIVES)
     texts = ("pool: there is no 'x'; known: a, b", "pool: there is no 'x'; known: a", "pool: there is no 'y'; known: a")
     bodies = [
-        event_document(Note("Warning", "R", text), author, Key("Job", "ns", "j"), "v1", "uid", NOW) for text in texts
+        make_event_document(Note("Warning", "R", text), author, Key("Job", "ns", "j"), "v1", "uid", NOW)
+        for text in texts
     ]
     assert [body["message"] for body in bodies] == list(texts)
     first, second, third = (body["metadata"]["name"] for body in bodies)
@@ -287,7 +290,7 @@ def _gpu_pool(**spec: object) -> dict[str, object]:
 
 def test_metrics_carry_no_job_names_and_forget_pools_that_are_gone() -> None:
     metrics = Metrics()
-    metrics.count_advice(advice(), changed=True)
+    metrics.count_advice(advice(), is_changed=True)
     metrics.count_search(advice(), 0.05)
     report = nodes.discover_pools([], [_gpu_pool(nodeType="p5.48xlarge", maxNodes=4)])
     metrics.show_pools(report, {"mine": Free(3, "Pods")})

@@ -225,7 +225,7 @@ def test_a_choice_is_taken_out_of_every_kind(name: str, newer: bool) -> None:
     marks = ["kubernetes.io/arch"]
     chosen = patched(
         document,
-        patches.make_placing_patch(document, compute_changes(document, job, put, runtime_patches=newer), marks),
+        patches.make_placing_patch(document, compute_changes(document, job, put, has_runtime_patches=newer), marks),
     )
     after = read_job(chosen)
     assert after.workers[0].node_selector.items() >= put.node_selector.items()

@@ -117,7 +117,7 @@ async def test_a_delay_of_the_background_and_one_that_is_not_leave_each_other_al
     queue.add("own", 5.0, in_background=True)
     now = 6.0
     taken = [await queue.take_key() for _ in range(BACKGROUND_AT_ONCE + 1)]
-    assert "own" in taken and queue.seconds_to_next() != 0.0
+    assert "own" in taken and queue.find_seconds_to_next() != 0.0
     assert len(queue) == 20 - BACKGROUND_AT_ONCE
 
 
@@ -127,9 +127,9 @@ async def test_idle_time_is_no_time_without_progress() -> None:
     for in_background in (False, True):
         now += 1000.0
         queue.add("a", in_background=in_background)
-        assert queue.stalled_s() == 0.0
+        assert queue.find_stalled_s() == 0.0
         now += 7.0
-        assert queue.stalled_s() == 7.0
+        assert queue.find_stalled_s() == 7.0
         queue.finish_key(await queue.take_key())
 
 

@@ -17,7 +17,7 @@ from tilecast.advice.enumeration import job_variants
 from tilecast.advice.pricing import find_candidates
 from tilecast.api import training_job
 from tilecast.hardware import Pool, find_gpu, find_link
-from tilecast.jobs import name_annotation
+from tilecast.jobs import point_message_to_annotation
 from tilecast.spec import SearchTooLargeError, SpecError, Workload
 from tilecast.trace import Trace, TraceOperator
 from tilecast.zoo import huggingface, traced
@@ -68,7 +68,7 @@ def test_a_network_of_too_many_layers_is_refused_as_it_is_read(config: dict[str,
     assert error.value.field == "spec.model"
     assert "distinct operators of the model are more than the 12,000 that one search prices" in error.value.problem
     assert isinstance(pickle.loads(pickle.dumps(error.value)), SearchTooLargeError)  # noqa: S301
-    assert name_annotation(str(error.value)).startswith("tilecast.dev/model: ")
+    assert point_message_to_annotation(str(error.value)).startswith("tilecast.dev/model: ")
 
 
 def test_the_largest_published_models_are_read_with_a_wide_margin() -> None:
@@ -97,7 +97,7 @@ def test_a_graph_of_too_many_operators_is_refused(monkeypatch: pytest.MonkeyPatc
         for n in range(40)
     )
     trace = Trace(1, 1, ("x",), tuple(f"w{n}" for n in range(40)), ("y39",), shapes, operators)
-    workload = Workload(traced.model("a", trace), 1, 8)
+    workload = Workload(traced.build_model("a", trace), 1, 8)
     assert zoo.count_operators(workload) > 40
     monkeypatch.setattr(graph, "MOST_OPERATORS", 39)
     with pytest.raises(SearchTooLargeError, match="40 distinct operators"):

@@ -61,7 +61,7 @@ async def test_a_search_that_breaks_a_limit_is_ended_and_takes_no_other_along() 
     try:
         tried = (searches.run_search(request(batch), [POOL]) for batch in asked)
         answers = await asyncio.gather(*tried, return_exceptions=True)
-        assert searches.resident_bytes() > 0 and searches.longest_running_s() == 0.0
+        assert searches.resident_bytes() > 0 and searches.find_longest_running_s() == 0.0
     finally:
         searches.stop()
     ended = {
@@ -111,12 +111,12 @@ async def test_the_search_that_runs_can_be_seen() -> None:
 
     searches = Searches(waiting, 1, 0)
     try:
-        assert searches.longest_running_s() == 0.0
+        assert searches.find_longest_running_s() == 0.0
         running = asyncio.create_task(searches.run_search(request(8), [POOL]))
-        await until(lambda: searches.longest_running_s() > 0.0, "the search to run")
+        await until(lambda: searches.find_longest_running_s() > 0.0, "the search to run")
         go_on.set()
         await running
-        assert (searches.longest_running_s(), searches.resident_bytes()) == (0.0, 0)
+        assert (searches.find_longest_running_s(), searches.resident_bytes()) == (0.0, 0)
     finally:
         searches.stop()
 
@@ -166,7 +166,7 @@ async def test_an_interrupted_search_is_told_and_neither_kept_nor_made_again_at_
         await settled(running)
         assert len(tries) == 1, "jobs that ask the same share the try, and other pools make no new one"
         assert len(store.writes) == writes
-        due_s = running.runtime.queue.seconds_to_next()
+        due_s = running.runtime.queue.find_seconds_to_next()
         assert due_s is not None and due_s <= FIRST_S
 
 

@@ -29,7 +29,7 @@ from tilecast_operator import answer_memo, pickles
 from tilecast_operator import searches as where_searches_run
 from tilecast_operator.answer_memo import AnswerMemo
 from tilecast_operator.kube.queue import BACKGROUND_AT_ONCE
-from tilecast_operator.pickles import pickled_size
+from tilecast_operator.pickles import measure_pickled_size
 from tilecast_operator.search_process import SearchInterruptedError
 from tilecast_operator.searches import MOST_PATIENCE_S, Searches
 
@@ -87,7 +87,7 @@ async def test_an_answer_of_a_process_shares_the_pools_of_the_operator_with_all_
         searches.stop()
     assert advice.request is asked and all(offer.pool is pool for offer in (*advice.offers, *advice.pareto))
     assert (
-        pickled_size(advice, (Pool, Request))
+        measure_pickled_size(advice, (Pool, Request))
         <= len(pickles.dump(advice, (asked, pool)))
         < len(pickles.dump(advice, ()))
     )

@@ -61,7 +61,7 @@ def advise_and_report(metrics: Metrics, store: RunStore, jobs: int) -> None:
         model = replace(plain.workload.model, family=family)
         asked = replace(plain, workload=replace(plain.workload, precision=precision, model=model))
         metrics.count_advice(
-            advice(request=asked, offers=(offer(pool=pools[gpu], workload=asked.workload),)), changed=False
+            advice(request=asked, offers=(offer(pool=pools[gpu], workload=asked.workload),)), is_changed=False
         )
         metrics.count_observation(score(gpu, precision, family), 1.1, None, None)
         run = Run(gpu, gpu, precision, family, "2-8", "w", 1.0, 1.1, 3, "ddp", "team")
@@ -78,16 +78,16 @@ def test_ten_thousand_jobs_of_a_thousand_groups_have_few_series() -> None:
     empty = count(metrics)
     advise_and_report(metrics, store, JOBS)
     calibrator = Calibrator(store)
-    calibrator.adopt_fit(FittedCalibration.fit(*calibrator.fit_arguments()))
+    calibrator.adopt_fit(FittedCalibration.fit(*calibrator.make_fit_arguments()))
     metrics.show_calibration(calibrator)
     for _ in range(SCRAPES):
         count(metrics)
     full = count(metrics)
     assert empty + 4 * MOST_GROUPS < full < MOST_SERIES, f"{empty} series became {full}"
     clock.now_s += DAY_S + 1
-    for item in store.all_runs():
+    for item in store.list_all_runs():
         store.drop_run(item.uid)
-    calibrator.adopt_fit(FittedCalibration.fit(*calibrator.fit_arguments()))
+    calibrator.adopt_fit(FittedCalibration.fit(*calibrator.make_fit_arguments()))
     metrics.show_calibration(calibrator)
     count(metrics)
     assert count(metrics) == empty

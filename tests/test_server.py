@@ -253,7 +253,7 @@ class Reviewer(Store):
 
 async def test_forged_tokens_are_asked_about_once_and_push_out_no_true_one() -> None:
     store = Reviewer()
-    reviews = TokenReviews(store, holds_s=60.0)
+    reviews = TokenReviews(store, cache_s=60.0)
     await reviews.review_token(TRUE)
     for number in range(5000):
         await reviews.review_token(f"forged-{number}")
@@ -267,7 +267,7 @@ async def test_forged_tokens_are_asked_about_once_and_push_out_no_true_one() -> 
 async def test_a_flood_of_tokens_keeps_nobody_out_who_reported_before() -> None:
     """Hundreds of clients send tokens that could be ours, while one client's token is due for another review."""
     store, forged_answers, answers = Reviewer(), Counter[int | None](), list[int | None]()
-    reviews, guarding = TokenReviews(store, holds_s=0.0), guard(rate=2.0, max_clients=64)
+    reviews, guarding = TokenReviews(store, cache_s=0.0), guard(rate=2.0, max_clients=64)
 
     async def take(namespace: str, name: str, sent: str, body: bytes) -> None:
         if not (await reviews.review_token(sent))["status"]["authenticated"]:

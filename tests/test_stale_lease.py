@@ -145,7 +145,7 @@ async def test_the_leader_of_an_election_is_seen_to_live() -> None:
     cluster.create, cluster.replace = _keeper(cluster), _keeper(cluster)  # type: ignore[attr-defined]
     leadership = Leadership(is_alone=False)
     election = Election(cluster, PLACE, "a", "", LEASE_ADDRESS, 1, leadership)  # type: ignore[arg-type]
-    task = asyncio.create_task(election.take_part())
+    task = asyncio.create_task(election.run_election())
     while not leadership.is_leader:
         await asyncio.sleep(0.01)
     lease = StaleLease(cluster, PLACE, **QUICK)  # type: ignore[arg-type]

@@ -160,7 +160,7 @@ def test_weights_in_fp8_alone_are_gathered_so() -> None:
         seconds[name] = sync_seconds(
             own, sharded, whole, plans, where, caps, units, constants.shipped_constants()
         ).updated_s[0]
-    layered = zoo.shard(job, plans).layer_parameter_share(plans)[0]
+    layered = zoo.shard(job, plans).layer_parameter_fraction(plans)[0]
     assert seconds["nemo"] == pytest.approx(seconds["megatron"] * (1 - layered / 2), rel=0.05)
 
 

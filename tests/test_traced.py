@@ -106,7 +106,7 @@ def test_stages_are_cut_to_equal_cost() -> None:
     assert stages.cost[0] == pytest.approx(1.0)
     assert (np.diff(stages.cost) <= 1e-9).all()
     assert 0.5 <= stages.cost[1] < 0.6
-    assert traced.pieces(trace) >= 4
+    assert traced.count_pieces(trace) >= 4
 
 
 def test_graphs_are_split_by_data_and_pipeline_but_not_by_tensor() -> None:
@@ -222,7 +222,7 @@ def test_the_fixtures_are_what_the_tracer_writes(name: str, monkeypatch: pytest.
     then = fixture(name).trace
     assert then is not None
     assert [one.kind for one in now.operators] == [one.kind for one in then.operators]
-    assert flops(traced.model(name, now), BUILT_IN[name][1]) == flops(fixture(name), BUILT_IN[name][1])
+    assert flops(traced.build_model(name, now), BUILT_IN[name][1]) == flops(fixture(name), BUILT_IN[name][1])
 
 
 @torch_is_here
@@ -234,12 +234,12 @@ def test_layers_that_repeat_are_copied(target: str, built_in: Model, monkeypatch
         patched.setattr(repeats, "FEWEST_LAYERS", 1000)
         whole = torch_export.trace(target)
     assert [one.kind for one in short.operators] == [one.kind for one in whole.operators]
-    for model in (traced.model("short", short), traced.model("whole", whole)):
+    for model in (traced.build_model("short", short), traced.build_model("whole", whole)):
         assert zoo.count_parameters(Workload(model, 64, 8)) == zoo.count_parameters(
-            Workload(traced.model("", whole), 64, 8)
+            Workload(traced.build_model("", whole), 64, 8)
         )
-        assert flops(model, 64) == flops(traced.model("", whole), 64)
-        assert activation_bytes(model, 64) == activation_bytes(traced.model("", whole), 64)
+        assert flops(model, 64) == flops(traced.build_model("", whole), 64)
+        assert activation_bytes(model, 64) == activation_bytes(traced.build_model("", whole), 64)
 
 
 @torch_is_here

@@ -108,7 +108,7 @@ def resnet_in_onnx(path: Path) -> Path:
     ("dims", "sequence"), [(["batch", 64], None), ([3, 64], None), (["batch", "tokens"], 64), (["batch", 64], 64)]
 )
 def test_an_onnx_transformer_does_the_work_of_its_family(tmp_path: Path, dims: list[Any], sequence: int | None) -> None:
-    model = traced.model("gpt", onnx_file.read(gpt_in_onnx(tmp_path / "gpt.onnx", dims), sequence))
+    model = traced.build_model("gpt", onnx_file.read(gpt_in_onnx(tmp_path / "gpt.onnx", dims), sequence))
     plain = Model("gpt", "decoder", 2, 128, 4, 4, 32, 512, 512, positions=64, dimensions=zoo.Transformer())
     assert model.trace is not None
     assert model.trace.sequence == 64
@@ -120,7 +120,7 @@ def test_an_onnx_transformer_does_the_work_of_its_family(tmp_path: Path, dims: l
 
 def test_an_onnx_resnet_does_the_work_of_its_family(tmp_path: Path) -> None:
     model, preset = (
-        traced.model("resnet", onnx_file.read(resnet_in_onnx(tmp_path / "r.onnx"))),
+        traced.build_model("resnet", onnx_file.read(resnet_in_onnx(tmp_path / "r.onnx"))),
         zoo.preset("resnet-18"),
     )
     assert flops(model, 1) == pytest.approx(flops(preset, 1), rel=0.01)
@@ -193,7 +193,7 @@ def test_the_tables_of_operators_lead_to_kinds_that_exist() -> None:
 def test_a_graph_in_a_job_may_be_an_onnx_file(tmp_path: Path) -> None:
     path = gpt_in_onnx(tmp_path / "gpt.onnx", ["batch", "tokens"])
     model = stored(path.read_bytes(), sequenceLength=64).workload.model
-    assert flops(model, 64) == flops(traced.model("gpt", onnx_file.read(path, 64)), 64)
+    assert flops(model, 64) == flops(traced.build_model("gpt", onnx_file.read(path, 64)), 64)
     with pytest.raises(SpecError, match=r"spec.training.sequenceLength: is missing; .* leaves tokens open"):
         stored(path.read_bytes())
 
@@ -211,7 +211,7 @@ def test_an_onnx_file_without_onnx_says_what_to_do(tmp_path: Path, monkeypatch: 
 def test_an_onnx_file_becomes_a_graph_document(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path, out = gpt_in_onnx(tmp_path / "gpt.onnx", ["batch", "tokens"]), tmp_path / "graph.json"
     assert main(["trace", str(path), "--seq", "64", "-o", str(out)]) == 0
-    trace, direct = stored(out.read_bytes()).workload.model, traced.model("gpt", onnx_file.read(path, 64))
+    trace, direct = stored(out.read_bytes()).workload.model, traced.build_model("gpt", onnx_file.read(path, 64))
     assert flops(trace, 64) == flops(direct, 64)
     assert activation_bytes(trace, 64) == activation_bytes(direct, 64)
     assert seconds(trace, 64) == seconds(direct, 64)

@@ -50,7 +50,7 @@ owns = st.builds(JobRun, places, plans, st.floats(-0.9, 0.9), st.integers(1, 30)
 
 
 def at(runs: JobRuns, place: RunSetting, plan: Plan = PLAN) -> tuple[float, float]:
-    ratios, width = runs.factors_of_plans(place, Plans.from_plans(plan), 8)
+    ratios, width = runs.find_plan_factors(place, Plans.from_plans(plan), 8)
     assert np.ptp(ratios) == 0, "runs that tell no parts move all of them alike"
     return float(ratios[0, 0]), float(width[0])
 
@@ -155,7 +155,7 @@ PIPELINE = replace(PLAN, data=4, pipeline=2)
 
 
 def columns(runs: JobRuns, gpus_per_node: int = 8, plan: Plan = PLAN) -> tuple[list[float], float]:
-    ratios, width = runs.factors_of_plans(H100, Plans.from_plans(plan), gpus_per_node)
+    ratios, width = runs.find_plan_factors(H100, Plans.from_plans(plan), gpus_per_node)
     return ratios[:, 0].tolist(), float(width[0])
 
 

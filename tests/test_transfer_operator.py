@@ -249,7 +249,7 @@ def better(
     priced = type(pool)(
         **{name: getattr(pool, name) for name in pool.__dataclass_fields__} | {"price_per_gpu_hour": 0.45}
     )
-    goal, least = OBJECTIVES[objective], better_placement.least_gain(known)
+    goal, least = OBJECTIVES[objective], better_placement.get_least_gain(known)
     pools = {"a": priced, "b": priced}
     return better_placement.find_better_places(status, score, goal, pools, least, moving or MoveCost())
 
@@ -339,10 +339,10 @@ async def test_what_moving_costs_decides_no_answer() -> None:
 
 def test_no_event_on_flutter_within_ten_minutes() -> None:
     free, since_s = Aspect("True", "PlaceFree", ""), 1_800_000_000.0
-    assert better_placement.is_news(None, free, since_s)
-    assert better_placement.is_news(condition("False", "NoneBetter"), free, since_s + 1)
-    assert not better_placement.is_news(condition("True", "PlaceFree"), free, since_s + 1e5)
-    assert not better_placement.is_news(condition("False", "NoLongerBetter"), free, since_s + 599)
-    assert better_placement.is_news(condition("False", "NoLongerBetter"), free, since_s + 600)
+    assert better_placement.is_event_due(None, free, since_s)
+    assert better_placement.is_event_due(condition("False", "NoneBetter"), free, since_s + 1)
+    assert not better_placement.is_event_due(condition("True", "PlaceFree"), free, since_s + 1e5)
+    assert not better_placement.is_event_due(condition("False", "NoLongerBetter"), free, since_s + 599)
+    assert better_placement.is_event_due(condition("False", "NoLongerBetter"), free, since_s + 600)
     again = better_placement.make_aspect(condition("False", "NoLongerBetter"), None, [])
     assert again.reason == "NoLongerBetter"

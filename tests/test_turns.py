@@ -152,10 +152,10 @@ def test_usage_is_that_of_the_last_minute() -> None:
         now[0] = second + 0.5
         usage.add("a", 0.25)
         usage.add("a", 0.25)
-    assert usage.used_s("a") == pytest.approx(30.0) and usage.used_s("b") == 0.0
-    assert usage.namespaces_over(30.0) == {"a": pytest.approx(30.0)} and not usage.namespaces_over(31.0)
+    assert usage.sum_used_s("a") == pytest.approx(30.0) and usage.sum_used_s("b") == 0.0
+    assert usage.find_namespaces_over(30.0) == {"a": pytest.approx(30.0)} and not usage.find_namespaces_over(31.0)
     now[0] += WINDOW_S + 1.0
-    assert usage.namespaces_over(0.0) == {}
+    assert usage.find_namespaces_over(0.0) == {}
     for number in range(1000):
         now[0] += 1.0
         usage.add(f"n{number}", 1.0)
@@ -235,7 +235,7 @@ async def test_over_its_budget_a_namespace_waits_behind_all_others_and_nobody_wa
         await work.ask(f"a{number}", "a")
     for _ in range(5):
         await work.finish()
-    assert work.turns.namespaces_over_budget() == {"a": 5.0}
+    assert work.turns.find_namespaces_over_budget() == {"a": 5.0}
     for number in range(8):
         await work.ask(f"b{number}", "b")
     await work.ask("held", "a", is_held=True)

@@ -114,7 +114,7 @@ def test_a_table_of_one_s_own_says_how_far_each_forecast_is_off() -> None:
         {**row, "step_time_s_derived": f"{1.33 * (item.seconds or 1):.6g}"}
         for row, item in zip(rows, forecasts, strict=True)
     ]
-    subjects = transfer.to_transfer_runs(calibration.forecast_runs(slow), ["s"] * 3)
+    subjects = transfer.build_transfer_runs(calibration.forecast_runs(slow), ["s"] * 3)
     for kind, (seen, asked) in transfer.pair_runs(subjects).items():
         errors = {
             name: column.max() for name, column in transfer.pair_errors(subjects, kind, seen, asked).errors.items()

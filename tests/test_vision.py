@@ -24,7 +24,7 @@ from tilecast_lab.validate.graphs import GraphName, Graphs, graph_of
 
 RESNET = Path(__file__).parent / "graphs" / "resnet.json"
 ONE = np.ones(1, dtype=np.int64)
-MODEL = traced.model("resnet", document.read(json.loads(RESNET.read_text()), "resnet"))
+MODEL = traced.build_model("resnet", document.read(json.loads(RESNET.read_text()), "resnet"))
 IMAGE = MODEL.trace.shapes[MODEL.trace.inputs[0]][-1]  # type: ignore[union-attr]
 ROW = {
     "id": "r1", "gpu": "A100-SXM4-40GB", "n_gpus": "1", "precision": "amp_fp16", "model_name": "timm/some_net",

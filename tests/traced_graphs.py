@@ -24,7 +24,7 @@ ONE = np.ones(1, dtype=np.int64)
 
 
 def fixture(name: str) -> Model:
-    return traced.model(name, document.read(json.loads((GRAPHS / f"{name}.json").read_text()), name))
+    return traced.build_model(name, document.read(json.loads((GRAPHS / f"{name}.json").read_text()), name))
 
 
 def graph(model: Model, sequence: int, **how: Any) -> Any:

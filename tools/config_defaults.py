@@ -30,7 +30,7 @@ def main() -> None:
         if kind not in transformers.CONFIG_MAPPING:
             continue
         known = dict(stated(transformers.CONFIG_MAPPING[kind]))
-        asked = {key for expression in huggingface.expressions_of(kind) for key in keys(expression)}
+        asked = {key for expression in huggingface.list_expressions(kind) for key in keys(expression)}
         lines = [f"{key} = {written(known[key])}" for key in sorted(asked) if is_told(known.get(key))]
         if lines:
             name = kind if kind.replace("-", "").replace("_", "").isalnum() else json.dumps(kind)

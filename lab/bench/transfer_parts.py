@@ -63,7 +63,7 @@ class Twins:
             place, plan, node = self.subjects.places[twin], self.subjects.plans[twin], self.nodes[twin]
             own = JobRuns((JobRun(place, plan, deviation, parts=parts, gpus_per_node=node),))
             plans = Plans.from_plans(self.subjects.plans[asked])
-            ratios, _ = own.factors_of_plans(self.subjects.places[asked], plans, self.nodes[asked])
+            ratios, _ = own.find_plan_factors(self.subjects.places[asked], plans, self.nodes[asked])
             column = {name: np.array([part]) for name, part in self.parts[asked].items()}
             after = correct_parts(column, np.array([self.hidden[asked]]), ratios)
             steps.append(float(sum(part[0] for part in after.values())))
@@ -92,7 +92,7 @@ if __name__ == "__main__":
     errors = defaultdict[tuple[str, str], list[list[float]]](list)
     for one, twin, others in twins.pairs():
         for asked in others:
-            kind = twins.subjects.kind_of(twin, asked)
+            kind = twins.subjects.find_pair_kind(twin, asked)
             if kind is not None:
                 errors[kind, twins.subjects.group[asked]].append(twins.errors(one, twin, asked))
     print(f"{'':<14}{'groups':>7}{'forecasts':>11}" + "".join(f"{title:>14}" for title in TITLES))

@@ -70,7 +70,7 @@ def read_rows(data: Path | None = None) -> list[Row]:
 
 
 def read_committed(path: Path) -> dict[str, float | None]:
-    """Return the committed forecasts in seconds by digest; None for refused rows."""
+    """Return the committed forecasts in seconds by digest, or None for refused rows."""
     if not path.exists():
         return {}
     with path.open(newline="", encoding="utf-8") as handle:

@@ -34,7 +34,7 @@ from tilecast_operator.answer import (
     decline_invalid,
     decline_without_pools,
     find_interruption,
-    is_passing,
+    is_internal_error,
 )
 from tilecast_operator.answer_memo import AnswerMemo
 from tilecast_operator.interruptions import Interruptions
@@ -43,7 +43,7 @@ from tilecast_operator.kube.journal import Journal
 from tilecast_operator.kube.kinds import Document
 from tilecast_operator.kube.turns import TurnClaim, Turns
 from tilecast_operator.objects.view import encode_canonical
-from tilecast_operator.observed.own_runs import OwnRuns, alternatives_digest, describe_pools, possible_workloads
+from tilecast_operator.observed.own_runs import OwnRuns, describe_pools, digest_alternatives, list_possible_workloads
 from tilecast_operator.question import PoolVersions, Question
 from tilecast_operator.search_process import SearchInterruptedError
 from tilecast_operator.searches import Searches
@@ -67,7 +67,7 @@ class Advisor:
     Args:
         reader: Client that reads ConfigMaps.
         searches: Runner of searches.
-        counted: Called with each advice and the seconds of its search.
+        on_search: Called with each advice and the seconds of its search.
         threads: Number of threads that read and price beside the searches.
         size: Number of cached results of each kind.
         interruptions: Searches that were interrupted.
@@ -79,7 +79,7 @@ class Advisor:
         self,
         reader: Api,
         searches: Searches,
-        counted: Callable[[Advice, float], None],
+        on_search: Callable[[Advice, float], None],
         threads: int,
         size: int,
         interruptions: Interruptions | None = None,
@@ -93,7 +93,7 @@ class Advisor:
         self._interruptions = interruptions or Interruptions()
         self._journal = journal or Journal("", ())
         self._request_of = read
-        self._counted = counted
+        self._on_search = on_search
         self._executor = ThreadPoolExecutor(threads, thread_name_prefix="advise")
         self._turns, self._readers = Turns(threads), Turns(READERS)
         self._report: NodesReport | None = None
@@ -110,7 +110,7 @@ class Advisor:
         self._own: AnswerMemo[OwnRuns] = AnswerMemo(size)
 
     def set_pools(self, report: NodesReport, of_namespace: Mapping[str, NodesReport] = MappingProxyType({})) -> None:
-        """Replace the pools; `of_namespace` has the pools with the corrections of each namespace that has runs."""
+        """Replace the pools. `of_namespace` has the corrected pools of each namespace with runs."""
         numbers = {}
         for name, one in {"": report, **of_namespace}.items():
             known = self._of_namespace.get(name, self._report)
@@ -120,15 +120,15 @@ class Advisor:
         self._report, self._of_namespace = report, of_namespace
 
     def over_budget(self) -> Mapping[str, float]:
-        """Return the namespaces over their budget of search time, with their seconds of the last minute."""
-        return self._searches.turns.namespaces_over_budget()
+        """Return the namespaces over their budget of search time, each with its seconds of the last minute."""
+        return self._searches.turns.find_namespaces_over_budget()
 
-    def namespaces_behind_others(self) -> Mapping[str, float]:
-        """Return the namespaces over budget, with their seconds, if other namespaces searched in the last minute."""
-        return self._searches.turns.namespaces_behind_others()
+    def find_namespaces_behind_others(self) -> Mapping[str, float]:
+        """Return the namespaces over budget, with used seconds. If no other namespace searched lately, return none."""
+        return self._searches.turns.find_namespaces_behind_others()
 
     async def run_in_thread(self, function: Callable[..., ResultT], *arguments: object) -> ResultT:
-        """Call a function in a thread, without waiting for a turn."""
+        """Call a function in a thread at once, without waiting for a turn, and return its result."""
         call = partial(contextvars.copy_context().run, self._journal.call_noted, function)
         return await asyncio.get_running_loop().run_in_executor(self._executor, call, *arguments)
 
@@ -151,7 +151,7 @@ class Advisor:
         self.problem = None
 
     def stop(self) -> None:
-        """Stop the threads and searches; a thread ends after its current work."""
+        """Stop the threads and the searches. A thread ends after its current work."""
         self._executor.shutdown(wait=False, cancel_futures=True)
         self._searches.stop()
 
@@ -199,10 +199,10 @@ class Advisor:
             return question
         gpus = tuple(pool.gpu.name for pool in pools)
         meant = await self._compute_once(
-            question, self._workloads, (question.key, gpus), possible_workloads, request, pools
+            question, self._workloads, (question.key, gpus), list_possible_workloads, request, pools
         )
         runs = find_runs(meant.keys())
-        digest = alternatives_digest(question.key, self.facts, runs)
+        digest = digest_alternatives(question.key, self.facts, runs)
         if not runs or digest == skip_digest:
             return replace(question, runs_hash=digest if runs else "")
         key = (self._make_answer_key(question), tuple(runs))
@@ -210,7 +210,7 @@ class Advisor:
         return replace(question, own=own, runs_hash=digest if own.own.runs else "")
 
     async def hash_inputs(self, question: Question) -> str | None:
-        """Return the digest of all inputs of the advice, without a search; None if there is no advice."""
+        """Return the digest of all inputs of the advice, without a search. If there is no advice, return None."""
         pools, request = self.list_pools(question), question.request
         if not pools or isinstance(request, Declined):
             return None
@@ -222,7 +222,7 @@ class Advisor:
     async def answer_question(self, question: Question) -> Answer:
         """Return the answer to a question."""
         if isinstance(question.request, Declined):
-            if is_passing(question.request):
+            if is_internal_error(question.request):
                 self._requests.drop(question.key)
             return question.request
         pools = self.list_pools(question)
@@ -233,7 +233,7 @@ class Advisor:
     async def search(
         self, key: Hashable, question_key: Hashable, request: Request, pools: Sequence[Pool], claim: TurnClaim
     ) -> Answer:
-        """Return the answer to a request on some pools; equal keys are searched once.
+        """Return the answer to a request on some pools. Concurrent calls with equal keys share one search.
 
         Args:
             key: Key of the answer.
@@ -246,12 +246,12 @@ class Advisor:
             return refusal
         with self._searches.turns.add_claim(key, claim):
             advice = await self._answers.get(key, lambda: self._search_plans(key, question_key, request, pools))
-        if is_passing(advice) or find_interruption(advice):
+        if is_internal_error(advice) or find_interruption(advice):
             self._answers.drop(key)
         return advice
 
     async def keep_incumbent(self, question: Question, answer: Answer, incumbent: Incumbent | None) -> Answer:
-        """Return the answer with the incumbent recommendation first, unless it is invalid or clearly worse."""
+        """Return the answer with the current recommendation first, unless that is invalid or clearly worse."""
         pools = self.list_pools(question)
         if isinstance(answer, Declined) or incumbent is None or not pools:
             return answer
@@ -272,12 +272,12 @@ class Advisor:
             return await self.run_in_thread(partial(forecast_run, question.request, pool, gpus, plan, **chosen))
 
     def list_pools(self, question: Question) -> Sequence[Pool]:
-        """Return the pools with the corrections of the question's namespace and of the job's own runs."""
+        """Return the pools, corrected for the question's namespace and by the job's earlier runs."""
         report = self._of_namespace.get(question.namespace, self._report)
         return () if report is None else question.own.correct_pools(report.pools)
 
     def _make_answer_key(self, question: Question) -> Hashable:
-        """Return the key of the answer to a question: question, pools and runs."""
+        """Return the key of an answer, which is made of question, pools and runs."""
         return question.key, self.versions.get_version(question.namespace), question.own.own
 
     async def _compute_once(
@@ -301,7 +301,7 @@ class Advisor:
     async def _get_config_map(
         self, namespace: str, reference: training_job.ModelReference
     ) -> Mapping[str, Any] | Declined | None:
-        """Return a ConfigMap, the reason why it cannot be read, or None if there is none."""
+        """Return the ConfigMap of a reference, or why it cannot be read. If it does not exist, return None."""
         try:
             return await self._reader.get(f"/api/v1/namespaces/{namespace}/configmaps/{reference.name}")
         except ApiError as error:
@@ -323,7 +323,7 @@ class Advisor:
         self, key: Hashable, question_key: Hashable, request: Request, pools: Sequence[Pool]
     ) -> Answer:
         try:
-            answer = await _catch_errors(self._searches.run_search(request, pools, self._counted, key))
+            answer = await _catch_errors(self._searches.run_search(request, pools, self._on_search, key))
         except SearchInterruptedError as error:
             return self._interruptions.add_interruption(question_key, error)
         if isinstance(answer, Advice):
@@ -332,7 +332,7 @@ class Advisor:
 
 
 async def _catch_errors(work: Awaitable[ResultT]) -> ResultT | Declined:
-    """Return the result of reading or searching, or the answer that declines the job because of an error."""
+    """Return the result of `work`. If it fails, return the answer that declines the job. Raise interruptions."""
     try:
         return await work
     except SearchInterruptedError:

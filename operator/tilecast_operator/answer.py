@@ -23,7 +23,7 @@ REASONS = (
 
 @dataclass(frozen=True, slots=True)
 class Declined:
-    """Reason why there is no advice. `reason` is stable CamelCase; `message` has the problem and the remedy."""
+    """Reason why a job gets no advice. `reason` is stable CamelCase. `message` has the problem and the remedy."""
 
     reason: str
     message: str
@@ -34,15 +34,15 @@ class Declined:
 Answer: TypeAlias = Advice | Declined
 
 
-def reason(answer: Answer) -> str:
-    """Return the reason of the condition Ready for an answer."""
+def get_ready_reason(answer: Answer) -> str:
+    """Return the reason of the condition Ready that an answer gives."""
     if isinstance(answer, Declined):
         return answer.reason
     return "Advised" if answer.best else "NoFittingPlan"
 
 
-def message(answer: Answer) -> str:
-    """Return the message of the condition Ready for an answer."""
+def get_ready_message(answer: Answer) -> str:
+    """Return the message of the condition Ready that an answer gives."""
     if isinstance(answer, Declined):
         return answer.message[:MAX_MESSAGE]
     best = answer.best
@@ -52,13 +52,13 @@ def message(answer: Answer) -> str:
     return ("no pool can run the job. " + " | ".join(causes))[:MAX_MESSAGE]
 
 
-def is_passing(answer: Answer) -> bool:
-    """Return whether an answer is an internal error, which may not occur at the next try."""
+def is_internal_error(answer: Answer) -> bool:
+    """Return whether an answer is an internal error, which a new attempt may avoid."""
     return isinstance(answer, Declined) and answer.reason == INTERNAL_ERROR
 
 
 def find_interruption(answer: Answer) -> Declined | None:
-    """Return the answer if its search was interrupted, otherwise None."""
+    """Return the answer if its search was interrupted. For any other answer, return None."""
     return answer if isinstance(answer, Declined) and answer.reason == SEARCH_INTERRUPTED else None
 
 
@@ -69,12 +69,12 @@ def decline_invalid(error: SpecError) -> Declined:
 
 
 def decline_failed(error: Exception) -> Declined:
-    """Return the answer for an internal error."""
+    """Return the answer that reports an internal error."""
     return Declined(INTERNAL_ERROR, f"advice failed with {type(error).__name__}; the operator's log has the rest")
 
 
 def decline_without_pools(report: NodesReport | None) -> Declined:
-    """Return the answer for a cluster without a known pool."""
+    """Return the answer that declines a job because the cluster has no known pool."""
     if report is None:
         return Declined("NoPools", "nodes are not read yet")
     try:

@@ -10,7 +10,7 @@ from functools import partial
 from typing import Generic, TypeVar
 
 from tilecast.hardware import Pool
-from tilecast_operator.pickles import pickled_size
+from tilecast_operator.pickles import measure_pickled_size
 
 log = logging.getLogger("tilecast")
 
@@ -21,7 +21,7 @@ MOST_BYTES = 16 * 2**20
 
 
 class AnswerMemo(Generic[ResultT]):
-    """Cache of results by key; concurrent requests for a key share one computation.
+    """Cache of results by key. Concurrent requests for one key share one computation.
 
     The least recently used finished results are dropped when there are too many, or they are too large. A failure is
     not kept.
@@ -43,7 +43,7 @@ class AnswerMemo(Generic[ResultT]):
         return len(self._results)
 
     async def get(self, key: Hashable, compute: Callable[[], Awaitable[ResultT]]) -> ResultT:
-        """Return the result of a key, which is computed if it is not cached."""
+        """Return the result of a key. If it is not cached, compute and cache it."""
         result = self._results.get(key)
         if result is None:
             result = self._results[key] = asyncio.ensure_future(compute())
@@ -70,7 +70,7 @@ class AnswerMemo(Generic[ResultT]):
             self.drop(key)
             return
         try:
-            size = pickled_size(ended.result(), self._shared)
+            size = measure_pickled_size(ended.result(), self._shared)
         except Exception:
             log.exception("an answer cannot be weighed")
             size = 0

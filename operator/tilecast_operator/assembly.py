@@ -114,7 +114,7 @@ class Assembly:
         )
         selector = LabelSelector.from_json(settings.namespace_selector, "TILECAST_NAMESPACE_SELECTOR")
         runtime = Runtime(settings, metrics, journal)
-        cache.on_object_gone(runtime.records.drop_record)
+        cache.set_removal_callback(runtime.records.drop_record)
         runtime.records.may_exist = cache.may_exist
         answers = AnswerTimes(runtime.records, metrics.answers, metrics.oldest, clock)
         context = SharedContext(
@@ -173,7 +173,7 @@ class Assembly:
         if self.settings.jobs and self.settings.place and self.settings.read_kueue:
             self.runtime.add_task(self.kueue.run_checks(), "kueue-check")
         if self.election is not None:
-            self.runtime.add_task(self.election.take_part(), "election")
+            self.runtime.add_task(self.election.run_election(), "election")
         self.runtime.add(NODES, self.settings.settle_s)
 
     async def stop(self) -> None:
@@ -198,15 +198,15 @@ class Assembly:
             self.runtime.take_over(everything)
 
     def set_pod_usage(self, used: Mapping[str, int] | None) -> None:
-        """Set the GPUs that pods hold, by node; None if unknown."""
+        """Set the GPUs that pods hold, by node. None means unknown."""
         self.capacity.set_pod_usage(used)
 
     def unhealthy(self) -> str | None:
-        """Return why the process should be restarted; None if all is well."""
-        return self.runtime.unhealthy() or self.lists.stale_watch(self.settings.stall_s)
+        """Return why the process should be restarted. If all is well, return None."""
+        return self.runtime.unhealthy() or self.lists.find_stale_watch(self.settings.stall_s)
 
     def unready(self) -> str | None:
-        """Return why there can be no advice yet; None if there can."""
+        """Return why there can be no advice yet. If there can be advice, return None."""
         return self.advisor.problem or (None if self.pools.report is not None else "nodes are not read yet")
 
 
@@ -230,8 +230,8 @@ def _make_searches(settings: Settings, search: Advise, metrics: Metrics, journal
         journal,
     )
     metrics.search_memory.set_function(searches.resident_bytes)
-    metrics.running_search.set_function(searches.longest_running_s)
-    metrics.over_budget.set_function(lambda: len(searches.turns.namespaces_over_budget()))
+    metrics.running_search.set_function(searches.find_longest_running_s)
+    metrics.over_budget.set_function(lambda: len(searches.turns.find_namespaces_over_budget()))
     return searches
 
 

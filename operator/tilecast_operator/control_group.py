@@ -14,8 +14,8 @@ UNLIMITED_BYTES = 1 << 60
 """Limits from here on are none: v1 writes the largest multiple of a page, v2 the word `max`."""
 
 
-def memory_limit_bytes(root: Path) -> int | None:
-    """Return the memory limit of the container; None if it has none, or the kernel does not say."""
+def read_memory_limit_bytes(root: Path) -> int | None:
+    """Return the container's memory limit in bytes. If it has none or it is unknown, return None."""
     for name in ("memory.max", "memory/memory.limit_in_bytes"):
         text = _read_file(root / name).strip()
         if text:
@@ -23,12 +23,12 @@ def memory_limit_bytes(root: Path) -> int | None:
     return None
 
 
-def memory_shortage(memory_mib: int, root: Path) -> str:
-    """Return why the limit of the container is too low for a process with this memory limit; empty if it is not.
+def describe_memory_shortage(memory_mib: int, root: Path) -> str:
+    """Return why the container's limit is too low for a process of `memory_mib`. If it suffices, return an empty text.
 
     Control groups v2 may end the whole container, the operator included, where one of its processes takes too much.
     """
-    limit_bytes = memory_limit_bytes(root)
+    limit_bytes = read_memory_limit_bytes(root)
     if limit_bytes is None or limit_bytes >= memory_mib * MIB:
         return ""
     return (
@@ -37,8 +37,8 @@ def memory_shortage(memory_mib: int, root: Path) -> str:
     )
 
 
-def oom_kills(root: Path) -> int:
-    """Return how many processes of the container the kernel killed for lack of memory; 0 if it does not say."""
+def count_oom_kills(root: Path) -> int:
+    """Return how many of the container's processes the kernel killed for lack of memory. If unknown, return 0."""
     for name in ("memory.events", "memory/memory.oom_control"):
         for line in _read_file(root / name).splitlines():
             key, _, count = line.partition(" ")

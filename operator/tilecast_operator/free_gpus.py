@@ -18,7 +18,7 @@ Document: TypeAlias = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Free:
-    """Free GPUs of a pool."""
+    """Number of free GPUs of a pool."""
 
     gpus: int
     source: str
@@ -28,7 +28,7 @@ class Free:
     """Number of nodes by their number of free GPUs; None if only the sum is known."""
 
     def fits_plan(self, nodes: int, gpus_per_node: int) -> bool:
-        """Return whether a plan on a number of nodes could start now."""
+        """Return whether a plan on `nodes` nodes with `gpus_per_node` GPUs each could start now."""
         if nodes * gpus_per_node > self.gpus:
             return False
         return self.nodes is None or sum(n for free, n in self.nodes.items() if free >= gpus_per_node) >= nodes
@@ -43,8 +43,8 @@ class GpuUsage:
     used: Mapping[str, int] | None = None
     """GPUs that pods hold, by node; None if pods are not read."""
 
-    def count_free(self, pools: Iterable[FoundPool], nodes: Mapping[str, Node]) -> dict[str, Free]:
-        """Count the free GPUs of each pool, by name; a pool with an unknown number is absent."""
+    def count_free_gpus(self, pools: Iterable[FoundPool], nodes: Mapping[str, Node]) -> dict[str, Free]:
+        """Return the free GPUs of each pool, by name. Pools with an unknown number are absent."""
         out = {}
         for item in pools:
             free = self._count_by_quota(item, nodes) or self._count_by_pods(item, nodes)
@@ -52,14 +52,14 @@ class GpuUsage:
                 out[item.pool.name] = free
         return out
 
-    def _count_by_quota(self, item: FoundPool, nodes: Mapping[str, Node]) -> Free | None:
+    def _count_by_quota(self, found_pool: FoundPool, nodes: Mapping[str, Node]) -> Free | None:
         quota = {name for queue in self.queues.values() for name in queue.nominal}
-        if item.kueue_flavor:
-            names = [item.kueue_flavor]
+        if found_pool.kueue_flavor:
+            names = [found_pool.kueue_flavor]
         else:
             # Members of a discovered pool have the same deciding labels, so the first one's are enough.
-            first = next((nodes[name] for name in item.members if name in nodes), None)
-            labels = item.pool.node_selector if first is None else first.labels
+            first = next((nodes[name] for name in found_pool.members if name in nodes), None)
+            labels = found_pool.pool.node_selector if first is None else first.labels
             known = {name: self.flavors.get(name) for name in sorted(quota)}
             names = [name for name, own in known.items() if own and own.items() <= labels.items()]
         if len(names) != 1 or names[0] not in quota:
@@ -68,10 +68,10 @@ class GpuUsage:
         free = sum(queue.nominal.get(name, 0) - queue.reserved.get(name, 0) for queue in self.queues.values())
         return Free(max(free, 0), "Kueue", name)
 
-    def _count_by_pods(self, item: FoundPool, nodes: Mapping[str, Node]) -> Free | None:
-        there = [nodes[name] for name in item.members if name in nodes]
+    def _count_by_pods(self, found_pool: FoundPool, nodes: Mapping[str, Node]) -> Free | None:
+        there = [nodes[name] for name in found_pool.members if name in nodes]
         # Devices of a DRA driver and slices of the mixed strategy are other resources, which nobody counts.
-        is_other = item.facts["gpusPerNode"][1] == RESOURCE_SLICE or any(node.slices for node in there)
+        is_other = found_pool.facts["gpusPerNode"][1] == RESOURCE_SLICE or any(node.slices for node in there)
         if self.used is None or is_other:
             return None
         left = (max(node.allocatable - self.used.get(node.name, 0), 0) if node.schedulable else 0 for node in there)

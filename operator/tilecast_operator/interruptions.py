@@ -35,7 +35,7 @@ class Interruption:
 
 
 def find_retry_wait_s(tries: int) -> float:
-    """Return the seconds that a search waits after a number of interrupted tries."""
+    """Return the wait in seconds before the next attempt, after `tries` interrupted attempts."""
     return min(FIRST_S * FACTOR ** min(tries - 1, 16), MOST_S)
 
 
@@ -53,14 +53,14 @@ class Interruptions:
         self._known: OrderedDict[Hashable, Interruption] = OrderedDict()
 
     def find_refusal(self, question_key: Hashable) -> Declined | None:
-        """Return the answer to a question that may not be searched yet; None if it may."""
+        """Return the answer to a question that may not be searched again yet. If it may, return None."""
         known = self._known.get(question_key)
         if known is None or known.due_s <= self._monotonic():
             return None
         return replace(known.answer, again_s=known.due_s - self._monotonic())
 
     def add_interruption(self, question_key: Hashable, error: SearchInterruptedError) -> Declined:
-        """Record an interruption; return the answer until the next try."""
+        """Record an interruption. Return the answer that holds until the next attempt."""
         before = self._known.pop(question_key, None)
         tries = 1 if before is None else before.tries + 1
         pause_s = find_retry_wait_s(tries)
@@ -73,5 +73,5 @@ class Interruptions:
         return answer
 
     def forget_question(self, question_key: Hashable) -> None:
-        """Forget the interruptions of an answered question."""
+        """Forget the interruptions of a question that was answered."""
         self._known.pop(question_key, None)

@@ -71,7 +71,7 @@ async def startup(settings: kopf.OperatorSettings, memo: kopf.Memo, **_: Any) ->
         operator.guard.admit_report,
         operator.observations.put,
         operator.relay.forward_report,
-        operator.relay.client_address,
+        operator.relay.find_client_address,
     )
     operator.start()
     cache, add = operator.cache, operator.runtime.add_task
@@ -103,13 +103,13 @@ async def login(memo: kopf.Memo, **kwargs: Any) -> kopf.ConnectionInfo | None:
 
 
 async def update_cache(type: str | None, memo: kopf.Memo, body: kopf.Body, **_: Any) -> None:  # noqa: A002
-    """Pass an object of a watch event to the cache."""
+    """Pass the object of a watch event to the cache."""
     cache = memo.operator.cache
     (cache.remove_object if type == "DELETED" else cache.put_object)(body)
 
 
-def watched_kinds(settings: Settings) -> Iterable[str]:
-    """Yield the kinds that are watched through kopf.
+def iterate_watched_kinds(settings: Settings) -> Iterable[str]:
+    """Yield the kinds of objects that are watched through kopf.
 
     Nodes and pods are not among them: kopf would read their heartbeats one by one.
     """
@@ -132,7 +132,7 @@ def watched_kinds(settings: Settings) -> Iterable[str]:
             yield "WorkloadPriorityClass"
 
 
-for _name in watched_kinds(OWN):
+for _name in iterate_watched_kinds(OWN):
     _kind = KINDS[_name]
     if _kind.is_any_version:
         kopf.on.event(_kind.group, _kind.plural)(update_cache)
@@ -170,17 +170,17 @@ class NoDiffBaseStorage(kopf.DiffBaseStorage):
         """Store nothing."""
 
 
-def configure_kopf(kopf_settings: kopf.OperatorSettings, own: Settings) -> None:
+def configure_kopf(kopf_settings: kopf.OperatorSettings, operator_settings: Settings) -> None:
     """Configure kopf to leave no trace on anybody's object and to retry without end."""
     kopf_settings.peering.standalone = True
     kopf_settings.posting.enabled = False
     kopf_settings.posting.loggers = False
     kopf_settings.posting.reporting_component = COMPONENT
-    kopf_settings.posting.reporting_instance = own.instance
+    kopf_settings.posting.reporting_instance = operator_settings.instance
     kopf_settings.watching.server_timeout = WATCH_SERVER_S
     kopf_settings.watching.client_timeout = WATCH_CLIENT_S
     kopf_settings.watching.chunk_size = CHUNK
-    kopf_settings.networking.request_timeout = own.request_timeout_s
+    kopf_settings.networking.request_timeout = operator_settings.request_timeout_s
     kopf_settings.networking.error_backoffs = kopf_internals.EndlessBackoffs()
     kopf_settings.execution.max_workers = THREADS
     # No handler has state to keep or a deletion to delay. If one ever does, it is kept under our own name.

@@ -27,7 +27,7 @@ class _Unpickler(pickle.Unpickler):
 
 
 def dump(value: object, shared: Sequence[object]) -> bytes:
-    """Pickle a value without the objects in `shared`; `load` needs equal objects in equal order."""
+    """Return a pickle of a value without the objects in `shared`. `load` needs equal objects in equal order."""
     numbers = {id(one): number for number, one in enumerate(shared)}
     return _pickle(value, lambda part: numbers.get(id(part)))
 
@@ -37,8 +37,8 @@ def load(data: bytes, shared: Sequence[object]) -> Any:
     return _Unpickler(io.BytesIO(data), shared).load()
 
 
-def pickled_size(value: object, shared: type | tuple[type, ...]) -> int:
-    """Return the bytes of a value's pickle without parts of the types in `shared`."""
+def measure_pickled_size(value: object, shared: type | tuple[type, ...]) -> int:
+    """Return the size in bytes of a value's pickle, without parts of the types in `shared`."""
     return len(_pickle(value, lambda part: 0 if isinstance(part, shared) and part is not value else None))
 
 

@@ -21,14 +21,14 @@ class QuerySource(Protocol):
     """Observations of jobs, as far as polling needs them."""
 
     def queries(self) -> Iterable[tuple[Key, str]]:
-        """Return every job that may have a step, with its query."""
+        """Return the Prometheus query of every job that may have a measured step."""
 
     async def score_sample(self, key: Key, answer: Any) -> None:
-        """Take the answer to a job's query."""
+        """Record the measured step in the response to a job's query."""
 
 
 async def poll_steps(settings: Settings, observations: QuerySource) -> None:
-    """Ask Prometheus for the step of every job in each interval, for ever."""
+    """Query Prometheus for the step of every job, once in each interval, without end."""
     url = f"{settings.prometheus_url.rstrip('/')}/api/v1/query"
     timeout = aiohttp.ClientTimeout(total=settings.request_timeout_s)
     # Use a proxy if HTTP_PROXY, HTTPS_PROXY and NO_PROXY name one.

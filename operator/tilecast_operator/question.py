@@ -13,7 +13,7 @@ from tilecast_operator.observed.own_runs import OwnRuns
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """Question of a job: the inputs of its advice except the pools, or the reason why they cannot be read."""
+    """Inputs of the search for a job's plans, except the GPU pools. For an unreadable job `request` has the reason."""
 
     key: bytes
     request: Request | Declined
@@ -29,7 +29,7 @@ class Question:
 
     @property
     def claim(self) -> TurnClaim:
-        """Claim of the question for a turn."""
+        """Claim under which the question's search waits for a turn."""
         return TurnClaim(self.namespace, self.is_held)
 
 
@@ -41,5 +41,5 @@ class PoolVersions:
     """Numbers by namespace with runs of its own; the empty name has the number for all other namespaces."""
 
     def get_version(self, namespace: str) -> int:
-        """Return the version number of the pools for jobs of a namespace; 0 without pools."""
+        """Return the version number of a namespace's pools. Without pools, return 0."""
         return self.numbers.get(namespace, self.numbers.get("", 0))

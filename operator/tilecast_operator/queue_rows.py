@@ -51,17 +51,17 @@ class QueueRow:
 
     @property
     def name(self) -> str:
-        """Kind, namespace and name."""
+        """Name of the job in the plan, made of kind, namespace and name."""
         return make_plan_name(self.key)
 
 
 def make_plan_name(key: Key) -> str:
-    """Return the name of a job in the plan: kind, namespace and name."""
+    """Return the name of a job in the plan, made of kind, namespace and name."""
     return f"{key.kind}/{key.namespace}/{key.name}"
 
 
 def parse_plan_name(name: str) -> Key | None:
-    """Return the key of the job with this name in the plan; None if the name is that of a namespace."""
+    """Return the key of the job that has a name in the plan. If the name is that of a namespace, return None."""
     parts = name.split("/")
     return Key(*parts) if len(parts) == 3 else None
 
@@ -89,7 +89,7 @@ class QueueState:
 def count_held_gpus(
     entries: Iterable[FoundPool], free: Mapping[str, Free], queues: Mapping[str, Quotas], rows: Iterable[QueueRow]
 ) -> dict[tuple[str, str], int]:
-    """Count the GPUs that are held by others than the jobs of the queue, by pool and ClusterQueue.
+    """Return the number of GPUs that are held outside the planned queue, by pool and ClusterQueue.
 
     Counts of 0, and pools with an unknown number of free GPUs, are absent.
 
@@ -124,7 +124,7 @@ def count_held_gpus(
 def make_capacities(
     entries: Iterable[FoundPool], held_gpus: Holdings, rows: Iterable[QueueRow]
 ) -> tuple[PoolCapacity, ...]:
-    """Return the capacity of each pool, with the quota of each ClusterQueue."""
+    """Return the capacity of each pool, including the quota of each ClusterQueue."""
     quotas = dict[str, dict[str, int]]()
     for row in rows:
         for pool, quota in row.quotas:
@@ -142,19 +142,19 @@ def make_capacities(
     )
 
 
-def plan_rows(state: QueueState, policy: str, before: Mapping[str, Place], now_s: float) -> PlannedQueue:
+def plan_rows(state: QueueState, policy: str, previous_places: Mapping[str, Place], now_s: float) -> PlannedQueue:
     """Plan the queue at a given time; this takes seconds for thousands of jobs.
 
     Args:
         state: Jobs and pools.
         policy: Key of `POLICIES`.
-        before: Previous pool and GPUs of each job, by name.
+        previous_places: Previous pool and GPUs of each job, by name.
         now_s: Unix time, in seconds.
     """
     jobs, refused = list[QueuedJob](), list(state.refused)
     for row in state.rows:
         try:
-            job = _make_queued_job(row, before.get(row.name), now_s)
+            job = _make_queued_job(row, previous_places.get(row.name), now_s)
         except SpecError as error:
             refused.append(UnplannedJob(row.name, error.problem, error.remedy))
         else:
@@ -167,8 +167,8 @@ def plan_rows(state: QueueState, policy: str, before: Mapping[str, Place], now_s
     return PlannedQueue(outcome, (*refused, *solution.refused))
 
 
-def _make_queued_job(row: QueueRow, before: Place | None, now_s: float) -> QueuedJob | None:
-    """Return the job of a row at a given time; None if the job counts as ended."""
+def _make_queued_job(row: QueueRow, previous_place: Place | None, now_s: float) -> QueuedJob | None:
+    """Return the job of a row at a given time. If the job counts as ended, return None."""
     waits = row.began_s is None
     is_open = waits and row.place is None
     options = row.options if is_open else tuple(item for item in row.options if (item.pool, item.gpus) == row.place)
@@ -182,7 +182,7 @@ def _make_queued_job(row: QueueRow, before: Place | None, now_s: float) -> Queue
         priority=row.priority,
         deadline_s=None if row.deadline_s is None else row.created_s + row.deadline_s - now_s,
         queue=row.queue,
-        present=before if is_open else row.place,
+        present=previous_place if is_open else row.place,
         is_advised=is_open,
     )
     if row.began_s is None:

@@ -21,7 +21,7 @@ CALL_BYTES = 700
 
 
 def set_recursion_limit() -> None:
-    """Set the recursion limit of this process, and the stack of its future threads to match.
+    """Set the recursion limit of this process, and a matching stack size for its future threads.
 
     A smaller stack than usual is made larger if the process may do so; otherwise the limit is lower.
     """

@@ -26,8 +26,8 @@ class Relay:
 
     Args:
         leadership: leadership of this replica.
-        election: knows the leader's address; None if there is only one replica.
-        certificate: file of the certificate that all replicas serve; empty without TLS.
+        election: knows the leader's address, or None if there is only one replica.
+        certificate: file of the certificate that all replicas serve, empty without TLS.
     """
 
     def __init__(self, leadership: Leadership, election: Election | None, certificate: str = "") -> None:
@@ -38,18 +38,18 @@ class Relay:
         self._tls: tuple[int, str, ssl.SSLContext] | None = None
         """When the certificate's file was written (ns), its text, and the TLS context that trusts it."""
 
-    def client_address(self, request: web.Request) -> str:
-        """Return the address of the original sender of a report.
+    def find_client_address(self, request: web.Request) -> str:
+        """Return the IP address of the client that sent a report, also if another replica forwarded the report.
 
-        A relayed report has the sender's address in a header. That header counts only beside another one with the name
-        of this replica, which only readers of the Lease know. Otherwise anybody could pose as many clients.
+        The header with that address is trusted only if another header has this replica's name in the Lease. Clients
+        cannot read the Lease, so a client cannot pretend to be many clients.
         """
         named = request.headers.get(RELAYED, "").encode(errors="replace")
         is_relayed = self._election is not None and hmac.compare_digest(named, self._election.identity.encode())
         return (request.headers.get(CLIENT) if is_relayed else request.remote) or ""
 
     async def forward_report(self, request: web.Request, body: bytes) -> web.Response | None:
-        """Pass a report on and return the leader's answer; None if this replica leads and has to answer itself.
+        """Forward a report to the leader and return its response. If this replica leads, return None.
 
         Raises:
             RefusedReport: nobody leads, or the leader does not answer.
@@ -64,7 +64,7 @@ class Relay:
         headers = {"Authorization": request.headers.get("Authorization", "")}
         headers |= {RELAYED: "" if self._election is None else self._election.leader, CLIENT: request.remote or ""}
         try:
-            url, tls = f"{address}{request.rel_url.raw_path}", self._leader_tls()
+            url, tls = f"{address}{request.rel_url.raw_path}", self._find_leader_tls()
             async with self._session.put(url, data=body, headers=headers, ssl=tls) as answer:
                 text = await answer.text()
                 later = {name: answer.headers[name] for name in ("Retry-After",) if name in answer.headers}
@@ -75,12 +75,12 @@ class Relay:
             ) from None
 
     async def close(self) -> None:
-        """End the connections."""
+        """Close the connections."""
         if self._session is not None:
             await self._session.close()
 
-    def _leader_tls(self) -> ssl.SSLContext | bool:
-        """Return a TLS context that trusts the current certificate and the one before; the leader may serve either.
+    def _find_leader_tls(self) -> ssl.SSLContext | bool:
+        """Return a TLS context that trusts the current certificate and the previous certificate.
 
         All requests share one context, because a connection is only reused by requests with the same context.
         """
@@ -90,16 +90,17 @@ class Relay:
         written_ns = path.stat().st_mtime_ns
         if self._tls is None or self._tls[0] != written_ns:
             chain, before = path.read_text(), "" if self._tls is None else self._tls[1]
-            self._tls = written_ns, chain, _context_trusting(chain, before)
+            self._tls = written_ns, chain, _make_tls_context(chain, before)
         return self._tls[2]
 
 
-def _context_trusting(*chains: str) -> ssl.SSLContext:
-    """Return a TLS context that trusts the first certificate of each chain, whatever address serves it.
+def _make_tls_context(*pem_chains: str) -> ssl.SSLContext:
+    """Return a TLS context that trusts exactly the first certificate of each PEM chain, at any host name.
 
-    Replicas mount the same Secret. The later certificates of a chain have signed certificates of others too.
+    All replicas serve the first certificate, because they mount one Secret. The other certificates of a chain belong to
+    authorities, which also sign certificates of other servers.
     """
-    first = ["".join(chain.partition("-----END CERTIFICATE-----")[:2]) for chain in chains if chain]
+    first = ["".join(chain.partition("-----END CERTIFICATE-----")[:2]) for chain in pem_chains if chain]
     context = ssl.create_default_context(cadata="\n".join(first))
     context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
     context.check_hostname = False

@@ -29,7 +29,7 @@ from tilecast.jobs import JOB_KINDS
 from tilecast.spec import SpecError
 from tilecast_operator import recursion
 from tilecast_operator.controllers import patches
-from tilecast_operator.controllers.job_advice import about
+from tilecast_operator.controllers.job_advice import read_job_leniently
 from tilecast_operator.kube import credentials
 from tilecast_operator.kube.client import UNREACHABLE, Api, ApiError, list_pages
 from tilecast_operator.kube.kinds import Document, Key
@@ -59,15 +59,15 @@ class Release:
 
     Args:
         api: client of the cluster.
-        say: called with one line for each job, and for each thing that could not be done.
-        is_dry: whether to say only what would be done.
-        selector: selector of the namespaces whose jobs are released; None for all.
-        lease: the Lease that must stay unrenewed; None if it does not matter whether the operator lives.
+        print_line: prints one line for each released job and for each error.
+        is_dry: whether to print what would be done without doing it.
+        selector: selector of the namespaces whose jobs are released, or None for all.
+        lease: the Lease that must stay unrenewed, or None if it does not matter whether the operator lives.
         pause_s: seconds between two passes.
     """
 
     api: Api
-    say: Printer
+    print_line: Printer
     _: KW_ONLY
     is_dry: bool = False
     selector: LabelSelector | None = None
@@ -82,7 +82,7 @@ class Release:
         self.failed = 0
 
     async def run(self, policy: str = "") -> None:
-        """Release jobs until none waits; first delete the binding of a named policy that makes new jobs wait.
+        """Release jobs until none waits. Before that, delete the binding of `policy`, if a policy is named.
 
         Raises:
             LeaderLivesError: the operator is back.
@@ -101,7 +101,7 @@ class Release:
             await asyncio.sleep(self.pause_s)
 
     async def _select_namespaces(self) -> bool:
-        """Find out which namespaces are selected; return whether that is known."""
+        """Find the selected namespaces. Return whether they are known."""
         if self.selector is None:
             return True
         try:
@@ -114,7 +114,7 @@ class Release:
         return True
 
     async def _release_kind(self, kind: str) -> int:
-        """Release all jobs of a kind; return how many were released."""
+        """Release all waiting jobs of a kind, and return their number. A dry run only counts them."""
         freed = 0
         try:
             async for document in self._list_objects(kind):
@@ -131,14 +131,14 @@ class Release:
                 yield {**item, "apiVersion": KINDS[kind].api_version, "kind": kind}
 
     async def _release_job(self, kind: str, document: Document) -> bool:
-        """Release a job if it waits for us; return whether it was released, or would be in a dry run."""
+        """Release a job if it waits for Tilecast. Return whether it was released, or would be in a dry run."""
         key = Key.from_object({**document, "kind": kind})
         name = f"{kind} {key.namespace}/{key.name}"
         try:
             for _ in range(TRIES):
-                job = about(document)
+                job = read_job_leniently(document)
                 outcome = UNINSTALLED if self.lease is None else OPERATOR_DOWN
-                operations = patches.releasing(document, job, outcome)
+                operations = patches.make_release_patch(document, job, outcome)
                 if job.is_owned or not operations:
                     return False
                 if self.is_dry:
@@ -161,7 +161,7 @@ class Release:
         except SpecError as error:
             self._report_failure(f"{name} cannot be read: {error}")
             return False
-        self.say(f"{name} {'would be' if self.is_dry else 'was'} let go")
+        self.print_line(f"{name} {'would be' if self.is_dry else 'was'} let go")
         self.freed[kind] += 1
         return True
 
@@ -177,12 +177,12 @@ class Release:
                 if error.status != 404:
                     self._report_failure(f"policy binding {policy} was not deleted: {error}")
                 continue
-            self.say(f"policy binding {policy} {'would be' if self.is_dry else 'was'} deleted")
+            self.print_line(f"policy binding {policy} {'would be' if self.is_dry else 'was'} deleted")
             return
 
     def _report_failure(self, text: str) -> None:
         self.failed += 1
-        self.say(f"error: {text}")
+        self.print_line(f"error: {text}")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -32,14 +32,14 @@ class ReportGuard:
     Args:
         rate: reports that a client may send, in 1/s.
         clock: Unix time of the API server, in seconds.
-        refused: called with the outcome of each refusal.
+        on_refusal: called with the outcome of each refusal.
         timer: monotonic time, in seconds.
-        max_clients: most clients that are remembered.
+        max_clients: largest number of clients whose rates are remembered.
     """
 
     rate: float
     clock: Callable[[], float]
-    refused: Callable[[str], None]
+    on_refusal: Callable[[str], None]
     timer: Callable[[], float] = time.monotonic
     max_clients: int = 4096
 
@@ -66,7 +66,7 @@ class ReportGuard:
             self._take_allowance(client)
             require_token(token, namespace, self.clock())
         except RefusedReport as refused:
-            self.refused(refused.outcome)
+            self.on_refusal(refused.outcome)
             raise
         self._in_flight[client] = self._in_flight.get(client, 0) + 1
         try:
@@ -85,12 +85,12 @@ class ReportGuard:
         if len(self._left) > self.max_clients:
             self._left.popitem(last=False)
         if is_late:
-            raise _too_many_reports(math.ceil((1.0 - left) / self.rate))
+            raise _make_rate_error(math.ceil((1.0 - left) / self.rate))
         if self._in_flight.get(client, 0) >= MAX_IN_FLIGHT:
-            raise _too_many_reports(1)
+            raise _make_rate_error(1)
 
 
-def _too_many_reports(wait_s: int) -> RefusedReport:
+def _make_rate_error(wait_s: int) -> RefusedReport:
     return RefusedReport("limited", 429, f"this client sends too many reports; report again in {wait_s} s", wait_s)
 
 
@@ -106,7 +106,7 @@ def _client_network(address: str) -> str:
 
 
 def require_token(token: str, namespace: str, now_s: float) -> None:
-    """Check the claims of a token, whose signature a TokenReview verifies later.
+    """Check the claims of a token. A TokenReview verifies its signature later.
 
     Raises:
         RefusedReport: it cannot be a token of the namespace for our audience that is valid now.

@@ -48,7 +48,7 @@ class SearchLimits:
 
 
 class SearchInterruptedError(Exception):
-    """A search was ended before it had a result."""
+    """Error of a search that was ended before it had a result."""
 
     def __init__(self, cause: Cause, text: str) -> None:
         super().__init__(cause, text)
@@ -61,7 +61,7 @@ class SearchInterruptedError(Exception):
 
 
 class SearchProcess:
-    """Process that calls a function under limits; one thread at a time uses it.
+    """Process that calls a function under limits on time and memory. Only one thread uses it at a time.
 
     Args:
         function: The function; its module is loaded before the first call.
@@ -87,7 +87,7 @@ class SearchProcess:
 
     @property
     def resident_bytes(self) -> int:
-        """Resident memory of the process; 0 if it cannot be read."""
+        """Resident memory of the process in bytes, or 0 if it cannot be read."""
         try:
             pages = int(Path(f"/proc/{self.pid}/statm").read_text(encoding="ascii").split()[1])
         except (OSError, ValueError, IndexError):
@@ -116,7 +116,7 @@ class SearchProcess:
         return self._call(data, self._limits.seconds - spent_s)
 
     def stop(self) -> None:
-        """Kill the process; a call under way raises SearchInterruptedError."""
+        """Kill the process. A call in progress raises SearchInterruptedError."""
         self._is_stopped = True
         self._process.kill()
 
@@ -142,7 +142,7 @@ class SearchProcess:
             raise self._replace("died", f"the process ended as it started, {self._describe_exit()}") from None
 
     def _call(self, data: bytes, limit_s: float) -> Any:
-        self._is_used, killed = True, control_group.oom_kills(control_group.ROOT)
+        self._is_used, killed = True, control_group.count_oom_kills(control_group.ROOT)
         try:
             self._pipe.send_bytes(data)
             if not self._pipe.poll(max(0.0, limit_s)):
@@ -159,7 +159,7 @@ class SearchProcess:
         ended = self._describe_exit()
         if self._process.exitcode == OUT_OF_MEMORY:
             return self._replace("memory", f"needed more than {self._limits.memory_mib} MiB of memory")
-        if control_group.oom_kills(control_group.ROOT) > killed:
+        if control_group.count_oom_kills(control_group.ROOT) > killed:
             return self._replace("memory", "needed more memory than the container has left")
         return self._replace("died", f"ended its process, {ended}")
 
@@ -169,7 +169,7 @@ class SearchProcess:
         return f"signal {-status}" if status is not None and status < 0 else f"exit status {status}"
 
     def _replace(self, cause: Cause, text: str) -> SearchInterruptedError:
-        """Replace the process by a new one, and return the error with the cause."""
+        """Start a new process in place of this one. Return the error that gives the cause."""
         self._process.kill()
         self._process.join()
         self._pipe.close()
@@ -193,7 +193,7 @@ def _serve_calls(pipe: Connection, function: Callable[..., Any], memory_mib: int
 
 
 def _call_and_pickle(function: Callable[..., Any], data: bytes) -> bytes:
-    """Call the function; return a pickle of whether it raised, and of its error or result."""
+    """Call the function. Return a pickle of whether it raised, and of its error or result."""
     try:
         return pickles.dump((False, function(*pickles.load(data, ()))), ())
     except Exception as error:
@@ -221,7 +221,7 @@ def _is_memory_error(error: BaseException | None) -> bool:
 
 
 def _prepare_process(memory_mib: int) -> None:
-    """Prepare this process for searches: limits, signals, and its end with that of the operator."""
+    """Prepare this process for searches: set limits and signals, and end it when the operator ends."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     recursion.set_recursion_limit()
     parent = multiprocessing.parent_process()

@@ -64,7 +64,7 @@ class Searches:
         self._executor = ThreadPoolExecutor(processes or threads, "search")
         self._is_stopped = False
         search, limits = partial(_pickle_advice, advise), limits or SearchLimits()
-        if processes and (shortage := control_group.memory_shortage(limits.memory_mib, control_group.ROOT)):
+        if processes and (shortage := control_group.describe_memory_shortage(limits.memory_mib, control_group.ROOT)):
             log.warning("%s", shortage)
         self._processes = [SearchProcess(search, limits, restarted) for _ in range(processes)]
         self._idle: queue.SimpleQueue[SearchProcess] = queue.SimpleQueue()
@@ -81,15 +81,15 @@ class Searches:
         self,
         request: Request,
         pools: Sequence[Pool],
-        counted: Callable[[Advice, float], None] | None = None,
+        on_search: Callable[[Advice, float], None] | None = None,
         key: Hashable = None,
     ) -> Advice:
-        """Run a search in turn and return its advice; raise the error of the search if it fails.
+        """Run a search in turn and return its advice. If the search fails, raise its error.
 
         Args:
             request: The request.
             pools: The pools to search.
-            counted: Called with the advice and the seconds of the search without its wait.
+            on_search: Called with the advice and the seconds of the search without its wait.
             key: The key under which the turn is claimed.
 
         Raises:
@@ -107,28 +107,28 @@ class Searches:
             turn.seconds = spent_s
         known_s = self._expected_s.get(kind, spent_s)
         self._expected_s[kind] = known_s + NEWEST * (spent_s - known_s)
-        if counted is not None:
-            counted(advice, spent_s)
+        if on_search is not None:
+            on_search(advice, spent_s)
         return advice
 
     def stop(self) -> None:
-        """End the processes; threads end when their current work is done."""
+        """Stop the processes. Threads end when their current work is done."""
         self._is_stopped = True
         self._executor.shutdown(wait=False, cancel_futures=True)
         for process in self._processes:
             process.stop()
 
     def resident_bytes(self) -> int:
-        """Return the resident memory of all processes."""
+        """Return the resident memory of all search processes, in bytes."""
         return sum(process.resident_bytes for process in self._processes)
 
-    def longest_running_s(self) -> float:
-        """Return the seconds for which the oldest search under way has run; 0 if there is none."""
+    def find_longest_running_s(self) -> float:
+        """Return the seconds for which the oldest current search has run. Without any search, return 0."""
         began = min(self._began.copy().values(), default=None)
         return 0.0 if began is None else time.monotonic() - began
 
     def _search(self, request: Request, pools: Sequence[Pool]) -> tuple[Advice, float]:
-        """Search in this thread or in a search process; return the advice and the seconds that it took."""
+        """Search in this thread or in a search process. Return the advice and the search's seconds."""
         search = object()
         self._began[search] = time.monotonic()
         try:
@@ -146,12 +146,12 @@ class Searches:
 
 
 def _pickle_advice(advise: Advise, request: Request, pools: Sequence[Pool]) -> bytes:
-    """Return advice and its seconds as a pickle without request and pools, which the operator has."""
+    """Return a pickle of the advice and the search's seconds, without request and pools."""
     return pickles.dump(_time_advice(advise, request, pools), (request, *pools))
 
 
 def _time_advice(advise: Advise, request: Request, pools: Sequence[Pool]) -> tuple[Advice, float]:
-    """Return the advice and the seconds that the search took."""
+    """Search, and return the advice and the search's seconds."""
     began = time.monotonic()
     advice = advise(request, pools)
     return advice, time.monotonic() - began

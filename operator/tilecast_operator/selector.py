@@ -34,7 +34,7 @@ class LabelSelector(ApiModel):
 
     @classmethod
     def from_json(cls, text: str, field: str) -> LabelSelector | None:
-        """Return the selector in a JSON text; None if it is empty or selects everything.
+        """Return the selector in a JSON text. If it is empty or selects everything, return None.
 
         Args:
             text: the JSON.

@@ -25,15 +25,15 @@ ANY = "::"
 
 Check = Callable[[], str | None]
 """Returns what is wrong, or None."""
-Take = Callable[[str, str, str, bytes], Awaitable[None]]
+ScoreReport = Callable[[str, str, str, bytes], Awaitable[None]]
 """Takes namespace and name of a job, the token and the body of a report; raises RefusedReport."""
-Admit = Callable[[str, str, str], AbstractContextManager[None]]
+AdmitReport = Callable[[str, str, str], AbstractContextManager[None]]
 """Takes a client's address, the namespace and the token; raises RefusedReport if the report is not to be read."""
 
-Client = Callable[[web.Request], str]
+FindClientAddress = Callable[[web.Request], str]
 """Returns the address of the client that sent a report."""
 
-HandOn = Callable[[web.Request, bytes], Awaitable[web.Response | None]]
+ForwardReport = Callable[[web.Request, bytes], Awaitable[web.Response | None]]
 """Answers a report on behalf of another replica; None if this replica has to answer it. Raises RefusedReport."""
 
 
@@ -59,7 +59,7 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """Address to listen on: host and port, for TLS the files of certificate and key, and bounds for clients."""
+    """Address to listen on, with host, port, TLS files and limits on clients."""
 
     host: str
     port: int
@@ -69,7 +69,7 @@ class Address:
 
 
 class HttpServer:
-    """The HTTP server; it serves until `cleanup`."""
+    """HTTP server that serves until `cleanup` is called."""
 
     def __init__(self, runner: web.AppRunner, address: Address) -> None:
         self._runner = runner
@@ -83,14 +83,14 @@ class HttpServer:
 
     @property
     def port(self) -> int:
-        """The port that it listens on."""
+        """TCP port that the server listens on."""
         return 0 if self._server is None else int(self._server.sockets[0].getsockname()[1])
 
     @web.middleware
     async def track_use(
         self, request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
     ) -> web.StreamResponse:
-        """Handle a request, with its connection marked as in use meanwhile."""
+        """Handle a request, and mark its connection as in use meanwhile."""
         connection = request.protocol
         self._unused.discard(connection)
         self._idle.pop(connection, None)
@@ -113,13 +113,13 @@ class HttpServer:
             )
         self._server = await asyncio.get_running_loop().create_server(
             self._accept_connection,
-            sock=_listening_socket(self._address.host, self._address.port),
+            sock=_open_listening_socket(self._address.host, self._address.port),
             ssl=tls,
             ssl_handshake_timeout=self._limits.request_s if tls else None,
         )
 
     async def cleanup(self) -> None:
-        """End all connections."""
+        """Close all connections."""
         if self._renewal is not None:
             self._renewal.cancel()
         if self._server is not None:
@@ -140,7 +140,7 @@ class HttpServer:
         return connection
 
     def _close_idle(self) -> bool:
-        """Close some connections without a request under way; return whether there were any to close."""
+        """Close some connections that have no request in progress. Return whether any was closed."""
         closed = 0
         while self._idle and closed < self._limits.closed_at_once:
             connection = next(iter(self._idle))
@@ -167,7 +167,7 @@ class HttpServer:
         return times[0], times[1]
 
     async def _renew_certificate(self, tls: ssl.SSLContext, loaded: tuple[int, int]) -> None:
-        """Load a renewed certificate for new connections; an unreadable one is tried again later."""
+        """Load a renewed certificate for new connections. Try an unreadable certificate again later."""
         files = Path(self._address.certificate), Path(self._address.key)
         newest, since_s = loaded, time.monotonic()
         while True:
@@ -181,7 +181,7 @@ class HttpServer:
 
 
 class _RefusingProtocol(asyncio.Protocol):
-    """Protocol that closes a connection beyond the limit."""
+    """Protocol that closes a connection at once, because there are too many."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Close the connection."""
@@ -189,7 +189,7 @@ class _RefusingProtocol(asyncio.Protocol):
 
 
 async def _answer_here(_: web.Request, __: bytes) -> None:
-    """Return None, because there is no other replica."""
+    """Return None, which means that this replica handles the report."""
 
 
 def _remote_address(request: web.Request) -> str:
@@ -199,12 +199,12 @@ def _remote_address(request: web.Request) -> str:
 async def start_server(
     address: Address,
     registry: CollectorRegistry,
-    healthy: Check,
-    ready: Check,
-    admit: Admit,
-    take: Take,
-    hand_on: HandOn = _answer_here,
-    client: Client = _remote_address,
+    find_health_problem: Check,
+    find_readiness_problem: Check,
+    admit_report: AdmitReport,
+    score_report: ScoreReport,
+    forward_report: ForwardReport = _answer_here,
+    find_client_address: FindClientAddress = _remote_address,
 ) -> HttpServer:
     """Start a server, which serves until its `cleanup()`."""
 
@@ -212,21 +212,21 @@ async def start_server(
         encode, content_type = choose_encoder(request.headers.get("Accept", ""))
         return web.Response(body=encode(registry), headers={"Content-Type": content_type})
 
-    async def take_observation(request: web.Request) -> web.Response:
+    async def receive_observation(request: web.Request) -> web.Response:
         kind, _, token = request.headers.get("Authorization", "").partition(" ")
         token = token.strip() if kind.lower() == "bearer" else ""
         job = request.match_info
         try:
-            with admit(client(request), job["namespace"], token):
+            with admit_report(find_client_address(request), job["namespace"], token):
                 try:
                     async with asyncio.timeout(address.limits.body_s):
                         body = await request.read()
                 except TimeoutError:
                     raise web.HTTPRequestTimeout from None
-                answer = await hand_on(request, body)
+                answer = await forward_report(request, body)
                 if answer is not None:
                     return answer
-                await take(job["namespace"], job["name"], token, body)
+                await score_report(job["namespace"], job["name"], token, body)
         except RefusedReport as refused:
             headers = {} if refused.retry_after_s is None else {"Retry-After": str(refused.retry_after_s)}
             refusal = {"outcome": refused.outcome, "message": str(refused)}
@@ -234,10 +234,10 @@ async def start_server(
         return web.json_response({"outcome": "accepted"}, status=202)
 
     application = web.Application(client_max_size=MAX_BODY_BYTES)
-    application.router.add_put("/observations/{namespace}/{name}", take_observation)
+    application.router.add_put("/observations/{namespace}/{name}", receive_observation)
     application.router.add_get("/metrics", serve_metrics)
-    application.router.add_get("/healthz", _probe_handler(healthy))
-    application.router.add_get("/readyz", _probe_handler(ready))
+    application.router.add_get("/healthz", _make_probe_handler(find_health_problem))
+    application.router.add_get("/readyz", _make_probe_handler(find_readiness_problem))
     runner = web.AppRunner(application, access_log=None, keepalive_timeout=IDLE_S)
     server = HttpServer(runner, address)
     application.middlewares.append(server.track_use)
@@ -246,8 +246,8 @@ async def start_server(
     return server
 
 
-def _listening_socket(host: str, port: int) -> socket.socket:
-    """Return a listening socket; `ANY` means both address families if this machine has both."""
+def _open_listening_socket(host: str, port: int) -> socket.socket:
+    """Return a listening socket. `ANY` means IPv4 and IPv6 if this machine has both."""
     if host == ANY:
         with suppress(OSError, ValueError):
             return socket.create_server((ANY, port), family=socket.AF_INET6, dualstack_ipv6=True)
@@ -256,7 +256,7 @@ def _listening_socket(host: str, port: int) -> socket.socket:
     return socket.create_server((host, port), family=family)
 
 
-def _probe_handler(check: Check) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
+def _make_probe_handler(check: Check) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
     async def probe(_: web.Request) -> web.StreamResponse:
         problem = check()
         return web.Response(text=problem or "ok", status=503 if problem else 200)

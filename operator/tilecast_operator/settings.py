@@ -22,7 +22,7 @@ def _setting(default: float | str | bool, text: str) -> Any:
 
 
 def name_variable(item: Field[Any]) -> str:
-    """Return the environment variable of a setting: its name after `TILECAST_`, with `SECONDS` for `s`."""
+    """Return the environment variable of a setting: `TILECAST_` and its name, with `SECONDS` for `s`."""
     return f"TILECAST_{item.name.upper()}".removesuffix("_S") + ("_SECONDS" if item.name.endswith("_s") else "")
 
 
@@ -133,7 +133,7 @@ def from_environment(environment: Mapping[str, str]) -> Settings:
 
 
 def check_lease_name(text: str, field_name: str) -> str:
-    """Return a text unchanged if it is the `namespace/name` of a Lease or empty.
+    """Return a text unchanged if it is empty or the `namespace/name` of a Lease.
 
     Raises:
         SpecError: The text is something else.

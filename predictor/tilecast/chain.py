@@ -61,7 +61,7 @@ class Path:
 
 
 def price(chain: Chain, strategies: Ints) -> tuple[Floats, Floats]:
-    """Return the cost in seconds and the memory in bytes, (...) each, of paths given as strategies, (..., N)."""
+    """Return two arrays of shape (...): cost in seconds and memory in bytes of paths with strategies (..., N)."""
     links = np.arange(strategies.shape[-1])
     changes = chain.change[links[:-1], strategies[..., :-1], strategies[..., 1:]].sum(-1)
     memory = chain.memory[links, strategies].sum(-1) + chain.working[links, strategies].max(-1)
@@ -69,7 +69,7 @@ def price(chain: Chain, strategies: Ints) -> tuple[Floats, Floats]:
 
 
 def cheapest(chain: Chain, limit_s: float = np.inf) -> Path | None:
-    """Return the cheapest path that fits and costs less than `limit_s` seconds; None if there is none."""
+    """Return the cheapest path that fits and costs less than `limit_s` seconds. Return None if no path does."""
     whole = _IntegerChain.from_chain(chain)
     limit = limit_s * PICO
     best: _Solution | None = None
@@ -200,7 +200,7 @@ class _IntegerChain:
         return bound, byte_price, self._cross_paths(rich, lean)
 
     def _cross_paths(self, rich: _Solution, lean: _Solution) -> _Solution:
-        """Return the cheapest path that fits among those that join a beginning of one path to an end of the other."""
+        """Return the cheapest path within the budget that starts like one of two paths and ends like the other."""
         best = lean
         for one, other in ((rich, lean), (lean, rich)):
             for link in range(1, len(one.strategies)):
@@ -258,7 +258,7 @@ class _IntegerChain:
 
 
 def _select_undominated(strategy: Ints, memory: Ints, cost: Ints) -> npt.NDArray[np.intp]:
-    """Return the rows that no other row of equal strategy beats in memory and cost; of equal rows, only the first."""
+    """Return the rows that no other row of equal strategy beats in memory and cost. Of equal rows, keep the first."""
     if not len(cost):
         return np.zeros(0, np.intp)
     order = np.lexsort((cost, memory, strategy))

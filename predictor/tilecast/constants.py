@@ -38,19 +38,19 @@ class FusedAttention:
     times: Mapping[str, Mapping[str, float]]
 
     def runs_on(self, gpu: Gpu, *, is_mixed: bool) -> bool:
-        """Return whether it has kernels for a GPU and, unless a job `is_mixed`, for FP32."""
+        """Return whether the library has kernels for a GPU. A job that is not `is_mixed` also needs FP32 kernels."""
         is_built = self.least_compute_capability <= gpu.compute_capability <= self.most_compute_capability
         return is_built and (is_mixed or self.reads_fp32)
 
     def time_factor(self, gpu: Gpu, phase: str) -> float:
-        """Return its time on a GPU over the time of the kernel that the utilization model predicts."""
+        """Return the ratio of the library's kernel time on a GPU to the time that the utilization model predicts."""
         major = str(int(gpu.compute_capability))
         return self.times.get("any", {}).get(phase, 1.0) * self.times.get(major, {}).get(phase, 1.0)
 
 
 @dataclass(frozen=True, slots=True)
 class TileTable:
-    """Tiles that a library chooses from: rows, columns, and the share of the peak that the inner loop reaches."""
+    """Tile sizes that a library chooses from, and the fraction of the peak that the inner loop of each reaches."""
 
     candidates: tuple[tuple[int, int, float], ...]
     prologue_k: float
@@ -58,7 +58,7 @@ class TileTable:
 
 @dataclass(frozen=True, slots=True)
 class SplitK:
-    """Numbers of parts into which a library cuts `k`, and the share of a tile's time that each further part costs."""
+    """Numbers of parts into which a library splits `k`. Each further part costs a fraction of a tile's time."""
 
     splits: tuple[int, ...]
     cost: float
@@ -145,7 +145,7 @@ class HostLink:
     other: tuple[tuple[float, float], ...]
 
     def bytes_per_s(self, gpu: Gpu) -> float:
-        """Return the bytes per second and direction that a GPU copies."""
+        """Return the bytes per second that a GPU copies to or from its host, in one direction."""
         return dict(self.other).get(gpu.compute_capability, self.usual)
 
 
@@ -264,7 +264,7 @@ class Constants:
         )
 
     def memory_factor(self, runner: str, gpu: Gpu) -> float:
-        """Return the factor on the seconds of kernels bound by memory on a GPU, for one kind of host execution."""
+        """Return the factor on the seconds of memory-bound kernels on a GPU. `runner` is a key of `memory`."""
         flop_per_byte = gpu.peak("fp32") / gpu.memory_bandwidth_bytes_per_s
         return float(self.memory[runner] * (self.vector_flop_per_byte / flop_per_byte) ** self.vector_exponent)
 

@@ -26,7 +26,7 @@ UNSTATED = "unstated"
 
 @dataclass(frozen=True, slots=True)
 class Suspect:
-    """Part of the forecast, under the assumption that it alone is wrong."""
+    """Part of a forecast, with the seconds it would need if no other part were wrong."""
 
     line: str
     """A part of the breakdown, or `UNSTATED`."""
@@ -55,12 +55,12 @@ class Diagnosis:
 
     @property
     def ratio(self) -> float:
-        """Measured over forecast."""
+        """Ratio of the measured step time to the forecast."""
         return self.measured_s / self.forecast_s
 
     @property
     def is_inside(self) -> bool:
-        """Whether the measurement lies in the 90 % range."""
+        """Whether the measured step lies in the 90 % range of the forecast."""
         return self.lower_s <= self.measured_s <= self.upper_s
 
 

@@ -9,7 +9,10 @@ from tilecast.kernels import utilization
 
 
 def apply_environment(environment: Mapping[str, str]) -> None:
-    """Use the links and the utilization model that environment variables name; without them, use the shipped ones."""
+    """Use the links and the utilization model that environment variables name.
+
+    Use the shipped ones if they are unset.
+    """
     hardware.use_links(environment.get(hardware.LINKS, ""))
     model, sha256 = environment.get(utilization.MODEL, ""), environment.get(utilization.MODEL_SHA256, "")
     utilization.use_model(model, sha256.strip().lower())

@@ -21,7 +21,7 @@ from tilecast.spec import PRECISIONS, Floats, GradientSync, Plan, Plans, ServerU
 from tilecast.step import blocks, passes, placement, weights
 from tilecast.step.distinct import StepInputs
 from tilecast.zoo import Sharded
-from tilecast.zoo.modules import modules_of_exchange, repeats_in_full
+from tilecast.zoo.modules import is_repeated_in_full, list_modules_of_collective
 
 Bound = Literal["compute", "memory"]
 
@@ -159,12 +159,12 @@ class Explanation:
 
     @property
     def balance(self) -> float:
-        """FLOP per byte from which on the GPU's peak rather than its memory bounds a kernel."""
+        """FLOP per byte above which the GPU's peak bounds a kernel. Below it, memory bandwidth does."""
         return self.gpu.peak(self.precision) / self.gpu.memory_bandwidth_bytes_per_s
 
 
 def explain_plan(workload: Workload, plan: Plan, pool: Pool, step_s: float) -> Explanation:
-    """Break down a plan on a pool; `step_s` is its forecast.
+    """Return the breakdown of a plan on a pool. `step_s` is the forecast step time in seconds.
 
     Raises:
         SpecError: the pool's GPU cannot run the workload's precision.
@@ -177,7 +177,7 @@ def explain_plan(workload: Workload, plan: Plan, pool: Pool, step_s: float) -> E
     shard = int(sharded.index[0])
     flops = sum(block.repeat * op.count * table.flops()[index[shard]] for (block, op), index in once)
     model_flops = float(flops) * plan.tensor * plan.context * plan.data * plan.gradient_accumulation
-    held = sharded.sum_fullest_stage("parameters", plans) * sharded.trainable_share(plans)
+    held = sharded.sum_fullest_stage("parameters", plans) * sharded.trainable_fraction(plans)
     inputs = StepInputs.from_plans(sharded, plans, pool)
     steps = step.Steps.from_plans(workload, plans, inputs, pool, blocks.kernel_seconds(workload, sharded, pool.gpu))
     whole, copied = steps.held.values, steps.copied_s.values[plans.zero_stage[0]]
@@ -257,8 +257,8 @@ def _runs_per_micro_batch(workload: Workload, plan: Plan, sharded: Sharded, bloc
     if modules := split_modules(plan.checkpointing):
         return 1 + bool(blocks.modules_of(workload, op).intersection(modules, block.freed_bytes))
     shares = {"full": 1.0, "selective": blocks.recomputed_share(workload)(op), "none": 0.0}
-    layers = float(zoo.recomputed_layers(workload, sharded, Plans.from_plans(plan))[0])
-    layers *= repeats_in_full(workload, op.name)
+    layers = float(zoo.recomputed_layer_fraction(workload, sharded, Plans.from_plans(plan))[0])
+    layers *= is_repeated_in_full(workload, op.name)
     return 1 + shares[plan.checkpointing] * (layers if plan.checkpointing == "full" else 1.0)
 
 
@@ -313,12 +313,12 @@ def _price_exchanges(workload: Workload, plans: Plans, sharded: Sharded, pool: P
     plan, graph, fitted = plans.row(0), sharded.graph, constants.shipped_constants()
     factor, priced = fitted.factor["exchange"], passes.Exchanges(sharded, plans, pool)
     exchanges = []
-    layers = float(zoo.recomputed_layers(workload, sharded, plans)[0])
+    layers = float(zoo.recomputed_layer_fraction(workload, sharded, plans)[0])
     for block in graph.blocks:
         modules, layered = split_modules(plan.checkpointing), any(block is layer for layer in graph.layers)
         for call in block.collectives:
-            again = layers * (plan.checkpointing == "full" and repeats_in_full(workload, call.name))
-            if modules and modules_of_exchange(call.name).intersection(modules, block.freed_bytes):
+            again = layers * (plan.checkpointing == "full" and is_repeated_in_full(workload, call.name))
+            if modules and list_modules_of_collective(call.name).intersection(modules, block.freed_bytes):
                 again = 1.0
             alone_s = float(priced.seconds(call)[0])
             once_s = alone_s * factor

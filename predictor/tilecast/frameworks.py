@@ -36,7 +36,7 @@ Composed = Literal["rmsnorm", "layernorm", "channelnorm", "gelu", "tanh-gelu", "
 
 @dataclass(frozen=True, slots=True)
 class AttentionChoice:
-    """A library of fused attention, a key of `attention` in `constants.toml`, and the GPUs on which it is tried."""
+    """Library of fused attention, and the GPUs on which a framework uses it. Its name is a key in `constants.toml`."""
 
     library: str
     least: float
@@ -55,7 +55,7 @@ UNSET = "unset"
 
 @dataclass(frozen=True, slots=True)
 class Framework:
-    """Properties of one framework. Types are for jobs in 16 bit; a job in FP32 holds everything in FP32."""
+    """Properties of one framework. Data types are those of jobs in 16 bits. A job in FP32 keeps everything in FP32."""
 
     name: str
     weights: Weights
@@ -222,7 +222,10 @@ class Framework:
         return self.gradients == "fp32" or workload.precision != "fp16"
 
     def state_bytes(self, workload: Workload) -> float:
-        """Return the bytes of a weight that the update reads and writes: its own, or those of its master."""
+        """Return how many bytes of a weight the optimizer's update reads and writes.
+
+        With a master copy, these are its bytes.
+        """
         return 2.0 if workload.is_mixed and self.weights == "pure" else 4.0
 
     def moment_bytes(self, workload: Workload) -> float:
@@ -235,7 +238,7 @@ HELD_BYTES: Mapping[Weights, float] = {"master": 2.0, "autocast": 4.0, "sharded"
 
 
 def has_fused_kernels(workload: Workload) -> bool:
-    """Return whether hand-written kernels fuse element-wise operators: those of the job, or of its framework."""
+    """Return whether the job or its framework uses hand-written kernels that fuse element-wise operators."""
     stated = workload.fused_kernels
     return find_framework(workload).fused_kernels if stated is None else stated
 
@@ -291,23 +294,23 @@ _TUPLES = (
 
 
 def name_versions(framework: str) -> str:
-    """Return what the versions of a framework count, such as "PyTorch"."""
+    """Return the product whose version numbers a framework's versions are, such as "PyTorch"."""
     return str(TABLES[framework]["version"]["of"])
 
 
 def assumed_version(framework: str) -> str:
-    """Return the version of a framework that is assumed for a job without one."""
+    """Return the version that is assumed for a job that names a framework without a version."""
     return str(TABLES[framework]["version"]["assumed"])
 
 
 def first_version(framework: str, precision: str) -> str | None:
-    """Return the version of a framework that brought a precision; None if every version has it."""
+    """Return the first version of a framework with a precision. Return None if every version has the precision."""
     found = TABLES[framework]["version"].get("brought", {}).get(precision)
     return None if found is None else str(found)
 
 
 def parse_version(text: str) -> tuple[int, ...]:
-    """Return the numbers of a version such as "25.04", without zeros at the end.
+    """Return the numbers of a version: (25, 4) for "25.04". Last numbers that are 0 are dropped.
 
     Raises:
         SpecError: the text is no version.
@@ -325,19 +328,19 @@ def parse_version(text: str) -> tuple[int, ...]:
 
 
 def _changes_until(name: str, version: str | None) -> list[Mapping[str, Any]]:
-    """Return the changes of a framework until a version of what it counts, or until the version that it assumes."""
+    """Return all changes of a framework up to a version. If `version` is None, use the assumed version."""
     stated = parse_version(TABLES[name]["version"]["assumed"] if version is None else version)
     return [change for change in TABLES[name].get("since", ()) if parse_version(change["version"]) <= stated]
 
 
 def _cells_at(name: str, version: str | None) -> dict[str, Any]:
-    """Return the cells of a framework at a version of what it counts, or at the version that it assumes."""
+    """Return the properties of a framework at a version. If `version` is None, use the assumed version."""
     changes = _changes_until(name, version)
     return dict(item for part in (TABLES[name], *changes) for item in part.get("cells", {}).items())
 
 
 def _engine_version(name: str, version: str | None) -> str | None:
-    """Return the version of the engine that a version of a framework runs on; None for the one the engine assumes."""
+    """Return the engine's version under a version of a framework. Return None for the engine's assumed version."""
     if name_versions(name) == name_versions(TABLES[name].get("engine", name)):
         return version
     return next((change["engine"] for change in _changes_until(name, version)[::-1] if "engine" in change), None)
@@ -345,7 +348,7 @@ def _engine_version(name: str, version: str | None) -> str | None:
 
 @cache
 def read_framework(name: str, version: str | None = None) -> Framework:
-    """Return the record of a framework at a version, or at the version that it assumes.
+    """Return the record of a framework at a version. If `version` is None, use the assumed version.
 
     Raises:
         SpecError: the text is no version.
@@ -371,7 +374,7 @@ ENGINES: tuple[str, ...] = tuple(name for name, item in FRAMEWORKS.items() if it
 
 
 def find_framework(workload: Workload) -> Framework:
-    """Return the framework of a workload at its version and with its recipe, or the defaults if it names none."""
+    """Return the framework of a workload at its version and with its precisions. Without one, return the defaults."""
     name = workload.framework or UNSET
     if not (workload.is_mixed and workload.training):
         return read_framework(name, workload.framework_version)
@@ -387,7 +390,10 @@ def _with_recipe(
     gradients: StatePrecision | None,
     moments: StatePrecision | None,
 ) -> Framework:
-    """Return a framework that holds weights, gradients and moments as a job says, else as it does by itself."""
+    """Return a framework record with a job's precisions. Precisions that are None follow the framework.
+
+    If `weights` differ from the framework's, gradients without a precision have the precision of the weights.
+    """
     own = read_framework(name, version)
     summed = own.gradients if weights in (None, own.weights) else "weights"
     if gradients is not None:
@@ -396,17 +402,17 @@ def _with_recipe(
 
 
 def expert_dispatch(workload: Workload) -> ExpertDispatch:
-    """Return how tokens get to the ranks of their experts: as the job says, or else as its framework does it."""
+    """Return how tokens get to the ranks of their experts. If the job does not say, its framework decides."""
     return workload.expert_dispatch or find_framework(workload).expert_dispatch
 
 
 def expert_overlap(workload: Workload) -> ExpertOverlap:
-    """Return beside what tokens get to their experts: as the job says, or else as its framework does it."""
+    """Return which computation hides the exchange of tokens. If the job does not say, its framework decides."""
     return workload.expert_overlap or find_framework(workload).expert_overlap
 
 
 def with_framework(workload: Workload, name: FrameworkName) -> Workload:
-    """Return the workload under a framework; it keeps its version if that counts the same for the framework."""
+    """Return the workload with another framework. Drop the version unless both number versions of one product."""
     before = workload.framework
     keeps = before is not None and name_versions(before) == name_versions(name)
     return replace(workload, framework=name, framework_version=workload.framework_version if keeps else None)

@@ -67,7 +67,7 @@ def passes(workload: Workload) -> frozenset[PassName]:
 
 
 def remains(op: Op, names: frozenset[PassName]) -> bool:
-    """Return whether an operator is left after the named fusion passes."""
+    """Return whether an operator still runs after the named fusion passes."""
     return op.unless not in names and (op.only is None or op.only in names)
 
 

@@ -237,7 +237,7 @@ class KernelTable:
         )
 
     def distinct(self) -> tuple[KernelTable, npt.NDArray[np.intp]]:
-        """Return the distinct kernels, and the index of every row of this table among them, (N,)."""
+        """Return the distinct kernels, and for each row of this table the index of its distinct kernel, (N,)."""
         width = max(len(KINDS[KIND_NAMES[code]].dims) for code in np.flatnonzero(np.bincount(self.kind)))
         key = np.column_stack([self.kind * float(len(PRECISIONS)) + self.precision, self.dims[:, :width] + 0.0])
         # Equal rows are found by a hash of their bits and then compared, since numbers sort faster than rows.
@@ -253,7 +253,7 @@ class KernelTable:
 
 
 def _hash_rows(rows: Floats) -> npt.NDArray[np.uint64]:
-    """Return a number for each row, equal for equal rows, (N,)."""
+    """Return a hash of each row, (N,). Equal rows have equal hashes."""
     bits = rows.view(np.uint64)
     mixed = (bits ^ (bits >> np.uint64(29))) * _MIX[: rows.shape[1]]
     hashes: npt.NDArray[np.uint64] = (mixed ^ (mixed >> np.uint64(32))).sum(axis=1)
@@ -268,7 +268,7 @@ _CHUNK = 1 << 12
 
 @dataclass(frozen=True, slots=True)
 class Op:
-    """An operator of a block on one rank; `table` has one row per shard, (S,)."""
+    """An operator of a block on one rank. Its `table` of kernels has one row per shard, (S,)."""
 
     name: str
     table: KernelTable
@@ -310,7 +310,7 @@ class OperatorList(list[Op]):
 
 @dataclass(frozen=True, slots=True)
 class CollectiveCall:
-    """A collective inside a block; `size_bytes` is the whole buffer of one rank, as in nccl-tests, (S,)."""
+    """A collective inside a block. `size_bytes` is the whole buffer of one rank, as nccl-tests counts it, (S,)."""
 
     name: str
     collective: Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send_recv"]
@@ -372,7 +372,7 @@ class Block:
 
 @dataclass(frozen=True, slots=True)
 class Stages:
-    """Largest share of one pipeline stage in the cost, the parameters and the activations of layers cut by cost.
+    """Largest fraction of cost, parameters and activations in one pipeline stage if layers are cut by cost.
 
     Each column has an entry for 1, 2, … stages, (most stages,).
     """
@@ -423,7 +423,7 @@ class Graph:
         return (*_repeat_blocks(self.first), *layers, *_repeat_blocks(self.last))
 
     def layer_order(self) -> list[int]:
-        """Return the place of the block of each layer among `layers`, in the order of a forward pass."""
+        """Return for each layer the index of its block in `layers`, in the order of a forward pass."""
         placed, end = [], 0
         for place, block in enumerate(self.layers):
             positions = block.positions or range(end, end + block.repeat)

@@ -11,7 +11,7 @@ from tilecast.spec import Schedule, SpecError
 
 
 def split_layers(layers: int, pipeline: int, *, counts_ends: bool) -> tuple[int, ...]:
-    """Return the number of layers of each of `pipeline` stages; it may be 0 for the last ones.
+    """Return the number of layers of each of `pipeline` stages. The last stages may have none.
 
     Stages are equal if the layers divide. Otherwise, with `counts_ends`, embedding and loss, or the loss alone, count
     as a layer if that makes them divide. Otherwise all stages but the last ones are full.
@@ -58,7 +58,7 @@ class Layout:
 
     @property
     def layers(self) -> int:
-        """Number of layers without those that predict a further token."""
+        """Number of layers, without the multi-token-prediction layers."""
         return sum(self.pieces) - self.predicted
 
 
@@ -132,5 +132,5 @@ SCHEDULES: Mapping[Schedule, ScheduleLaw] = {
 
 
 def schedule_law(schedule: Schedule | None) -> ScheduleLaw:
-    """Return what a schedule costs; None is 1F1B with any number of pieces."""
+    """Return the costs of a pipeline schedule. None stands for 1F1B with any number of virtual stages."""
     return ScheduleLaw((1, MOST_PIECES)) if schedule is None else SCHEDULES[schedule]

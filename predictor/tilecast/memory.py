@@ -48,14 +48,14 @@ from tilecast.spec import (
 )
 from tilecast.zoo import Sharded
 from tilecast.zoo.cnn.images import Images
-from tilecast.zoo.stages import stage_kinds
+from tilecast.zoo.stages import find_stage_kinds
 
 Figure = Literal["allocated", "reserved", "device"]
 
 
 @dataclass(frozen=True, slots=True)
 class _OptimizerStates:
-    """States that an optimizer keeps of each trainable weight beside its master, and temporaries of its update."""
+    """States that an optimizer keeps per trainable weight besides the master copy, and temporaries of its update."""
 
     moments: float
     """Moments of a weight of the layers, in the type of moments."""
@@ -119,12 +119,12 @@ class Footprint:
 
     @property
     def reserved(self) -> Floats:
-        """Bytes that an allocator with room holds."""
+        """Bytes that the allocator holds if the GPU has memory to spare, (n,)."""
         return self.least + self.cached
 
     @property
     def device(self) -> Floats:
-        """Bytes that the device reports for a run with room, without the stacks of its context (`stack_bytes`)."""
+        """Bytes that the device reports if memory is to spare, without the context's stacks (`stack_bytes`)."""
         return self.reserved + self.context
 
     @property
@@ -147,7 +147,7 @@ class Footprint:
         return least[figure] * (1.0 - self.error), getattr(self, figure) * (1.0 + self.error)
 
     def items(self, row: int) -> dict[str, float]:
-        """Return the bill of the plan in a row, in bytes by item; the items sum to its total."""
+        """Return the bytes of each item in the memory bill of one row. The items sum to the row's `total`."""
         names = (item.name for item in fields(self) if item.name not in ("cached", "error"))
         return {name: float(getattr(self, name)[row]) for name in names}
 
@@ -163,7 +163,7 @@ def usable_bytes(gpu: Gpu) -> float:
 
 
 def stack_bytes(gpu: Gpu) -> float:
-    """Return the bytes that a CUDA context reserves for the stacks of a GPU's threads; a slice has its share."""
+    """Return the bytes that a CUDA context reserves for thread stacks. A MIG slice reserves its fraction of them."""
     known = constants.shipped_constants()
     return known.device_memory.thread_bytes * known.resident_threads.on_gpu(gpu) * gpu.sm_count
 
@@ -214,7 +214,9 @@ def footprint(
 
 @dataclass(frozen=True, slots=True)
 class Bills:
-    """Parts of the memory bills of a table of plans that several plans share; `rows` gives the bills of some plans.
+    """Memory bills of a table of plans.
+
+    Plans share the parts that are equal, and `rows` returns the bills of some plans.
 
     Each formula is evaluated once for all plans that are equal in the columns it reads.
     """
@@ -258,7 +260,7 @@ class Bills:
         share = known.varied if _largest_image(workload.model) else known.cached
         cached = share - known.fragmentation if framework.allocator == "caching" else 0.0
         # Late blocks of a convolutional network have most weights, and early ones most activations.
-        holds = framework.holds_gradients or zoo.recomputes(workload.model) == ("none",)
+        holds = framework.holds_gradients or zoo.list_recomputation_modes(workload.model) == ("none",)
         frees = framework.weights == "autocast" and workload.is_mixed
         return cls(
             workload, framework.memory_error, cached, plans, alike, degrees, states, context, activations, micro,
@@ -275,7 +277,7 @@ class Bills:
         return self.context[self.degrees.index[self.alike.index[rows]]]
 
     def rows(self, rows: slice | Rows, *, updates: bool = True) -> Footprint:
-        """Return the bills of some plans of the table, of the fullest moment of a step or of its passes alone."""
+        """Return the bills of some plans. They are for the fullest moment of a step, or for its passes alone."""
         plans, place = self.plans.take(rows), self.alike.index[rows]
         stage = np.clip(plans.zero_stage, 0, 3)  # a table may state any number
         states = self.states.take(stage * len(self.degrees) + self.degrees.index[place])
@@ -348,7 +350,7 @@ def _with_largest_images(workload: Workload, sharded: Sharded, plans: Plans) -> 
 
 
 def _largest_image(model: Model) -> tuple[int, int] | None:
-    """Return the height and width of the largest image in pixels; None if all images have one size."""
+    """Return the height and width of the largest image in pixels, or None if all images have one size."""
     dims = model.dimensions
     if not isinstance(dims, Images) or dims.largest_image is None:
         return None
@@ -378,7 +380,7 @@ class _StateBytes(Columns):
 
 @dataclass(frozen=True, slots=True)
 class _ParameterBytes:
-    """Bytes of one trainable parameter."""
+    """Bytes of each copy of one trainable parameter, and of its gradient and optimizer states."""
 
     weight: float
     cast: float
@@ -404,7 +406,7 @@ class _ParameterBytes:
 def _state_bytes(workload: Workload, sharded: Sharded, plans: Plans, gpu: Gpu | None) -> _StateBytes:
     """Return the bytes of weights, gradients, optimizer states and buffers of each plan, (n,)."""
     parameters, own = _held_parameters(workload, sharded, plans)
-    trainable, framework = sharded.trainable_share(plans), frameworks.find_framework(workload)
+    trainable, framework = sharded.trainable_fraction(plans), frameworks.find_framework(workload)
     per_parameter, zero = _ParameterBytes.from_framework(workload, framework), np.zeros(len(plans))
 
     def spread(stage_from: int) -> Floats:
@@ -423,7 +425,7 @@ def _state_bytes(workload: Workload, sharded: Sharded, plans: Plans, gpu: Gpu | 
         gradients = gradients + bucketed
         gradients = gradients + (4.0 * tables if framework.table_gradients == "whole" else 0.0)
     if workload.training and workload.optimizer != "none" and workload.offload == "none":
-        own_states, layers = _OPTIMIZERS[workload.optimizer], sharded.layer_parameter_share(plans)
+        own_states, layers = _OPTIMIZERS[workload.optimizer], sharded.layer_parameter_fraction(plans)
         number = layers * own_states.moments + (1 - layers) * own_states.end_moments
         moments = number * per_parameter.moment + own_states.quantized_bytes
         optimizer = (
@@ -474,14 +476,14 @@ def _weight_bytes(
 ) -> Floats:
     """Return the bytes of all weights, and their copies, that a rank holds, (n,)."""
     parameters, own = _held_parameters(workload, sharded, plans)
-    trainable, framework = sharded.trainable_share(plans), frameworks.find_framework(workload)
+    trainable, framework = sharded.trainable_fraction(plans), frameworks.find_framework(workload)
     resident = np.where(plans.zero_stage >= 3, own, parameters)
     # Under ZeRO 2 a framework with shards holds the shards in FP32 and all weights in 16 bit.
     shard = np.where(plans.zero_stage >= 2, own, parameters) if framework.weights == "sharded" else resident
     whole = np.where(plans.zero_stage >= 3, 0.0, parameters)
     held = trainable * shard * per_parameter.weight
     held = held + (1 - trainable) * resident * sharded.frozen_bytes(workload, plans)
-    return np.asarray(held + _fp8_bytes(workload, framework, gpu) * sharded.layer_parameter_share(plans) * whole)
+    return np.asarray(held + _fp8_bytes(workload, framework, gpu) * sharded.layer_parameter_fraction(plans) * whole)
 
 
 def _cast_bytes(workload: Workload, sharded: Sharded, plans: Plans, per_parameter: _ParameterBytes) -> Floats:
@@ -500,7 +502,7 @@ def _cast_bytes(workload: Workload, sharded: Sharded, plans: Plans, per_paramete
         unread = np.where((last >= first) & (plans.pipeline == 1), first, 0.0)
         parameters = parameters - unread
     whole = np.where(plans.zero_stage >= 3, 0.0, parameters)
-    return np.asarray(sharded.trainable_share(plans) * whole * per_parameter.cast)
+    return np.asarray(sharded.trainable_fraction(plans) * whole * per_parameter.cast)
 
 
 def reads_both_layouts(gpu: Gpu) -> bool:
@@ -539,7 +541,7 @@ def _buffer_bytes(
     copies = np.array(framework.bucket_copies)[plans.zero_stage]
     buckets = np.where(plans.replicas > 1, copies * np.minimum(bucket, trainable * per_parameter.gradient), 0.0)
     # Convolutional networks use none of the library's layers, which have the placeholders.
-    is_network = zoo.recomputes(workload.model) == ("none",)
+    is_network = zoo.list_recomputation_modes(workload.model) == ("none",)
     if is_network or not (framework.wgrad_placeholders and workload.is_mixed):
         return np.asarray(buckets)
     # Each shape of a layer's weights has a permanent placeholder, the output layer one while its gradient is computed.
@@ -575,7 +577,7 @@ class _MicroBatchBytes(Columns):
 def _micro_batch_bytes(workload: Workload, sharded: Sharded, plans: Plans) -> _MicroBatchBytes:
     """Return the bytes of activations and scratch memory of one micro-batch of each plan, (n,)."""
     graph, code = sharded.graph, plans.checkpointing
-    kept = [one * (1.0 - workload.offloaded_activations) for one in zoo.layers_kept_bytes(workload, sharded, plans)]
+    kept = [one * (1.0 - workload.offloaded_activations) for one in zoo.list_layer_kept_bytes(workload, sharded, plans)]
     first = sum((sharded.gather(item.activation_bytes[0]) for item in graph.first), np.zeros(len(plans)))
     last = sum((sharded.gather(item.activation_bytes[0]) for item in graph.last), np.zeros(len(plans)))
     layer_working = _gather_largest(sharded, [item.working_bytes for item in graph.layers], len(plans))
@@ -602,7 +604,7 @@ def _micro_batch_bytes(workload: Workload, sharded: Sharded, plans: Plans) -> _M
     early, later, late = _stage_activation_bytes(sharded, plans, kept)
     early = early + first + np.where(plans.pipeline > 1, 0.0, last)
     workspace = _gather_largest(sharded, [item.workspace_bytes for item in graph.blocks], len(plans))
-    recomputed = (code == FULL) * zoo.recomputed_layers(workload, sharded, plans)
+    recomputed = (code == FULL) * zoo.recomputed_layer_fraction(workload, sharded, plans)
     return _MicroBatchBytes(early, later, late + last, first, layer_working, head_working, last, workspace, recomputed)
 
 
@@ -615,9 +617,9 @@ def _stage_activation_bytes(sharded: Sharded, plans: Plans, layers: Sequence[Flo
     graph = sharded.graph
     if not graph.has_stages:
         total = sum((block.repeat * one for block, one in zip(graph.layers, layers, strict=True)), np.zeros(len(plans)))
-        share = total * sharded.layer_share(plans, "activations")
+        share = total * sharded.largest_layer_fraction(plans, "activations")
         return share, np.where(plans.pipeline > 1, share, 0.0), share
-    kinds = stage_kinds(graph, plans.pipeline)
+    kinds = find_stage_kinds(graph, plans.pipeline)
     each = kinds.sum_layers(layers)
     alive = (plans.pipeline - kinds.number) / np.maximum(plans.pipeline - 1, 1)
     later = (each * alive * (1 - kinds.first)).max(axis=0)
@@ -650,11 +652,11 @@ def micro_batches_in_flight(plans: Plans, schedule: Schedule | None = None) -> t
 
 def _largest_kept_bytes(sharded: Sharded, code: Ints) -> Floats:
     """Return the most bytes that a layer keeps of a micro-batch under the recomputation of each of n plans, (n,)."""
-    kept = [one for _, one in zoo.kept_bytes_by_block(sharded, code)]
+    kept = [one for _, one in zoo.yield_kept_bytes_by_block(sharded, code)]
     return np.maximum.reduce(kept) if kept else np.zeros(len(code))
 
 
 def _gather_largest(sharded: Sharded, columns: list[Floats], rows: int) -> Floats:
-    """Return the largest value of some columns over shards, for each of n plans, (n,); 0 without columns."""
+    """Return the largest value of some columns over shards, for each of n plans, (n,), or 0 without columns."""
     gathered = [sharded.gather(column) for column in columns]
     return np.maximum.reduce(gathered) if gathered else np.zeros(rows)

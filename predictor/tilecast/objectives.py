@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Quantity:
-    """Quantity of a step that an objective minimises: its seconds, or an amount that every GPU uses up over time."""
+    """Quantity of a step that an objective minimises: its seconds, or something that every GPU consumes over time."""
 
     name: str
     less: str
@@ -45,7 +45,7 @@ class Quantity:
         return self.per_gpu_hour is None or self.per_gpu_hour(pool) is not None
 
     def amount(self, pool: Pool, gpus: Amount, seconds: Amount) -> Amount:
-        """Return the amount that `gpus` GPUs of a pool use in `seconds`; NaN if it is unknown."""
+        """Return the amount that `gpus` GPUs of a pool use in `seconds`, NaN if it is unknown."""
         if self.per_gpu_hour is None:
             return seconds
         hourly = self.per_gpu_hour(pool)
@@ -87,12 +87,12 @@ class ObjectiveRecord:
 
     @property
     def counterpart(self) -> Quantity:
-        """Quantity that the objective leaves open, which decides between plans that tie."""
+        """Tie-breaking quantity: the price if the objective minimises seconds, otherwise the seconds."""
         return PRICE if self.quantity is SECONDS else SECONDS
 
     @property
     def needed_quantities(self) -> tuple[Quantity, ...]:
-        """Quantities that must be known on a pool."""
+        """Quantities that must be known on a pool before the objective can rank its plans."""
         return (self.quantity, PRICE) if self.bound == "budget" else (self.quantity,)
 
     @property

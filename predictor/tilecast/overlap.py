@@ -50,7 +50,10 @@ class BucketLimits(Columns):
 
     @classmethod
     def of_sizes(cls, workload: Workload, sizes_mib: Floats) -> BucketLimits:
-        """Return the limits of buckets of stated sizes, (n,); the framework's first bucket stays if it is smaller."""
+        """Return the limits of buckets of given sizes, (n,).
+
+        The framework's first bucket keeps its size if that is smaller.
+        """
         return cls(np.minimum(frameworks.find_framework(workload).bucket_mib[0], sizes_mib) * MIB, sizes_mib * MIB)
 
     @classmethod

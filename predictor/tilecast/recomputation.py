@@ -38,7 +38,7 @@ PARTS: Mapping[str, frozenset[str]] = {
 
 
 def _is_minimal(names: frozenset[str]) -> bool:
-    """Return whether no module of a set is inside another one of it."""
+    """Return whether no module of a set contains another module of the set."""
     return not any(PARTS.get(name, frozenset()) & names for name in names)
 
 
@@ -65,7 +65,7 @@ BY_CODE: npt.NDArray[np.bool_] = np.array(
 
 
 def join_modules(names: Iterable[str]) -> Checkpointing:
-    """Return the value of recomputation that stands for some modules; those inside another one are left out.
+    """Return the recomputation mode that stands for some modules. A module inside another one is left out.
 
     Raises:
         KeyError: a name is no module, or there is none.
@@ -77,7 +77,7 @@ def join_modules(names: Iterable[str]) -> Checkpointing:
 
 
 def split_modules(value: Checkpointing) -> tuple[str, ...]:
-    """Return the modules that a value of recomputation names; empty for a mode."""
+    """Return the modules that a value of recomputation names, empty for a mode."""
     return () if value in CHECKPOINTING else tuple(value.split("+"))
 
 
@@ -87,7 +87,7 @@ def code_of(value: Checkpointing) -> int:
 
 
 def names_modules(codes: npt.NDArray[np.signedinteger]) -> npt.NDArray[np.bool_]:
-    """Return which codes name modules, rather than a mode, (n,)."""
+    """Return whether each code stands for a set of modules, (n,). False marks a mode."""
     return codes >= len(CHECKPOINTING)
 
 

@@ -25,7 +25,10 @@ class FastestPlan:
 
 @dataclass(frozen=True, slots=True)
 class ScalingCurve:
-    """The fastest plans of one pool by GPU count, ascending; counts without a plan that fits are left out."""
+    """Fastest plan of one pool for each number of GPUs, in ascending order.
+
+    Numbers for which no plan fits are left out.
+    """
 
     pool: str
     currency: str
@@ -33,7 +36,7 @@ class ScalingCurve:
 
 
 def curves(request: Request, pools: Sequence[Pool]) -> tuple[ScalingCurve, ...]:
-    """Return the curve of every pool that can run the job, the job's constraints and objective ignored."""
+    """Return the curve of every pool that can run the job. Ignore the job's constraints and objective."""
     free = replace(request, objective="time", constraints=Constraints(), batches=None, deadline_s=None, budget=None)
     by_pool = (_pool_curve(free, pool) for pool in sorted(pools, key=lambda pool: pool.name))
     return tuple(curve for curve in by_pool if curve.points)

@@ -113,7 +113,7 @@ class FactFile:
 
 
 def drop_sources(value: Any) -> Any:
-    """Return the value of a key of a file without sources; of a table, the values of all keys but `source`."""
+    """Return a value of a shipped file without its source. For a table, return all keys but `source`."""
     if isinstance(value, Mapping):
         return {key: drop_sources(item) for key, item in value.items() if key != "source"}
     return value[0] if _is_cell(value) else value

@@ -427,13 +427,13 @@ def distinct_rows(*columns: Ints) -> DistinctRows:
 
 
 def distinct_neighbours(*columns: Ints) -> DistinctRows:
-    """Return the rows of integer columns where only equal neighbours count once, in the order of the table."""
+    """Return the rows after merging each run of equal neighbouring rows, in the order of the table."""
     heads = _run_starts(columns)
     return DistinctRows(heads, np.repeat(np.arange(len(heads)), np.diff(heads, append=len(columns[0]))))
 
 
 def _run_starts(columns: Sequence[Ints]) -> Rows:
-    """Return the rows of integer columns of shape (n,) that differ from the row before."""
+    """Return the indexes of rows that differ from the row before. Columns have shape (n,). Row 0 always counts."""
     differs = np.zeros(len(columns[0]), bool)
     differs[:1] = True
     for column in columns:
@@ -502,7 +502,7 @@ class Plans(Columns):
         return (self.data * self.context).astype(float)
 
     def shard_ranks(self, degree: int | None) -> Floats:
-        """Return the ranks that share the shards of dense weights, (n,), with `degree` data-parallel ranks each."""
+        """Return the number of ranks that ZeRO spreads a dense weight over, (n,). `degree` caps data parallelism."""
         data = self.data if degree is None else np.minimum(self.data, degree)
         return (data * self.context).astype(float)
 

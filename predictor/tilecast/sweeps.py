@@ -45,7 +45,7 @@ class SweepRange:
 
     @property
     def varies_pools(self) -> bool:
-        """Whether the pools are changed rather than the job."""
+        """Whether the field belongs to the pools. False means a field of the job."""
         return self.field in FIELDS
 
     @classmethod
@@ -251,12 +251,12 @@ class SweepRow:
 
 
 def throughput_per_gpu(offer: Offer) -> float:
-    """Return tokens (or samples) per second of one GPU."""
+    """Return the throughput of an offer per GPU, in tokens (or samples) per second."""
     return offer.tokens_per_s / offer.gpus
 
 
 def relative_throughput(rows: Sequence[SweepRow], offer: Offer) -> float:
-    """Return an offer's throughput per GPU over the best of its pool in any row, in (0, 1]."""
+    """Return the ratio of an offer's throughput per GPU to its pool's best in all rows, in (0, 1]."""
     same = (
         throughput_per_gpu(other) for row in rows for other in row.advice.offers if other.pool.name == offer.pool.name
     )

@@ -35,7 +35,7 @@ class Errors(Columns):
 
 
 def forecast_errors(priced: Priced, widths: RangeWidths | None = None) -> Errors:
-    """Return the errors of every plan of a table, (n,), except the error that the job's description leaves open."""
+    """Return the errors of every plan, (n,), without the error from properties missing in the job description."""
     widths = widths or constants.shipped_widths()
     times = priced.times
     return Errors(
@@ -86,7 +86,7 @@ _REACH = NormalDist().inv_cdf(1 - ODDS) / NormalDist().inv_cdf(0.95)
 def tie_width_on_pool(
     own: Errors, other: Errors, alike: npt.NDArray[np.bool_], widths: RangeWidths | None = None
 ) -> Floats:
-    """Return the largest logarithm of the ratio of two plans on one pool that tie; columns broadcast.
+    """Return the log ratio of step times up to which two plans on one pool tie. Columns broadcast.
 
     Args:
         own: the errors of some plans.
@@ -105,7 +105,7 @@ def tie_width_on_pool(
 
 
 def tie_width_between_pools(own: Errors, other: Errors, widths: RangeWidths | None = None) -> Floats:
-    """Return the largest logarithm of the ratio of plans on two pools that tie.
+    """Return the log ratio of step times up to which plans on two pools tie.
 
     The errors of networks, hosts and kernels of the two pools are independent.
     """
@@ -115,7 +115,7 @@ def tie_width_between_pools(own: Errors, other: Errors, widths: RangeWidths | No
 
 
 def largest_tie_width(widths: RangeWidths | None = None) -> float:
-    """Return the logarithm of the ratio beyond which no two plans on one pool tie."""
+    """Return the log ratio of step times above which no two plans on one pool tie."""
     widths = widths or constants.shipped_widths()
     squares = widths.plans**2 + widths.communication**2 + widths.host**2 + widths.kernels**2
     return min(_REACH * float(np.sqrt(squares)), MOST_TIED)

@@ -28,10 +28,10 @@ class TooLongError(ValueError):
 
 
 def parse_json(text: str | bytes, *, max_bytes: int = MAX_BYTES, max_depth: int = MAX_DEPTH) -> Any:
-    """Parse JSON text; raise an error if it exceeds the bounds on length or nesting.
+    """Return the value of JSON text, parsed only within bounds on length and nesting.
 
     Raises:
-        TooLongError, TooDeepError: it is longer or deeper; it is not parsed.
+        TooLongError, TooDeepError: the text exceeds a bound and is not parsed.
         ValueError: it is no JSON.
     """
     if len(text) > max_bytes:
@@ -44,7 +44,7 @@ def parse_json(text: str | bytes, *, max_bytes: int = MAX_BYTES, max_depth: int 
 
 
 def parse_json_mapping(text: str | bytes, field: str, subject: str, remedy: str) -> dict[str, Any]:
-    """Parse JSON text of a mapping; raise SpecError if it is invalid or exceeds the bounds on length or nesting.
+    """Parse JSON text of a mapping. Raise SpecError if it is invalid, too long or nested too deeply.
 
     Args:
         text: the JSON.

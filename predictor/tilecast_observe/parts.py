@@ -150,7 +150,7 @@ class PartTimes:
         return {name: max(value / steps, 0.0) for name, value in seconds.items()}
 
     def _read_clock(self) -> Any:
-        """Return the current time as a CUDA event, or as seconds without a GPU; None if the step is not timed."""
+        """Return the current time as a CUDA event, or as seconds without a GPU, or None if the step is not timed."""
         if self._now is None:
             return None
         before = self._clock()

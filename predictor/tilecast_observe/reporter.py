@@ -92,7 +92,7 @@ class Reporter:
 
     Args:
         settings: destination and contents of the reports.
-        take: function that returns the steps since its last result; None if there are fewer than its argument.
+        take: function that returns the steps since its last result, or None if there are fewer than its argument.
         interval_s: seconds between two reports.
     """
 
@@ -254,7 +254,7 @@ def _replace_file(path: Path, text: str) -> None:
 
 
 def _read_number(environment: Mapping[str, str], name: str) -> int | None:
-    """Return an environment variable as a whole number; None if it is unset. Other text is logged and ignored."""
+    """Return an environment variable as a whole number, or None if it is unset. Other text is logged and ignored."""
     text = environment.get(name, "")
     if text and not text.isdecimal():
         log.warning("%s=%r is no whole number and is left aside", name, text[:40])

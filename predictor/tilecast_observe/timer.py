@@ -186,7 +186,7 @@ def _scale_parts(seconds: float, means: Mapping[str, float], exposed: float | No
     Args:
         seconds: the median step.
         means: mean seconds of each timed part.
-        exposed: share of the step in which only collectives ran; None if no profile was read.
+        exposed: share of the step in which only collectives ran, or None if no profile was read.
     """
     parts = dict(means)
     if exposed is not None and "communication" not in parts:

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from tilecast.api.fields import Document, FieldChange
 from tilecast.jobs.interface import JobKind, Pods, read_pod_template
-from tilecast.jobs.shapes import count_at
+from tilecast.jobs.shapes import read_count_at
 
 
 class ZetaJob(JobKind):
@@ -17,7 +17,7 @@ class ZetaJob(JobKind):
     tested = "Zeta 3"
 
     def pods(self, document: Document, runtime: Document | None) -> Iterator[Pods]:
-        count = count_at(document, ("spec", "replicas"))
+        count = read_count_at(document, ("spec", "replicas"))
         yield read_pod_template("", ("spec", "template", "spec"), count, document["spec"]["template"]["spec"])
 
     def is_finished(self, status: Document) -> bool:

@@ -73,7 +73,7 @@ LEAST_PYTORCH: Mapping[str, tuple[int, int]] = {"rms_norm": (2, 9)}
 
 
 def unsupported_reason(case: KernelCase, capability: tuple[int, int], pytorch: str) -> str:
-    """Return why a GPU of this compute capability or this PyTorch version cannot run a case; empty if it can."""
+    """Return why a GPU of this compute capability or this PyTorch version cannot run a case, empty if it can."""
     if capability < LEAST_CAPABILITY[case.words["dtype"]]:
         return f"no {case.words['dtype']} units"
     version = tuple(int(part) for part in re.findall(r"\d+", pytorch)[:2])

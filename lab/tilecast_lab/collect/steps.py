@@ -196,7 +196,7 @@ def _time_steps(cuda: Any, step: TrainingStep, took_s: float) -> Values:
 
 
 def _read_gpu_state(cuda: Any) -> Values:
-    """Return clock, power and temperature of the busy GPU; empty where the driver's library is missing."""
+    """Return clock, power and temperature of the busy GPU, empty where the driver's library is missing."""
     try:
         return {
             "clock_mhz": cuda.clock_rate(),
@@ -322,7 +322,7 @@ class _MeasuringProcess:
         return cls(process, here)
 
     def receive(self, limit_s: float) -> Any:
-        """Return what the process sends next; None if it ended or sends nothing for so long."""
+        """Return what the process sends next, or None if it ended or sends nothing for so long."""
         try:
             return self.pipe.recv() if self.pipe.poll(limit_s) else None
         except (EOFError, OSError):

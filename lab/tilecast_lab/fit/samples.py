@@ -240,14 +240,16 @@ def _samples(
                 if gpu.supports(precision):
                     d = {dim: column[part] for dim, column in dims.items()}
                     sampled = _one(table, kind, precision, d, rows[part], gpu, source, fold)
-                    yield features.network_family(kind.name, precision, gpu), sampled
+                    yield features.find_network_family(kind.name, precision, gpu), sampled
 
 
 def _one(
     table: MeasuredKernels, kind: Kind, precision: str, d: Dims, rows: Ints, gpu: Gpu, source: SampleTable, fold: Ints
 ) -> Samples:
     work = features.compute_work(kind, precision, d)
-    asked = features.network_inputs(features.network_family(kind.name, precision, gpu), work, gpu, precision)
+    asked = features.compute_network_inputs(
+        features.find_network_family(kind.name, precision, gpu), work, gpu, precision
+    )
     is_product = kind.name in features.PRODUCTS
     compute = work.flops / gpu.peak(precision) if is_product else np.zeros(len(rows))
     count, moved = len(rows), work.moved_bytes

@@ -23,7 +23,7 @@ def measured(rows: Sequence[Row], track: Track = without_progress) -> curves.Mea
     """
     forecasts = runs.forecast(rows, track)
     scored = scores.score_forecasts(rows, forecasts)
-    return curves.to_measured_runs(
+    return curves.build_measured_runs(
         scored, [forecasts[place] for place in scored.index], scored.left_out_s, read_published_row
     )
 
@@ -58,9 +58,9 @@ def errors_from_unrelated_runs(
                 seen = np.random.default_rng((number, draw)).permutation(others)[:count]
                 table = calibration.fit_calibration([runs.runs[index] for index in seen], known)
                 for run in (runs.runs[index] for index in own):
-                    ratio = table.correction_of_group(calibration.group_of_run(run)).ratio * table.software_ratio(
-                        run.framework, run.family
-                    )
+                    ratio = table.find_group_correction(
+                        calibration.group_of_run(run)
+                    ).ratio * table.find_software_ratio(run.framework, run.family)
                     errors.append([abs(math.exp(run.deviation) * factor - 1) for factor in (1.0, ratio)])
         if errors:
             without, with_ = np.mean(errors, axis=0)

@@ -49,7 +49,7 @@ CLASSES: tuple[tuple[str, float], ...] = (("<64 KiB", 2**16), ("<1 MiB", 2**20),
 class CollectivesTable:
     """Measured table of R rows and its forecasts.
 
-    Every column is (R,), in seconds; NaN where `reason` says why the row is not predicted.
+    Every column is (R,), in seconds, NaN where `reason` says why the row is not predicted.
     """
 
     header: list[str]

@@ -78,7 +78,7 @@ def _read(path: Path) -> Model:
         raise SpecError(str(path), problem, "write it with `tilecast trace`") from None
     if not isinstance(value, dict) or not document.is_document(value):
         raise SpecError(str(path), "is no graph document", "write it with `tilecast trace`")
-    return traced.model(path.stem, document.read(value, str(path)))
+    return traced.build_model(path.stem, document.read(value, str(path)))
 
 
 def _differences(row: Mapping[str, str], asked: GraphName, model: Model) -> Iterator[tuple[str, str]]:

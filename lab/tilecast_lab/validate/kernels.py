@@ -22,7 +22,7 @@ from tilecast_lab.validate.kernel_table import MeasuredKernels
 class Prediction:
     """Predictions for the R rows of a table.
 
-    All columns are (R,), in seconds; NaN where `reason` says why the row is not predicted.
+    All columns are (R,), in seconds, NaN where `reason` says why the row is not predicted.
     """
 
     seconds: Floats

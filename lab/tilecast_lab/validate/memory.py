@@ -223,7 +223,7 @@ def describe_errors(peaks: Peaks) -> list[str]:
 
 
 def report(peaks: Peaks) -> str:
-    """Return the table of bills over peaks by source, framework and figure; empty if no row has a peak."""
+    """Return the table of bills over peaks by source, framework and figure, empty if no row has a peak."""
     if not len(peaks.measured) and not peaks.warnings:
         return ""
     lines = describe_counts(peaks)

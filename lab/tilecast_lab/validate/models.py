@@ -200,6 +200,6 @@ def _preset_name(row: Row) -> str:
 
 
 def noted_number(pattern: str, notes: str) -> int | None:
-    """Return the whole number in the pattern's first group; None without a match or with more than six digits."""
+    """Return the whole number in the pattern's first group, or None without a match or with more than six digits."""
     match = re.search(pattern, notes)
     return int(match[1]) if match and len(match[1]) <= 6 else None

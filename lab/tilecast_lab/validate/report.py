@@ -12,7 +12,7 @@ from tilecast.spec import Floats, SpecError
 from tilecast.validate import Track, without_progress
 from tilecast.validate.cells import Row
 from tilecast.validate.runs import RunGroup, interpret_plan, price_group, read_table
-from tilecast.validate.scores import is_graded, read_measured_seconds
+from tilecast.validate.scores import has_trusted_step, read_measured_seconds
 from tilecast_lab.validate import memory, residuals, runs, scores
 from tilecast_lab.validate.constants import with_values
 from tilecast_lab.validate.graphs import Graphs
@@ -63,7 +63,7 @@ def _parts(rows: Sequence[Row], groups: Sequence[RunGroup], forecasts: Sequence[
         (group, member, rows[member.index], forecasts[member.index])
         for group in groups
         for member in group.members
-        if is_graded(rows[member.index])
+        if has_trusted_step(rows[member.index])
     ]
     if not members:
         return []

@@ -37,7 +37,7 @@ class Scored(scores.Scored):
 
 
 def score_forecasts(rows: Sequence[Row], forecasts: Sequence[PublishedForecast]) -> Scored:
-    """Compare forecasts with the measured step times of the graded rows (`tilecast.validate.scores.is_graded`)."""
+    """Compare forecasts with measured step times of trusted rows (`tilecast.validate.scores.has_trusted_step`)."""
     own = scores.score_forecasts(rows, forecasts)
     items = [forecasts[place] for place in own.index]
     gpus = np.array([item.plan.gpus if item.plan else 1 for item in items], dtype=float)

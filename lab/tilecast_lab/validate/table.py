@@ -30,7 +30,7 @@ from tilecast.spec import (
 from tilecast.validate.cells import Row, UnreadableRow, read_integer
 from tilecast.validate.reading import (
     RunCase,
-    implied_batch,
+    multiply_batch,
     read_optimizer,
     read_sequence_length,
     read_stated_plan,
@@ -68,7 +68,7 @@ def read_published_row(row: Row, graphs: Graphs | None = None) -> RunCase:
     if not gpus:
         raise UnreadableRow("no-gpus")
     stated = _plan(row, model, gpus)
-    batch = read_integer(row, "global_batch") or implied_batch(stated)
+    batch = read_integer(row, "global_batch") or multiply_batch(stated)
     if not batch:
         raise UnreadableRow("no-batch")
     sequence = read_sequence_length(row, model)
@@ -173,7 +173,7 @@ def _captures_iterations(row: Row) -> bool:
 
 
 def _expert_overlap(row: Row) -> ExpertOverlap | None:
-    """Return beside what tokens get to their experts in a row; None for what its framework does.
+    """Return beside what tokens get to their experts in a row, or None for what its framework does.
 
     Megatron-Bridge's configurations for H100 turn on the overlap with another micro-batch where a pipeline has experts
     on several nodes (scripts/performance/configs: moe_a2a_overlap of Qwen3-235B and DeepSeek-V3).
@@ -366,7 +366,7 @@ PEFT's method_comparison loads models in bfloat16.
 
 
 def _held_weights(row: Row) -> Weights | None:
-    """Return the storage of weights that a row states; None if that of its framework."""
+    """Return the storage of weights that a row states, or None if that of its framework."""
     notes, words = row.get("notes", "").lower(), row.get("framework", "").lower()
     if "16" not in row.get("precision", ""):
         return None
@@ -387,8 +387,8 @@ def _plan(row: Row, model: Model, gpus: int) -> dict[str, int | None]:
     if framework(row) == "litgpt" and ranks:
         row = {**row, "dp": str(min(ranks, gpus))}
     stated = read_stated_plan(row, model, gpus)
-    copied = re.search(r"\bdata parallelism\b", row.get("notes", "").lower()) and not zoo.spreads_tables(model)
-    if zoo.spreads_rows(model) and copied:
+    copied = re.search(r"\bdata parallelism\b", row.get("notes", "").lower()) and not zoo.has_distributed_tables(model)
+    if zoo.has_row_sharded_weights(model) and copied:
         stated["expert"] = 1
     if stated["zero_stage"] is None and _spreads_optimizer(row):
         stated["zero_stage"] = 1

@@ -16,7 +16,7 @@ import numpy as np
 from tilecast.learning import calibration
 from tilecast.spec import Floats, Ints
 from tilecast.validate import Track, transfer, without_progress
-from tilecast.validate.transfer import PairErrors, TransferRuns, pair_runs, table_rows
+from tilecast.validate.transfer import PairErrors, TransferRuns, pair_runs, read_named_rows
 from tilecast_lab.validate import calibration as curves
 from tilecast_lab.validate import residuals
 
@@ -36,8 +36,8 @@ def read_subjects(paths: Sequence[Path], track: Track = without_progress) -> Tra
     Raises:
         SpecError: a file cannot be read, or no row is graded and can be forecast.
     """
-    measured = curves.measured(table_rows(paths), track)
-    return transfer.to_transfer_runs(measured, [residuals.source_of(row) for row in measured.rows])
+    measured = curves.measured(read_named_rows(paths), track)
+    return transfer.build_transfer_runs(measured, [residuals.source_of(row) for row in measured.rows])
 
 
 def forecast_pairs(subjects: TransferRuns, kind: str, seen: Ints, asked: Ints) -> PairErrors:
@@ -80,8 +80,8 @@ class PairSummary:
 
 def summarize_pairs(subjects: TransferRuns, item: PairErrors, table: str = "") -> PairSummary:
     """Summarise the pairs of one table's rows, or of all rows if `table` is empty."""
-    rows = np.array([not table or subjects.table[row] == table for row in item.asked])
-    asked = item.asked[rows]
+    rows = np.array([not table or subjects.table[row] == table for row in item.target_rows])
+    asked = item.target_rows[rows]
     mean = GroupMean.of(asked, subjects)
     errors = {name: mean(column[rows]) for name, column in item.errors.items()}
     rng = np.random.default_rng(0)

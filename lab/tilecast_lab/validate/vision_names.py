@@ -21,7 +21,7 @@ _STAGES: Mapping[str, list[int]] = {
 
 
 def vision_table(row: Row) -> Table | None:
-    """Return the dimensions that a row's name means; None if no reader knows the name."""
+    """Return the dimensions that a row's name means, or None if no reader knows the name."""
     name = row.get("model_name", "")
     for pattern, read in _READERS:
         if match := pattern.match(name):

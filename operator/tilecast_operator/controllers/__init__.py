@@ -1,1 +1,1 @@
-"""Controllers: each reads objects of the cache, decides about status, annotations and Events, and writes changes."""
+"""Controllers, which read cached objects, decide about status, annotations and Events, and write the changes."""

@@ -1,7 +1,7 @@
-"""Controller of held jobs in mode Initial: places each of them on nodes, and releases it.
+"""Controller that places held jobs of mode Initial on nodes, and releases every held job.
 
-A held job is one that waits for Tilecast (`Job.is_held`). One task for each held job releases it within
-`Timings.decide_s` and the time of a few writes, whether it was advised or not. The gate on the object alone shows
+A held job is one that waits for Tilecast (`Job.is_held`). One task for each held job releases the job within
+`Timings.decide_s` and the time of a few writes, with or without advice. The gate on the object alone shows
 whether a job was released, so that a restart or a second operator does no harm.
 """
 
@@ -18,9 +18,9 @@ from tilecast.advice import Advice
 from tilecast.api import training_job
 from tilecast.jobs import HOLD_QUEUE, NEXT_QUEUE, QUEUE, Job, Placement, candidates
 from tilecast.spec import SpecError
-from tilecast_operator.answer import Declined, message, reason
+from tilecast_operator.answer import Declined, get_ready_message, get_ready_reason
 from tilecast_operator.controllers import patches
-from tilecast_operator.controllers.job_advice import JobAdvice, about
+from tilecast_operator.controllers.job_advice import JobAdvice, read_job_leniently
 from tilecast_operator.controllers.kueue_features import GATE, REMEDY
 from tilecast_operator.controllers.placement import ChangedError, Placer
 from tilecast_operator.controllers.requests import JobRequests
@@ -70,15 +70,15 @@ OUTCOMES: Mapping[str, str] = {
     "Uninstalled": "Tilecast was about to be uninstalled, and let the job go as it was",
     "OperatorDown": "the operator was down, and the chart's CronJob let the job go as it was; see the operator's log",
 }
-"""Sentence for each outcome of a job: why it was placed or not. An outcome that is missing here is the reason of a
-`Declined`."""
+"""Text for each outcome of a job, which says why the job was placed or not. An outcome that is not listed is the reason
+of a `Declined`."""
 _BY_OTHERS = {"Waiting", "Finished", "Uninstalled", "OperatorDown"}
 """Outcomes that the operator never gives to a job itself."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Decision:
-    """Decision about a held job."""
+    """Decision where a held job runs, or why Tilecast does not place it."""
 
     outcome: str
     """`PLACED` or `QUEUED`, or the reason why the job is released as it is."""
@@ -88,13 +88,13 @@ class _Decision:
 
 
 class HeldTimes:
-    """Held jobs and the times since which they wait. Belongs to one event loop.
+    """Times at which held jobs began to wait, with metrics of their waits. Belongs to one event loop.
 
     Args:
         records: Records of the jobs.
         metrics: Metrics that count waits and outcomes.
         clock: Clock of the API server, in Unix time.
-        outcomes: All possible outcomes of a job; each is counted from zero.
+        outcomes: All possible outcomes of a job. Their counters start at zero.
     """
 
     def __init__(self, records: Records, metrics: Metrics, clock: Callable[[], float], outcomes: Iterable[str]) -> None:
@@ -107,33 +107,33 @@ class HeldTimes:
             metrics.placements.labels(outcome)
 
     def track_job(self, key: Key, before: Stored[Document] | None, now: Stored[Document]) -> None:
-        """Begin or end the wait of a job that was seen.
+        """Begin the wait of a job that is held now, or end the wait of a job that no longer is.
 
         Args:
             key: Key of the job.
-            before: The job as it was seen before; None for a new job, which has waited since its creation.
+            before: The job as it was seen before. None means a new job, which has waited since its creation.
             now: The job as it was seen now.
         """
-        job = about(now.value)
+        job = read_job_leniently(now.value)
         if not job.is_held or job.is_owned:
             self._since.pop(key, None)
         elif key not in self._since:
             created_s = None if before else parse_time(str(now.value["metadata"].get("creationTimestamp", "")))
             self._since[key] = self._clock() if created_s is None else created_s
 
-    def held_since_s(self, key: Key) -> float | None:
-        """Return the Unix time since which a job waits; None if the job does not wait."""
+    def get_wait_start_s(self, key: Key) -> float | None:
+        """Return the Unix time at which a job began to wait. Return None if the job does not wait."""
         return self._since.get(key)
 
     def record_release(self, key: Key, since_s: float | None, outcome: str) -> None:
-        """End the wait of a released job, which began at `since_s` (Unix time), and count its outcome."""
+        """Count the outcome of a released job, and end its wait, which began at the Unix time `since_s`."""
         self._since.pop(key, None)
         if since_s is not None:
             self._metrics.placement_wait.observe(max(0.0, self._clock() - since_s))
         self.count_outcome(outcome)
 
     def count_outcome(self, outcome: str) -> None:
-        """Count an outcome of a job."""
+        """Add 1 to the metric that counts jobs with an outcome."""
         self._metrics.placements.labels(outcome).inc()
 
     def _oldest_s(self) -> float:
@@ -141,19 +141,19 @@ class HeldTimes:
 
 
 class WebhookOutage:
-    """Outage of the admission webhooks, as writes to jobs show it. Belongs to one event loop."""
+    """Outage of the admission webhooks, noticed by failed writes to jobs and logged. Belongs to one event loop."""
 
     def __init__(self) -> None:
         self._since_s: float | None = None
 
     def record_failure(self, error: Exception) -> None:
-        """Record that a webhook did not answer; log the first failure of an outage."""
+        """Record that a webhook did not answer. Log the first failure of an outage."""
         if self._since_s is None:
             self._since_s = time.monotonic()
             log.warning("jobs that wait are neither placed nor let go until a webhook answers: %s", error)
 
     def record_success(self) -> None:
-        """Record that a write succeeded; log the end of an outage."""
+        """Record that a write succeeded. If an outage was recorded, log its end."""
         if self._since_s is not None:
             log.info("webhooks answer again after %.0f s", time.monotonic() - self._since_s)
             self._since_s = None
@@ -168,7 +168,7 @@ class Admission:
         self._requests = requests
         self._advice = advice
         self._tasks: dict[tuple[Key, str], asyncio.Task[None]] = {}
-        """Tasks by key and UID of the job: a decision about one job says nothing about the next job of its name."""
+        """Tasks by key and UID of the job. The UID tells apart jobs that have an equal name one after the other."""
         context.leadership.add_listener(self._on_leadership_change)
         self._texts: RecordPart[str] = context.records.add_part()
         """Why each job was released, in a sentence."""
@@ -177,7 +177,7 @@ class Admission:
         self.held = HeldTimes(context.records, context.metrics, context.clock, outcomes)
 
     async def stop(self) -> None:
-        """Stop all tasks; the next operator that starts releases the jobs that wait then."""
+        """Stop all tasks. The next operator that starts releases the jobs that still wait."""
         tasks = list(self._tasks.values())
         for task in tasks:
             task.cancel()
@@ -186,9 +186,9 @@ class Admission:
     def start_decision(self, key: Key, seen: Stored[Document]) -> None:
         """Start the task that places and releases a job, if the job is held.
 
-        Only the leader does so. Jobs that another job created are left alone.
+        Only the leader starts tasks. A job that another job created gets no task.
         """
-        job, place = about(seen.value), (key, seen.uid)
+        job, place = read_job_leniently(seen.value), (key, seen.uid)
         if self._context.leadership.is_leader and job.is_held and not job.is_owned and place not in self._tasks:
             task = asyncio.create_task(self._handle_held_job(key, seen.uid), name=f"hold-{key.namespace}/{key.name}")
             self._tasks[place] = task
@@ -199,7 +199,7 @@ class Admission:
         return (key, uid) in self._tasks
 
     def get_applied_condition(self, key: Key, job: Job, mode: training_job.Mode) -> Aspect:
-        """Return the condition Applied of a TrainingJob whose target is this job."""
+        """Return the content of a TrainingJob's condition Applied, for the job that it targets."""
         if mode != "Initial":
             return Aspect("False", f"Mode{mode}", OUTCOMES[f"Mode{mode}"])
         outcome = job.annotations.get(jobs.APPLIED)
@@ -211,7 +211,10 @@ class Admission:
         return Aspect("True" if outcome == patches.PLACED else "False", outcome, text)
 
     def _on_leadership_change(self, is_leading: bool) -> None:
-        """Decide about all held jobs if this replica leads; otherwise cancel the decisions under way."""
+        """Start deciding about all held jobs when this replica becomes leader.
+
+        Cancel all decisions when it loses the lead.
+        """
         if not is_leading:
             for task in self._tasks.values():
                 task.cancel()
@@ -221,7 +224,7 @@ class Admission:
                 self.start_decision(key, seen)
 
     def _on_task_end(self, key: Key, uid: str, task: asyncio.Task[None]) -> None:
-        """Log the failure of a job's task, and consider the job again."""
+        """Log why the task of a job failed, and start a new task if the job is still held."""
         self._tasks.pop((key, uid), None)
         if not self._context.leadership.is_leader:
             return
@@ -232,7 +235,7 @@ class Admission:
             self._context.runtime.add(key)
 
     def _find_job(self, key: Key, uid: str) -> Document | None:
-        """Return the cached job with this UID; None if the job is gone."""
+        """Return the cached job with a key and UID. Return None if there is none."""
         seen = self._context.cache.jobs.get(key)
         return seen.value if seen is not None and seen.uid == uid else None
 
@@ -240,7 +243,7 @@ class Admission:
         await self._context.journal.await_noted(key, self._place_and_release(key, uid))
 
     async def _place_and_release(self, key: Key, uid: str) -> None:
-        """Place a held job if its mode is Initial, and release the job in any case."""
+        """Place a held job if its mode is Initial. Release the job in any case."""
         decision = _Decision("TooLate")
         try:
             decision = await self._decide_and_place(key, uid)
@@ -256,9 +259,9 @@ class Admission:
         await self._release_job(key, uid, decision)
 
     async def _decide_and_place(self, key: Key, uid: str) -> _Decision:
-        """Decide where a job runs, write the node choice, and return the decision.
+        """Decide where a job runs, write its node selection, and return the decision.
 
-        Start again when the job changes meanwhile and, for up to `Timings.webhook_s`, when a webhook does not answer.
+        If the job changes meanwhile, decide again. If a webhook does not answer, retry for up to `Timings.webhook_s`.
         """
         timings, now_s = self._context.timings, asyncio.get_running_loop().time
         late_s, patient_s, wait_s = now_s() + timings.decide_s, now_s() + timings.webhook_s, timings.poll_s
@@ -280,17 +283,17 @@ class Admission:
                 await self._reload_job(key)
 
     async def _place_job(self, key: Key, document: Document, late_s: float) -> _Decision:
-        """Decide where the job of `document` runs, write the node choice, and return the decision.
+        """Decide where the job of `document` runs, write its node selection, and return the decision.
 
-        The decision must be made by `late_s`, a time of the loop's clock. Raises as `Placer.write` does, and
-        TimeoutError if the decision comes too late.
+        Raise TimeoutError if there is no decision at `late_s`, a time of the loop's clock. Raise the errors of
+        `Placer.write_placement`.
         """
         async with asyncio.timeout_at(late_s):
             try:
                 decision = await self._decide_placement(key, document)
             except SpecError as error:
                 return _Decision("InvalidSpec", text=str(error))
-            if decision.placement is None or not about(document).is_held:
+            if decision.placement is None or not read_job_leniently(document).is_held:
                 return decision
             prepared = await self._placer.prepare_placement(key, document, decision.placement)
         if isinstance(prepared, str):
@@ -299,9 +302,9 @@ class Admission:
         return replace(decision, outcome=await self._placer.write_placement(prepared, decision.advice))
 
     async def _decide_placement(self, key: Key, document: Document) -> _Decision:
-        """Decide where a job runs, without writing anything.
+        """Return the decision where a job runs. Nothing is written.
 
-        Wait for its TrainingJob and its queue, which may be seen later than the job.
+        Wait for the job's TrainingJob and queue, which the operator may see later than the job.
         """
         if (refusal := self._context.find_quarantine(key)) is not None:
             return _Decision(refusal.reason, text=refusal.message)
@@ -334,8 +337,8 @@ class Admission:
             waited_s += timings.poll_s
             answer, choice = await self._advice.answer_job(job, advice_request, is_placed=True)
         if isinstance(answer, Declined) or answer.best is None or choice is None:
-            return _Decision(reason(answer), text=message(answer))
-        placement, offer = candidates.place_created_job(answer.best, job, choice), answer.best
+            return _Decision(get_ready_reason(answer), text=get_ready_message(answer))
+        placement, offer = candidates.find_job_placement(answer.best, job, choice), answer.best
         if placement is None:
             return _Decision("CountNotWritable")
         where = f"{offer.pool.name}, {offer.nodes}x{offer.gpus_per_node} GPUs"
@@ -343,7 +346,7 @@ class Admission:
         return _Decision(patches.PLACED, text, placement, answer)
 
     async def _release_job(self, key: Key, uid: str, decision: _Decision) -> None:
-        """Release a held job, with as many tries as necessary, and report the outcome."""
+        """Release a held job, retry until that succeeds, and report the outcome."""
         timings = self._context.timings
         wait_s = timings.poll_s
         while True:
@@ -351,10 +354,10 @@ class Admission:
             if document is None:
                 return
             try:
-                job = about(document)
-                operations = patches.releasing(document, job, decision.outcome)
+                job = read_job_leniently(document)
+                operations = patches.make_release_patch(document, job, decision.outcome)
                 if operations:
-                    since_s = self.held.held_since_s(key)
+                    since_s = self.held.get_wait_start_s(key)
                     await self._placer.patch_job(key, operations)
                     self._outage.record_success()
                     self.held.record_release(key, since_s, decision.outcome)
@@ -372,9 +375,9 @@ class Admission:
                 await self._reload_job(key)
 
     async def _report_outcome(self, key: Key, job: Job, decision: _Decision) -> None:
-        """Record the outcome of a released job and write an Event about it.
+        """Count the outcome of a released job and write an Event about it.
 
-        A job that Kueue has yet to admit gets its Event when Kueue has decided.
+        If Kueue has yet to admit the job, its Event is written when Kueue has decided.
         """
         is_chosen = decision.outcome in (patches.PLACED, patches.QUEUED)
         text = decision.text if is_chosen or decision.placement is None else ""
@@ -403,7 +406,7 @@ class Admission:
         await self._context.try_post(key, job.uid, note)
 
     async def post_requeued(self, key: Key, job: Job, text: str) -> None:
-        """Write an Event that says that a placed job may run elsewhere."""
+        """Write an Event that says that a placed job may now run on other flavors."""
         self._texts[key] = text
         self.held.count_outcome(patches.REQUEUED)
         self._context.metrics.requeued.inc()
@@ -411,7 +414,7 @@ class Admission:
         await self._context.try_post(key, job.uid, Note("Normal", patches.REQUEUED, text))
 
     async def _reload_job(self, key: Key) -> None:
-        """Read a job from the API server into the cache, or drop the job from the cache if it is gone."""
+        """Read a job from the API server into the cache. If the job is gone, drop it from the cache."""
         try:
             self._context.cache.jobs.put_object(await self._context.client.get(make_object_path(key)))
         except ApiError as error:

@@ -1,6 +1,7 @@
 """Free capacity of each pool, from Kueue's quotas and the pods that run.
 
-When it changes, the pools and the jobs whose recommendation begins or ceases to fit are reconciled again.
+When the free capacity changes, its pools are reconciled. Jobs are reconciled if the GPUs of their recommendation
+become free or busy.
 """
 
 from __future__ import annotations
@@ -23,9 +24,9 @@ from tilecast_operator.kube.records import RecordPart
 from tilecast_operator.report.job_status import Aspect, Fit
 
 CAPACITY = Key("Capacity")
-"""Key under which free capacity is read again."""
+"""Work queue key that makes the free capacity be read again."""
 CAPACITY_HOLDS = 6
-"""Multiple of `capacity_settle_s` for which a job's CapacityAvailable is kept after it changed."""
+"""Multiple of `capacity_settle_s` for which the condition CapacityAvailable of a job stays as it is after a change."""
 
 NOTHING_TO_FIT = Fit(Aspect("Unknown", "NoRecommendation", "there is no plan that could start"))
 NOT_OBSERVED = Fit(
@@ -35,7 +36,7 @@ STARTED = Fit(Aspect("Unknown", "JobStarted", "the job has started; its forecast
 
 
 class Destination(NamedTuple):
-    """Pool and number of nodes of a recommendation."""
+    """Pool, number of nodes and GPUs per node of a recommendation."""
 
     pool: str
     nodes: int
@@ -43,14 +44,14 @@ class Destination(NamedTuple):
 
 
 def find_destination(answer: Answer) -> Destination | None:
-    """Return pool and nodes of an answer's best offer; None if there is no offer."""
+    """Return pool and nodes of an answer's best plan. Return None if the answer has no plan."""
     best = None if isinstance(answer, Declined) else answer.best
     return None if best is None else Destination(best.pool.name, best.nodes, best.gpus_per_node)
 
 
 @dataclass(frozen=True, slots=True)
 class _ShownFit:
-    """Capacity condition that a job's status shows, for which recommendation, and since when."""
+    """Free capacity that the status of a job shows, the recommendation that it is about, and the time of the change."""
 
     place: Destination
     fit: Fit
@@ -58,7 +59,7 @@ class _ShownFit:
 
 
 class Capacity:
-    """Free GPUs of every pool. Belongs to one event loop."""
+    """Counter of the free GPUs of every pool. Belongs to one event loop."""
 
     def __init__(self, context: SharedContext) -> None:
         self._context = context
@@ -74,11 +75,11 @@ class Capacity:
         context.cache.flavors.add_listener(self._on_quota_change)
 
     def add_listener(self, listener: Callable[[], None]) -> None:
-        """Call `listener` whenever the free capacity changes."""
+        """Register a function that is called whenever the free capacity changes."""
         self._listeners.append(listener)
 
     def set_pod_usage(self, gpus_by_node: Mapping[str, int] | None) -> None:
-        """Set the GPUs that pods hold, by node; None if unknown."""
+        """Set the number of GPUs that pods use on each node. None means unknown."""
         self._used = gpus_by_node
         self._schedule_update()
 
@@ -88,11 +89,11 @@ class Capacity:
         self._read_free_gpus(report)
 
     def get_free_gpus(self, pool: str) -> Free | None:
-        """Return the free GPUs of a pool; None if unknown."""
+        """Return the free GPUs of a pool. Return None if they are unknown."""
         return self._free.get(pool)
 
     def check_fit(self, job: Key, destination: Destination | None) -> Fit:
-        """Return whether a job's recommendation could start now.
+        """Return whether the GPUs of a job's recommendation are free now.
 
         The job is reconciled again when this changes.
         """
@@ -108,7 +109,7 @@ class Capacity:
         return fit
 
     def hide_fit(self, job: Key) -> None:
-        """Stop reconciling a job when its recommendation begins or ceases to fit."""
+        """Stop reconciling a job when the GPUs of its recommendation become free or busy."""
         self._shown.pop(job, None)
 
     def _on_quota_change(self, key: Key, before: Stored[Any] | None, now: Stored[Any] | None) -> None:
@@ -122,14 +123,14 @@ class Capacity:
             self._read_free_gpus(self._report)
 
     def _read_free_gpus(self, report: NodesReport) -> None:
-        """Count the free GPUs, and reconcile the pools and jobs that this changes."""
+        """Count the free GPUs. Reconcile the pools and jobs for which the count makes a difference."""
         usage = GpuUsage(
             {key.name: kueue.read_quotas(document) for key, document in self._context.cache.cluster_queues.items()},
             {key.name: kueue.read_node_labels(document) for key, document in self._context.cache.flavors.items()},
             self._used,
         )
         by_name = {key.name: node for key, node in self._context.cache.nodes.items()}
-        before, self._free = self._free, usage.count_free(report.entries, by_name)
+        before, self._free = self._free, usage.count_free_gpus(report.entries, by_name)
         if self._context.settings.owns_pools:
             self._context.metrics.show_pools(report, self._free)
         for name in before.keys() | self._free.keys():
@@ -145,7 +146,7 @@ class Capacity:
                 self._context.runtime.add(job, max(shown.since_s + hold_s - time.monotonic(), 0.0))
 
     def _find_fit(self, destination: Destination) -> Fit:
-        """Return whether a recommendation could start now."""
+        """Return whether the GPUs of a recommendation are free now, with the reason."""
         # The message does not count free GPUs, because the number would change every minute.
         there, free = self._nodes.get(destination.pool), self._free.get(destination.pool)
         if there is not None and destination.nodes > there:

@@ -23,68 +23,68 @@ from tilecast_operator.kube.records import RecordPart
 log = logging.getLogger("tilecast")
 
 FREE_OVERWRITES = 1
-"""Answers of another operator that are overwritten at once, since it may have ended meanwhile."""
+"""Number of answers of another operator that are overwritten at once, since that operator may have ended."""
 FIRST_PAUSE_S, MOST_PAUSE_S = 60.0, 1800.0
-"""Bounds of the time for which an object is left to the other operator, in seconds. It doubles with each answer of ours
-that is replaced."""
+"""Bounds of the time for which an object is left to the other operator, in seconds. It doubles each time
+that an answer of this operator is overwritten."""
 CALM_FACTOR = 4.0
-"""Multiple of the last pause after which an answer that still stands is no longer contended."""
+"""Multiple of the last pause after which an answer that nobody has overwritten is no longer contended."""
 TELL_S = 600.0
 """Shortest time between two log entries that name the same other operator, in seconds."""
 EARLIER = "an operator of an earlier release"
 """Name of an operator that did not sign its status."""
 UNSIGNED = "another release"
-"""Name of an operator that answers jobs of other kinds: nobody signs their annotations."""
+"""Name of an unknown operator that annotated a job which is no TrainingJob. Such annotations have no signature."""
 
 
 @dataclass(frozen=True, slots=True)
 class WrittenAnswer:
-    """Last answer that this operator wrote to an object, and how often another operator has replaced it."""
+    """Last answer that this operator wrote to an object, and how often another operator has overwritten it."""
 
     generation: int
     digest: bytes
     written_s: float
     replaced: int = 0
-    """Number of times that another operator's answer has replaced it."""
+    """Number of times that another operator has overwritten it."""
     by: bytes = b""
-    """Digest of the answer that replaced it last."""
+    """Digest of the answer that overwrote it last."""
     until_s: float = 0.0
     """Time until which the object is left to the other operator."""
 
     @property
     def pause_s(self) -> float:
-        """Seconds for which the object is left to the other operator after a replacement."""
+        """Seconds for which this operator does not write to the object after another operator has overwritten it."""
         return min(FIRST_PAUSE_S * 2.0 ** min(max(self.replaced - FREE_OVERWRITES - 1, 0), 16), MOST_PAUSE_S)
 
     def is_calm(self, now_s: float) -> bool:
-        """Return whether the answer has not been replaced for so long that contention is over."""
+        """Return whether so much time has passed since the last overwrite that the contention is over."""
         return now_s >= max(self.until_s, self.written_s) + CALM_FACTOR * self.pause_s
 
     def is_contended(self, now_s: float) -> bool:
-        """Return whether two operators have contended for the object until recently."""
+        """Return whether another operator has repeatedly overwritten the answer, until recently."""
         return self.replaced > FREE_OVERWRITES and not self.is_calm(now_s)
 
 
-def update_contested(claim: WrittenAnswer, generation: int, digest: bytes, now_s: float) -> WrittenAnswer | None:
-    """Return a written answer updated after another operator's answer was found; None if it was not replaced.
+def update_contested(written: WrittenAnswer, generation: int, digest: bytes, now_s: float) -> WrittenAnswer | None:
+    """Return the updated record of an answer that another operator may have overwritten. Return None if it was not.
 
     Args:
-        claim: The last answer of this operator.
+        written: The last answer of this operator.
         generation: Generation of the object now.
         digest: Digest of the answer that was found.
         now_s: Time of a monotonic clock, in seconds.
     """
-    if claim.generation != generation or claim.digest == digest:
+    if written.generation != generation or written.digest == digest:
         return None
-    if claim.by == digest or now_s < claim.until_s:
-        return replace(claim, by=digest)
-    after = replace(claim, replaced=1 if claim.is_calm(now_s) else claim.replaced + 1, by=digest)
+    if written.by == digest or now_s < written.until_s:
+        return replace(written, by=digest)
+    after = replace(written, replaced=1 if written.is_calm(now_s) else written.replaced + 1, by=digest)
     return replace(after, until_s=now_s + after.pause_s) if after.replaced > FREE_OVERWRITES else after
 
 
 @dataclass(frozen=True, slots=True)
 class LostWrites:
-    """Consecutive writes of an answer that failed with a conflict."""
+    """Number of consecutive writes to an object that failed with a conflict (409), and the time of the next try."""
 
     generation: int
     count: int
@@ -93,10 +93,10 @@ class LostWrites:
 
 
 class Contention:
-    """Written answers of this operator and their replacements by others. Belongs to one event loop.
+    """Record of the answers that this operator wrote and others overwrote. Belongs to one event loop.
 
     Args:
-        context: Shared context; its settings say who this operator is.
+        context: Shared context, whose settings identify this operator.
         clock: Monotonic clock, in seconds.
     """
 
@@ -112,26 +112,26 @@ class Contention:
 
     @property
     def signature(self) -> str:
-        """Signature of this operator: the name of its Lease, which all replicas share, or of its instance."""
+        """Signature of this operator. It is the name of the Lease that all replicas share, or of its instance."""
         return self._context.settings.lease or self._context.settings.instance
 
     def count_contended(self) -> int:
-        """Return how many objects are contended."""
+        """Return the number of objects to which two operators write."""
         now_s = self._clock()
         return sum(claim.is_contended(now_s) for claim in self._claims.values())
 
     def record_write(self, key: Key, generation: int, digest: bytes) -> None:
-        """Record an answer that was written."""
+        """Record an answer that this operator wrote to an object."""
         before = self._claims.get(key)
         replaced = before.replaced if before is not None and before.generation == generation else 0
         self._claims[key] = WrittenAnswer(generation, digest, self._clock(), replaced)
         self._lost.pop(key, None)
 
     def record_conflict(self, key: Key, generation: int) -> None:
-        """Record a write that failed with a conflict, and delay the next try.
+        """Record a write that failed with a conflict (409), and delay the next try.
 
-        If two operators write an object's annotations one after the other, each makes the other's write of the status
-        fail. A random wait lets one of them finish.
+        Two operators that write to an object at the same time make each other's writes fail. A random delay lets one
+        operator finish.
         """
         before = self._lost.get(key)
         count = before.count + 1 if before is not None and before.generation == generation else 1
@@ -140,9 +140,9 @@ class Contention:
         self._lost[key] = LostWrites(generation, count, self._clock() + wait_s * random.uniform(0.5, 1.5))  # noqa: S311
 
     def must_wait(self, key: Key, generation: int) -> bool:
-        """Return whether a write is still delayed after conflicts; if so, schedule the key for later.
+        """Return whether an object must not be written yet because of conflicts. If so, schedule its key for later.
 
-        A change of the spec ends the wait.
+        A changed spec ends the delay.
         """
         lost, now_s = self._lost.get(key), self._clock()
         if lost is None or lost.generation != generation or now_s >= lost.until_s:
@@ -151,12 +151,12 @@ class Contention:
         return True
 
     async def must_yield(self, key: Key, uid: str, writer: str | None, generation: int, digest: bytes) -> bool:
-        """Return whether an object is left to another operator for now; if so, schedule the key for later.
+        """Return whether this operator must leave an object to another for now. If so, schedule its key for later.
 
         Args:
             key: Key of the object.
             uid: UID of the object.
-            writer: Signature of the answer on the object; None if it is not signed.
+            writer: Signature of the answer on the object, or None if it is not signed.
             generation: Generation of the object.
             digest: Digest of the answer on the object.
         """
@@ -178,24 +178,25 @@ class Contention:
         return True
 
     def _on_leadership_change(self, is_leading: bool) -> None:
-        """Forget the answers of this replica when another replica leads.
+        """Forget the answers that this replica wrote when it loses the lead.
 
-        Answers about jobs of other kinds are not signed, so the new leader's would look like another operator's.
+        Only answers to TrainingJobs are signed. Other answers by the new leader would look as if another operator had
+        written them.
         """
         if not is_leading:
             self._claims.clear()
 
     def _log_other_operator(self, key: Key, other: str) -> None:
-        """Log the name of another operator, unless it was logged recently or other objects are contended."""
+        """Log the name of another operator, unless it was logged recently or other objects are already contended."""
         now_s = self._clock()
         if now_s >= self._named_at.get(other, -math.inf) + TELL_S and not self.count_contended():
             self._named_at[other] = now_s
             log.warning("%s, the first of perhaps many: %s", key, describe_contention(other, self.signature))
 
 
-def describe_contention(other: str, own: str) -> str:
-    """Return the text about contention for the log and the Event."""
+def describe_contention(other_signature: str, signature: str) -> str:
+    """Return a text that says that two operators write to an object, for the log and the Event."""
     return (
-        f"{other} answers it too, and otherwise than {own}: each leaves it to the other for minutes; give each release "
-        "namespaces of its own (shard.namespaceSelector), or uninstall one"
+        f"{other_signature} answers it too, and otherwise than {signature}: each leaves it to the other for minutes; "
+        "give each release namespaces of its own (shard.namespaceSelector), or uninstall one"
     )

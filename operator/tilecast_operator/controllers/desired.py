@@ -16,10 +16,15 @@ from tilecast_operator.controllers.targets import Target
 from tilecast_operator.kube.documents import Note
 from tilecast_operator.kube.times import format_time, parse_time
 from tilecast_operator.objects.documents import HASH, OBSERVED, STARTED
-from tilecast_operator.objects.view import View, annotations_digest, own_annotations
+from tilecast_operator.objects.view import View, annotations_digest, select_operator_annotations
 from tilecast_operator.observed.calibrator import Score
 from tilecast_operator.report import better_placement, job_status
-from tilecast_operator.report.advice import advice_annotations, make_event, make_job_event, recommendation_annotations
+from tilecast_operator.report.advice import (
+    make_advice_annotations,
+    make_event,
+    make_job_event,
+    make_recommendation_annotations,
+)
 from tilecast_operator.report.job_status import Aspect, Fit
 
 UNANNOTATED = annotations_digest({})
@@ -27,11 +32,11 @@ UNANNOTATED = annotations_digest({})
 
 @dataclass(frozen=True, slots=True)
 class Desired:
-    """Status, annotations and Event that an object should have."""
+    """Status, annotations and Events that a TrainingJob should have."""
 
     status: TrainingJobStatus
     annotations: Mapping[str, str] | None
-    """All annotations of ours; None leaves them as they are."""
+    """All annotations that Tilecast writes. None leaves the annotations as they are."""
     note: Note | None = None
     news: Note | None = None
     """Event about a better place to run, which is written before the rest."""
@@ -39,14 +44,14 @@ class Desired:
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """Target and measured steps of a TrainingJob."""
+    """Target of a TrainingJob and its measured steps."""
 
     target: Target | None = None
-    """The job of another kind that it names."""
+    """Job that the TrainingJob targets."""
     score: Score | None = None
-    """Its measured steps and the forecast that they are compared with."""
+    """Measured steps, and the forecast that they are compared with."""
     refusal: str | None = None
-    """Why reports of its step do not count, if they do not."""
+    """Why step reports are refused. None if they are not."""
 
 
 NOTHING_KNOWN = Evidence()
@@ -54,27 +59,30 @@ NOTHING_KNOWN = Evidence()
 
 @dataclass(frozen=True, slots=True)
 class JobFacts:
-    """Input of `decide_training_job`: a TrainingJob and everything that its status depends on except the time."""
+    """Input of `decide_training_job`.
+
+    It holds a TrainingJob and all else that its status depends on, except the time.
+    """
 
     view: View
     before: TrainingJobStatus
-    """The status that it has."""
+    """Present status of the job."""
     is_off: bool
-    """Whether it is in mode Off."""
+    """Whether the mode of the job is Off."""
     evidence: Evidence = NOTHING_KNOWN
-    """Its target and its measured steps."""
+    """Target and measured steps of the job."""
     fit: Fit = NOTHING_TO_FIT
-    """Whether the recommendation could start now."""
+    """Whether the GPUs of the recommendation are free now."""
     answer: Answer | None = None
-    """The answer to it; None if it keeps its recommendation."""
+    """New answer to the job. None if the job keeps its recommendation."""
     current: TrainingJobStatus | None = None
-    """The status that it keeps, with alternatives as they are now; None for the status that it has."""
+    """Present status with updated alternatives. None if there is no update."""
     products: Mapping[str, str] = field(default_factory=dict)
-    """The GPU of each pool, by name of the pool."""
+    """Name of the GPU of each pool, by name of the pool."""
     better: Aspect | None = None
-    """Whether it would do better elsewhere; None to say nothing of that."""
+    """Condition BetterPlacementAvailable. None leaves the condition as it is."""
     is_set_aside: bool = False
-    """Whether it is quarantined."""
+    """Whether the job is quarantined."""
 
     @property
     def has_started(self) -> bool:
@@ -85,7 +93,7 @@ class JobFacts:
 
     @property
     def keeps_forecast(self) -> bool:
-        """Whether the job keeps its forecast: it does once it has started with a recommendation."""
+        """Whether the forecast must not change. This is so once a job with a recommendation has started."""
         return self.has_started and self.before.recommendation is not None
 
 
@@ -97,9 +105,9 @@ def decide_training_job(facts: JobFacts, now_s: float) -> Desired:
 
 
 def _show_answer(facts: JobFacts, answer: Answer, now: str) -> Desired:
-    """Return status, annotations and Event of a job for an answer at `now` (RFC 3339).
+    """Return the status, annotations and Event that show a new answer to a job. `now` is the time (RFC 3339).
 
-    In mode Off there is no Event, and our annotations are removed. A quarantined job keeps its annotations.
+    In mode Off there is no Event, and the annotations of Tilecast are removed. A quarantined job keeps its annotations.
     """
     view, before, is_off, fit = facts.view, facts.before, facts.is_off, facts.fit
     target, refusal = facts.evidence.target, facts.evidence.refusal
@@ -121,15 +129,15 @@ def _show_answer(facts: JobFacts, answer: Answer, now: str) -> Desired:
         status = job_status.freeze_forecast(status, since or now)
     if facts.is_set_aside or is_off:
         return Desired(status, None if facts.is_set_aside else {})
-    annotations = {} if isinstance(answer, Declined) else advice_annotations(answer)
+    annotations = {} if isinstance(answer, Declined) else make_advice_annotations(answer)
     return Desired(status, annotations, make_event(answer, before.summary or Summary(), summary))
 
 
 def _keep_forecast(facts: JobFacts, now_s: float) -> Desired:
-    """Return status, annotations and Event of a job that keeps its recommendation.
+    """Return the status, annotations and Event of a job whose recommendation stays as it is.
 
-    The status changes only in free capacity, start, target, measured steps and better placement. Annotations of ours
-    that another client has changed are corrected.
+    The status changes only in free capacity, start, target, measured steps and better placement. Annotations of
+    Tilecast that another client has changed are corrected.
     """
     view, is_off, fit, now = facts.view, facts.is_off, facts.fit, format_time(now_s)
     before = facts.before if facts.current is None else facts.current
@@ -154,27 +162,27 @@ def _keep_forecast(facts: JobFacts, now_s: float) -> Desired:
     news = None
     if facts.better is not None:
         status = job_status.update_conditions(status, view.generation, now, {better_placement.KIND: facts.better})
-        is_news = better_placement.is_news(better_placement.find_condition(facts.before), facts.better, now_s)
+        is_news = better_placement.is_event_due(better_placement.find_condition(facts.before), facts.better, now_s)
         news = Note("Normal", facts.better.reason, facts.better.message) if is_news and not is_off else None
     return Desired(status, _keep_annotations(facts, before), news=news)
 
 
 def _keep_annotations(facts: JobFacts, status: TrainingJobStatus) -> Mapping[str, str] | None:
-    """Return the annotations of a job that keeps its recommendation; None if they should not be written."""
+    """Return the annotations of a job whose recommendation stays. Return None if they must not be written."""
     best = status.recommendation
     if facts.is_off or best is None:
         return {} if facts.is_off else None
     product = facts.products.get(best.pool)
     if facts.view.annotations_digest != UNANNOTATED and not (best.node_type or product):
-        return None  # what they were is not known
-    return recommendation_annotations(best, status.inputs_hash or "", product)
+        return None  # the former node type and GPU are unknown
+    return make_recommendation_annotations(best, status.inputs_hash or "", product)
 
 
 def find_start_time(view: View, before: TrainingJobStatus, target: Target | None = None) -> str | None:
-    """Return the time at which a job started (RFC 3339); empty if unknown, None if the job has not started.
+    """Return when a job started (RFC 3339), or "" if only the time is unknown. Return None if it has not started.
 
     A TrainingJob has started if an annotation says so, if a step was measured, or if the target has started. A target
-    that is gone counts as started if the forecast is frozen.
+    that is gone counts as started if the status has a frozen forecast.
     """
     inputs = dict(view.inputs)
     text = inputs.get(STARTED, "").strip()
@@ -194,12 +202,12 @@ ALREADY_STARTED = "AlreadyStarted"
 
 @dataclass(frozen=True, slots=True)
 class DesiredJob:
-    """Annotations and Events that a job should have, in the order in which they are written."""
+    """Annotations and Events that a job should have, in the order of writing."""
 
     missed: Note | None
-    """Event about a job that had started before it could be placed; its outcome is `ALREADY_STARTED`."""
+    """Event about a job that had started before it could be placed. The outcome is `ALREADY_STARTED`."""
     annotations: Mapping[str, str] | None
-    """All annotations of ours; None leaves them as they are."""
+    """All annotations that Tilecast writes. None leaves the annotations as they are."""
     note: Note | None
     """Event about the answer."""
     is_change: bool = False
@@ -214,8 +222,8 @@ def decide_job(job: Job, answer: Answer, *, is_placed: bool) -> DesiredJob:
         answer: The answer about the job.
         is_placed: Whether the job should be placed.
     """
-    own, applied = own_annotations(job.annotations), job.annotations.get(jobs.APPLIED)
-    advised = {} if isinstance(answer, Declined) else advice_annotations(answer)
+    own, applied = select_operator_annotations(job.annotations), job.annotations.get(jobs.APPLIED)
+    advised = {} if isinstance(answer, Declined) else make_advice_annotations(answer)
     is_missed = is_placed and job.has_started and applied is None
     outcome = ALREADY_STARTED if is_missed else applied
     is_marked = outcome is not None and (is_missed or bool(own or advised))

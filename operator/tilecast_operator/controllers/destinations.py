@@ -1,4 +1,4 @@
-"""Comparison of the pools on which a TrainingJob could run: free capacity and better alternatives."""
+"""Comparison of the pools on which a running TrainingJob could run instead."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ log = logging.getLogger("tilecast")
 
 
 class BetterPools:
-    """Finds pools where running TrainingJobs would be better off, and whether their GPUs are free.
+    """Finder of pools where running TrainingJobs would run better, and whose GPUs are free.
 
     One event loop uses an instance.
     """
@@ -36,7 +36,7 @@ class BetterPools:
     async def update_alternatives(
         self, key: Key, document: Document, before: TrainingJobStatus, score: Score | None, target: Target | None
     ) -> TrainingJobStatus:
-        """Return the status of a running job with alternatives that its measured steps correct."""
+        """Return the status of a running job with new alternatives, if measured steps have changed their forecasts."""
         if score is None and before.alternatives_hash is None:
             return before
         if target is not None:
@@ -68,7 +68,7 @@ class BetterPools:
         score: Score | None,
         target: Target | None,
     ) -> Aspect | None:
-        """Return the condition BetterPlacementAvailable of a running job; None if the job should not have one.
+        """Return the condition BetterPlacementAvailable of a running job. Return None if the job needs none.
 
         Args:
             key: Key of the job.
@@ -86,16 +86,16 @@ class BetterPools:
             return None if known is None else without
         spec = document.get("spec") or {}
         goal = OBJECTIVES[str(spec.get("objective") or "time")]
-        least = better_placement.least_gain(known)
+        least = better_placement.get_least_gain(known)
         moving = MoveCost.from_job(as_mapping(spec.get("training")), before, score, self._context.clock())
         pools = {pool.name: pool for pool in report.pools}
         places = better_placement.find_better_places(current, score, goal, pools, least, moving)
         worth = [item for item in places if item.is_worth_it]
-        free = next((item for item in worth if self.capacity.check_fit(key, _destination_of(item)).fits), None)
+        free = next((item for item in worth if self.capacity.check_fit(key, _get_destination(item)).fits), None)
         if free is None:
-            self.capacity.check_fit(key, _destination_of(places[0]) if places else None)
+            self.capacity.check_fit(key, _get_destination(places[0]) if places else None)
         return better_placement.make_aspect(known, free, places)
 
 
-def _destination_of(place: BetterPlace) -> Destination:
+def _get_destination(place: BetterPlace) -> Destination:
     return Destination(place.alternative.pool, place.alternative.nodes, place.alternative.gpus_per_node)

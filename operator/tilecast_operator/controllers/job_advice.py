@@ -1,4 +1,4 @@
-"""Advice on jobs of other kinds than TrainingJob: the request, the limits of pods and queue, and the answer."""
+"""Advice on jobs of all kinds except TrainingJob, within the limits of the job's pods and queue."""
 
 from __future__ import annotations
 
@@ -20,44 +20,44 @@ from tilecast_operator.controllers.planned_jobs import PlannedJobs
 from tilecast_operator.controllers.requests import JobRequests, read_mode
 from tilecast_operator.controllers.runtime import SharedContext
 from tilecast_operator.kube.client import ApiError
-from tilecast_operator.kube.documents import applied_fields
+from tilecast_operator.kube.documents import make_apply_document
 from tilecast_operator.kube.kinds import Document, Key
 from tilecast_operator.objects.documents import ADVICE_KEYS, make_training_job
 from tilecast_operator.objects.kinds import KINDS
-from tilecast_operator.objects.view import FOREIGN, annotations_digest, encode_canonical, own_annotations
+from tilecast_operator.objects.view import FOREIGN, annotations_digest, encode_canonical, select_operator_annotations
 from tilecast_operator.observed import reports
 from tilecast_operator.question import Question
-from tilecast_operator.report.advice import advice_annotations
+from tilecast_operator.report.advice import make_advice_annotations
 
 
 @dataclass(frozen=True, slots=True)
 class AdviceRequest:
-    """Request for advice on a job by a TrainingJob or by a label of the job."""
+    """Request for advice on a job, made by a TrainingJob or by a label of the job."""
 
     question: Document
-    """TrainingJob document of the request."""
+    """TrainingJob document with the request."""
     mode: training_job.Mode
     requested_by: str = ""
-    """Name of the TrainingJob; empty where the job asks by its label."""
+    """Name of the TrainingJob. Empty if the request is a label of the job."""
 
 
 @dataclass(frozen=True, slots=True)
 class JobQuestion:
-    """Question about a job, limited to the pools that the job's pods and queue allow."""
+    """Inputs of the search for a job's plans, limited to the pools that the job's pods and queue allow."""
 
     question: Question
     request: Request
     choice: candidates.JobCandidates
     queue: str = ""
-    """ClusterQueue of the job; empty where Kueue does not manage it."""
+    """ClusterQueue of the job. Empty if Kueue does not manage the job."""
 
 
 MAX_OBJECTS = 1024
-"""Most training runtimes, claims and device classes that are cached. Whoever creates a job chooses their names."""
+"""Maximum number of cached training runtimes, claims and device classes. Users choose their names freely."""
 
 
 class JobAdvice:
-    """Adviser on jobs of other kinds than TrainingJob. Belongs to one event loop."""
+    """Adviser on jobs of all kinds except TrainingJob. Belongs to one event loop."""
 
     def __init__(
         self,
@@ -72,23 +72,23 @@ class JobAdvice:
         self.answers = answers
         self._requests = requests
         self.planned = planned
-        """Place of each job in the plan of the whole queue."""
+        """Position of each job in the queue plan."""
         self._objects: dict[str, tuple[float, Document | None]] = {}
 
     async def read_job(self, document: Document) -> Job:
-        """Read a job from its document, its TrainingRuntime and its ResourceClaims.
+        """Return a job that is read from its document, its TrainingRuntime and its ResourceClaims.
 
         Raises:
             SpecError: The document does not have the shape of its kind, or a claim cannot be read.
             ApiError, OSError: The API server does not answer.
         """
-        named = jobs.runtime_of(document)
-        runtime = None if named is None else await self._fetch_cached(_runtime_path(document, *named))
+        named = jobs.find_runtime(document)
+        runtime = None if named is None else await self._fetch_cached(_make_runtime_path(document, *named))
         job = jobs.read_job(document, runtime)
         return await self._resolve_claims(job) if job.has_claims else job
 
     async def _resolve_claims(self, job: Job) -> Job:
-        """Return a job with the GPUs that its ResourceClaims request."""
+        """Return a copy of a job with the GPUs that its ResourceClaims request."""
         objects = dict[tuple[str, str], Document]()
         # The second round reads the device classes that the claims name.
         for _ in range(2):
@@ -100,7 +100,7 @@ class JobAdvice:
         return jobs.resolve_claims(job, objects)
 
     def find_advice_request(self, key: Key, job: Job) -> AdviceRequest | Declined | None:
-        """Return the request for advice on a job, or the reason to decline it; None if there is no request."""
+        """Return the request for advice on a job, or why it is declined. Return None without a request."""
         if job.annotations.get(jobs.IGNORE, "").lower() == "true":
             return None
         if (request := self._requests.find_requester(key)) is not None:
@@ -120,7 +120,7 @@ class JobAdvice:
     async def read_question(
         self, job: Job, advice_request: AdviceRequest, *, is_placed: bool
     ) -> JobQuestion | Declined:
-        """Return what is to be searched for a job: its request and its candidate pools; or the reason to decline it.
+        """Return the inputs of the search for a job's plans, or why there is no search.
 
         The arguments are those of `answer_job`.
         """
@@ -132,7 +132,7 @@ class JobAdvice:
             return (
                 refusal
                 if advice_request.requested_by
-                else replace(refusal, message=jobs.name_annotation(refusal.message))
+                else replace(refusal, message=jobs.point_message_to_annotation(refusal.message))
             )
         report = self.answers.pools.find_report(job.namespace)
         if report is None or not report.pools:
@@ -146,7 +146,7 @@ class JobAdvice:
             pools, labels = self.answers.advisor.list_pools(question), self._list_gpu_node_labels(job, report)
             devices = report.devices if self._context.settings.read_resource_slices else None
             choice = candidates.find_candidates(job, pools, labels, queue, devices, is_placed=is_placed)
-            request = candidates.request_with_baseline(question.request, job, choice, is_placed=is_placed)
+            request = candidates.build_job_request(question.request, job, choice, is_placed=is_placed)
         except SpecError as error:
             return Declined("InvalidSpec", str(error))
         return JobQuestion(question, request, choice, "" if queue is None else queue.cluster_queue)
@@ -154,7 +154,7 @@ class JobAdvice:
     async def answer_job(
         self, job: Job, advice_request: AdviceRequest, *, is_placed: bool
     ) -> tuple[Answer, candidates.JobCandidates | None]:
-        """Return the answer about a job and the pools that the job may use; no pools if there is no advice.
+        """Return the answer to a job, and the pools that the job may use. Without advice, the pools are None.
 
         Args:
             job: The job as `read_job` returns it.
@@ -173,9 +173,9 @@ class JobAdvice:
         return self.planned.prefer_planned_pool(Key(job.kind.kind, job.namespace, job.name), advice), choice
 
     async def must_yield(self, key: Key, document: Document, advice_request: AdviceRequest, answer: Answer) -> bool:
-        """Return whether a job is left to another release of Tilecast for now.
+        """Return whether a job must be left to another release of Tilecast for now.
 
-        Annotations of ours that another client has changed are no reason: they are corrected.
+        Annotations that another client has changed do not count as another release's. They are corrected.
 
         Args:
             key: Key of the job.
@@ -188,18 +188,18 @@ class JobAdvice:
         if not shown or FOREIGN in document or shown == _advised_annotations(answer):
             return False
         uid, digest = document["metadata"]["uid"], annotations_digest(shown)
-        return await self._contention.must_yield(key, uid, UNSIGNED, _question_number(document, advice_request), digest)
+        return await self._contention.must_yield(key, uid, UNSIGNED, _hash_request(document, advice_request), digest)
 
     def record_write(self, key: Key, document: Document, advice_request: AdviceRequest, answer: Answer) -> None:
-        """Record that an answer was written, if it differs from the annotations that the job had.
+        """Record that an answer was written to a job, if it has changed the job's annotations.
 
         The arguments are those of `must_yield`.
         """
         if (advised := _advised_annotations(answer)) != _shown_annotations(document):
-            self._contention.record_write(key, _question_number(document, advice_request), annotations_digest(advised))
+            self._contention.record_write(key, _hash_request(document, advice_request), annotations_digest(advised))
 
     def _find_queue(self, job: Job) -> kueue.LocalQueue | None:
-        """Return the Kueue queue of a job; None if Kueue does not manage the job, or queues are not read.
+        """Return the Kueue queue of a job. Return None if Kueue does not manage the job, or queues are not read.
 
         Raises:
             SpecError: The LocalQueue, its ClusterQueue or a quota of GPUs does not exist.
@@ -216,24 +216,27 @@ class JobAdvice:
 
     async def annotate(self, key: Key, job: Job, annotations: Mapping[str, str]) -> None:
         """Replace our annotations on a job; raises as `Writer.apply` does."""
-        fields = applied_fields(key, KINDS[key.kind].api_version, uid=job.uid, annotations=annotations)
+        fields = make_apply_document(key, KINDS[key.kind].api_version, uid=job.uid, annotations=annotations)
         # The response contains what others wrote at the same time; the event of that write is outdated by now.
         body = await self._context.writer.apply_fields(key, fields)
         if self._context.cache.jobs.get(key) is not None:
             self._context.cache.jobs.put_object(body)
 
     def _list_gpu_node_labels(self, job: Job, report: NodesReport) -> list[Mapping[str, str]]:
-        """Return the labels of all nodes with GPUs.
+        """Return the labels of each node with GPUs that the job could use.
 
-        A node whose GPUs can only be claimed offers no extended resource; for a job with claims, membership in a pool
-        counts.
+        A node may offer its GPUs by ResourceClaims only, without an extended resource. A job with claims could use each
+        such node that is in a pool.
         """
         members = {name for entry in report.entries for name in entry.members} if job.has_claims else set[str]()
         nodes = self._context.cache.nodes.values()
         return [node.labels for node in nodes if node.gpus or node.other_devices or node.name in members]
 
     async def _fetch_cached(self, path: str) -> Document | None:
-        """Return an object by its path, from a short-lived cache or the API server; None if it cannot be read."""
+        """Return the object at an API path, from a short-lived cache or the API server.
+
+        Return None if it cannot be read.
+        """
         expires_s, document = self._objects.get(path, (0.0, None))
         if time.monotonic() >= expires_s:
             try:
@@ -249,15 +252,15 @@ class JobAdvice:
         return document
 
 
-def _runtime_path(document: Document, kind: str, name: str) -> str:
+def _make_runtime_path(document: Document, kind: str, name: str) -> str:
     namespace, version = document["metadata"].get("namespace", ""), KINDS["TrainJob"].api_version
     if kind == "ClusterTrainingRuntime":
         return f"/apis/{version}/clustertrainingruntimes/{name}"
     return f"/apis/{version}/namespaces/{namespace}/trainingruntimes/{name}"
 
 
-def about(document: Document) -> Job:
-    """Read a job from its document, without the pods if these are invalid: such a job may be held too."""
+def read_job_leniently(document: Document) -> Job:
+    """Return the job of a document. If its pods are invalid, return the job without pods, since it may be held too."""
     try:
         return jobs.read_job(document)
     except SpecError:
@@ -265,16 +268,16 @@ def about(document: Document) -> Job:
 
 
 def encode_relevant_fields(document: Document) -> bytes:
-    """Encode the parts of a job on which the status of its TrainingJob depends."""
+    """Return the JSON of all fields of a job that can change the status of its TrainingJob."""
     metadata, status = document["metadata"], document.get("status") or {}
     others = {key: value for key, value in (metadata.get("annotations") or {}).items() if key not in ADVICE_KEYS}
     states = [(item.get("type"), item.get("status")) for item in status.get("conditions") or ()]
-    steps = reports.trainer_metrics(status)
+    steps = reports.list_step_metrics(status)
     return encode_canonical([metadata.get("uid"), others, metadata.get("labels"), document.get("spec"), states, steps])
 
 
-def _question_number(document: Document, advice_request: AdviceRequest) -> int:
-    """Return a number that identifies the request for advice on a job."""
+def _hash_request(document: Document, advice_request: AdviceRequest) -> int:
+    """Return a hash of a job and its request for advice, which serves as a generation number."""
     asked = encode_canonical([advice_request.mode, advice_request.question.get("spec")])
     everything = asked + encode_relevant_fields(document)
     return int.from_bytes(hashlib.sha256(everything).digest()[:8])
@@ -282,9 +285,9 @@ def _question_number(document: Document, advice_request: AdviceRequest) -> int:
 
 def _shown_annotations(document: Document) -> dict[str, str]:
     """Return the annotations of a job that are ours."""
-    return own_annotations(document["metadata"].get("annotations") or {})
+    return select_operator_annotations(document["metadata"].get("annotations") or {})
 
 
 def _advised_annotations(answer: Answer) -> dict[str, str]:
-    """Return the annotations that a job should have for an answer."""
-    return {} if isinstance(answer, Declined) else advice_annotations(answer)
+    """Return the annotations that show an answer. A declined request has none."""
+    return {} if isinstance(answer, Declined) else make_advice_annotations(answer)

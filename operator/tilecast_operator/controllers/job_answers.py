@@ -1,4 +1,4 @@
-"""Answers to questions about jobs of all kinds, corrected by earlier runs of these jobs."""
+"""Answers to jobs of all kinds, with forecasts that earlier runs of the jobs correct."""
 
 from __future__ import annotations
 
@@ -32,25 +32,25 @@ QUEUED: Final = "Queued"
 
 
 class BudgetNotices:
-    """Writer of a notice into each job without an answer whose search waits for those of other namespaces."""
+    """Writer of a notice to jobs that wait for an answer while searches of other namespaces go first."""
 
     def __init__(self, context: SharedContext, advisor: Advisor) -> None:
         self._context = context
         self._advisor = advisor
 
     async def answer_with_notices(
-        self, key: Key, seen: Stored[View], question: Question, known: Answer | None
+        self, key: Key, seen: Stored[View], question: Question, known_answer: Answer | None
     ) -> tuple[Answer, Stored[View]]:
-        """Wait for the answer to a job, and write notices meanwhile; return the answer and the updated job.
+        """Return the answer to a job, and the job with the notices that were written while it waited.
 
-        `known` is the answer if there is one already. Raises as `Writer.write_status` does.
+        If the answer is `known_answer` already, return it at once. Raise the errors of `Writer.write_status`.
         """
-        if known is not None:
-            return known, seen
+        if known_answer is not None:
+            return known_answer, seen
         timings = self._context.timings
         again_s = timings.tell_again_s
         while not seen.value.status:
-            left_s = max(timings.tell_after_s - self._context.answers.seconds_open(key), again_s)
+            left_s = max(timings.tell_after_s - self._context.answers.get_waiting_seconds(key), again_s)
             try:
                 async with asyncio.timeout(left_s):
                     return await self._advisor.answer_question(question), seen
@@ -61,10 +61,10 @@ class BudgetNotices:
 
     async def _write_notice(self, key: Key, seen: Stored[View]) -> Stored[View]:
         """Write the notice if jobs of other namespaces go first; return the updated job."""
-        used_s = self._advisor.namespaces_behind_others().get(key.namespace)
+        used_s = self._advisor.find_namespaces_behind_others().get(key.namespace)
         if used_s is None or not self._context.leadership.is_leader:
             return seen
-        count = self._context.answers.count_open(training_job.KIND, key.namespace)
+        count = self._context.answers.count_waiting(training_job.KIND, key.namespace)
         used = f"its namespace used {used_s:.0f} s of searches in the last minute"
         text = f"{used}, and jobs of others go first; {count} of its jobs wait"
         status = make_waiting_status(text, seen.value.generation, self._context.timestamp())
@@ -72,7 +72,7 @@ class BudgetNotices:
 
 
 def make_waiting_status(text: str, generation: int, now: str) -> TrainingJobStatus:
-    """Return the status of a job that has no answer yet."""
+    """Return the status of a job that still waits for its first answer. The text says why."""
     aspect = Aspect("Unknown", QUEUED, text)
     kinds = ("Ready", "RecommendationProvided")
     conditions = [job_status.make_condition(kind, aspect, generation, now, ()) for kind in kinds]
@@ -80,7 +80,7 @@ def make_waiting_status(text: str, generation: int, now: str) -> TrainingJobStat
 
 
 class JobAnswers:
-    """Asks the adviser for the advice of a job, with the pools and the learned corrections of the moment.
+    """Interface to the adviser for one job. It adds the current pools and the corrections learned from runs.
 
     One event loop uses an instance.
     """
@@ -93,32 +93,32 @@ class JobAnswers:
 
     @property
     def is_ready(self) -> bool:
-        """Whether the pools are known."""
+        """Whether the pools of the cluster are known."""
         return self.pools.report is not None
 
     @property
     def found_pools(self) -> Sequence[FoundPool]:
-        """The pools of the cluster; empty while they are not known."""
+        """Pools of the cluster. The sequence is empty until they are known."""
         return () if self.pools.report is None else self.pools.report.entries
 
     @property
     def gpu_by_pool(self) -> dict[str, str]:
-        """The GPU of each pool, by name of the pool."""
+        """Name of the GPU of each pool, by name of the pool."""
         return {} if self.pools.report is None else {one.name: one.gpu.product for one in self.pools.report.pools}
 
     def has_common_pools(self, namespace: str) -> bool:
-        """Return whether a namespace has no pools corrected by runs of its own."""
+        """Return whether a namespace has the default pools, because it has no corrections from its own runs."""
         return self.pools.find_report(namespace) is self.pools.report
 
     async def read_question(
         self, keys: Sequence[Key], document: Document, skip_digest: str | None = None, *, is_held: bool = False
     ) -> Question:
-        """Return the question of a job, with earlier runs of the job.
+        """Return the inputs of the search for a job's plans, with the earlier runs that correct its forecasts.
 
         Args:
-            keys: Objects that ask, all of one namespace.
-            document: TrainingJob document of the question.
-            skip_digest: Digest of runs; runs with this digest are not priced.
+            keys: Keys of the job and of its TrainingJob, as far as they exist.
+            document: TrainingJob document with the request for advice.
+            skip_digest: Digest of runs that are known already, and for which no forecast is made.
             is_held: Whether the job is held until the answer is known.
         """
         namespace = keys[0].namespace
@@ -126,38 +126,38 @@ class JobAnswers:
         return await self.advisor.add_runs(question, partial(self._learning.find_runs, namespace, keys), skip_digest)
 
     async def search(
-        self, question: Question, request: Request, pools: Sequence[Pool], usable: Sequence[Pool], namespace: str
+        self, question: Question, request: Request, pools: Sequence[Pool], usable_pools: Sequence[Pool], namespace: str
     ) -> Answer:
-        """Return the answer to a question with a limited request and limited pools.
+        """Return the result of a search for a job, with a limited request and limited pools.
 
         Args:
-            question: The question.
+            question: Inputs of the search, as `read_question` returns them.
             request: The request, as the job limits it.
             pools: The pools to search.
-            usable: The pools that the job may use.
+            usable_pools: The pools that the job may use.
             namespace: Namespace of the job.
         """
         version = self.advisor.versions.get_version(namespace)
         asks = repr((question.key, repr(request.constraints), repr(request.baseline)))
-        texts = (asks, repr((asks, version, repr(usable))))
+        texts = (asks, repr((asks, version, repr(usable_pools))))
         key, everything = (hashlib.sha256(text.encode()).digest() for text in texts)
         return await self.advisor.search(everything, key, request, pools, question.claim)
 
     async def is_answered(self, question: Question, before: TrainingJobStatus) -> bool:
-        """Return whether a status contains the answer to a question, by the digest of the inputs."""
+        """Return whether a status already holds the answer to a question, by comparing digests of the inputs."""
         digest = await self.advisor.hash_inputs(question)
         return digest is not None and digest == before.inputs_hash
 
     async def answer_question(self, question: Question) -> Answer:
-        """Return the answer to a question, with notes about runs of the job."""
+        """Return the answer to a question. The advice has notes about runs that correct it."""
         return add_run_notes(question, await self.advisor.answer_question(question))
 
     async def keep_incumbent(self, question: Question, answer: Answer, before: TrainingJobStatus) -> Answer:
-        """Return the answer with the plan that `before` recommends in front, unless the new best is clearly better."""
+        """Return the answer with the recommended plan of `before` first, unless the new best plan is clearly better."""
         best = before.recommendation
         return answer if best is None else await self.advisor.keep_incumbent(question, answer, best.incumbent())
 
 
 def add_run_notes(question: Question, answer: Answer) -> Answer:
-    """Return the answer with notes about runs of the job that asks."""
+    """Return the answer with notes about the runs that correct it."""
     return question.own.add_notes(answer) if isinstance(answer, Advice) else answer

@@ -1,4 +1,4 @@
-"""Controller of jobs of other kinds than TrainingJob: reads the jobs, writes annotations and Events.
+"""Controller that annotates jobs of all kinds except TrainingJob, and writes Events about them.
 
 Held jobs are handled in `admission`.
 """
@@ -14,11 +14,16 @@ from typing import Any
 from tilecast import jobs, untrusted
 from tilecast.api.fields import as_mapping
 from tilecast.jobs import JOB_KINDS, Job
-from tilecast_operator.answer import Answer, Declined, find_interruption, is_passing, message
+from tilecast_operator.answer import Answer, Declined, find_interruption, get_ready_message, is_internal_error
 from tilecast_operator.controllers import patches
 from tilecast_operator.controllers.admission import Admission
 from tilecast_operator.controllers.desired import ALREADY_STARTED, decide_job
-from tilecast_operator.controllers.job_advice import AdviceRequest, JobAdvice, about, encode_relevant_fields
+from tilecast_operator.controllers.job_advice import (
+    AdviceRequest,
+    JobAdvice,
+    encode_relevant_fields,
+    read_job_leniently,
+)
 from tilecast_operator.controllers.pools import PoolsChange
 from tilecast_operator.controllers.queue_jobs import UNREADABLE
 from tilecast_operator.controllers.requests import JobRequests
@@ -30,8 +35,8 @@ from tilecast_operator.kube.kinds import Document, Key
 from tilecast_operator.kube.records import RecordPart
 from tilecast_operator.objects.documents import HASH, NODE_SELECTOR
 from tilecast_operator.objects.kinds import make_object_path
-from tilecast_operator.objects.view import FOREIGN, own_annotations
-from tilecast_operator.report.advice import advice_annotations, make_job_event
+from tilecast_operator.objects.view import FOREIGN, select_operator_annotations
+from tilecast_operator.report.advice import make_advice_annotations, make_job_event
 
 log = logging.getLogger("tilecast")
 
@@ -40,22 +45,22 @@ NUMBER = re.compile(r"\d+(\.\d+)?")
 
 @dataclass(slots=True)
 class _JobState:
-    """State of a job that is not part of the object."""
+    """State of a job that the controller keeps in memory only."""
 
     is_owed: bool = False
-    """Whether it has not been answered since it was seen unfinished; it is answered even if it ends meanwhile."""
+    """Whether the job still needs an answer. A job that was seen unfinished is answered even if it ends before."""
     posted: Note | None = None
     """Event that was written last."""
     left_out: str = ""
-    """Why the plan of the whole queue leaves out the job, as its Event says, without numbers."""
+    """Reason of the last Event about a job that the queue plan leaves out. Numbers are removed from it."""
     looks: int = 0
-    """Number of looks whether Kueue has admitted it since it was released."""
+    """Number of checks since the release whether Kueue has admitted the job."""
     intact: Mapping[str, str] | None = None
-    """Our annotations as they were before somebody else changed them."""
+    """Annotations of Tilecast before another client changed them."""
 
 
 class Jobs:
-    """Controller of jobs of other kinds that request advice. Belongs to one event loop."""
+    """Controller of jobs that request advice, of all kinds except TrainingJob. Belongs to one event loop."""
 
     def __init__(
         self, context: SharedContext, requests: JobRequests, advice: JobAdvice, admission: Admission, requeues: Requeues
@@ -79,29 +84,39 @@ class Jobs:
             context.answers.register_kind(kind)
 
     def _is_kept(self, key: Key, document: Document) -> bool:
-        """Return whether the cache keeps a job.
+        """Return whether the cache must keep a job.
 
-        It keeps jobs that wait for Tilecast or Kueue, targets of TrainingJobs, jobs without an answer, and jobs that
-        could request advice by a label.
+        The cache keeps jobs that wait for Tilecast or Kueue, targets of TrainingJobs, and jobs without an answer. It
+        also keeps jobs that could request advice by a label.
         """
-        job = about(document)
-        return _is_queued(job) or job.is_held or key in self._requests or self._is_owed(key) or _may_ask(job)
+        job = read_job_leniently(document)
+        return (
+            _is_queued(job)
+            or job.is_held
+            or key in self._requests
+            or self._needs_answer(key)
+            or _may_request_advice(job)
+        )
 
     def _on_job_change(self, key: Key, before: Stored[Document] | None, now: Stored[Document] | None) -> None:
         if now is None:
             self._requests.notify_requesters(key)
             return
-        if not about(now.value).is_finished:
+        if not read_job_leniently(now.value).is_finished:
             self._states.get_or_make(key).is_owed = True
         if before is not None and FOREIGN in now.value and FOREIGN not in before.value:
-            self._states.get_or_make(key).intact = own_annotations(before.value["metadata"].get("annotations") or {})
+            self._states.get_or_make(key).intact = select_operator_annotations(
+                before.value["metadata"].get("annotations") or {}
+            )
         self._admission.held.track_job(key, before, now)
         self._admission.start_decision(key, now)
         self._context.runtime.add(key)
         is_other = before is None or encode_relevant_fields(before.value) != encode_relevant_fields(now.value)
-        if is_other and (before is not None or not own_annotations(now.value["metadata"].get("annotations") or {})):
+        if is_other and (
+            before is not None or not select_operator_annotations(now.value["metadata"].get("annotations") or {})
+        ):
             created = "" if before else str(now.value["metadata"].get("creationTimestamp", ""))
-            self._context.answers.open_question(key, created)
+            self._context.answers.start_wait(key, created)
         if is_other:
             self._requests.notify_requesters(key)
 
@@ -122,20 +137,20 @@ class Jobs:
             if change.concerns_namespace(key.namespace):
                 seen = self._context.cache.jobs.get(key)
                 annotations = {} if seen is None else seen.value["metadata"].get("annotations") or {}
-                self._context.runtime.add(key, in_background=bool(own_annotations(annotations)))
+                self._context.runtime.add(key, in_background=bool(select_operator_annotations(annotations)))
 
     async def _reconcile_job(self, key: Key) -> None:
-        """Annotate a job that is not held."""
+        """Write the annotations and Events of a job that is not held."""
         seen = self._context.cache.jobs.get(key)
         if seen is None and key in self._requests:
-            # The cache did not keep it when it was seen.
+            # The cache dropped the job when it was seen, because no TrainingJob targeted it then.
             seen = self._context.cache.jobs.store_written(
                 await self._context.client.get(make_object_path(key)), is_new=True
             )
         if seen is None or self._admission.is_deciding(key, seen.uid) or not self._advice.answers.is_ready:
             return
         if await self._advise_job(key, seen):
-            self._context.answers.withdraw_question(key)
+            self._context.answers.end_wait(key)
             self._states.get_or_make(key).is_owed = False
             if key not in self._queueless:
                 await self._post_left_out(key)
@@ -143,32 +158,34 @@ class Jobs:
                 self._context.cache.jobs.forget_object(key)
 
     async def _post_left_out(self, key: Key) -> None:
-        """Write an Event with the reason why the queue plan leaves out an advised job, once for each reason.
+        """Write an Event about an advised job that the queue plan leaves out. Write it once for each reason.
 
-        Numbers in the reason make no difference. A job without advice has an Event with the reason already.
+        Reasons that differ only in numbers count as equal. A job without advice already has an Event with the reason.
         """
         text, seen = self._advice.planned.find_left_out_reason(key), self._context.cache.jobs.get(key)
         reason = NUMBER.sub("", text)
         if seen is None or text in ("", UNREADABLE) or reason == self._states.get_or_make(key).left_out:
             return
-        job = about(seen.value)
+        job = read_job_leniently(seen.value)
         if HASH in job.annotations:
             note = Note("Warning", "NotPlanned", f"the plan of the whole queue leaves it out: {text}")
             if await self._context.try_post(key, job.uid, note):
                 self._states.get_or_make(key).left_out = reason
 
     async def _advise_job(self, key: Key, seen: Stored[Document]) -> bool:
-        """Write annotations and Events that have changed; return whether the job is settled for now."""
+        """Write the annotations and Events of a job that have changed. Return whether nothing is left to do for now."""
         if self._context.find_quarantine(key) is not None:
             return True
         job = await self._advice.read_job(seen.value)
-        own, advice_request = own_annotations(job.annotations), self._advice.find_advice_request(key, job)
+        own, advice_request = select_operator_annotations(job.annotations), self._advice.find_advice_request(key, job)
         if _is_queued(job):
-            return await self._record_admission(key, job, own if (intact := self._take_intact(key)) is None else intact)
+            return await self._record_admission(
+                key, job, own if (intact := self._pop_intact_annotations(key)) is None else intact
+            )
         if is_preempted(job) and self._context.settings.place:
-            await self._look_again(key, job, await self._requeues.list_workloads(key, job.uid))
+            await self._schedule_check(key, job, await self._requeues.list_workloads(key, job.uid))
             return True
-        self._stop_looking(key)
+        self._stop_checks(key)
         if is_requeued(job) and self._context.settings.place:
             await self._requeues.widen_workloads(key, job)
         is_settled = job.has_started or job.annotations.get(jobs.APPLIED) == patches.PLACED
@@ -176,7 +193,7 @@ class Jobs:
             ours = {name: text for name, text in own.items() if name not in seen.value[FOREIGN]}
             await self._repair_annotations(key, job, ours, advice_request)
             return True
-        if (job.is_finished and not self._is_owed(key)) or job.is_owned or (is_settled and own):
+        if (job.is_finished and not self._needs_answer(key)) or job.is_owned or (is_settled and own):
             return True
         if isinstance(advice_request, Declined):
             await self._post_once(key, job, make_job_event(advice_request, job.annotations.get(jobs.APPLIED)))
@@ -204,15 +221,15 @@ class Jobs:
             return True
         await self._write_answer(key, job, answer, is_placed=advice_request.mode == "Initial")
         self._advice.record_write(key, seen.value, advice_request, answer)
-        if is_passing(answer):
-            raise TryAgainError(message(answer))
+        if is_internal_error(answer):
+            raise TryAgainError(get_ready_message(answer))
         return True
 
-    def _is_owed(self, key: Key) -> bool:
+    def _needs_answer(self, key: Key) -> bool:
         return (self._states.get(key) or _JobState()).is_owed
 
-    def _take_intact(self, key: Key) -> Mapping[str, str] | None:
-        """Return and forget our annotations from before another client changed them; None if unknown."""
+    def _pop_intact_annotations(self, key: Key) -> Mapping[str, str] | None:
+        """Return the job's annotations of Tilecast before another client changed them, and forget them."""
         state = self._states.get_or_make(key)
         intact, state.intact = state.intact, None
         return intact
@@ -220,55 +237,55 @@ class Jobs:
     async def _repair_annotations(
         self, key: Key, job: Job, ours: Mapping[str, str], advice_request: AdviceRequest | Declined | None
     ) -> None:
-        """Restore our annotations on a job that has started.
+        """Restore the annotations of Tilecast on a started job, after another client has changed them.
 
-        They are restored from the last time that they were seen intact. If that is unknown, they are restored from the
-        present advice, provided that it agrees with the unchanged annotations.
+        The source is a copy from before the change. Without a copy, the source is the present advice, if it agrees with
+        the annotations that are unchanged.
 
         Args:
             key: Key of the job.
             job: The job as it was seen.
-            ours: Our annotations that are unchanged.
+            ours: Annotations of Tilecast that are unchanged.
             advice_request: The request for advice on the job.
         """
-        intact = self._take_intact(key)
+        intact = self._pop_intact_annotations(key)
         if intact is None and isinstance(advice_request, AdviceRequest) and ours:
             answer, _ = await self._advice.answer_job(job, advice_request, is_placed=advice_request.mode == "Initial")
-            advised = {} if isinstance(answer, Declined) else advice_annotations(answer)
+            advised = {} if isinstance(answer, Declined) else make_advice_annotations(answer)
             intact = advised if ours.items() <= advised.items() else None
         if intact:
             applied = job.annotations.get(jobs.APPLIED)
             await self._advice.annotate(key, job, intact if applied is None else {**intact, jobs.APPLIED: applied})
 
-    async def _record_admission(self, key: Key, job: Job, own: Mapping[str, str]) -> bool:
-        """Record whether Kueue has admitted a job that was placed and released; return whether Kueue has decided.
+    async def _record_admission(self, key: Key, job: Job, annotations: Mapping[str, str]) -> bool:
+        """Record whether Kueue has admitted a placed job. Return whether Kueue has decided.
 
         Args:
             key: Key of the job.
             job: The job as it was seen.
-            own: Our annotations that the job has, or should have.
+            annotations: Annotations of Tilecast that the job has or should have.
         """
         if not self._context.settings.place:  # the operator may not read Workloads either
             return True
         workloads = await self._requeues.list_workloads(key, job.uid)
-        decided = patches.find_kueue_outcome(job, workloads, _read_node_selector(own))
+        decided = patches.find_kueue_outcome(job, workloads, _read_node_selector(annotations))
         if decided is None:
-            self._context.answers.withdraw_question(key)  # it was answered when it was released
-            await self._look_again(key, job, workloads)
+            self._context.answers.end_wait(key)  # it was answered when it was released
+            await self._schedule_check(key, job, workloads)
             return False
-        self._stop_looking(key)
+        self._stop_checks(key)
         outcome, more = decided
-        await self._advice.annotate(key, job, {**own, jobs.APPLIED: outcome})
+        await self._advice.annotate(key, job, {**annotations, jobs.APPLIED: outcome})
         self._admission.held.count_outcome(outcome)
         await self._admission.post_outcome(key, job, outcome, more)
         self._requests.notify_requesters(key)
         return True
 
-    async def _look_again(self, key: Key, job: Job, workloads: Sequence[Document]) -> None:
-        """Schedule the next check whether Kueue has admitted a job; requeue a job that has waited for too long."""
+    async def _schedule_check(self, key: Key, job: Job, workloads: Sequence[Document]) -> None:
+        """Schedule the next check of whether Kueue has admitted a job. Requeue a job that has waited for too long."""
         left_s = await self._requeues.requeue_if_due(key, job, workloads)
         if left_s is None:
-            self._stop_looking(key)
+            self._stop_checks(key)
             return
         state = self._states.get_or_make(key)
         timings = self._context.timings
@@ -276,26 +293,26 @@ class Jobs:
         self._context.runtime.add(key, min(look_s, max(left_s, timings.look_least_s)))
         state.looks += 1
 
-    def _stop_looking(self, key: Key) -> None:
-        """Reset the checks whether Kueue has admitted a job."""
+    def _stop_checks(self, key: Key) -> None:
+        """Stop the checks whether Kueue has admitted a job, and forget since when it waits for quota."""
         self._states.get_or_make(key).looks = 0
         self._requeues.forget_wait(key)
 
     async def _write_answer(self, key: Key, job: Job, answer: Answer, *, is_placed: bool) -> None:
-        """Write the annotations and Events of an answer; the arguments are those of `decide_job`."""
+        """Write the annotations and Events of an answer. The arguments are those of `decide_job`."""
         want = decide_job(job, answer, is_placed=is_placed)
         if want.missed is not None:
             self._admission.held.count_outcome(ALREADY_STARTED)
             await self._post_once(key, job, want.missed)
         if want.annotations is not None:
             await self._advice.annotate(key, job, want.annotations)
-            self._context.metrics.count_advice(answer, changed=bool(own_annotations(job.annotations)))
+            self._context.metrics.count_advice(answer, is_changed=bool(select_operator_annotations(job.annotations)))
             self._context.answers.record_answer(key)
         if want.note is not None:
             await self._post_once(key, job, want.note, is_change=want.is_change)
 
     async def _post_once(self, key: Key, job: Job, note: Note, *, is_change: bool = False) -> None:
-        """Write an Event unless the last Event about the job was about an equal state."""
+        """Write an Event about a job, unless the last Event had equal content."""
         before, author = self._states.get_or_make(key).posted, self._context.writer.author
         if before is not None and author.note_state(before) == author.note_state(note):
             return
@@ -303,23 +320,23 @@ class Jobs:
             self._states.get_or_make(key).posted = note
 
 
-def _read_node_selector(own: Mapping[str, str]) -> Mapping[str, str]:
-    """Return the node selector in our annotations; empty if they have none."""
+def _read_node_selector(annotations: Mapping[str, str]) -> Mapping[str, str]:
+    """Return the node selector from the annotations of Tilecast. Return an empty mapping if they have none."""
     try:
-        return as_mapping(untrusted.parse_json(own.get(NODE_SELECTOR, "")))
+        return as_mapping(untrusted.parse_json(annotations.get(NODE_SELECTOR, "")))
     except ValueError:
         return {}
 
 
 def _is_queued(job: Job) -> bool:
-    """Return whether a job was placed and released, and Kueue has not admitted the job yet."""
+    """Return whether a job was placed and released, but not yet admitted by Kueue."""
     return job.annotations.get(jobs.APPLIED) == patches.QUEUED and not job.is_held
 
 
-def _may_ask(job: Job) -> bool:
+def _may_request_advice(job: Job) -> bool:
     """Return whether a job could request advice by a label.
 
-    Such a job has not ended, and it requests GPUs, may do so in its runtime, or is marked for Tilecast.
+    Such a job has not ended. It requests GPUs, or its runtime may request GPUs, or it is marked for Tilecast.
     """
     is_marked = jobs.ENABLED in job.labels or jobs.MODEL in job.annotations
     return not job.is_finished and not job.is_owned and bool(job.gpus or is_marked or job.kind.runtimes)

@@ -1,4 +1,4 @@
-"""Capabilities of the cluster's Kueue: its API version, its release, and whether a job can wait for Tilecast.
+"""Detection of Kueue's API version and release, and of its support for jobs that wait for Tilecast.
 
 Kueue's feature gates are not part of any API. The effect of the gate `AdmissionGatedBy` can be tested, however:
 with it, Kueue's webhook refuses a Workload whose list of gates names one twice; without it, Kueue does not read that
@@ -35,7 +35,7 @@ REMEDY = (
 """Remedy where the gate is off."""
 
 TRUST_S = 5.0
-"""Seconds for which the gate counts as on after Kueue has shown that it is; a restart of Kueue takes longer."""
+"""Seconds for which a test that found the gate on is trusted. A restart of Kueue takes longer."""
 
 _CRD = Key("CustomResourceDefinition", "", f"workloads.{KUEUE}")
 _LABELS = ("app.kubernetes.io/version", "helm.sh/chart")
@@ -52,12 +52,12 @@ _SAYS = {
 
 @dataclass(frozen=True, slots=True)
 class KueueFeatures:
-    """Facts about the cluster's Kueue."""
+    """Version and features of the cluster's Kueue."""
 
     served: str = ""
-    """Version of its API that the API server prefers; empty where there is no Kueue."""
+    """Version of Kueue's API that the API server prefers. Empty if there is no Kueue."""
     release: str = ""
-    """Release according to the labels of its CRDs; empty if they have none."""
+    """Release of Kueue by the labels of its CRDs. Empty if no label names it."""
     stop_policy: bool = False
     """Whether a LocalQueue can be held."""
     gate: Gate = "unknown"
@@ -65,7 +65,7 @@ class KueueFeatures:
 
 
 class KueueCheck:
-    """Detection of the features of Kueue, with Events about changes. Belongs to one event loop."""
+    """Detector of the version and features of Kueue. Writes an Event when they change. Belongs to one event loop."""
 
     def __init__(self, context: SharedContext, discovery: ServedApis) -> None:
         self._context = context
@@ -79,7 +79,7 @@ class KueueCheck:
         """Features that this replica reported last."""
 
     async def run_checks(self) -> None:
-        """Check the features every `watch_check_s` seconds, without end."""
+        """Detect the features of Kueue every `watch_check_s` seconds, until cancelled."""
         await self._context.client.wait_for_login()
         while True:
             try:
@@ -89,12 +89,12 @@ class KueueCheck:
             await asyncio.sleep(self._context.settings.watch_check_s)
 
     async def check_features(self) -> None:
-        """Detect version, release and features of Kueue, and record them.
+        """Detect the version, release and features of Kueue, and record them.
 
         Raises:
             ApiError, OSError: The API server did not answer.
         """
-        version = await self._discovery.served_version(KUEUE, anew=True)
+        version = await self._discovery.served_version(KUEUE, is_refresh=True)
         if version is None:
             await self._record_features(KueueFeatures())
             return
@@ -108,7 +108,7 @@ class KueueCheck:
         await self._record_features(features)
 
     async def list_workloads(self, namespace: str, uid: str) -> list[Document] | None:
-        """Return the Workloads of a job; None if there is no Kueue. Raises as `check_features` does."""
+        """Return the Workloads of a job. Return None if there is no Kueue. Raise the errors of `check_features`."""
         version = await self._discovery.served_version(KUEUE)
         if version is None:
             return None
@@ -117,12 +117,14 @@ class KueueCheck:
     async def find_workload_path(self, workload: Document) -> str:
         """Return the path of a Workload in the API."""
         metadata = workload["metadata"]
-        return _kueue_path(
+        return _make_kueue_path(
             await self._discovery.served_version(KUEUE) or "", "workloads", metadata["namespace"], metadata["name"]
         )
 
     async def check_gate(self, workloads: Sequence[Document]) -> Gate:
-        """Return whether Kueue respects the gates of a job with these Workloads; raises as `check_features` does."""
+        """Return the state of Kueue's feature gate, which is tested on a job's Workloads.
+
+        Raise the errors of `check_features`."""
         is_fresh = time.monotonic() - self._present_s < TRUST_S
         if not is_fresh and not workloads and self.features.gate == "unknown":
             # Kueue may be restarting and have yet to create the job's own Workload.
@@ -137,23 +139,25 @@ class KueueCheck:
         return self._apply_gate_setting(gate)
 
     async def is_queue_held(self, namespace: str, queue: str) -> bool:
-        """Return whether a LocalQueue is stopped or missing, so that Kueue admits nothing from it.
+        """Return whether a LocalQueue is stopped or missing. Kueue then admits no job from it.
 
-        Raises as `check_features` does.
+        Raise the errors of `check_features`.
         """
         version = await self._discovery.served_version(KUEUE) or ""
         queues = await self._list_items(version, "localqueues", namespace, fieldSelector=f"metadata.name={queue}")
         return all(kueue.is_stopped(item) for item in queues)
 
     def _apply_gate_setting(self, gate: Gate) -> Gate:
-        """Return the detected state of the gate as overridden by the setting `kueue_admission_gate`."""
+        """Return the state of the gate after the setting `kueue_admission_gate`.
+
+        The setting "absent" overrides every detected state. The setting "present" overrides an unknown state only."""
         setting = self._context.settings.kueue_admission_gate
         if setting == "absent":
             return "absent"
         return "present" if setting == "present" and gate == "unknown" else gate
 
     async def _probe_gate(self, path: str) -> Gate:
-        """Test the feature gate by a dry run on the Workload at a path."""
+        """Return the state of the feature gate, which a dry-run write to the Workload at `path` tests."""
         try:
             await self._context.client.dry_run(path, _TWICE)
         except ApiError as error:
@@ -167,7 +171,7 @@ class KueueCheck:
         return "absent"
 
     async def _record_features(self, features: KueueFeatures) -> None:
-        """Store the features and show them in metrics; the leader also writes an Event about a change."""
+        """Store the features and show them in metrics. If they have changed, the leader writes an Event."""
         self.features = features
         self._context.metrics.show_kueue(features.served, features.release, features.stop_policy, features.gate)
         if not features.served:
@@ -192,17 +196,17 @@ class KueueCheck:
         return next(iter(listed.get("items") or ()), {})
 
     async def _list_items(self, version: str, plural: str, namespace: str = "", **query: str) -> list[Document]:
-        listed = await self._context.client.get(_kueue_path(version, plural, namespace), query)
+        listed = await self._context.client.get(_make_kueue_path(version, plural, namespace), query)
         return list(listed.get("items") or ())
 
 
-def _kueue_path(version: str, plural: str, namespace: str = "", name: str = "") -> str:
+def _make_kueue_path(version: str, plural: str, namespace: str = "", name: str = "") -> str:
     scope = f"/namespaces/{namespace}" if namespace else ""
     return f"/apis/{KUEUE}/{version}{scope}/{plural}" + (f"/{name}" if name else "")
 
 
 def _read_release(crd: Document) -> str:
-    """Return the release that a CRD's labels name."""
+    """Return the release of Kueue that the labels of a CRD name."""
     labels = as_mapping(value_at_path(crd, ("metadata", "labels")))
     text = next((str(labels[name]) for name in _LABELS if labels.get(name)), "")
     return text.removeprefix("kueue-").removeprefix("v")

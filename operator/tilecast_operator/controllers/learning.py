@@ -1,4 +1,4 @@
-"""Controller of learning: takes runs from reports and PoolLearnings, writes PoolLearnings, and forgets runs.
+"""Controller of measured runs, which reads reports and PoolLearnings, and writes PoolLearnings.
 
 A run is the measured step of one job. Corrections of forecasts are learned from runs.
 """
@@ -20,7 +20,7 @@ from tilecast.spec import SpecError
 from tilecast_operator.controllers.runtime import SharedContext, TryAgainError
 from tilecast_operator.kube.cache import Stored
 from tilecast_operator.kube.client import ApiError
-from tilecast_operator.kube.documents import Note, applied_fields
+from tilecast_operator.kube.documents import Note, make_apply_document
 from tilecast_operator.kube.kinds import Document, Key
 from tilecast_operator.kube.lists import ListCheck
 from tilecast_operator.kube.records import RecordPart, Records
@@ -28,39 +28,39 @@ from tilecast_operator.metrics import OWN_RUNS, Metrics
 from tilecast_operator.objects.kinds import KINDS, complete_item, make_object_path
 from tilecast_operator.objects.view import LearningView as LearningView
 from tilecast_operator.observed.calibrator import Calibrator, FittedCalibration, Score
-from tilecast_operator.observed.own_runs import run_setting
+from tilecast_operator.observed.own_runs import get_run_setting
 from tilecast_operator.observed.run_requesters import RunRequesters
 from tilecast_operator.observed.run_store import RunStore, name_template
 
 log = logging.getLogger("tilecast")
 
 CALIBRATION = Key("Calibration")
-"""Key under which corrections are fitted to the runs again."""
+"""Work queue key that makes corrections be fitted to the runs again."""
 UNSERVED = "the API server serves no PoolLearnings; bring the chart's CRDs"
 FORGET_PATH = f"/metadata/annotations/{pool_learning.FORGET.replace('/', '~1')}"
 
 
 class CorrectedJobs:
-    """Metrics on the effect that measured runs have on advice. Belongs to one event loop."""
+    """Metrics of how much measured runs change the forecasts of jobs. Belongs to one event loop."""
 
     def __init__(self, records: Records, metrics: Metrics) -> None:
         self._runs: RecordPart[str] = records.add_part()
-        """Origin of the runs that correct a job: one of `OWN_RUNS`."""
+        """Kind of the runs that correct each job, a member of `OWN_RUNS`."""
         self._ratios: RecordPart[float] = records.add_part()
-        """Factor by which the runs change the step of a job's first offer."""
+        """Factor by which the runs change the step time of each job's best plan."""
         for run in OWN_RUNS:
             metrics.own_runs_jobs.labels(run).set_function(partial(self._count_jobs, run))
             metrics.own_runs_change.labels(run).set_function(partial(self._median_change, run))
 
     def set_origin(self, key: Key, run: str | None) -> None:
-        """Set the origin of the runs that correct a job; None if no runs do."""
+        """Record which kind of runs corrects a job. `run` is a member of `OWN_RUNS`, or None if no run corrects it."""
         if run is None:
             self._runs.pop(key, None)
         else:
             self._runs[key] = run
 
     def set_ratio(self, key: Key, ratio: float | None) -> None:
-        """Set the factor by which runs change the first offer of a job; None if there is no factor."""
+        """Record the factor by which runs change the step time of a job's best plan. None means no factor."""
         if ratio is None:
             self._ratios.pop(key, None)
         else:
@@ -73,87 +73,92 @@ class CorrectedJobs:
         return len(self._list_ratios(run))
 
     def _median_change(self, run: str) -> float:
-        """Return the median relative change of the step; NaN if no job is corrected."""
+        """Return the median relative change of the step time that runs cause. Return NaN if they correct no job."""
         ratios = self._list_ratios(run)
         return statistics.median(abs(ratio - 1) for ratio in ratios) if ratios else math.nan
 
 
 class PoolLearnings:
-    """Controller of measured runs and of the PoolLearnings that store them. Belongs to one event loop."""
+    """Controller of measured runs and of the PoolLearning objects that store them. Belongs to one event loop."""
 
     def __init__(self, context: SharedContext, lists: ListCheck) -> None:
         settings = context.settings
         self._context = context
         self._lists = lists
         self._is_on = settings.learning
-        self._store = RunStore(is_on=settings.learning, changed=self._notify_requesters)
+        self._store = RunStore(is_on=settings.learning, on_change=self._notify_requesters)
         self.calibrator = Calibrator(self._store, [name.strip() for name in settings.trusted_namespaces.split(",")])
         self._posted: set[tuple[str, str]] = set()
-        """Runs in doubt that Events have reported, each with the reason."""
+        """Quarantined runs that have an Event already, each with the reason."""
         self._own: RecordPart[ObservedRun] = context.records.add_part()
-        """Run of every job that exists."""
+        """Measured run of each existing job."""
         self.run_requesters = RunRequesters(context.records)
         self.corrected = CorrectedJobs(context.records, context.metrics)
         context.cache.learnings.add_listener(self._on_learning_change)
         context.cache.namespaces.add_listener(self._on_namespace_change)
         context.runtime.register(pool_learning.KIND, self.write_learning)
 
-    def take_run(self, key: Key, uid: str, score: Score) -> None:
-        """Record the measured run of a job."""
+    def record_run(self, key: Key, uid: str, score: Score) -> None:
+        """Record a run of a job that has a new measurement."""
         if not self._is_on:
             return
         latest, namespace = score.window.latest, self._context.cache.namespaces.get(Key("Namespace", "", key.namespace))
         known_uid = "" if namespace is None else namespace.uid
-        item = score.observed_run(key.namespace, key.name, uid, latest.account or "", known_uid)
+        item = score.make_observed_run(key.namespace, key.name, uid, latest.account or "", known_uid)
         self._own[key] = item
         self._store.store_run(item)
         self._context.runtime.add(CALIBRATION, self._context.settings.calibrate_settle_s)
 
-    def recall_run(self, key: Key, uid: str, score: Score) -> None:
+    def restore_run(self, key: Key, uid: str, score: Score) -> None:
         """Record the run in a job's status, unless a newer state of the run is known."""
-        item = score.observed_run(key.namespace, key.name, uid)
+        item = score.make_observed_run(key.namespace, key.name, uid)
         if self._is_on:
             self._own[key] = item
         self._store.restore_runs(score.forecast.pool, [item])
 
     def find_runs(self, namespace: str, keys: Collection[Key], workloads: Collection[str]) -> list[ObservedRun]:
-        """Return the runs that correct the forecast of a job, newest first; runs of `keys` come before others.
+        """Return the runs that correct the forecast of a job, newest first. Runs of `keys` come before others.
 
-        These are the runs of the given workloads in the namespace. Without any, they are runs of other workloads by
-        jobs with an equal name or template. If a key was measured itself, other runs count only at settings (pool, GPUs
-        and plan) at which the key did not run, the newest at each. The keys are reconciled again when a run changes.
+        The runs are those of the workloads in the namespace. If there are none, they are runs of jobs whose names have
+        an equal template. If a key has a run of its own, only the newest run of each other
+        setting (pool, GPUs and plan) is added. The keys are reconciled again when a run changes.
 
         Args:
             namespace: Namespace of the job.
-            keys: Objects that ask.
+            keys: Keys of the job and of its TrainingJob, as far as they exist.
             workloads: Digests of the workloads.
         """
         names = {name_template(key.name) for key in keys}
-        runs = [item for workload in workloads for item in self._store.runs_of_workload(namespace, workload).values()]
+        runs = [item for workload in workloads for item in self._store.find_workload_runs(namespace, workload).values()]
         own = [item for key in keys if (item := self._own.get(key)) is not None and item.run.workload in workloads]
         own = [item for item in own if not self._store.is_forgotten(item)]
         run = "own" if own else "successor"
         if not runs and not own:
             run = "relative"
-            runs = [item for name in names for item in self._store.runs_of_template(namespace, name).values()]
+            runs = [item for name in names for item in self._store.find_template_runs(namespace, name).values()]
         for key in keys:
             self.run_requesters.set_requests(key, namespace, workloads, names)
             self.corrected.set_origin(key, run if own or runs else None)
         runs.sort(key=lambda one: (one.time, one.uid), reverse=True)
         if not own:
             return runs
-        newest = {run_setting(item): item for item in reversed(runs)} | {run_setting(item): item for item in own}
+        newest = {get_run_setting(item): item for item in reversed(runs)} | {
+            get_run_setting(item): item for item in own
+        }
         others = (item for item in newest.values() if item not in own)
         return [*own, *sorted(others, key=lambda one: (one.time, one.uid), reverse=True)]
 
     def _notify_requesters(self, item: ObservedRun) -> None:
-        """Reconcile the jobs whose forecasts a run may correct; jobs with runs of their own in the background."""
-        for key in self.run_requesters.requesters_of(item.run.namespace, item.run.workload, name_template(item.job)):
+        """Reconcile the jobs whose forecasts a run may correct.
+
+        Jobs that have runs of their own are reconciled in the background.
+        """
+        for key in self.run_requesters.find_requesters(item.run.namespace, item.run.workload, name_template(item.job)):
             is_other = key in self._own and self._own[key].uid != item.uid
             self._context.runtime.add(key, self._context.settings.observe_settle_s, in_background=is_other)
 
-    def recall_pool_status(self, pool: str, status: Any) -> None:
-        """Record the runs that earlier releases kept in a pool's status."""
+    def restore_pool_status(self, pool: str, status: Any) -> None:
+        """Record the runs that earlier releases stored in the status of a pool."""
         if self._store.restore_status_runs(pool, status):
             self._context.runtime.add(CALIBRATION, self._context.settings.calibrate_settle_s)
 
@@ -164,9 +169,9 @@ class PoolLearnings:
             self._context.runtime.add(CALIBRATION, self._context.settings.calibrate_settle_s)
 
     async def forget_gone_namespaces(self) -> None:
-        """Forget the runs of namespaces that are gone, once all existing namespaces have been seen.
+        """Forget the runs of deleted namespaces, once all existing namespaces are listed.
 
-        Runs of an earlier namespace with an equal name and another UID are forgotten as well.
+        A namespace that was deleted and created again has another UID, and its earlier runs are forgotten too.
         """
         seen = self._context.cache.namespaces
         missing = [name for name in self._store.namespaces() if seen.get(Key("Namespace", "", name)) is None]
@@ -182,7 +187,7 @@ class PoolLearnings:
         return self._store.pools()
 
     def adopt_corrections(self, fitted: FittedCalibration) -> bool:
-        """Apply corrections that were fitted to runs; return whether they change forecasts."""
+        """Use corrections that were fitted to runs. Return whether they change forecasts."""
         is_other = self.calibrator.adopt_fit(fitted)
         for pool in self._store.pools() if self._is_on else ():
             self._context.runtime.add(Key(pool_learning.KIND, "", pool))
@@ -190,12 +195,12 @@ class PoolLearnings:
         return is_other
 
     async def write_learning(self, key: Key) -> None:
-        """Write a pool's runs into its PoolLearning, and Events about runs that are quarantined."""
+        """Write a pool's runs into its PoolLearning. Write Events about runs that are quarantined."""
         if key.name not in self._store.pools() or not self._context.settings.owns_pools:
             return
         if self._context.cache.learnings.get(key) is None:
             await self._read_unseen(key)
-        document, seen = self._store.learning_document(key.name), self._context.cache.learnings.get(key)
+        document, seen = self._store.make_learning_document(key.name), self._context.cache.learnings.get(key)
         if seen is None or seen.value.digest != LearningView.from_object(document).digest:
             seen = await self._apply_learning(key, seen, document)
         if seen.value.forget is not None and _is_valid_forget(seen.value.forget):
@@ -203,7 +208,7 @@ class PoolLearnings:
             remove = {"op": "remove", "path": FORGET_PATH}
             body = await self._context.writer.patch(make_object_path(key), "poollearnings", [test, remove])
             seen = self._context.cache.learnings.store_written(body)
-        doubted = self.calibrator.quarantined_runs()
+        doubted = self.calibrator.list_quarantined_runs()
         self._posted &= {(item.uid, why) for item, why in doubted}
         for item, why in doubted:
             if item.run.pool == key.name and (item.uid, why) not in self._posted:
@@ -230,7 +235,7 @@ class PoolLearnings:
         """Write a PoolLearning, unless it has changed since it was seen."""
         is_conditional = seen is not None and self._context.runtime.is_conditional(key)
         version = seen.resource_version if seen is not None and is_conditional else None
-        fields = applied_fields(key, KINDS[key.kind].api_version, resource_version=version)
+        fields = make_apply_document(key, KINDS[key.kind].api_version, resource_version=version)
         try:
             body = await self._context.writer.apply_fields(key, fields | {"spec": document["spec"]})
         except ApiError as error:
@@ -262,7 +267,7 @@ class PoolLearnings:
                 log.warning("%s: %s", key, error)
 
     def _forget_runs(self, pool: str, forget_request: ForgetRequest) -> None:
-        """Forget the matching runs of a pool, and reconcile their jobs."""
+        """Forget the runs of a pool that match a request, and reconcile their jobs."""
         count = self._store.forget_runs(forget_request, self._context.timestamp(), pool)
         for key, item in self._own.items():
             if item.run.pool == pool and forget_request.matches(item):

@@ -1,4 +1,4 @@
-"""Observations: takes reports of measured steps from pods, annotations, Prometheus and TrainJobs, and scores them."""
+"""Receiver of measured steps from pods, annotations, Prometheus and TrainJobs, which compares them with forecasts."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ FLUSH_POLL_S = 0.05
 
 
 class Observations:
-    """Receiver of step reports, each of which counts once. Belongs to one event loop."""
+    """Receiver of step reports. It counts each report once. Belongs to one event loop."""
 
     def __init__(self, context: SharedContext, pools: Pools, scores: Scores, reviews: TokenReviews) -> None:
         self._context = context
@@ -50,15 +50,17 @@ class Observations:
         """Jobs with reports that their status does not contain yet."""
 
     async def put(self, namespace: str, name: str, token: str, body: bytes) -> None:
-        """Check the token of a report that a pod sent by PUT, and score the report.
+        """Check the token of a step report that a pod has sent by PUT, and compare the report with the forecast.
 
         Raises:
-            RefusedReport: The report does not count; the message says why.
+            RefusedReport: The report does not count. The message says why.
         """
         try:
             review = await self._reviews.review_token(token)
-            node, account = reports.node_of_review(review, namespace), reports.account_of_review(review)
-            await self._score_report(Key(training_job.KIND, namespace, name), reports.from_body(body, node, account))
+            node, account = reports.read_review_node(review, namespace), reports.read_review_account(review)
+            await self._score_report(
+                Key(training_job.KIND, namespace, name), reports.parse_body_report(body, node, account)
+            )
             if not self._context.leadership.is_leader:
                 raise RefusedReport("unavailable", 503, "another replica leads now; report again later")
         except RefusedReport as refused:
@@ -66,9 +68,10 @@ class Observations:
             raise
 
     def queries(self) -> Iterator[tuple[Key, str]]:
-        """Yield the key of every job with advice and the Prometheus query for the step of the job.
+        """Yield the key of every job with advice, and the Prometheus query for its step time.
 
-        The query is that of the job, of its pool, or of the operator. A replica that does not lead yields nothing.
+        The query comes from the job, else from its pool, else from the operator's settings. Only the leader yields
+        queries.
         """
         for key in self._context.cache.training_jobs:
             if not self._context.leadership.is_leader:
@@ -86,7 +89,7 @@ class Observations:
             yield key, queries.fill_query(template or self._context.settings.prometheus_query, key.namespace, key.name)
 
     def find_refusal(self, key: Key, document: Document) -> str | None:
-        """Return why step reports of a job are refused, or why its query is not sent; None if neither is so."""
+        """Return why a job's step reports are refused, or why its query is not sent. Return None if all is well."""
         own = value_at_path(document, QUERY)
         if own is not None and self._context.settings.prometheus_url:
             try:
@@ -96,15 +99,15 @@ class Observations:
         return self._scores.find_refusal(key)
 
     def _limit_query(self, key: Key, template: str) -> str:
-        """Return the query of a job limited to series of the job's namespace; raise SpecError if not allowed."""
+        """Return the query of a job, limited to time series of its namespace. Raise SpecError if it is not allowed."""
         if self._context.settings.observation_queries != "jobs":
             raise queries.NOT_ALLOWED
         return queries.restrict_query(template, key.namespace, key.name)
 
     async def score_sample(self, key: Key, answer: Any) -> None:
-        """Score the step in an answer of Prometheus to a job's query."""
+        """Record the step time that Prometheus returned for a job's query."""
         try:
-            report = reports.from_prometheus(answer)
+            report = reports.parse_prometheus_report(answer)
             if report is not None:
                 await self._score_report(key, report)
         except RefusedReport as refused:
@@ -114,7 +117,7 @@ class Observations:
     async def read_annotations(
         self, key: Key, seen: Stored[View], status: TrainingJobStatus, target: Target | None
     ) -> None:
-        """Score the steps in the annotations of a job and of its target."""
+        """Record the step times in the annotations of a job and of its target."""
         text = dict(seen.value.inputs).get(OBSERVED, None if target is None else target.observed)
         is_gone = target is not None and target.is_gone  # what it reported stays valid
         if text is None and not is_gone:
@@ -123,17 +126,17 @@ class Observations:
             return
         pools = self._pools.find_report(key.namespace)
         if not is_gone and text is not None and pools is not None:
-            await self._scores.take_annotation(key, seen, pools, text)
+            await self._scores.score_annotation(key, seen, pools, text)
         if target is not None:
-            await self._take_trainer_report(key, target.trainer)
+            await self._score_trainer_report(key, target.trainer)
 
     def mark_written(self, key: Key, score: Score | None) -> None:
-        """Record that the status of a job contains a score."""
+        """Record that the status of a job now shows its measured steps."""
         if self._scores.get_score(key) is score:
             self._unwritten.pop(key, None)
 
     async def flush_reports(self) -> None:
-        """Wait until the statuses contain every report that was accepted, for `FLUSH_S` at most."""
+        """Wait until the statuses show every accepted report, for at most `FLUSH_S` seconds."""
         for key in self._unwritten:
             self._context.runtime.add(key)
         try:
@@ -143,16 +146,18 @@ class Observations:
         except TimeoutError:
             log.warning("%s jobs have reports that could not be written", len(self._unwritten))
 
-    async def _take_trainer_report(self, key: Key, status: Document) -> None:
+    async def _score_trainer_report(self, key: Key, status: Document) -> None:
         """Score the step in the status of a job's TrainJob, unless it was scored before."""
-        metrics, before = reports.trainer_metrics(status), self._trainers.get(key)
+        metrics, before = reports.list_step_metrics(status), self._trainers.get(key)
         if not metrics or before == metrics:
             return
         self._trainers[key] = metrics
         try:
-            report, score = reports.from_trainer(status), self._scores.get_score(key)
+            report, score = reports.parse_trainer_report(status), self._scores.get_score(key)
             # A process that has just started may see a report that an earlier one took.
-            is_taken = report is not None and before is None and score is not None and score.window.ends_with(report)
+            is_taken = (
+                report is not None and before is None and score is not None and score.window.has_newest_report(report)
+            )
             if report is not None and not is_taken:
                 await self._score_report(key, report)
         except RefusedReport as refused:
@@ -160,8 +165,8 @@ class Observations:
             log.warning("%s: what its TrainJob tells does not count: %s", key, refused)
 
     async def _score_report(self, key: Key, report: StepReport) -> None:
-        """Compare a report with the forecast of its job, and schedule the job: the later, the more reports it has."""
+        """Compare a report with the forecast of its job, and schedule the job. More reports mean a longer delay."""
         pools = self._pools.find_report(key.namespace)
-        score = await self._scores.take_report(key, self._context.cache.training_jobs.get(key), pools, report)
+        score = await self._scores.score_report(key, self._context.cache.training_jobs.get(key), pools, report)
         self._unwritten[key] = True
         self._context.runtime.add(key, self._context.settings.observe_settle_s * min(score.window.samples, MOST_WAITS))

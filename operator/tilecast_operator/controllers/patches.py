@@ -21,50 +21,50 @@ PLACED = "Placed"
 """Value of the annotation `tilecast.dev/applied` on a job that runs where the advice says. Any other value except
 `QUEUED` is the reason why the job does not."""
 QUEUED = "Queued"
-"""Value of the annotation on a job whose node choice is written, while Kueue has yet to admit the job."""
+"""Value of the annotation on a job whose node selection is written, while Kueue has yet to admit the job."""
 FAILED_TO_START = "FailedToStart"
 """Value of the annotation on a placed job that Kueue gave up before it started."""
 CHANGED_SINCE = "ChangedSince"
-"""Value of the annotation on a placed job that started without the node choice that was written."""
+"""Value of the annotation on a placed job that started without the node selection that was written."""
 REQUEUED = "Requeued"
-"""Value of the annotation on a job that was placed, could not start, and may run on any flavor of its ranking."""
+"""Value of the annotation on a job that was placed, could not start, and may run on any ranked flavor."""
 
 
 def make_placing_patch(
-    document: Document, changes: Sequence[FieldChange], chosen: Sequence[str] = ()
+    document: Document, changes: Sequence[FieldChange], chosen_labels: Sequence[str] = ()
 ) -> list[Operation]:
-    """Return the JSON patch that writes a node choice into a job; empty without changes.
+    """Return the JSON patch that writes a node selection into a job. Without changes it is empty.
 
     Args:
         document: The job.
         changes: Changes of fields of the job.
-        chosen: Node labels that are recorded as part of the choice.
+        chosen_labels: Node labels that are recorded as part of the node selection.
     """
     if not changes:
         return []
-    marks = [_annotation_operation(jobs.CHOSEN_LABELS, ",".join(chosen))] if chosen else []
-    return [_require_version(document), *(_set_operation(change.path, change.value) for change in changes), *marks]
+    marks = [_make_annotation_operation(jobs.CHOSEN_LABELS, ",".join(chosen_labels))] if chosen_labels else []
+    return [_require_version(document), *(_make_set_operation(change.path, change.value) for change in changes), *marks]
 
 
 def make_unplacing_patch(document: Document, changes: Sequence[FieldChange]) -> list[Operation]:
-    """Return the JSON patch that removes a node choice from a job and marks the job as requeued.
+    """Return the JSON patch that removes a node selection from a job and marks the job as requeued.
 
-    `changes` are the changes of fields that remove the choice.
+    `changes` are the changes of fields that remove the selection.
     """
-    operations = [_set_operation(change.path, change.value) for change in changes] + [
-        _annotation_operation(jobs.APPLIED, REQUEUED)
+    operations = [_make_set_operation(change.path, change.value) for change in changes] + [
+        _make_annotation_operation(jobs.APPLIED, REQUEUED)
     ]
     if value_at_path(document, ("metadata", "annotations", jobs.CHOSEN_LABELS)) is not None:
-        operations.append(_annotation_operation(jobs.CHOSEN_LABELS, None))
+        operations.append(_make_annotation_operation(jobs.CHOSEN_LABELS, None))
     return [_require_version(document), *operations]
 
 
 def make_widening_patch(workload: Document, job: Job, flavors: Sequence[Mapping[str, str]]) -> list[Operation]:
-    """Return the JSON patch that limits a Workload to some flavors; empty if nothing changes.
+    """Return the JSON patch that limits a Workload to some flavors. It is empty if nothing changes.
 
     Args:
         workload: The Workload that Kueue made of the job.
-        job: The job without a node choice.
+        job: The job without a node selection.
         flavors: Node labels of each flavor; an empty sequence allows any flavor.
     """
 
@@ -73,15 +73,15 @@ def make_widening_patch(workload: Document, job: Job, flavors: Sequence[Mapping[
         if not flavors:
             return selected
         given = spec.get("affinity") or {}
-        required = {"nodeSelectorTerms": _combine_terms(pods.affinity, flavors)}
+        required = {"nodeSelectorTerms": _add_flavor_terms(pods.affinity, flavors)}
         on_nodes = {**(given.get("nodeAffinity") or {}), REQUIRED: required}
         return {**selected, "affinity": {**given, "nodeAffinity": on_nodes}}
 
     return _make_pod_set_patch(workload, job, make_fields)
 
 
-def _combine_terms(given: Sequence[Document], flavors: Sequence[Mapping[str, str]]) -> list[Document]:
-    """Return node affinity terms that match a node if a given term matches and the node has a flavor's labels."""
+def _add_flavor_terms(terms: Sequence[Document], flavors: Sequence[Mapping[str, str]]) -> list[Document]:
+    """Return node affinity terms that match a node which has the labels of a flavor and matches a present term."""
     return [
         {
             **term,
@@ -90,16 +90,16 @@ def _combine_terms(given: Sequence[Document], flavors: Sequence[Mapping[str, str
                 *({"key": key, "operator": "In", "values": [value]} for key, value in sorted(flavor.items())),
             ],
         }
-        for term in (given or ({},))
+        for term in (terms or ({},))
         for flavor in flavors
     ]
 
 
-def releasing(document: Document, job: Job, outcome: str) -> list[Operation]:
-    """Return the JSON patch that releases a held job; empty if the job is not held.
+def make_release_patch(document: Document, job: Job, outcome: str) -> list[Operation]:
+    """Return the JSON patch that releases a held job. It is empty if the job is not held.
 
-    The patch removes our name from the job's gates, moves the job from the held queue into the next one, or ends a
-    suspension for us.
+    The patch removes Tilecast from the job's admission gates, moves the job from the held queue into its next queue, or
+    ends a suspension that waits for Tilecast.
 
     Args:
         document: The job as an object.
@@ -108,25 +108,28 @@ def releasing(document: Document, job: Job, outcome: str) -> list[Operation]:
     """
     if not job.is_held:
         return []
-    operations = [_require_version(document), _annotation_operation(jobs.APPLIED, outcome)]
+    operations = [_require_version(document), _make_annotation_operation(jobs.APPLIED, outcome)]
     if job.is_gated:
         left = ",".join(name for name in job.gates if name != jobs.ADVISOR)
-        operations.append(_annotation_operation(jobs.ADMISSION_GATES, left or None))
+        operations.append(_make_annotation_operation(jobs.ADMISSION_GATES, left or None))
     if job.is_parked:
-        queue = _set_operation(("metadata", "labels", jobs.QUEUE), job.next_queue)
-        operations += [queue, _annotation_operation(jobs.NEXT_QUEUE, None)]
+        queue = _make_set_operation(("metadata", "labels", jobs.QUEUE), job.next_queue)
+        operations += [queue, _make_annotation_operation(jobs.NEXT_QUEUE, None)]
     if job.is_suspended_for_advice:
-        operations.append(_set_operation(job.kind.suspend, False))
+        operations.append(_make_set_operation(job.kind.suspend, False))
     return operations
 
 
 def make_workload_patch(workload: Document, job: Job, placement: Placement) -> list[Operation]:
-    """Return the JSON patch that writes the node choice of a job into its Kueue Workload; empty if it is there."""
+    """Return the JSON patch that writes a job's node selection into its Kueue Workload.
+
+    It is empty if nothing changes.
+    """
     # Kueue compares only counts and requests of both, so a selector on the job does not reach the Workload by itself.
 
     def make_fields(_: Document, pods: Pods) -> dict[str, Any]:
         tolerations = jobs.add_tolerations(pods, placement.tolerations)
-        return {NODE_SELECTOR: jobs.choose_selector(pods, placement.node_selector), "tolerations": tolerations}
+        return {NODE_SELECTOR: jobs.merge_node_selector(pods, placement.node_selector), "tolerations": tolerations}
 
     return _make_pod_set_patch(workload, job, make_fields)
 
@@ -134,71 +137,73 @@ def make_workload_patch(workload: Document, job: Job, placement: Placement) -> l
 def _make_pod_set_patch(
     workload: Document, job: Job, make_fields: Callable[[Document, Pods], dict[str, Any]]
 ) -> list[Operation]:
-    """Return the JSON patch that sets fields of all pod sets with the job's pods with GPUs; empty if they are set.
+    """Return the JSON patch that sets fields of all pod sets with GPUs of a job. It is empty if nothing changes.
 
-    `make_fields` returns the fields for the present pod spec of a pod set and the pods of the job.
+    `make_fields` takes the pod spec of a pod set and the pods of the job, and returns the fields to set.
     """
-    named, operations = {_pod_set_name(pods.name): pods for pods in job.workers}, list[Operation]()
+    named, operations = {_make_pod_set_name(pods.name): pods for pods in job.workers}, list[Operation]()
     for index, pod_set in enumerate((workload.get("spec") or {}).get("podSets") or ()):
         if (pods := named.get(str(pod_set.get("name")))) is None:
             continue
         path, spec = ("spec", "podSets", index, "template", "spec"), (pod_set.get("template") or {}).get("spec") or {}
         fields = make_fields(spec, pods)
         changed = {key: value for key, value in fields.items() if (spec.get(key) or type(value)()) != value}
-        operations += [_set_operation((*path, key), value) for key, value in changed.items()]
+        operations += [_make_set_operation((*path, key), value) for key, value in changed.items()]
     return [_require_version(workload), *operations] if operations else []
 
 
 def is_reserved(workload: Document) -> bool:
     """Return whether Kueue has reserved quota for a Workload, or the Workload has finished."""
-    return any(_true_condition(workload, kind) is not None for kind in ("QuotaReserved", "Finished"))
+    return any(_find_true_condition(workload, kind) is not None for kind in ("QuotaReserved", "Finished"))
 
 
-def find_kueue_outcome(job: Job, workloads: Sequence[Document], chosen: Mapping[str, str]) -> tuple[str, str] | None:
-    """Return the outcome of a placed job in Kueue and the message of Kueue; None while the job waits.
+def find_kueue_outcome(
+    job: Job, workloads: Sequence[Document], chosen_labels: Mapping[str, str]
+) -> tuple[str, str] | None:
+    """Return the outcome of a placed job in Kueue, with Kueue's message. Return None while the job waits.
 
     Args:
         job: The placed job.
         workloads: The Workloads that Kueue made of the job.
-        chosen: The node selector that was written into the job.
+        chosen_labels: The node selector that was written into the job.
     """
     if not job.has_started:
-        ended = next((end for item in workloads if (end := _true_condition(item, "Finished")) is not None), None)
+        ended = next((end for item in workloads if (end := _find_true_condition(item, "Finished")) is not None), None)
         return None if ended is None else (FAILED_TO_START, str(ended.get("message", ""))[:200])
-    is_admitted = any(_true_condition(item, "Admitted") is not None for item in workloads)
+    is_admitted = any(_find_true_condition(item, "Admitted") is not None for item in workloads)
     if not is_admitted and (workloads or not job.is_finished):
         return None
-    is_there = all(chosen.items() <= pods.node_selector.items() for pods in job.workers)
+    is_there = all(chosen_labels.items() <= pods.node_selector.items() for pods in job.workers)
     return (PLACED if is_there else CHANGED_SINCE), ""
 
 
-def _true_condition(workload: Document, kind: str) -> Document | None:
-    """Return the condition of type `kind` if its status is True, otherwise None."""
+def _find_true_condition(workload: Document, kind: str) -> Document | None:
+    """Return the condition of type `kind` if its status is True. Otherwise return None."""
     conditions: Sequence[Document] = (workload.get("status") or {}).get("conditions") or ()
     return next((item for item in conditions if item.get("type") == kind and item.get("status") == "True"), None)
 
 
-def _pod_set_name(name: str) -> str:
-    """Return the name of Kueue's pod set for the pods called `name`."""
+def _make_pod_set_name(name: str) -> str:
+    """Return the name that Kueue gives to the pod set of the pods called `name`."""
     return name.lower() or "main"
 
 
 def _require_version(document: Document) -> Operation:
-    """Return the operation that makes a patch fail with 409 if the object has changed."""
-    return _set_operation(("metadata", "resourceVersion"), document["metadata"]["resourceVersion"])
+    """Return the patch operation that fails with 409 if the object has changed."""
+    return _make_set_operation(("metadata", "resourceVersion"), document["metadata"]["resourceVersion"])
 
 
-def _set_operation(path: Path, value: Any) -> Operation:
-    """Return the operation that adds or replaces a value."""
-    return {"op": "add", "path": _json_pointer(path), "value": value}
+def _make_set_operation(path: Path, value: Any) -> Operation:
+    """Return the patch operation that sets the value at a path."""
+    return {"op": "add", "path": _make_json_pointer(path), "value": value}
 
 
-def _annotation_operation(name: str, text: str | None) -> Operation:
-    """Return the operation that sets an annotation; None removes the annotation."""
+def _make_annotation_operation(name: str, text: str | None) -> Operation:
+    """Return the patch operation that sets an annotation. If the text is None, it removes the annotation."""
     path = ("metadata", "annotations", name)
-    return {"op": "remove", "path": _json_pointer(path)} if text is None else _set_operation(path, text)
+    return {"op": "remove", "path": _make_json_pointer(path)} if text is None else _make_set_operation(path, text)
 
 
-def _json_pointer(path: Path) -> str:
+def _make_json_pointer(path: Path) -> str:
     """Return a path as a JSON pointer (RFC 6901)."""
     return "".join("/" + str(part).replace("~", "~0").replace("/", "~1") for part in path)

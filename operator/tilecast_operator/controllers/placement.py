@@ -1,8 +1,8 @@
-"""Writes of the node choice of a held job into the job and into its Kueue Workload.
+"""Writer of the node selection of a held job, into the job and into its Kueue Workload.
 
 Nothing is written unless the job is certain to wait meanwhile. Kueue reads the node selector of a job once, when it
 creates the Workload. A selector on the job alone contradicts the flavor of the Workload, and Kueue gives the job up.
-Therefore the Workload is written first, and written last when a choice is removed.
+Therefore the Workload is written first, and written last when a selection is removed.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from tilecast_operator.kube.discovery import ServedApis
 from tilecast_operator.kube.kinds import Key
 from tilecast_operator.kube.turns import TurnClaim
 from tilecast_operator.objects.kinds import KINDS, make_object_path
-from tilecast_operator.report.advice import advice_annotations
+from tilecast_operator.report.advice import make_advice_annotations
 
 log = logging.getLogger("tilecast")
 
@@ -36,19 +36,19 @@ class ChangedError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class PreparedPlacement:
-    """Job that can be placed, and the changes that place it."""
+    """Job that can be placed, with the field changes that place it."""
 
     key: Key
     job: Job
     placement: Placement
     operations: Sequence[patches.Operation]
-    """Patch of the job; empty where its pods request these nodes already."""
+    """Changes of the job. Empty if its pods request these nodes already."""
     workloads: Sequence[Document] | None
-    """Workloads that Kueue made of it; None where there is no Kueue, or the job has no queue."""
+    """Workloads that Kueue made of the job. None if there is no Kueue or the job has no queue."""
 
 
 class Placer:
-    """Writer of node choices. Belongs to one event loop."""
+    """Writer of node selections into jobs and Workloads. Belongs to one event loop."""
 
     def __init__(
         self, context: SharedContext, discovery: ServedApis, advice: JobAdvice, kueue_check: KueueCheck
@@ -59,7 +59,7 @@ class Placer:
         self._kueue = kueue_check
 
     async def prepare_placement(self, key: Key, document: Document, placement: Placement) -> PreparedPlacement | str:
-        """Return the changes that place a job, or the reason why nothing may be written.
+        """Return the field changes that place a job, or why the job must not be changed.
 
         Raises:
             ApiError, OSError: The API server does not answer.
@@ -73,12 +73,14 @@ class Placer:
             not document.get("spec", {}).get("podTemplateOverrides")
             and await self._discovery.has_field(KINDS[key.kind], "runtimePatches")
         )
-        changes = jobs.compute_changes(document, job, placement, runtime_patches=newer)
-        operations = patches.make_placing_patch(document, changes, jobs.chosen_labels(job, placement.node_selector))
+        changes = jobs.compute_changes(document, job, placement, has_runtime_patches=newer)
+        operations = patches.make_placing_patch(
+            document, changes, jobs.list_labels_to_record(job, placement.node_selector)
+        )
         return PreparedPlacement(key, job, placement, operations, workloads)
 
     async def write_placement(self, prepared: PreparedPlacement, advice: Advice | None) -> str:
-        """Write the node choice into the job and its Workloads, and the advice into annotations.
+        """Write the node selection into the job and its Workloads, and the advice into annotations.
 
         Returns:
             `PLACED`, or `QUEUED` where Kueue has yet to admit the job.
@@ -104,7 +106,7 @@ class Placer:
         return patches.PLACED if prepared.workloads is None else patches.QUEUED
 
     async def widen_workloads(self, key: Key, job: Job, flavors: Sequence[Mapping[str, str]]) -> None:
-        """Let Kueue admit the Workloads of a job without a node choice to some flavors.
+        """Let Kueue admit the Workloads of a job to several flavors. The job has no node selection.
 
         Workloads that Kueue has decided about stay as they are.
 
@@ -123,12 +125,12 @@ class Placer:
             continue
 
     async def _annotate(self, key: Key, job: Job, advice: Advice) -> None:
-        await self._advice.annotate(key, job, advice_annotations(advice))
-        self._context.metrics.count_advice(advice, changed=False)
+        await self._advice.annotate(key, job, make_advice_annotations(advice))
+        self._context.metrics.count_advice(advice, is_changed=False)
         self._context.answers.record_answer(key)
 
     async def patch_job(self, key: Key, operations: Sequence[patches.Operation]) -> None:
-        """Patch a job; raises as `write` does."""
+        """Patch a job. Raise the errors of `write_placement`."""
         try:
             self._context.cache.jobs.store_written(
                 await self._context.writer.patch(
@@ -141,7 +143,7 @@ class Placer:
             raise
 
     async def _find_risk(self, job: Job, workloads: Sequence[Document]) -> str | None:
-        """Return why Kueue might admit a job while its node choice is written; None if Kueue cannot."""
+        """Return why Kueue might admit a job before its node selection is written. Return None if it cannot."""
         if any(patches.is_reserved(item) for item in workloads):
             return "QuotaReserved"
         if job.is_parked:
@@ -150,7 +152,7 @@ class Placer:
         return None if gate == "present" else "AdmissionGateOff" if gate == "absent" else "AdmissionGateUnknown"
 
     async def _await_workloads(self, key: Key, job: Job) -> list[Document] | None:
-        """Wait up to `Timings.workload_s` for the Workloads of a job, and return them; None without Kueue."""
+        """Return the Workloads of a job, after a wait of up to `Timings.workload_s`. Return None without Kueue."""
         waited_s = 0.0
         while not (workloads := await self._kueue.list_workloads(key.namespace, job.uid)):
             if workloads is None or waited_s >= self._context.timings.workload_s:
@@ -160,7 +162,7 @@ class Placer:
         return workloads
 
     async def _place_workloads(self, workloads: Sequence[Document], job: Job, placement: Placement) -> bool:
-        """Write a node choice into the undecided Workloads of a job; return whether any was changed."""
+        """Write a node selection into the undecided Workloads of a job. Return whether any has changed."""
         return await self._change_workloads(
             workloads, lambda workload: patches.make_workload_patch(workload, job, placement)
         )
@@ -168,7 +170,7 @@ class Placer:
     async def _change_workloads(
         self, workloads: Sequence[Document], change: Callable[[Document], list[patches.Operation]]
     ) -> bool:
-        """Patch the Workloads that Kueue has not decided about; return whether any was changed."""
+        """Patch the Workloads that Kueue has not decided about. Return whether any has changed."""
         undecided = (item for item in workloads if not patches.is_reserved(item))
         differing = [(item, operations) for item in undecided if (operations := change(item))]
         for item, operations in differing:

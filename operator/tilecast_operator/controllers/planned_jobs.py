@@ -15,10 +15,10 @@ from tilecast_operator.kube.records import RecordPart, Records
 
 
 class PlannedJobs:
-    """Positions of all jobs in the newest queue plan. Belongs to one event loop.
+    """Position of each job in the newest queue plan. Belongs to one event loop.
 
     Args:
-        records: Records of the jobs; a job's position is forgotten with its record.
+        records: Records of the jobs. A job's position is forgotten with its record.
         is_on: Whether the queue is planned.
     """
 
@@ -32,16 +32,16 @@ class PlannedJobs:
         self._renewed = asyncio.Event()
 
     def get_position(self, key: Key) -> QueuePosition | None:
-        """Return the position of a job in the plan; None if it has none."""
+        """Return the position of a job in the plan. Return None if the plan does not have the job."""
         return self._positions.get(key)
 
     def find_left_out_reason(self, key: Key) -> str:
-        """Return the reason why the plan leaves out a job; empty if there is none."""
+        """Return why the plan leaves out a job. Return "" if it does not."""
         position = self._positions.get(key)
         return "" if position is None or position.pool else position.reason
 
     def replace_plan(self, positions: Mapping[Key, QueuePosition]) -> set[Key]:
-        """Replace all positions; return the keys of the jobs whose positions have changed."""
+        """Replace all positions by those of a new plan. Return the keys of the jobs whose positions have changed."""
         before = dict(self._positions)
         self._positions.clear()
         for key, position in positions.items():
@@ -52,7 +52,7 @@ class PlannedJobs:
         return {key for key in before.keys() | positions.keys() if before.get(key) != positions.get(key)}
 
     async def wait_until_planned(self, key: Key, limit_s: float) -> None:
-        """Wait until the plan contains a job, for `limit_s` at most."""
+        """Wait until the plan contains a job, for at most `limit_s` seconds."""
         if not self.is_on:
             return
         with suppress(TimeoutError):
@@ -61,13 +61,13 @@ class PlannedJobs:
                     await self._renewed.wait()
 
     def add_position(self, key: Key, status: TrainingJobStatus, before: TrainingJobStatus) -> TrainingJobStatus:
-        """Return a status with the position of its job; before the first plan the previous position stays."""
+        """Return a status with its job's position in the plan. Before the first plan, keep the position of `before`."""
         is_unknown = self.is_on and not self._is_made
         position = before.queue if is_unknown else self._positions.get(key)
         return status if status.queue == position else status.model_copy(update={"queue": position})
 
     def prefer_planned_pool(self, key: Key, answer: Answer) -> Answer:
-        """Return the answer about a waiting job with the pool of the plan first."""
+        """Return the answer to a waiting job, with the pool that the plan chose first."""
         position = self._positions.get(key)
         if isinstance(answer, Declined) or position is None or not position.position:
             return answer
@@ -75,7 +75,7 @@ class PlannedJobs:
 
 
 def _put_pool_first(advice: Advice, position: QueuePosition) -> Advice:
-    """Return the advice with its first offer on the planned pool in front; unchanged if it has none there."""
+    """Return the advice with its best plan on the planned pool first. Without such a plan, nothing changes."""
     there = [item for item in advice.offers if item.pool.name == position.pool]
     if not there or advice.offers[0] is there[0]:
         return advice

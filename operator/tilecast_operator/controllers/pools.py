@@ -19,11 +19,11 @@ from tilecast_operator.controllers.capacity import CAPACITY, Capacity
 from tilecast_operator.controllers.learning import CALIBRATION, PoolLearnings
 from tilecast_operator.controllers.runtime import SharedContext, TryAgainError
 from tilecast_operator.kube.cache import Stored
-from tilecast_operator.kube.documents import Note, applied_fields
+from tilecast_operator.kube.documents import Note, make_apply_document
 from tilecast_operator.kube.kinds import Key
 from tilecast_operator.kube.lists import ListCheck
 from tilecast_operator.objects.kinds import KINDS
-from tilecast_operator.objects.view import View, status_digest
+from tilecast_operator.objects.view import View, digest_status
 from tilecast_operator.observed.calibrator import FittedCalibration
 from tilecast_operator.question import PoolVersions
 from tilecast_operator.report.pools import PoolFacts, decide_pool
@@ -31,7 +31,7 @@ from tilecast_operator.report.pools import PoolFacts, decide_pool
 log = logging.getLogger("tilecast")
 
 NODES = Key("Node")
-"""Key under which the pools are read again."""
+"""Work queue key that makes the pools be discovered again."""
 
 LEAST_WAIT_S = 0.01
 """Shortest wait until it is checked again whether everything is listed, in seconds."""
@@ -40,15 +40,15 @@ UNKNOWN = "UnknownAccelerator"
 
 @dataclass(frozen=True, slots=True)
 class PoolsChange:
-    """Change of the pools."""
+    """Change of the pools, with their versions before and after."""
 
     is_learnt: bool
-    """Whether only corrections learned from runs have changed; a job that has started keeps its forecast then."""
+    """Whether only corrections learned from runs have changed. A started job then keeps its forecast."""
     before: PoolVersions
     now: PoolVersions
 
     def concerns_namespace(self, namespace: str) -> bool:
-        """Return whether the pools of a namespace have changed."""
+        """Return whether the change concerns the pools that jobs of a namespace see."""
         return not self.is_learnt or self.before.get_version(namespace) != self.now.get_version(namespace)
 
 
@@ -60,7 +60,7 @@ class Pools:
     ) -> None:
         self._context = context
         self.report: nodes.NodesReport | None = None
-        """Pools as jobs of namespaces without runs have them; None while they are not known."""
+        """Pools without corrections of a namespace. None until they are known."""
         self._of_namespace: dict[str, nodes.NodesReport] = {}
         self._learning = learning
         self._advisor = advisor
@@ -70,7 +70,7 @@ class Pools:
         self._listeners: list[Callable[[PoolsChange], None]] = []
         self._entries: dict[str, nodes.FoundPool] = {}
         self._expired: set[str] = set()
-        """Pools whose missing nodes count as gone."""
+        """Names of pools whose missing nodes count as deleted."""
         self._posted: set[str] = set()
         """Texts of the Events on unknown accelerators."""
         self._is_dirty = False
@@ -83,16 +83,16 @@ class Pools:
         context.runtime.register(gpu_pool.KIND, self._reconcile_pool, gone=self._on_pool_gone)
 
     def add_listener(self, listener: Callable[[PoolsChange], None]) -> None:
-        """Call `listener` whenever advice may change."""
+        """Register a function that is called whenever advice may change."""
         self._listeners.append(listener)
 
     def schedule_refresh(self) -> None:
-        """Schedule that the pools are read again."""
+        """Schedule a new discovery of the pools."""
         self._is_dirty = True
         self._context.runtime.add(NODES, self._context.settings.settle_s)
 
     def _on_leadership_change(self, is_leading: bool) -> None:
-        """Fit corrections to the runs that the previous leader has stored, once this replica leads."""
+        """Schedule a fit of corrections when this replica becomes leader, to the runs that the last leader stored."""
         if is_leading:
             self._context.runtime.add(CALIBRATION)
 
@@ -113,22 +113,22 @@ class Pools:
             self.schedule_refresh()
             return
         if before is None:
-            self._learning.recall_pool_status(key.name, now.value.status)
-        if before is None or not before.value.has_same_question(now.value):
+            self._learning.restore_pool_status(key.name, now.value.status)
+        if before is None or not before.value.has_equal_inputs(now.value):
             self.schedule_refresh()
         self._context.runtime.add(key)
 
     def _on_pool_gone(self, key: Key) -> None:
-        """Drop a pool that the API server does not have from the cache.
+        """Drop a pool from the cache, because the API server does not have it.
 
-        A discovered pool that could not be written because its CRD is not served is tried again.
+        If the pool was discovered, schedule another write, since its CRD may be served later.
         """
         self._context.cache.pools.forget_object(key)
         if key.name in self._entries and self._context.settings.discovery:
             self._context.runtime.add(key, self._context.timings.unserved_s)
 
     async def _refresh_pools(self, _: Key) -> None:
-        """Read the pools again once all nodes are listed, and notify listeners of changes."""
+        """Discover the pools again once all nodes are listed. Notify listeners of changes."""
         try:
             await self._advisor.warm_up()
         except SpecError as error:
@@ -158,19 +158,19 @@ class Pools:
             await self._post_unknown_gpus(self.report)
 
     def find_report(self, namespace: str) -> nodes.NodesReport | None:
-        """Return the pools for jobs of a namespace; None while unknown."""
+        """Return the pools as jobs of a namespace see them. Return None until they are known."""
         return self._of_namespace.get(namespace, self.report)
 
-    def _adopt_report(self, report: nodes.NodesReport, of_namespace: dict[str, nodes.NodesReport]) -> None:
+    def _adopt_report(self, report: nodes.NodesReport, namespace_reports: dict[str, nodes.NodesReport]) -> None:
         """Replace the pools, and notify listeners if they have changed.
 
-        `of_namespace` has the pools with the corrections of each namespace that has runs.
+        `namespace_reports` has the pools of each namespace with runs, corrected by these runs.
         """
         before, self.report = self.report, report
-        self._of_namespace = of_namespace
+        self._of_namespace = namespace_reports
         self._entries = {item.pool.name: item for item in report.entries}
         facts, versions = self._advisor.facts, self._advisor.versions
-        self._advisor.set_pools(report, of_namespace)
+        self._advisor.set_pools(report, namespace_reports)
         self._capacity.set_pools(report)
         known = {key.name for key in self._context.cache.pools}
         self._schedule_pools({*self._entries, *report.invalid, *report.obsolete, *known})
@@ -192,7 +192,7 @@ class Pools:
         async with self._learning_in_turn:  # otherwise an older fit might be adopted last
             # In a thread beside those of the searches: many runs of many namespaces take long to fit.
             if self._learning.adopt_corrections(
-                await asyncio.to_thread(FittedCalibration.fit, *calibrator.fit_arguments())
+                await asyncio.to_thread(FittedCalibration.fit, *calibrator.make_fit_arguments())
             ):
                 self.schedule_refresh()
         self._schedule_pools(self._learning.list_pools())
@@ -203,7 +203,7 @@ class Pools:
             self._context.runtime.add(Key(gpu_pool.KIND, "", name))
 
     async def _reconcile_pool(self, key: Key) -> None:
-        """Write the object and status of a pool where they differ; delete an obsolete pool."""
+        """Write the object and status of a pool if they differ from the desired ones. Delete an obsolete pool."""
         report, seen = self.report, self._context.cache.pools.get(key)
         # All pools are reconciled once the nodes are read.
         if report is None or not self._context.settings.owns_pools:
@@ -219,7 +219,7 @@ class Pools:
             self._expired.discard(key.name)
         if want.status is None or seen is None:
             return
-        if status_digest(document := want.status.document()) != seen.value.digest:
+        if digest_status(document := want.status.document()) != seen.value.digest:
             if (seen.value.status.get("calibration") or {}).get("runs"):
                 # Earlier releases kept the runs there and nowhere else.
                 await self._learning.write_learning(Key(pool_learning.KIND, "", key.name))
@@ -231,7 +231,7 @@ class Pools:
             )
 
     def _read_facts(self, name: str, report: nodes.NodesReport, seen: Stored[View] | None) -> PoolFacts:
-        """Return the facts about a pool, which are the input of `decide_pool`."""
+        """Return the input of `decide_pool` for a pool."""
         found = report.invalid.get(name) or self._entries.get(name)
         facts = PoolFacts(
             found,
@@ -243,13 +243,13 @@ class Pools:
         if not isinstance(found, nodes.FoundPool):
             return facts
         calibrator = self._learning.calibrator
-        learnt, superseded = calibrator.pool_status(name, found.pool.gpu.name), calibrator.count_drifted(name)
+        learnt, superseded = calibrator.make_pool_fit_status(name, found.pool.gpu.name), calibrator.count_drifted(name)
         return replace(facts, learnt=learnt, superseded=superseded)
 
     async def _apply_pool(self, key: Key, seen: Stored[View] | None, document: dict[str, Any]) -> Stored[View]:
-        """Write the object of a discovered pool and return it.
+        """Write the object of a discovered pool and return the written object.
 
-        An object that another client created at the same time stays unchanged.
+        If another client has created the object at the same time, leave it unchanged.
 
         Raises:
             ApiError: For example 409, where a user has just changed a field that would be changed here.
@@ -261,13 +261,13 @@ class Pools:
         name, spec = gpu_pool.parse_gpu_pool(answer)
         if seen is None and gpu_pool.read_discovery(answer, spec) is None:
             log.warning("%s: somebody else created %s at the same time; it is theirs", key, name)
-            bare = applied_fields(key, KINDS[key.kind].api_version, uid=applied["metadata"]["uid"])
+            bare = make_apply_document(key, KINDS[key.kind].api_version, uid=applied["metadata"]["uid"])
             applied = await self._context.writer.apply_fields(key, bare, force=False)
             self.schedule_refresh()
         return self._context.cache.pools.store_written(applied, is_new=True)
 
     def _expire_missing_nodes(self, key: Key, left_s: float) -> None:
-        """Count the missing nodes of a discovered pool as gone, `left_s` seconds from now."""
+        """Count the missing nodes of a discovered pool as deleted after `left_s` seconds."""
         if left_s > 0:
             self._context.runtime.add(key, left_s)
         elif key.name not in self._expired:
@@ -275,7 +275,7 @@ class Pools:
             self.schedule_refresh()
 
     async def _post_unknown_gpus(self, report: nodes.NodesReport) -> None:
-        """Write one Event for each unknown GPU, about the first node that has the GPU."""
+        """Write one Event for each unknown GPU. It is about the first node that has the GPU."""
         unknown = {f"{item.message}; {item.remedy}": item.nodes[0] for item in report.left_out if item.code == UNKNOWN}
         self._posted &= unknown.keys()
         for text in unknown.keys() - self._posted:
@@ -285,5 +285,5 @@ class Pools:
 
 
 def _list_reasons(report: nodes.NodesReport) -> tuple[object, ...]:
-    """Return the reasons why there are no pools; empty if there are pools."""
+    """Return why there are no pools. Return an empty list if there are pools."""
     return () if report.entries else (report.left_out, {name: str(error) for name, error in report.invalid.items()})

@@ -17,11 +17,11 @@ from tilecast_operator.objects.kinds import KINDS, complete_item
 log = logging.getLogger("tilecast")
 
 LOOK_S = 5.0
-"""Seconds between two looks."""
+"""Seconds between two checks."""
 
 
 class QuarantineController:
-    """Controller of objects that may have killed the operator. Belongs to one event loop."""
+    """Controller of quarantined objects, which may have crashed the operator. Belongs to one event loop."""
 
     def __init__(self, context: SharedContext) -> None:
         self._context = context
@@ -30,17 +30,17 @@ class QuarantineController:
         context.cache.quarantine.changed = self._show_counts
 
     async def run_checks(self) -> None:
-        """Check the quarantined objects every `LOOK_S` seconds until cancelled."""
+        """Check the quarantined objects every `LOOK_S` seconds, until cancelled."""
         while True:
             await self.check_objects()
             await asyncio.sleep(LOOK_S)
 
     async def check_objects(self) -> None:
-        """Write an Event about every quarantined object, and read the due objects again."""
+        """Write an Event about every quarantined object. Read the objects again whose next try is due."""
         quarantine = self._context.cache.quarantine
-        for key in quarantine.due_keys():
-            await self._read_again(key)
-        held = list(quarantine.held_objects())
+        for key in quarantine.list_due_keys():
+            await self._reload_object(key)
+        held = list(quarantine.iterate_quarantined())
         self._posted = {key: self._posted[key] for key, _, _ in held if key in self._posted}
         for key, uid, text in held:
             if self._posted.get(key) != text:
@@ -50,8 +50,8 @@ class QuarantineController:
                 except (ApiError, NotLeaderError, *UNREACHABLE) as error:
                     log.info("%s: Event not written yet: %s", key, error or type(error).__name__)
 
-    async def _read_again(self, key: Key) -> None:
-        """Read an object from the API server into the cache."""
+    async def _reload_object(self, key: Key) -> None:
+        """Read a quarantined object from the API server into the cache."""
         path, query = KINDS[key.kind].path(key.namespace), {"fieldSelector": f"metadata.name={key.name}"}
         try:
             items = (await self._context.client.get(path, query)).get("items") or ()
@@ -67,7 +67,7 @@ class QuarantineController:
             cache.put_object(complete_item(key.kind, item))
 
     def _show_counts(self, counts: Counter[str]) -> None:
-        """Set the metric of quarantined objects by kind."""
+        """Set the metric that counts quarantined objects of each kind."""
         for kind in self._shown - counts.keys():
             self._context.metrics.quarantined.labels(kind).set(0)
         for kind, count in counts.items():

@@ -13,7 +13,7 @@ from tilecast.hardware import Pool
 from tilecast.planner.options import job_options
 from tilecast.planner.problem import JobOption, UnplannedJob
 from tilecast.spec import SpecError
-from tilecast_operator.answer import Answer, Declined, message
+from tilecast_operator.answer import Answer, Declined, get_ready_message
 from tilecast_operator.answer_memo import AnswerMemo
 from tilecast_operator.controllers import patches
 from tilecast_operator.controllers.job_advice import JobAdvice, JobQuestion
@@ -30,9 +30,9 @@ from tilecast_operator.queue_rows import QueueRow, make_plan_name
 from tilecast_operator.report import job_status
 
 AT_ONCE = 64
-"""Jobs that are read before other tasks of the event loop have a turn."""
+"""Number of jobs that are read before other tasks of the event loop may run."""
 MOST_TEXT = 400
-"""Longest reason why a job is left out, in characters."""
+"""Maximum length of the reason why a job is left out, in characters."""
 UNREADABLE = "what it asks cannot be read now"
 """Why a job is left out of one plan, but not necessarily of the next."""
 
@@ -40,7 +40,7 @@ log = logging.getLogger("tilecast")
 
 
 class QueueJobs:
-    """Reader of the jobs of the queue. Belongs to one event loop."""
+    """Reader of the jobs that the queue plan considers. Belongs to one event loop."""
 
     def __init__(self, context: SharedContext, advice: JobAdvice) -> None:
         self._context = context
@@ -53,16 +53,16 @@ class QueueJobs:
         """When a job was first seen to run, if the job does not say when it started."""
 
     def clear_rows(self) -> None:
-        """Drop all cached rows, because pools, quotas or namespaces have changed."""
+        """Drop the cached inputs of the queue plan for all jobs, because pools, quotas or namespaces have changed."""
         self._rows.clear()
         self._options.clear()
 
     def drop_row(self, key: Key) -> None:
-        """Drop the cached row of a job."""
+        """Drop the cached input of the queue plan for a job."""
         self._rows.pop(key, None)
 
     async def read_rows(self) -> tuple[list[QueueRow], list[UnplannedJob]]:
-        """Return the rows of all waiting and running jobs, and the reasons why others are left out."""
+        """Return a queue plan input for each waiting or running job, and the jobs that are left out with reasons."""
         rows, refused = list[QueueRow](), list[UnplannedJob]()
         cache = self._context.cache
         for number, key in enumerate((*cache.training_jobs, *cache.jobs)):
@@ -76,7 +76,7 @@ class QueueJobs:
         return rows, refused + self._list_invalid_weights()
 
     async def _read_row(self, key: Key) -> QueueRow | UnplannedJob | None:
-        """Return the row of a job, or the reason why it is left out; None without a request for advice."""
+        """Return the queue plan input of a job, or why it is left out. Return None if the job requests no advice."""
         cache = self._context.cache
         if (refusal := self._context.find_quarantine(key)) is not None:
             return UnplannedJob(make_plan_name(key), refusal.message[:MOST_TEXT], "")
@@ -102,7 +102,7 @@ class QueueJobs:
         return row
 
     async def _read_training_job(self, key: Key, view: View) -> QueueRow | UnplannedJob | None:
-        """Return the row of a TrainingJob; None in mode Off, or if the TrainingJob has a target."""
+        """Return the queue plan input of a TrainingJob. Return None if its mode is Off or it has a target."""
         document, before = view.document, job_status.parse_status(view.status_json)
         if read_mode(document) == "Off" or read_target(key.namespace, document) is not None:
             return None
@@ -130,7 +130,7 @@ class QueueJobs:
         )
 
     async def _read_job(self, key: Key, seen: Stored[Document] | None) -> QueueRow | UnplannedJob | None:
-        """Return the row of a job of another kind than TrainingJob."""
+        """Return the queue plan input of a job of any kind except TrainingJob."""
         if seen is None:
             return None
         job = await self._advice.read_job(seen.value)
@@ -166,7 +166,7 @@ class QueueJobs:
         )
 
     def _read_namespace_weight(self, namespace: str) -> float:
-        """Return the weight of each job of a namespace, which an annotation of the Namespace sets."""
+        """Return the weight that an annotation of the Namespace gives to each of its jobs."""
         seen = self._context.cache.namespaces.get(Key("Namespace", "", namespace))
         try:
             return 1.0 if seen is None else jobs.read_weight(seen.value.annotations)
@@ -174,7 +174,7 @@ class QueueJobs:
             return 1.0  # `_list_invalid_weights` reports it
 
     def _list_invalid_weights(self) -> list[UnplannedJob]:
-        """Return the namespaces with an invalid weight."""
+        """Return the namespaces whose annotation has an invalid weight."""
         odd = list[UnplannedJob]()
         for key, namespace in self._context.cache.namespaces.items():
             try:
@@ -186,14 +186,14 @@ class QueueJobs:
         return odd
 
     def _find_start_time(self, key: Key, document: Document) -> float:
-        """Return the Unix time at which a running job started or was first seen to run."""
+        """Return the Unix time at which a running job started, or at which it was first seen running."""
         start_s = parse_time(as_mapping(document.get("status")).get("startTime"))
         return self._since.setdefault(key, self._context.clock()) if start_s is None else start_s
 
     async def _price_options(
         self, question: Question, request: Request, pools: Sequence[Pool]
     ) -> tuple[JobOption, ...]:
-        """Return the options of a job for the plan, which equal jobs share.
+        """Return the pools and plans between which the queue plan may choose for a job. Equal jobs share the result.
 
         Raises:
             SpecError: It is not known how long the job runs.
@@ -215,4 +215,4 @@ def _list_quotas(question: JobQuestion) -> tuple[tuple[str, int], ...]:
 
 def _explain_no_option(key: Key, answer: Answer) -> UnplannedJob:
     """Return a job that no pool can run, with the reason from its answer."""
-    return UnplannedJob(make_plan_name(key), message(answer)[:MOST_TEXT], "")
+    return UnplannedJob(make_plan_name(key), get_ready_message(answer)[:MOST_TEXT], "")

@@ -18,21 +18,21 @@ from tilecast_operator.controllers.queue_jobs import QueueJobs
 from tilecast_operator.controllers.requests import JobRequests, read_target
 from tilecast_operator.controllers.runtime import SharedContext
 from tilecast_operator.kube.cache import Stored
-from tilecast_operator.kube.documents import applied_fields
+from tilecast_operator.kube.documents import make_apply_document
 from tilecast_operator.kube.kinds import Key
 from tilecast_operator.objects.kinds import KINDS
-from tilecast_operator.objects.view import View, status_digest
+from tilecast_operator.objects.view import View, digest_status
 from tilecast_operator.queue_rows import Holdings, PlannedQueue, QueueRow, QueueState, count_held_gpus, make_capacities
 from tilecast_operator.report import queue_advice as report
 
 QUEUE = Key("Queue")
-"""Key under which the whole queue is planned."""
+"""Work queue key that makes the queue be planned again."""
 
 log = logging.getLogger("tilecast")
 
 
 class QueuePlans:
-    """Controller that plans the queue when jobs or pools change. Belongs to one event loop.
+    """Controller that plans the queue anew when jobs or pools change. Belongs to one event loop.
 
     Two plans are at least `queue_interval_s` apart.
     """
@@ -54,9 +54,9 @@ class QueuePlans:
         self._advice_key = Key(queue_advice.KIND, "", context.settings.queue_name)
         self._plan: PlannedQueue | None = None
         self._state: QueueState | None = None
-        """State of the queue that the plan was made from."""
+        """Input of the newest plan."""
         self._held: Holdings = {}
-        """GPUs that others held at the last look."""
+        """GPUs that others used at the last check."""
         self._last_s = float("-inf")
         cache = context.cache
         cache.training_jobs.add_listener(self._on_training_job_change)
@@ -102,7 +102,7 @@ class QueuePlans:
             self._context.runtime.add(key)
 
     async def _reconcile_queue(self, _: Key) -> None:
-        """Plan the queue again if its state has changed."""
+        """Plan the queue anew if jobs, pools or free GPUs have changed."""
         settings = self._context.settings
         if not self._jobs.answers.is_ready or not self._context.leadership.is_leader:
             return  # it is due again once the nodes are read, or this replica leads
@@ -126,7 +126,7 @@ class QueuePlans:
         self._context.runtime.add(self._advice_key)
 
     async def _read_state(self) -> QueueState:
-        """Return the state of the queue: jobs, and pools with the GPUs that others hold."""
+        """Return the input of the queue plan. It contains the jobs, and the pools with the GPUs that others use."""
         # A job that was just admitted or has just ended is counted twice for a moment. Therefore GPUs count as held by
         # others once they were held at two reads in a row.
         rows, refused = await self._jobs.read_rows()
@@ -143,7 +143,7 @@ class QueuePlans:
         return QueueState(rows, refused, make_capacities(entries, held, rows))
 
     def _find_before(self, rows: Sequence[QueueRow]) -> dict[Key, QueuePosition]:
-        """Return the previous position of each job, from the last plan or from the status of a TrainingJob."""
+        """Return the previous position of each job, from the last plan or from the status of its TrainingJob."""
         before = dict[Key, QueuePosition]()
         for row in rows:
             position = self._planned.get_position(row.key)
@@ -157,7 +157,7 @@ class QueuePlans:
         return before
 
     async def _write_advice(self, key: Key) -> None:
-        """Write spec and status of the QueueAdvice where they differ."""
+        """Write the spec and status of the QueueAdvice if they differ from the desired ones."""
         if self._plan is None or key != self._advice_key:
             return
         settings, now_s = self._context.settings, self._context.clock()
@@ -166,16 +166,19 @@ class QueuePlans:
         facts = report.QueueAdviceFacts(self._plan, settings.queue_policy, settings.queue_interval_s, view)
         want = report.decide_queue_advice(facts, now_s)
         if want.spec is not None:
-            fields = applied_fields(key, KINDS[key.kind].api_version) | {"spec": want.spec}
+            fields = make_apply_document(key, KINDS[key.kind].api_version) | {"spec": want.spec}
             body = await self._context.writer.apply_fields(key, fields)
             seen = self._context.cache.queue_advices.store_written(body, is_new=True)
             want = report.decide_queue_advice(replace(facts, view=seen.value), now_s)
-        if seen is None or want.status is None or status_digest(want.status.document()) == seen.value.digest:
+        if seen is None or want.status is None or digest_status(want.status.document()) == seen.value.digest:
             return
         is_conditional = self._context.runtime.is_conditional(key)
         await self._context.writer.write_status(key, seen, want.status.document(), is_conditional=is_conditional)
 
     def _on_advice_gone(self, key: Key) -> None:
-        """Drop a QueueAdvice that is gone from the cache, and schedule it: its CRD may not be served yet."""
+        """Drop a QueueAdvice from the cache that the API server does not have.
+
+        Schedule it, as its CRD may come later.
+        """
         self._context.cache.queue_advices.forget_object(key)
         self._context.runtime.add(key, self._context.timings.unserved_s)

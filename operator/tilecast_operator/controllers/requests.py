@@ -15,22 +15,22 @@ from tilecast_operator.objects.view import View
 
 
 class JobRequest(NamedTuple):
-    """TrainingJob that names a job of another kind."""
+    """TrainingJob that targets a job of another kind."""
 
     created: str
     document: Document
 
 
 class JobRequests:
-    """Index of TrainingJobs by their targets. Belongs to one event loop.
+    """Index that finds the TrainingJobs of a target. Belongs to one event loop.
 
     Args:
         cache: Cache with the TrainingJobs.
-        due: Function that is called with each key that a change makes due.
+        due: Function that is called with the key of each job that must be reconciled.
     """
 
-    def __init__(self, cache: Cache, due: Callable[[Key], None]) -> None:
-        self._due = due
+    def __init__(self, cache: Cache, add_key: Callable[[Key], None]) -> None:
+        self._due = add_key
         self._requests: dict[Key, dict[str, JobRequest]] = {}
         """TrainingJobs by the job that they name, then by their own name."""
         self._targets: dict[Key, Key] = {}
@@ -44,13 +44,13 @@ class JobRequests:
         return iter(list(self._requests))
 
     def find_requester(self, job: Key) -> tuple[str, Document] | None:
-        """Return name and document of the oldest TrainingJob whose target is a job; None if there is none."""
+        """Return name and document of the oldest TrainingJob that targets a job. Return None if there is none."""
         others = self._requests.get(job) or {}
         name = min(others, key=lambda name: (others[name].created, name), default=None)
         return None if name is None else (name, others[name].document)
 
     def notify_requesters(self, job: Key) -> None:
-        """Reconcile the TrainingJobs whose target is a job that has changed."""
+        """Reconcile the TrainingJobs that target a job, because the job has changed."""
         for name in self._requests.get(job, ()):
             self._due(Key(training_job.KIND, job.namespace, name))
 
@@ -69,7 +69,7 @@ class JobRequests:
             self.notify_requesters(target)
 
     def _withdraw_request(self, job: Key, name: str) -> None:
-        """Remove a TrainingJob that no longer names a job from the index."""
+        """Remove a TrainingJob from the index, because it no longer targets a job."""
         others = self._requests.get(job, {})
         others.pop(name, None)
         if not others:
@@ -79,14 +79,14 @@ class JobRequests:
 
 
 def read_target(namespace: str, document: Document) -> Key | None:
-    """Return the key of the target of a TrainingJob; None without a target of a known kind."""
+    """Return the key of the job that a TrainingJob targets. Return None without a target of a known kind."""
     reference = as_mapping(as_mapping(document.get("spec")).get("targetRef"))
     kind = reference.get("kind")
     return Key(kind, namespace, str(reference.get("name", ""))) if isinstance(kind, str) and kind in JOB_KINDS else None
 
 
 def read_mode(document: Document) -> training_job.Mode:
-    """Return the mode of a TrainingJob document, which may be invalid; an unknown mode counts as Advise."""
+    """Return the mode of a TrainingJob document, which may be invalid. Return Advise for an unknown mode."""
     # YAML reads a bare Off as false.
     value = as_mapping(document.get("spec")).get("mode")
     return next((mode for mode in training_job.MODES if mode == value), "Off" if value is False else "Advise")

@@ -1,8 +1,8 @@
-"""Requeueing of placed jobs that get no quota: they may run on every flavor of their ranking, once.
+"""Requeueing of placed jobs that get no quota. A job is requeued once, to all flavors on which it can run.
 
-The node choice is removed from the job first and from its Workload second. Otherwise the Workload would contradict the
-job, and Kueue would give the job up. A node affinity then limits the Workload to the flavors of the ranking. A job that
-has quota or runs is never changed.
+The node selection is removed from the job first and from its Workload second. Otherwise the Workload would contradict
+the job, and Kueue would give the job up. A node affinity then limits the Workload to the flavors of the ranking. A job
+that has quota or runs is never changed.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ REFUSALS = (400, 403, 422)
 
 
 class RankedFlavor(NamedTuple):
-    """Flavor of the job's queue that is in the job's ranking."""
+    """Flavor of a job's queue on which the job can run, and whether it has free quota."""
 
     name: str
     node_labels: Mapping[str, str]
@@ -43,12 +43,12 @@ class RankedFlavor(NamedTuple):
 
 
 def is_requeued(job: Job) -> bool:
-    """Return whether a job was requeued to other flavors, and has not started since."""
+    """Return whether a job was requeued to other flavors and has not started since."""
     return job.annotations.get(jobs.APPLIED) == patches.REQUEUED and is_waiting(job)
 
 
 def is_preempted(job: Job) -> bool:
-    """Return whether a job that was placed and had started waits for Kueue again."""
+    """Return whether a placed job had started, and now waits for Kueue again."""
     return job.annotations.get(jobs.APPLIED) == patches.PLACED and is_waiting(job)
 
 
@@ -58,7 +58,7 @@ def is_waiting(job: Job) -> bool:
 
 
 class Requeues:
-    """Requeueing of placed jobs that wait for quota. Belongs to one event loop."""
+    """Controller that requeues placed jobs which wait too long for quota. Belongs to one event loop."""
 
     def __init__(
         self, context: SharedContext, placer: Placer, advice: JobAdvice, admission: Admission, kueue_check: KueueCheck
@@ -69,18 +69,18 @@ class Requeues:
         self._admission = admission
         self._kueue = kueue_check
         self._due_s: RecordPart[float] = context.records.add_part()
-        """When each job may go elsewhere, by the monotonic clock."""
+        """Time by the monotonic clock at which each job is requeued."""
 
     def forget_wait(self, key: Key) -> None:
-        """Forget since when a job waits for quota."""
+        """Forget when a job began to wait for quota."""
         self._due_s.pop(key, None)
 
     async def list_workloads(self, key: Key, uid: str) -> Sequence[Document]:
-        """Return the Workloads that Kueue made of a job; raises as `KueueCheck.list_workloads` does."""
+        """Return the Workloads that Kueue made of a job. Raise the errors of `KueueCheck.list_workloads`."""
         return await self._kueue.list_workloads(key.namespace, uid) or ()
 
     async def requeue_if_due(self, key: Key, job: Job, workloads: Sequence[Document]) -> float | None:
-        """Requeue a job to the other flavors of its ranking if it has waited for too long.
+        """Requeue a job to other flavors on which it can run, if it has waited too long for quota.
 
         Args:
             key: Key of the job.
@@ -110,18 +110,23 @@ class Requeues:
         return self._context.timings.requeue_again_s
 
     async def widen_workloads(self, key: Key, job: Job) -> None:
-        """Let Kueue admit the Workloads of a requeued job, read without its node choice, to its whole ranking."""
+        """Let Kueue admit a requeued job to every flavor on which it can run.
+
+        The job has been read without its node selection."""
         if flavors := await self._rank_flavors(key, job):
             await self._placer.widen_workloads(key, job, [flavor.node_labels for flavor in flavors])
 
     def _planned_wait_s(self, key: Key) -> float:
-        """Return the seconds until the queue plan starts a job; 0 if it is not planned."""
+        """Return the seconds until the queue plan starts a job. Return 0 if it is not planned."""
         position = self._advice.planned.get_position(key)
         start_s = None if position is None or not position.pool else parse_time(position.start)
         return 0.0 if start_s is None else max(0.0, start_s - self._context.clock())
 
     async def _requeue_job(self, key: Key, uid: str) -> bool:
-        """Remove the node choice from a job that still waits, and widen its Workloads; return whether this was done."""
+        """Remove the node selection from a job that still waits, and widen its Workloads.
+
+        Return whether this was done.
+        """
         document = await self._context.client.get(make_object_path(key))
         job = await self._advice.read_job({**document, "kind": key.kind})
         if job.uid != uid or not is_waiting(job) or job.annotations.get(jobs.APPLIED) == patches.REQUEUED:
@@ -145,7 +150,8 @@ class Requeues:
     async def _rank_flavors(self, key: Key, job: Job) -> list[RankedFlavor]:
         """Return the flavors on which a job can run with its present number of GPUs, best first.
 
-        A job with several groups of pods gets one flavor at most: Kueue would choose one for each group by itself.
+        A job with several groups of pods gets one flavor at most, because Kueue would choose a flavor for each
+        group separately.
         """
         advice_request = self._advice.find_advice_request(key, job)
         if not isinstance(advice_request, AdviceRequest):
@@ -155,7 +161,7 @@ class Requeues:
             return []
         flavors = dict[str, RankedFlavor]()
         for offer in answer.offers:
-            candidate = choice.candidate_of(offer.pool.name)
+            candidate = choice.find_candidate(offer.pool.name)
             if candidate.flavor is not None and offer.gpus == job.gpus:
                 flavor = RankedFlavor(candidate.flavor.name, candidate.flavor.node_labels, candidate.has_room(job.gpus))
                 flavors.setdefault(flavor.name, flavor)

@@ -17,7 +17,7 @@ from typing import Any
 from tilecast_operator.answer import INPUT_QUARANTINED, Declined
 from tilecast_operator.controllers.answer_times import AnswerTimes
 from tilecast_operator.kube.cache import CacheTable
-from tilecast_operator.kube.client import UNREACHABLE, Api, ApiError, retry_wait_s
+from tilecast_operator.kube.client import UNREACHABLE, Api, ApiError, compute_retry_wait_s
 from tilecast_operator.kube.documents import Note
 from tilecast_operator.kube.journal import Journal
 from tilecast_operator.kube.kinds import Key
@@ -36,7 +36,7 @@ CONDITIONAL_TRIES = 6
 each other's answers."""
 
 TAKE_OVER_S = 30.0
-"""Time within which a replica that has begun to lead looks at everything, in seconds. New jobs do not wait for that."""
+"""Time within which a new leader reconciles all objects, in seconds. New jobs do not wait for that."""
 
 log = logging.getLogger("tilecast")
 
@@ -59,16 +59,16 @@ class SharedContext:
 
     @property
     def records(self) -> Records:
-        """Records of all objects."""
+        """Records of all objects, which the controllers fill."""
         return self.runtime.records
 
     def find_quarantine(self, key: Key) -> Declined | None:
-        """Return the answer about a quarantined object; None if the object is not quarantined."""
-        text = self.cache.quarantine.reason_of(key)
+        """Return the answer about a quarantined object, or None if the object is not quarantined."""
+        text = self.cache.quarantine.find_quarantine_reason(key)
         return None if text is None else Declined(INPUT_QUARANTINED, text)
 
     async def try_post(self, key: Key, uid: str, note: Note, *, is_change: bool = False) -> bool:
-        """Write an Event about an object; return whether this succeeded."""
+        """Write an Event about an object. Return whether this succeeded."""
         try:
             return await self.writer.post_event(key, uid, note, is_change=is_change)
         except ApiError as error:
@@ -81,11 +81,11 @@ class SharedContext:
 
 
 class TryAgainError(Exception):
-    """A key could not be reconciled for a reason that may pass."""
+    """Temporary failure to reconcile a key."""
 
 
 class Runtime:
-    """Work queue of keys and the workers that pass them to controllers. Belongs to one event loop."""
+    """Work queue of keys, and the workers that pass keys to controllers. It belongs to one event loop."""
 
     def __init__(self, settings: Settings, metrics: Metrics, journal: Journal | None = None) -> None:
         self._journal = journal or Journal("", ())
@@ -95,7 +95,7 @@ class Runtime:
         self._reconcile: dict[str, Callable[[Key], Coroutine[Any, Any, None]]] = {}
         self._gone: dict[str, Callable[[Key], None]] = {}
         self.records = Records()
-        """Whatever controllers remember of an object, until it is gone."""
+        """State that controllers remember about an object until it is deleted."""
         self._failures: dict[Key, int] = {}
         """Number of failures in a row of each key that failed the last time."""
         self._unwritten: RecordPart[bool] = self.records.add_part()
@@ -113,9 +113,9 @@ class Runtime:
 
         Args:
             kind: The kind.
-            reconcile: Handles a key.
-            table: Table of the objects; it forgets a key for which the API server has no object.
-            gone: Called with such a key instead.
+            reconcile: Function that handles a key.
+            table: Cache of the objects. It forgets a key for which the API server has no object.
+            gone: Function that is called with such a key instead.
         """
         self._reconcile[kind] = reconcile
         self._gone[kind] = gone or (lambda key: None if table is None else table.forget_object(key))
@@ -123,37 +123,37 @@ class Runtime:
 
     def backlog(self, kind: str) -> int:
         """Return the number of keys of a kind that are ready or failed the last time."""
-        return sum(key.kind == kind for key in {*self.queue.ready_keys(), *self._failures})
+        return sum(key.kind == kind for key in {*self.queue.iterate_ready_keys(), *self._failures})
 
     def add(self, key: Key, delay_s: float = 0.0, *, in_background: bool = False) -> None:
-        """Queue a key, which is due after `delay_s` seconds; ignore a key of an unregistered kind.
+        """Queue a key that becomes due after `delay_s` seconds. Ignore a key of an unregistered kind.
 
-        The background is for keys that are due because another object has changed.
+        Keys whose object has not changed itself, but another object, go into the background.
         """
         if key.kind in self._reconcile:
             self.queue.add(key, delay_s, in_background=in_background)
 
-    def take_over(self, others: Iterable[Key]) -> None:
-        """Queue all keys as this replica begins to lead.
+    def take_over(self, other_keys: Iterable[Key]) -> None:
+        """Queue all keys, because this replica becomes leader.
 
-        Keys with unwritten answers are due at once, `others` within `TAKE_OVER_S`.
+        Keys with unwritten answers are due at once. The keys in `other_keys` are due within `TAKE_OVER_S`.
         """
         unwritten = sorted(self._unwritten)
         self._unwritten.clear()
         for key in unwritten:
             self.queue.add(key)
         already = set(unwritten)
-        for key in others:
+        for key in other_keys:
             if key not in already:
                 self.add(key, random.uniform(0.1, TAKE_OVER_S), in_background=True)  # noqa: S311
 
     def start(self, workers: int) -> None:
-        """Start the workers."""
+        """Start a number of workers."""
         self.queue.workers = workers
         self._tasks = [asyncio.create_task(self._run_worker(), name=f"worker-{number}") for number in range(workers)]
 
     def add_task(self, work: Awaitable[None], name: str) -> None:
-        """Run a task that never ends beside the workers."""
+        """Run an endless task. The process is unhealthy when it ends."""
         self._tasks.append(asyncio.ensure_future(work))
         self._tasks[-1].set_name(name)
 
@@ -164,18 +164,21 @@ class Runtime:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def unhealthy(self) -> str | None:
-        """Return why the process should be restarted; None if all is well."""
+        """Return why the process should be restarted. Return None if it is healthy."""
         if ended := [task.get_name() for task in self._tasks if task.done()]:
             return f"{', '.join(ended)} ended"
-        stalled_s = self.queue.stalled_s()
+        stalled_s = self.queue.find_stalled_s()
         return f"no work finished for {stalled_s:.0f} s" if stalled_s > self._settings.stall_s else None
 
     def is_conditional(self, key: Key) -> bool:
-        """Return whether a write names the resource version of the object, as it does until several writes failed."""
+        """Return whether a write must fail if the object has changed.
+
+        After several failures, writes are unconditional.
+        """
         return self._failures.get(key, 0) < CONDITIONAL_TRIES
 
     async def _run_worker(self) -> None:
-        """Take keys from the queue and reconcile them, without end."""
+        """Take keys from the queue and reconcile them, until cancelled."""
         while True:
             key = await self.queue.take_key()
             try:
@@ -196,7 +199,7 @@ class Runtime:
             await asyncio.sleep(0)
 
     def _retry_later(self, key: Key, error: Exception | None) -> None:
-        """Queue a key again after a back-off; drop the record of an object that is gone."""
+        """Queue a key again after a back-off. If its object is gone, drop the object's record."""
         code = error.status if isinstance(error, ApiError) else None
         if code == 404:
             self._failures.pop(key, None)
@@ -204,7 +207,7 @@ class Runtime:
             self._gone[key.kind](key)
             return
         attempt = self._failures[key] = self._failures.get(key, 0) + 1
-        wait_s = retry_wait_s(attempt, error, self._settings.retry_first_s, self._settings.retry_most_s)
+        wait_s = compute_retry_wait_s(attempt, error, self._settings.retry_first_s, self._settings.retry_most_s)
         if code == 422:
             wait_s = max(wait_s, self._settings.retry_most_s)
         log.warning("%s: %s; again in %.1f s", key, error or "see above", wait_s)

@@ -26,22 +26,22 @@ from tilecast_operator.observed.reports import RefusedReport, ScoredForecast, St
 from tilecast_operator.report.job_status import parse_status
 
 Origin: TypeAlias = tuple[str | None, int | None, Stated | None]
-"""Pool, GPUs and plan that a report says it comes from; None where it does not say."""
+"""Pool, GPUs and plan that a report names. None for those that it does not name."""
 
 
 @dataclass(slots=True)
 class _MeasuredJob:
-    """Score of a job, the origin of its last report, and a refused annotation."""
+    """Measured steps of a job, what its last report said about the placement, and a refused annotation."""
 
     score: Score | None = None
     origin: Origin | None = None
-    """Where the last report came from for which a forecast was made."""
+    """Pool, GPUs and plan of the last report for which a forecast was made."""
     refused: tuple[str, str] | None = None
-    """Annotation that does not count, and why."""
+    """Refused annotation, and the reason."""
 
 
 class Scores:
-    """Scores of running jobs, which are passed on to learning. Belongs to one event loop."""
+    """Comparison of the measured steps of running jobs with their forecasts. It passes runs on to learning."""
 
     def __init__(self, context: SharedContext, advisor: Advisor, learning: PoolLearnings) -> None:
         self._context = context
@@ -50,13 +50,13 @@ class Scores:
         self._measured = context.records.add_part(_MeasuredJob)
 
     def get_score(self, key: Key) -> Score | None:
-        """Return the score of a job; None without a measured step."""
+        """Return the measured steps of a job and their forecast. Return None without a measured step."""
         return (self._measured.get(key) or _MeasuredJob()).score
 
-    def recall_score(self, key: Key, seen: Stored[View], *, is_leader: bool) -> bool:
-        """Take over the score in a job's status; return whether it is new.
+    def load_score(self, key: Key, seen: Stored[View], *, is_leader: bool) -> bool:
+        """Load the measured steps and forecast from a job's status into memory. Return whether they are new.
 
-        The leader takes the score over only if it has more samples than the known score.
+        The leader loads it only if it has more samples than the known score.
         """
         score, known = Score.from_status(parse_status(seen.value.status_json)), self.get_score(key)
         if score is None or score == known:
@@ -64,29 +64,32 @@ class Scores:
         if is_leader and known is not None and known.window.samples >= score.window.samples:
             return False
         self._measured.get_or_make(key).score = score
-        self._learning.recall_run(key, seen.uid, score)
+        self._learning.restore_run(key, seen.uid, score)
         return True
 
     def withdraw_annotation(self, key: Key, uid: str) -> None:
-        """Forget the score of a job whose annotation with a measured step was removed."""
+        """Forget the measured steps of a job whose annotation was removed, if they came from the annotation."""
         known = self.get_score(key)
         if known is not None and known.window.latest.source == "annotation":
             del self._measured[key]
             self._learning.forget_run(key, uid)
 
     def find_refusal(self, key: Key) -> str | None:
-        """Return why the annotation of a job was refused; None if none was refused."""
+        """Return why the annotation of a job was refused. Return None if it was not."""
         refused = (self._measured.get(key) or _MeasuredJob()).refused
         return None if refused is None else refused[1]
 
-    async def take_annotation(self, key: Key, seen: Stored[View], pools: NodesReport, text: str) -> bool:
-        """Score the step in the annotation of a job, unless it was scored before; return whether it was scored now."""
+    async def score_annotation(self, key: Key, seen: Stored[View], pools: NodesReport, text: str) -> bool:
+        """Compare the step time in a job's annotation with the forecast.
+
+        Return False if that was done before or fails.
+        """
         part = self._measured.get(key) or _MeasuredJob()
         is_taken = part.score is not None and part.score.window.latest.annotation == text[:32]
         if is_taken or (part.refused is not None and part.refused[0] == text):
             return False
         try:
-            await self.take_report(key, seen, pools, reports.from_annotation(text))
+            await self.score_report(key, seen, pools, reports.parse_annotation_report(text))
         except RefusedReport as refused:
             self._context.metrics.observations.labels("annotation", refused.outcome).inc()
             now = self._context.cache.training_jobs.get(key)
@@ -95,13 +98,13 @@ class Scores:
             return False
         return True
 
-    async def take_report(
+    async def score_report(
         self, key: Key, seen: Stored[View] | None, pools: NodesReport | None, report: StepReport
     ) -> Score:
-        """Compare a report with the forecast of its job, and return the new score.
+        """Compare a report with the forecast of its job. Return all measured steps so far and the forecast.
 
         Raises:
-            RefusedReport: The report does not count; the message says why.
+            RefusedReport: The report does not count. The message says why.
         """
         if seen is None:
             raise RefusedReport("unknown_job", 404, f"there is no TrainingJob {key.name} in namespace {key.namespace}")
@@ -118,13 +121,13 @@ class Scores:
         self._measured.get_or_make(key).origin = origin
         reports.require_plausible(report.seconds, forecast.raw_seconds)
         known = self.get_score(key)  # others may have reported during the forecast
-        same = known is not None and known.forecast.place == forecast.place
+        same = known is not None and known.forecast.pool_gpus_plan == forecast.pool_gpus_plan
         window = reports.add_report(known.window if known and same else None, report, self._context.timestamp())
         measured, score = self._measured.get_or_make(key), Score(forecast, window)
         measured.score, measured.refused = score, None
-        self._learning.take_run(key, seen.uid, score)
+        self._learning.record_run(key, seen.uid, score)
         self._context.metrics.observations.labels(report.source, "accepted").inc()
-        self._context.metrics.count_observation(score, report.seconds, report.steps, _baseline_gpu_seconds(status))
+        self._context.metrics.count_observation(score, report.seconds, report.steps, _read_baseline_gpu_seconds(status))
         return score
 
     async def _find_forecast(
@@ -136,15 +139,14 @@ class Scores:
         best: Recommendation,
         frozen: FrozenForecast | None,
     ) -> tuple[ScoredForecast, Origin | None]:
-        """Return the forecast that a report is compared with, and the pool, GPUs and plan that the report named for it.
+        """Return the forecast for the placement that a report names, and that placement (pool, GPUs and plan).
 
-        This is the forecast `frozen`. It is replaced if the job now runs on another pool, other GPUs or another plan.
-
+        The forecast is `frozen`, unless the job now runs on another pool, other GPUs or another plan.
 
         Raises:
             RefusedReport: The pool of the report is not known, or the running plan cannot be forecast.
         """
-        known = ScoredForecast.from_frozen(frozen)
+        known = ScoredForecast.from_stored(frozen)
         origin = (_find_pool(report, pools, best), report.gpus, report.plan)
         before = (self._measured.get(key) or _MeasuredJob()).origin
         if known is not None and origin in ((None, None, None), before):
@@ -169,7 +171,7 @@ class Scores:
             raise RefusedReport("no_advice", 409, f"what runs cannot be forecast: {error}") from None
         since = frozen.frozen_at if frozen is not None else self._context.timestamp()
         forecast = _freeze_forecast(ran, since, ran.plan == standing.plan and name == best.pool)
-        return known if known is not None and known.place == forecast.place else forecast, origin
+        return known if known is not None and known.pool_gpus_plan == forecast.pool_gpus_plan else forecast, origin
 
 
 def _freeze_forecast(forecast: RunForecast, since: str, followed: bool) -> ScoredForecast:
@@ -187,12 +189,12 @@ def _freeze_forecast(forecast: RunForecast, since: str, followed: bool) -> Score
 
 
 def _find_pool(report: StepReport, pools: NodesReport, best: Recommendation) -> str | None:
-    """Return the pool that a report comes from; None if the report names neither node nor GPU.
+    """Return the pool that a report comes from. Return None if the report names neither node nor GPU.
 
-    The pool is that of the node, or the one that has the GPU; the recommended pool wins if several have it.
+    The pool is that of the node, or a pool with the GPU. If several pools have the GPU, the recommended pool is taken.
 
     Raises:
-        RefusedReport: No pool has its GPU, or several other than the recommended one have it.
+        RefusedReport: No pool has the GPU, or several pools have it and none of these is recommended.
     """
     if report.node is not None:
         of_node = next((item.pool.name for item in pools.entries if report.node in item.members), None)
@@ -211,7 +213,7 @@ def _find_pool(report: StepReport, pools: NodesReport, best: Recommendation) -> 
     )
 
 
-def _baseline_gpu_seconds(status: TrainingJobStatus) -> float | None:
-    """Return the GPU-seconds of a step of the baseline in a status; None without a baseline."""
+def _read_baseline_gpu_seconds(status: TrainingJobStatus) -> float | None:
+    """Return the GPU-seconds per step of the baseline in a status. Return None without a baseline."""
     baseline = status.baseline
     return None if baseline is None else baseline.step_seconds.target * baseline.gpus

@@ -17,10 +17,10 @@ PAGE = 500
 
 
 class NamespaceShard:
-    """Selection of namespaces by their labels. Belongs to one event loop.
+    """Filter that selects namespaces by their labels. Belongs to one event loop.
 
-    The cache sets a job aside until its namespace is seen, and drops jobs of other namespaces. When a namespace becomes
-    selected, its jobs are therefore listed.
+    The cache sets a job aside until its namespace is seen, and drops jobs of namespaces that are not selected. When a
+    namespace becomes selected, its jobs are therefore listed.
     """
 
     def __init__(self, context: SharedContext, selector: LabelSelector) -> None:
@@ -34,7 +34,7 @@ class NamespaceShard:
         context.runtime.register(NAMESPACE, self._list_jobs)
 
     def _is_ours(self, namespace: str) -> bool | None:
-        """Return whether a namespace is selected; None while its labels are unknown."""
+        """Return whether the labels of a namespace select it. Return None while they are unknown."""
         seen = self._context.cache.namespaces.get(Key(NAMESPACE, "", namespace))
         return None if seen is None else self._selector.selects(seen.value.labels)
 
@@ -48,7 +48,7 @@ class NamespaceShard:
         if was_ours is is_ours:
             return
         for table in self._tables:
-            table.decide_ownership(key.name)
+            table.add_or_drop_namespace(key.name)
         if was_ours is False:
             self._context.runtime.add(key)
 

@@ -1,4 +1,4 @@
-"""Target of a TrainingJob: the job that it names in `spec.targetRef`, and the answer about that job."""
+"""Reader of the job that a TrainingJob names in `spec.targetRef`, and of the answer to that job."""
 
 from __future__ import annotations
 
@@ -23,25 +23,25 @@ from tilecast_operator.report.job_status import Aspect
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Target of a TrainingJob with the answer about it."""
+    """Job that a TrainingJob targets, with the answer to it."""
 
     name: str
     """Kind and name of the target."""
     answer: Answer
     applied: Aspect
     has_started: bool = False
-    """Whether advice no longer matters to it, because it runs or is placed."""
+    """Whether advice no longer matters to the target, because it runs or is placed."""
     is_gone: bool = False
     """Whether there is no such job now."""
     is_finished: bool = False
     observed: str | None = None
-    """Its annotation with a measured step; None if it has none."""
+    """Annotation of the target with a measured step. None if there is none."""
     trainer: Document = field(default_factory=dict)
     """Status of a TrainJob; empty for other kinds."""
 
 
 class Targets:
-    """Reader of the targets of TrainingJobs."""
+    """Reader of the jobs that TrainingJobs target."""
 
     def __init__(
         self, context: SharedContext, apis: ServedApis, requests: JobRequests, advice: JobAdvice, admission: Admission
@@ -53,7 +53,7 @@ class Targets:
         self._admission = admission
 
     async def find_target(self, key: Key, document: Document) -> Target | None:
-        """Return the target of a TrainingJob with the answer about it; None without a target.
+        """Return the job that a TrainingJob targets, with the answer to it. Return None if there is no target.
 
         Args:
             key: Key of the TrainingJob.
@@ -92,7 +92,7 @@ class Targets:
         )
 
     async def _fetch_target(self, key: Key) -> Document | Declined:
-        """Read a job from the API server; return it, or the reason why there is none."""
+        """Return the document of a target from the API server, or why it cannot be read."""
         try:
             return await self._context.client.get(make_object_path(key))
         except ApiError as error:

@@ -8,7 +8,7 @@ import time
 from collections import OrderedDict
 
 from tilecast_operator.kube.client import UNREACHABLE, Api, ApiError
-from tilecast_operator.kube.documents import token_review
+from tilecast_operator.kube.documents import make_token_review
 from tilecast_operator.kube.kinds import Document
 from tilecast_operator.observed.reports import AUDIENCE, RefusedReport
 
@@ -26,15 +26,15 @@ due for review again."""
 
 
 class TokenReviews:
-    """Reviews of tokens by the API server, with a cache.
+    """Reviewer of tokens. It asks the API server and caches the results.
 
     Args:
         client: Client of the API server.
-        holds_s: Time for which an answer is used again, in seconds.
+        cache_s: Time for which a result is cached, in seconds.
     """
 
-    def __init__(self, client: Api, holds_s: float) -> None:
-        self._holds_s = holds_s
+    def __init__(self, client: Api, cache_s: float) -> None:
+        self._cache_s = cache_s
         self._client = client
         self._reviews: dict[bool, OrderedDict[bytes, tuple[float, Document]]] = {
             True: OrderedDict(),
@@ -54,14 +54,14 @@ class TokenReviews:
         digest, now_s = hashlib.sha256(token.encode()).digest(), time.monotonic()
         for reviews in self._reviews.values():
             known = reviews.get(digest)
-            if known is not None and now_s - known[0] < self._holds_s:
+            if known is not None and now_s - known[0] < self._cache_s:
                 return known[1]
         if self._reviewing >= (MAX_REVIEWING if digest in self._reviews[True] else MAX_UNKNOWN):
             raise RefusedReport("unavailable", 503, "too many tokens are being reviewed; report again later", BUSY_S)
         self._reviewing += 1
         try:
             review = await self._client.create(
-                "/apis/authentication.k8s.io/v1/tokenreviews", token_review(token, AUDIENCE), is_fenced=False
+                "/apis/authentication.k8s.io/v1/tokenreviews", make_token_review(token, AUDIENCE), is_fenced=False
             )
         except (ApiError, *UNREACHABLE) as error:
             log.warning("a token cannot be reviewed: %s", error)

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from tilecast.api import training_job
 from tilecast.api.status import TrainingJobStatus
-from tilecast_operator.answer import Answer, find_interruption, is_passing, message
+from tilecast_operator.answer import Answer, find_interruption, get_ready_message, is_internal_error
 from tilecast_operator.controllers import capacity
 from tilecast_operator.controllers.capacity import Destination
 from tilecast_operator.controllers.contention import Contention
@@ -25,14 +25,14 @@ from tilecast_operator.kube.cache import Stored
 from tilecast_operator.kube.client import ApiError
 from tilecast_operator.kube.kinds import Document, Key
 from tilecast_operator.kube.records import RecordPart
-from tilecast_operator.objects.view import View, annotations_digest, status_digest
+from tilecast_operator.objects.view import View, annotations_digest, digest_status
 from tilecast_operator.report import job_status
 
-UNANSWERED = status_digest({})
+UNANSWERED = digest_status({})
 
 
 class EvidenceReader:
-    """Reader of targets and measured steps of TrainingJobs. Belongs to one event loop."""
+    """Reader of the targets and measured steps of TrainingJobs. Belongs to one event loop."""
 
     def __init__(self, targets: Targets, observations: Observations, scores: Scores) -> None:
         self._targets = targets
@@ -42,7 +42,7 @@ class EvidenceReader:
     async def read_evidence(
         self, key: Key, seen: Stored[View], document: Document, before: TrainingJobStatus
     ) -> Evidence:
-        """Return the target and the measured steps of a job; raises as `Targets.find_target` does."""
+        """Return the target and the measured steps of a job. Raise the errors of `Targets.find_target`."""
         target = await self._targets.find_target(key, document)
         await self.observations.read_annotations(key, seen, before, target)
         return Evidence(target, self.scores.get_score(key), self.observations.find_refusal(key, document))
@@ -59,13 +59,15 @@ class StatusWrites:
         self._planned = planned
         self._contention = contention
 
-    async def write_answer(self, key: Key, seen: Stored[View], want: Desired, before: TrainingJobStatus) -> bool:
-        """Write differences, unless the job is left to another operator; return whether the status was written.
+    async def write_answer(self, key: Key, seen: Stored[View], desired: Desired, before: TrainingJobStatus) -> bool:
+        """Write the parts of a job that differ, unless another operator has the job.
+
+        Return whether the status was written.
 
         Args:
             key: Key of the job.
             seen: The job as it was seen.
-            want: Status, annotations and Event that the job should have.
+            desired: Status, annotations and Event that the job should have.
             before: The present status.
 
         Raises:
@@ -75,25 +77,27 @@ class StatusWrites:
         if self._contention.must_wait(key, generation):
             return False
         try:
-            return await self._write_changes(key, seen, want, before)
+            return await self._write_changes(key, seen, desired, before)
         except ApiError as error:
             if error.status == 409:
                 self._contention.record_conflict(key, generation)
             raise
 
-    async def _write_changes(self, key: Key, seen: Stored[View], want: Desired, before: TrainingJobStatus) -> bool:
+    async def _write_changes(self, key: Key, seen: Stored[View], desired: Desired, before: TrainingJobStatus) -> bool:
         is_conditional, asked = self._context.runtime.is_conditional(key), seen.value
-        status = self._planned.add_position(read_target(key.namespace, asked.document) or key, want.status, before)
+        status = self._planned.add_position(read_target(key.namespace, asked.document) or key, desired.status, before)
         document, first = status.document(), next(iter(status.alternatives), None)
-        digest = status_digest(document)
+        digest = digest_status(document)
         if digest != asked.digest and before.observed_generation is not None:
             writer = before.writer
             if await self._contention.must_yield(key, seen.uid, writer, asked.generation, asked.digest):
                 return False
-        if want.annotations is not None and asked.annotations_digest != annotations_digest(want.annotations):
-            seen = await self._context.writer.annotate(key, seen, want.annotations, is_conditional=is_conditional)
-        if want.note is not None:
-            await self._context.writer.post_event(key, seen.uid, want.note, is_change=bool(asked.status.get("summary")))
+        if desired.annotations is not None and asked.annotations_digest != annotations_digest(desired.annotations):
+            seen = await self._context.writer.annotate(key, seen, desired.annotations, is_conditional=is_conditional)
+        if desired.note is not None:
+            await self._context.writer.post_event(
+                key, seen.uid, desired.note, is_change=bool(asked.status.get("summary"))
+            )
         self._learning.corrected.set_ratio(key, None if first is None else first.own_runs_ratio)
         is_other = digest != seen.value.digest
         if is_other:
@@ -102,7 +106,7 @@ class StatusWrites:
             self._contention.record_write(key, asked.generation, digest)
             self._planned.on_write()
         # A step that the job already reports is compared with the forecast that was just written.
-        if not seen.value.has_same_question(asked) or (
+        if not seen.value.has_equal_inputs(asked) or (
             is_other and status.forecast is not None and before.forecast is None
         ):
             self._context.runtime.add(key)
@@ -138,24 +142,24 @@ class TrainingJobs:
         if before is not None and before.value.digest != now.value.digest:
             self._touched[key] = True
         if before is None or before.value.generation != now.value.generation:
-            self._context.answers.open_question(key, now.value.created if now.value.generation == 1 else "")
+            self._context.answers.start_wait(key, now.value.created if now.value.generation == 1 else "")
         if before is None or key in self._touched:
-            self._recall_score(key, now)
+            self._load_score(key, now)
         self._context.runtime.add(key)
 
-    def _recall_score(self, key: Key, seen: Stored[View]) -> None:
-        if self._evidence.scores.recall_score(key, seen, is_leader=self._context.leadership.is_leader):
+    def _load_score(self, key: Key, seen: Stored[View]) -> None:
+        if self._evidence.scores.load_score(key, seen, is_leader=self._context.leadership.is_leader):
             self._context.runtime.add(CALIBRATION, self._context.settings.calibrate_settle_s)
 
     def _on_pools_change(self, change: PoolsChange) -> None:
-        """Reconcile the jobs whose pools changed, except jobs with a score if only corrections changed."""
+        """Reconcile the jobs whose pools changed. If only corrections changed, skip jobs with measured steps."""
         for key, view in list(self._context.cache.training_jobs.items()):
             is_frozen = change.is_learnt and self._evidence.scores.get_score(key) is not None
             if change.concerns_namespace(key.namespace) and not is_frozen:
                 self._context.runtime.add(key, in_background=view.digest != UNANSWERED)
 
     async def _reconcile_job(self, key: Key) -> None:
-        """Write Events, annotations and status of a job where they differ; the status last.
+        """Write Events, annotations and status of a job if they differ from the desired ones. The status comes last.
 
         Raises:
             TryAgainError: The status says InternalError, and the search is due again.
@@ -177,34 +181,34 @@ class TrainingJobs:
             return
         if is_written:
             had_pool = facts.before.summary is not None and bool(facts.before.summary.pool)
-            self._context.metrics.count_advice(facts.answer, changed=had_pool and want.note is not None)
+            self._context.metrics.count_advice(facts.answer, is_changed=had_pool and want.note is not None)
         if facts.is_set_aside:
             return
         self._touched.pop(key, None)
-        if is_passing(facts.answer):
-            raise TryAgainError(message(facts.answer))
+        if is_internal_error(facts.answer):
+            raise TryAgainError(get_ready_message(facts.answer))
         self._context.answers.record_answer(key)
 
     async def _read_facts(self, key: Key, seen: Stored[View]) -> tuple[JobFacts, Stored[View]] | None:
-        """Return the facts about a job, and the job as updated meanwhile; None if it should not be changed."""
+        """Return the input of `decide_training_job` and the updated job. Return None if the job must not change."""
         view = seen.value
         document, before = view.document, job_status.parse_status(view.status_json)
         facts = JobFacts(view, before, is_off=read_mode(document) == "Off")
         if (why := self._context.find_quarantine(key)) is not None:
-            self._context.answers.withdraw_question(key)
+            self._context.answers.end_wait(key)
             fit = self._destinations.capacity.check_fit(key, None)
             # A job that runs keeps its forecast.
             return None if before.forecast else (replace(facts, answer=why, fit=fit, is_set_aside=True), seen)
         evidence = await self._evidence.read_evidence(key, seen, document, before)
         facts = replace(facts, evidence=evidence)
         if facts.keeps_forecast or before.observed_generation == view.generation:
-            self._context.answers.withdraw_question(key)
+            self._context.answers.end_wait(key)
         if facts.keeps_forecast:
             return await self._read_running(key, document, facts), seen
         return await self._read_waiting(key, seen, document, facts)
 
     async def _read_running(self, key: Key, document: Document, facts: JobFacts) -> JobFacts:
-        """Return the facts about a running job, which keeps its forecast."""
+        """Return the input of `decide_training_job` for a running job, whose forecast does not change."""
         before, products = facts.before, self._answers.gpu_by_pool
         score, target = facts.evidence.score, facts.evidence.target
         current = await self._destinations.update_alternatives(key, document, before, score, target)
@@ -214,7 +218,7 @@ class TrainingJobs:
     async def _read_waiting(
         self, key: Key, seen: Stored[View], document: Document, facts: JobFacts
     ) -> tuple[JobFacts, Stored[View]] | None:
-        """Return the facts about a job without a frozen forecast; None while its search is interrupted."""
+        """Return the input of `decide_training_job` for a job that waits. Return None if its search was interrupted."""
         view, before, target = seen.value, facts.before, facts.evidence.target
         question = await self._answers.read_question([key], document)
         if question.has_config_map:
@@ -244,7 +248,7 @@ class TrainingJobs:
         return replace(facts, answer=answer, fit=fit), seen
 
     def _retry_if_interrupted(self, key: Key, answer: Answer) -> bool:
-        """Return whether the search for a job was interrupted; if so, schedule the job for the next try."""
+        """Return whether the search for a job was interrupted. If so, schedule the job for the next try."""
         if (pause := find_interruption(answer)) is not None:
             self._context.runtime.add(key, pause.again_s, in_background=True)
         return pause is not None

@@ -21,16 +21,16 @@ ValueT = TypeVar("ValueT")
 
 @dataclass(frozen=True, slots=True)
 class Stored(Generic[ValueT]):
-    """Last seen state of an object."""
+    """Object as the cache last saw it, parsed, with its UID and resource version."""
 
     uid: str
     resource_version: str
     value: ValueT
 
     def is_newer_than(self, other: Stored[ValueT]) -> bool:
-        """Return whether this state is later than the other; True if that is unknown.
+        """Return whether this state is later than another state. Return True if the order is unknown.
 
-        The other may be of an earlier object of the same name.
+        The other state may belong to a deleted object of the same name.
         """
         return _is_newer_version(self.resource_version, other.resource_version)
 
@@ -43,10 +43,12 @@ class CacheTable(Generic[ValueT]):
     """Cached objects of one kind, or of several kinds with one parser."""
 
     def __init__(
-        self, read: Callable[[Document], ValueT], sift: Callable[[Document], Document | None] = lambda body: body
+        self,
+        parse: Callable[[Document], ValueT],
+        select_part: Callable[[Document], Document | None] = lambda body: body,
     ) -> None:
-        self._read = read
-        self._sift = sift
+        self._parse = parse
+        self._select_part = select_part
         """Returns the part of an object that may be read, if any."""
         self._objects: dict[Key, Stored[ValueT]] = {}
         self._listeners: list[Listener[ValueT]] = []
@@ -54,11 +56,11 @@ class CacheTable(Generic[ValueT]):
         """Whether an object is of any use; others are forgotten at once."""
         self.is_ours: Callable[[str], bool | None] = lambda namespace: True
         """Whether the objects of a namespace belong to this operator; None while that is unknown."""
-        self._set_aside: dict[Key, Document] = {}
-        """Objects for which that is still unknown."""
+        self._postponed: dict[Key, Document] = {}
+        """Objects of namespaces for which `is_ours` is still unknown."""
         self.last_new_s = time.monotonic()
         """When the last new object came, by the monotonic clock."""
-        self.gone: Callable[[Key], None] = lambda key: None
+        self.on_removed: Callable[[Key], None] = lambda key: None
         """Called with the key of an object that is gone, before the listeners are."""
 
     def __len__(self) -> int:
@@ -68,7 +70,7 @@ class CacheTable(Generic[ValueT]):
         return iter(list(self._objects))
 
     def get(self, key: Key) -> Stored[ValueT] | None:
-        """Return the object of a key; None if there is none."""
+        """Return the stored object of a key. If the key is not stored, return None."""
         return self._objects.get(key)
 
     def values(self) -> Iterator[ValueT]:
@@ -80,23 +82,23 @@ class CacheTable(Generic[ValueT]):
         return ((key, entry.value) for key, entry in self._objects.items())
 
     def add_listener(self, listener: Listener[ValueT]) -> None:
-        """Add a function that is called whenever an object comes, changes or goes."""
+        """Add a function that is called whenever an object is added, changed or removed."""
         self._listeners.append(listener)
 
     def put_object(self, body: Document) -> None:
-        """Record that an object exists."""
+        """Store a reported object, if the operator handles its namespace and no newer state is stored."""
         key, known = Key.from_object(body), self._objects.get(Key.from_object(body))
         is_ours = self.is_ours(key.namespace)
         if not is_ours:
             if is_ours is None:
-                self._set_aside[key] = body
+                self._postponed[key] = body
             return
         if known is not None and not _is_newer_version(_resource_version(body), known.resource_version):
             return
-        sifted = self._sift(body)
-        if sifted is None:
+        selected = self._select_part(body)
+        if selected is None:
             return
-        now = self._parse_object(sifted)
+        now = self._parse_object(selected)
         is_kept = self.is_kept(key, now.value)
         if known is not None and (known.uid != now.uid or not is_kept):
             self._drop_object(key, known)
@@ -109,45 +111,49 @@ class CacheTable(Generic[ValueT]):
         self._notify_listeners(key, known, now)
 
     def remove_object(self, body: Document) -> None:
-        """Record that an object is gone; a later object of the same name stays."""
+        """Remove a deleted object. A newer object of the same name remains stored."""
         key = Key.from_object(body)
-        self._set_aside.pop(key, None)
+        self._postponed.pop(key, None)
         known = self._objects.get(key)
         if known is not None and known.uid == str(body["metadata"].get("uid", known.uid)):
             self._drop_object(key, known)
 
-    def decide_ownership(self, namespace: str) -> None:
-        """Add the objects of a namespace that were set aside if they are ours by now; drop all if they are not."""
-        for key in [key for key in self._set_aside if key.namespace == namespace]:
-            self.put_object(self._set_aside.pop(key))
+    def add_or_drop_namespace(self, namespace: str) -> None:
+        """Store the postponed objects of a namespace if this operator handles the namespace.
+
+        If another operator handles the namespace, remove all objects of the namespace. If this is still unknown, keep
+        the objects postponed.
+        """
+        for key in [key for key in self._postponed if key.namespace == namespace]:
+            self.put_object(self._postponed.pop(key))
         if self.is_ours(namespace) is False:
             for key in [key for key in self._objects if key.namespace == namespace]:
                 self.forget_object(key)
 
     def forget_object(self, key: Key) -> None:
-        """Drop an object that the API server no longer has."""
+        """Remove an object that the API server no longer has."""
         if (known := self._objects.get(key)) is not None:
             self._drop_object(key, known)
 
     def store_written(self, body: Document, *, is_new: bool = False) -> Stored[ValueT]:
-        """Store the result of a write without calling listeners; return it.
+        """Store the object that a write returned, without calling listeners, and return its stored state.
 
         Args:
             body: the object.
-            is_new: whether the object may be new to the cache; without it, an object that is gone by now stays gone.
+            is_new: whether to store an object that is not in the cache. False suits updates: the object may be deleted.
         """
-        key, now = Key.from_object(body), self._parse_object(self._sift(body) or body)
+        key, now = Key.from_object(body), self._parse_object(self._select_part(body) or body)
         known = self._objects.get(key)
         if is_new if known is None else now.is_newer_than(known):
             self._objects[key] = now
         return now
 
     def _parse_object(self, body: Document) -> Stored[ValueT]:
-        return Stored(str(body["metadata"].get("uid", "")), _resource_version(body), self._read(body))
+        return Stored(str(body["metadata"].get("uid", "")), _resource_version(body), self._parse(body))
 
     def _drop_object(self, key: Key, known: Stored[ValueT]) -> None:
         del self._objects[key]
-        self.gone(key)
+        self.on_removed(key)
         self._notify_listeners(key, known, None)
 
     def _notify_listeners(self, key: Key, before: Stored[ValueT] | None, now: Stored[ValueT] | None) -> None:
@@ -170,19 +176,19 @@ class ObjectCache:
         self.quarantine = quarantine
 
     def put_object(self, body: Document) -> None:
-        """Record that an object exists."""
+        """Store an object that the API server reported in the table of its kind."""
         with self._journal.note_reading(Key.from_object(body)):
             self._tables[str(body["kind"])].put_object(body)
 
     def remove_object(self, body: Document) -> None:
-        """Record that an object is gone."""
+        """Remove a deleted object from the table of its kind."""
         self.quarantine.remove_object(Key.from_object(body))
         self._tables[str(body["kind"])].remove_object(body)
 
-    def on_object_gone(self, gone: Callable[[Key], None]) -> None:
-        """Set the function that is called with the key of every object that is gone, before any listener."""
+    def set_removal_callback(self, on_removed: Callable[[Key], None]) -> None:
+        """Set the function that is called with the key of every removed object, before any listener."""
         for table in self._tables.values():
-            table.gone = gone
+            table.on_removed = on_removed
 
     def table(self, key: Key) -> CacheTable[Any]:
         """Return the table that an object is in."""

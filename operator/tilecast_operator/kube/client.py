@@ -18,7 +18,7 @@ from typing import Any, TypeAlias
 
 import aiohttp
 
-from tilecast_operator.kube.documents import delete_options
+from tilecast_operator.kube.documents import make_delete_options
 from tilecast_operator.kube.server_clock import ServerClock
 
 _NO_WEBHOOK = ("failed calling webhook", "failed to call webhook")
@@ -43,7 +43,7 @@ class Connection:
 
 @dataclass(frozen=True, slots=True)
 class _Request:
-    """A request to the API server."""
+    """HTTP request to the API server, with method, path, content and query."""
 
     method: str
     path: str
@@ -59,11 +59,11 @@ Login: TypeAlias = Callable[[], Connection | None]
 
 
 class ApiError(Exception):
-    """Refusal of a request by the API server.
+    """Error response of the API server.
 
     Attributes:
         status: HTTP status of the answer.
-        retry_after_s: wait that the answer requests, in seconds; None if it requests none.
+        retry_after_s: wait that the answer requests, in seconds, or None if it requests none.
     """
 
     def __init__(self, status: int, message: str, retry_after_s: float | None = None) -> None:
@@ -80,15 +80,15 @@ UNREACHABLE = (aiohttp.ClientError, TimeoutError, OSError)
 
 
 def is_webhook_down(error: Exception) -> bool:
-    """Return whether a write failed because an admission webhook did not answer.
+    """Return whether a write failed because an admission webhook did not respond.
 
     Only the API server's message says so.
     """
     return isinstance(error, ApiError) and error.status >= 500 and any(words in str(error) for words in _NO_WEBHOOK)
 
 
-def retry_wait_s(attempt: int, error: Exception | None, first_s: float, most_s: float) -> float:
-    """Return the wait after a failed attempt, counted from 1, in seconds.
+def compute_retry_wait_s(attempt: int, error: Exception | None, first_s: float, most_s: float) -> float:
+    """Return the wait in seconds after failed attempt number `attempt`, counted from 1.
 
     It doubles with each attempt up to `most_s`, and is at least as long as the API server requested.
     """
@@ -122,7 +122,7 @@ class Api:
         that a process that was stopped while it waited for the connection finds out."""
 
     def log_in(self, login: Login) -> None:
-        """Log in, and do so again whenever the credentials have expired."""
+        """Log in now, and again whenever the credentials have expired."""
         self._login, self._connection = login, login()
         self._logged_in.set()
 
@@ -131,12 +131,12 @@ class Api:
         await self._logged_in.wait()
 
     async def close(self) -> None:
-        """End the connections."""
+        """Close the connections."""
         if self._session is not None:
             await self._session.close()
 
     async def apply(self, path: str, document: Mapping[str, Any], *, force: bool = True) -> dict[str, Any]:
-        """Apply the fields in `document` (server-side apply); return the whole object.
+        """Write the fields in `document` by server-side apply, and return the whole object.
 
         Args:
             path: path of the object, or of its status.
@@ -151,22 +151,22 @@ class Api:
         return await self._send(_Request("PATCH", path, document, query, _APPLY, is_fenced=True))
 
     async def patch(self, path: str, operations: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-        """Apply a JSON patch (RFC 6902) to an object; return the whole object. Raises as `apply` does."""
+        """Apply a JSON patch (RFC 6902) to an object, and return the whole object. Errors are as in `apply`."""
         return await self._send(_Request("PATCH", path, operations, self._managed, _PATCH, is_fenced=True))
 
     async def merge(self, path: str, document: Mapping[str, Any]) -> dict[str, Any]:
-        """Apply a merge patch (RFC 7386) to an object; return the whole object. Raises as `apply` does."""
+        """Apply a merge patch (RFC 7386) to an object, and return the whole object. Errors are as in `apply`."""
         return await self._send(_Request("PATCH", path, document, self._managed, _MERGE_PATCH, is_fenced=True))
 
     async def dry_run(self, path: str, document: Mapping[str, Any]) -> dict[str, Any]:
-        """Return what a merge patch (RFC 7386) would make of an object; raises as `apply` does.
+        """Return the object that a merge patch (RFC 7386) would produce. Errors are as in `apply`.
 
         Webhooks are called, and nothing is stored.
         """
         return await self._send(_Request("PATCH", path, document, self._managed | {"dryRun": "All"}, _MERGE_PATCH))
 
     async def create(self, path: str, document: Mapping[str, Any], *, is_fenced: bool = True) -> dict[str, Any]:
-        """Create an object; raises as `apply` does.
+        """Create an object. Errors are as in `apply`.
 
         Args:
             path: path of the list.
@@ -176,19 +176,22 @@ class Api:
         return await self._send(_Request("POST", path, document, self._managed, is_fenced=is_fenced))
 
     async def replace(self, path: str, document: Mapping[str, Any]) -> dict[str, Any]:
-        """Replace an object; 409 if its resource version is not that of `document`. Raises as `apply` does."""
+        """Replace an object.
+
+        A resource version other than that of `document` raises ApiError 409. Errors are as in `apply`.
+        """
         return await self._send(_Request("PUT", path, document, self._managed))
 
     async def get(self, path: str, query: Mapping[str, str] = MappingProxyType({})) -> dict[str, Any]:
-        """Read an object or a list; raises as `apply` does."""
+        """Return an object or a list. Errors are as in `apply`."""
         return await self._send(_Request("GET", path, query=query))
 
     async def delete(self, path: str, uid: str, resource_version: str) -> dict[str, Any]:
-        """Delete an object that is still as it was seen; 409 if it is not. Raises as `apply` does."""
-        return await self._send(_Request("DELETE", path, delete_options(uid, resource_version), is_fenced=True))
+        """Delete an object. A changed UID or resource version raises ApiError 409. Other errors are as in `apply`."""
+        return await self._send(_Request("DELETE", path, make_delete_options(uid, resource_version), is_fenced=True))
 
     async def stream_lines(self, path: str, query: Mapping[str, str], idle_s: float) -> AsyncIterator[bytes]:
-        """Yield the lines of a streamed answer until the server ends it; raises as `apply` does.
+        """Yield the lines of a streamed response until the server ends it. Errors are as in `apply`.
 
         Args:
             path: path of a list.
@@ -257,7 +260,7 @@ class Api:
 
 
 async def list_pages(api: Api, path: str, query: Mapping[str, str], limit: int) -> AsyncIterator[dict[str, Any]]:
-    """Yield the pages of a list, with up to `limit` objects each; raises as `Api.apply` does."""
+    """Yield the pages of a list, each with up to `limit` objects. Errors are as in `Api.apply`."""
     query = {**query, "limit": str(limit)}
     while True:
         page = await api.get(path, query)
@@ -276,7 +279,7 @@ def _error_message(text: str) -> str:
 
 
 def _retry_after_s(text: str | None) -> float | None:
-    """Return the wait that a Retry-After header requests, within bounds; None if it is no number of seconds."""
+    """Return the wait that a Retry-After header requests, within bounds, or None if it is no number of seconds."""
     try:
         asked_s = float(text or "")
     except ValueError:

@@ -24,7 +24,7 @@ def read_credentials(kwargs: dict[str, Any]) -> kopf.ConnectionInfo | None:
 
 
 def to_connection(info: kopf.ConnectionInfo | None) -> Connection | None:
-    """Return kopf's credentials in the form that `client.Api` takes; None for None."""
+    """Return the `client.Connection` for kopf's connection info. For None, return None."""
     if info is None:
         return None
     return Connection(info.server, info.as_http_headers(), info.as_ssl_context(), info.proxy_url)

@@ -9,21 +9,21 @@ from tilecast_operator.kube.kinds import ResourceKind
 
 
 class ServedApis:
-    """Cache of the groups and fields that the API server serves. A group that is not served is asked for again."""
+    """Cache of the API groups and fields that the API server serves. Groups that are not served are requested again."""
 
     def __init__(self, client: Api) -> None:
         self._client = client
         self._versions: dict[str, str] = {}
         self._has_field: dict[tuple[ResourceKind, str], bool] = {}
 
-    async def served_version(self, group: str, *, anew: bool = False) -> str | None:
-        """Return the preferred version of an API group; None if the group is not served.
+    async def served_version(self, group: str, *, is_refresh: bool = False) -> str | None:
+        """Return the preferred version of an API group. If the group is not served, return None.
 
         Args:
             group: name of the API group.
-            anew: ask the API server even if the answer is cached.
+            is_refresh: whether to ask the API server even if the answer is cached.
         """
-        if anew or group not in self._versions:
+        if is_refresh or group not in self._versions:
             self._versions.pop(group, None)
             try:
                 document = await self._client.get(f"/apis/{group}")
@@ -35,7 +35,7 @@ class ServedApis:
         return self._versions[group]
 
     async def serves_kind(self, kind: ResourceKind) -> bool:
-        """Return whether a kind's version is served."""
+        """Return whether the API server serves the version of a kind."""
         try:
             await self._client.get(f"/apis/{kind.api_version}")
         except ApiError as error:
@@ -45,7 +45,7 @@ class ServedApis:
         return True
 
     async def has_field(self, kind: ResourceKind, name: str) -> bool:
-        """Return whether the schemas of a kind's group have a field of that name."""
+        """Return whether any schema of a kind's API group has a field called `name`."""
         if (kind, name) not in self._has_field:
             document = await self._client.get(f"/openapi/v3/apis/{kind.api_version}")
             self._has_field[kind, name] = f'"{name}"' in json.dumps(document)

@@ -38,11 +38,11 @@ class Author:
     """Part of the text of a note that may change while the state of the object stays the same."""
 
     def note_state(self, note: Note) -> tuple[str, str, str]:
-        """Return type, reason and invariable text of a note; they are equal as long as the object's state is."""
+        """Return type, reason and constant text of a note. The values change only when the object's state changes."""
         return note.type, note.reason, self.variable_text.sub("", note.text)
 
 
-def event_document(
+def make_event_document(
     note: Note, author: Author, about: Key, api_version: str, uid: str, now: str, occasion: str = ""
 ) -> Document:
     """Return the Event object for a note.
@@ -74,7 +74,7 @@ def event_document(
     }
 
 
-def applied_fields(
+def make_apply_document(
     key: Key,
     api_version: str,
     *,
@@ -88,9 +88,9 @@ def applied_fields(
     Args:
         key: key of the object.
         api_version: group and version of its kind.
-        uid: UID that the object must have; None for any.
-        resource_version: resource version that the object must have; None for any.
-        annotations: annotations that are applied; None for none.
+        uid: UID that the object must have, or None for any.
+        resource_version: resource version that the object must have, or None for any.
+        annotations: annotations that are applied, or None for none.
         status: its status, if that is what is applied.
     """
     metadata = {
@@ -104,20 +104,20 @@ def applied_fields(
     return document if status is None else {**document, "status": dict(status)}
 
 
-def annotations_merge_patch(applied: Document, ours: Iterable[str]) -> dict[str, Any]:
-    """Return a merge patch with the effect that a server-side apply document has on annotations.
+def make_annotations_patch(applied: Document, operator_keys: Iterable[str]) -> dict[str, Any]:
+    """Return a merge patch that changes annotations just as a server-side apply of `applied` would.
 
     Args:
         applied: the document.
-        ours: keys of all annotations that the operator writes; annotations of them that are not applied are removed.
+        operator_keys: keys of all annotations that the operator writes. Those absent from `applied` are removed.
     """
     metadata = applied["metadata"]
-    annotations = dict.fromkeys(ours) | dict(metadata.get("annotations") or {})
+    annotations = dict.fromkeys(operator_keys) | dict(metadata.get("annotations") or {})
     return {"metadata": {**metadata, "annotations": annotations}}
 
 
-def status_json_patch(applied: Document) -> list[dict[str, Any]]:
-    """Return a JSON patch with the effect that a server-side apply document has on the status."""
+def make_status_patch(applied: Document) -> list[dict[str, Any]]:
+    """Return a JSON patch that changes the status just as a server-side apply of `applied` would."""
     metadata = applied["metadata"]
     seen = [
         {"op": "add", "path": f"/metadata/{key}", "value": metadata[key]}
@@ -127,14 +127,14 @@ def status_json_patch(applied: Document) -> list[dict[str, Any]]:
     return [*seen, {"op": "add", "path": "/status", "value": applied["status"]}]
 
 
-def delete_options(uid: str, resource_version: str) -> dict[str, Any]:
-    """Return DeleteOptions that delete an object only at this UID and resource version."""
+def make_delete_options(uid: str, resource_version: str) -> dict[str, Any]:
+    """Return DeleteOptions that allow the deletion only at this UID and resource version."""
     preconditions = {"uid": uid, "resourceVersion": resource_version}
     return {"apiVersion": "v1", "kind": "DeleteOptions", "preconditions": preconditions}
 
 
-def token_review(token: str, audience: str) -> dict[str, Any]:
-    """Return the TokenReview of a token for an audience."""
+def make_token_review(token: str, audience: str) -> dict[str, Any]:
+    """Return the TokenReview that checks a token for an audience."""
     spec = {"token": token, "audiences": [audience]}
     return {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenReview", "spec": spec}
 
@@ -172,10 +172,10 @@ class LeaseSpec:
         }
 
 
-def lease_document(
+def make_lease_document(
     namespace: str, name: str, spec: LeaseSpec, annotations: Mapping[str, str], resource_version: str | None
 ) -> dict[str, Any]:
-    """Return a Lease: a new one, or one that replaces the given resource version."""
+    """Return the document of a Lease. With a resource version, the document replaces the Lease of that version."""
     metadata = {
         "name": name,
         "namespace": namespace,
@@ -191,5 +191,5 @@ def lease_document(
 
 
 def _without_none(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields that have a value."""
+    """Return the fields whose value is not None."""
     return {name: value for name, value in fields.items() if value is not None}

@@ -15,7 +15,7 @@ SPARE_NAMESPACES = 64
 
 
 class FairQueue(Generic[ItemT]):
-    """Items that wait, each once, for one namespace or for several.
+    """Queue of distinct items, each of which waits for one namespace or several.
 
     The namespace that has used least is next. A namespace that joins starts level with the others: idle time gives no
     priority. Within a namespace the lowest rank goes first, then the oldest item.
@@ -45,7 +45,7 @@ class FairQueue(Generic[ItemT]):
         return iter(self._entries)
 
     def push(self, item: ItemT, namespace: str = "", rank: Rank = ()) -> None:
-        """Add an item to the line of a namespace, or change its rank there."""
+        """Add an item to the queue of a namespace, or change its rank in that queue."""
         number = next(self._number)
         self._entries.setdefault(item, {})[namespace] = number
         heapq.heappush(self._lines.setdefault(namespace, []), (rank, number, item))
@@ -54,19 +54,19 @@ class FairQueue(Generic[ItemT]):
             self._move_to_back(namespace)
 
     def withdraw(self, item: ItemT, namespace: str) -> None:
-        """Remove an item from the line of a namespace."""
+        """Remove an item from the queue of a namespace."""
         entries = self._entries.get(item, {})
         entries.pop(namespace, None)
         if not entries:
             self.remove(item)
 
     def remove(self, item: ItemT) -> None:
-        """Remove an item from all lines."""
+        """Remove an item from the queues of all namespaces."""
         self._entries.pop(item, None)
         self._forget_idle_namespaces()
 
     def pop(self, may_run: Callable[[ItemT, str], bool] = lambda item, namespace: True) -> tuple[ItemT, str] | None:
-        """Remove and return the next item and the namespace whose turn it is; None if no item may run.
+        """Remove the next item that may run, and return it with its namespace. If no item may run, return None.
 
         The caller adds the use of the item with `charge`.
 
@@ -84,7 +84,10 @@ class FairQueue(Generic[ItemT]):
         return item, namespace
 
     def charge(self, namespace: str, amount: float) -> None:
-        """Add an amount to the use of a namespace, unless no item waits: then nobody had to stand back for it."""
+        """Add `amount` to the recorded use of a namespace.
+
+        If no item of any namespace waits, record nothing, because the use delayed no one.
+        """
         if self._entries:
             self._used[namespace] = max(self._used.get(namespace, 0.0) + amount, self._least)
             if namespace in self._places:
@@ -96,7 +99,7 @@ class FairQueue(Generic[ItemT]):
         heapq.heappush(self._order, (place, namespace))
 
     def _next_namespace(self, may_run: Callable[[ItemT, str], bool]) -> str | None:
-        """Return the first namespace whose first item may run."""
+        """Return the next namespace whose first item may run."""
         aside = []
         chosen = None
         while self._order and chosen is None:
@@ -119,7 +122,7 @@ class FairQueue(Generic[ItemT]):
         return chosen
 
     def _first_item(self, namespace: str) -> ItemT | None:
-        """Return the first item of a namespace; drop entries that their items no longer have."""
+        """Return the first item of a namespace, after dropping entries that were superseded."""
         line = self._lines[namespace]
         while line:
             _, number, item = line[0]
@@ -129,7 +132,7 @@ class FairQueue(Generic[ItemT]):
         return None
 
     def _forget_idle_namespaces(self) -> None:
-        """Forget namespaces that nobody waits for."""
+        """Forget namespaces without waiting items."""
         if not self._entries:
             for table in (self._lines, self._places, self._used):
                 table.clear()

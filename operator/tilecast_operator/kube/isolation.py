@@ -11,7 +11,7 @@ from collections import Counter
 
 
 class Isolation:
-    """Lock that lets threads read objects at the same time, but a suspect alone.
+    """Lock under which threads read objects concurrently, except that a suspect is read alone.
 
     Objects are given as the notes that the journal has of them.
     """
@@ -26,16 +26,16 @@ class Isolation:
         """Suspect that is read, or is next to be read; everybody else waits."""
 
     def try_enter(self, note: bytes) -> bool:
-        """Return whether this thread may read an object now, and count the thread as a reader if so."""
+        """Count this thread as a reader if it may read an object now. Return whether it may."""
         if not self.suspects:
             return True
         with self._changed:
             return self._try_admit(note)
 
     def enter(self, note: bytes, limit_s: float | None = None) -> None:
-        """Wait until this thread may read an object, and count the thread as a reader.
+        """Wait until this thread may read an object, then count the thread as a reader.
 
-        After `limit_s` seconds the thread reads the object beside others; None sets no limit.
+        After `limit_s` seconds the thread stops waiting and reads the object concurrently. None means no limit.
         """
         if self.suspects:
             with self._changed:
@@ -43,7 +43,7 @@ class Isolation:
                     self._readers[threading.get_ident(), note] += 1
 
     def leave(self, note: bytes) -> None:
-        """Record that this thread no longer reads an object."""
+        """Record that this thread has finished reading an object."""
         if not self.suspects:
             return
         with self._changed:

@@ -45,7 +45,7 @@ _CURRENT: ContextVar[bytes] = ContextVar("_CURRENT", default=NOTHING)
 
 
 class _Slot:
-    """Part of the journal that belongs to one thread."""
+    """Region of the journal file that belongs to one thread."""
 
     __slots__ = ("note", "region")
 
@@ -55,7 +55,7 @@ class _Slot:
 
 
 class Journal:
-    """File with the object that each thread of this process reads.
+    """File that names the object that each thread of this process is reading.
 
     Args:
         folder: folder of the file; empty keeps the notes in memory, where they end with the process.
@@ -81,16 +81,16 @@ class Journal:
         self._isolation = Isolation()
 
     def isolate(self, keys: Iterable[Key]) -> None:
-        """Set the objects that are read alone; called before anything is read."""
+        """Set the suspects: objects that no thread may read while another thread reads. Call this before any read."""
         self._isolation.suspects = frozenset(map(_encode_key, keys))
 
     def close(self) -> None:
-        """Record that this process ends in order."""
+        """Record that this process ends normally."""
         self._view[: len(ENDED)] = ENDED
 
     @contextmanager
     def note_reading(self, key: Key) -> Iterator[None]:
-        """Note an object for the duration of a `with` block."""
+        """Record that an object is being read for the duration of a `with` block."""
         slot, note = self._thread_slot(), _encode_key(key)
         self._isolation.enter(note, LOOP_S if note in self._isolation.suspects else 0.0)
         before = _swap_note(slot, note)
@@ -102,9 +102,9 @@ class Journal:
 
     @types.coroutine
     def await_noted(self, key: Key, work: Coroutine[Any, Any, ResultT]) -> Generator[Any, Any, ResultT]:
-        """Await a coroutine, with an object noted whenever the coroutine runs but not while it waits.
+        """Await a coroutine. The journal names the object while the coroutine runs, but not while it waits.
 
-        A step of a suspect waits until no thread reads anything else.
+        If the object is a suspect, every step of the coroutine waits until no other thread reads an object.
         """
         note, slot, isolation = _encode_key(key), self._thread_slot(), self._isolation
         token = _CURRENT.set(note)
@@ -136,7 +136,7 @@ class Journal:
             _CURRENT.reset(token)
 
     def call_noted(self, function: Callable[..., ResultT], *arguments: object) -> ResultT:
-        """Call a function in a thread, with the object noted that the calling task reads."""
+        """Call a function in a thread. The journal names the object that the calling task is reading."""
         slot, note = self._thread_slot(), _CURRENT.get()
         self._isolation.enter(note)
         before = _swap_note(slot, note)
@@ -168,14 +168,14 @@ def _encode_key(key: Key) -> bytes:
 
 
 def _swap_note(slot: _Slot, note: bytes) -> bytes:
-    """Put a note into a slot, and return the previous note."""
+    """Write a note into a slot, and return the note that was there before."""
     before, slot.note = slot.note, note
     slot.region[: len(note)] = note
     return before
 
 
 def _read_suspects(data: bytes, kinds: Container[str]) -> tuple[Key, ...]:
-    """Return the objects in a journal whose process died; none if it ended in order."""
+    """Return the objects that a process was reading when it died. After a normal end, return none."""
     if not data.startswith(RUNNING):
         return ()
     keys = dict[Key, None]()

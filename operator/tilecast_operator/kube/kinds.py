@@ -23,11 +23,11 @@ class ResourceKind:
 
     @property
     def api_version(self) -> str:
-        """Group and version as in the `apiVersion` of an object."""
+        """API group and version, as in the `apiVersion` of an object."""
         return f"{self.group}/{self.version}" if self.group else self.version
 
     def path(self, namespace: str = "", name: str = "") -> str:
-        """Return the URL path of the object `name`, or of the list of objects if `name` is empty."""
+        """Return the URL path of the object `name`. If `name` is empty, return the path of the list of objects."""
         root = f"/apis/{self.api_version}" if self.group else f"/api/{self.version}"
         scope = f"/namespaces/{namespace}" if namespace else ""
         return f"{root}{scope}/{self.plural}" + (f"/{name}" if name else "")
@@ -39,7 +39,10 @@ Kinds: TypeAlias = Mapping[str, ResourceKind]
 
 @dataclass(frozen=True, slots=True, order=True)
 class Key:
-    """Key of a task in the work queue: kind, namespace and name of an object, or a kind alone for all its objects."""
+    """Key of a task in the work queue: the kind, namespace and name of an object.
+
+    A kind alone means all objects of that kind.
+    """
 
     kind: str
     namespace: str = ""

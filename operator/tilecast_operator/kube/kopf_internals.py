@@ -8,7 +8,7 @@ Four problems cannot be solved with kopf's public names:
 - kopf's set of toggles wakes the task of every object for every object of the first list, which takes minutes for
   thousands of nodes (`docs/kopf.md`). `Toggles` replaces it.
 - kopf does not report when it begins a watch anew, which is the only sign of life of a cluster where nothing happens.
-  `with_answer_callback` reports it.
+  `add_answer_callback` reports it.
 - kopf names the kinds that are not installed at every change of a CRD. `OncePerMessageFilter` lets each such message
   through once.
 """
@@ -42,7 +42,7 @@ log = logging.getLogger("tilecast")
 
 
 class EndlessBackoffs:
-    """Waits between tries of a request, in seconds: growing, and without an end."""
+    """Waits between attempts of a request, in seconds. They grow, and they never end."""
 
     def __iter__(self) -> Iterator[float]:
         wait_s = BACKOFF_FIRST_S
@@ -53,21 +53,21 @@ class EndlessBackoffs:
 
 def watch_forever(
     watch: Watch,
-    listed: object,
+    list_end: object,
     failures: tuple[type[Exception], ...],
     relist_s: float,
-    cut: Callable[[Event], object],
+    empty_deep_parts: Callable[[Event], object],
     reread_first_s: float = 1.0,
     repeats_s: Sequence[float] = (2.0, 10.0, 60.0),
 ) -> Watch:
-    """Return a watch that logs failures instead of raising them; its caller begins it again whenever it ends.
+    """Return a replacement of kopf's watch that logs failures and returns. Its caller starts it again.
 
     Args:
         watch: lists objects, then follows them; called with `resource` and `namespace` among others.
-        listed: what `watch` yields when its list is over.
+        list_end: marker that `watch` yields after the last object of its list.
         failures: errors that end one watch and not the process.
         relist_s: how long a list is trusted, in seconds; a later event ends the watch.
-        cut: cuts, in place, what is nested deeper in an event than anything that is read.
+        empty_deep_parts: empties the parts of an event that are nested too deep, in place.
         reread_first_s: wait before objects are listed anew after an error, in seconds; it doubles for as long as no
             list succeeds.
         repeats_s: when each change of a CRD is reported again, in seconds after it.
@@ -86,14 +86,14 @@ def watch_forever(
                 aclosing(repeat_crd_events(single, repeats_s)) as events,
             ):
                 async for event in events:
-                    if event is listed and there is not None:
+                    if event is list_end and there is not None:
                         for uid in known.keys() - there:
                             yield {"type": "DELETED", "object": known.pop(uid)}
                         there = None
                         failed.pop(place, None)
                     elif isinstance(event, dict):
                         # Cut the object before anybody walks it, kopf included: it may be nested 10,000 deep.
-                        cut(event)
+                        empty_deep_parts(event)
                         _track_object(event, known, there)
                     yield event
                     if there is None and time.monotonic() > ends_s:
@@ -106,26 +106,26 @@ def watch_forever(
     return watch_until_failure
 
 
-def with_answer_callback(request: Request, answered: Callable[[str], None]) -> Request:
-    """Return a `request` that reports whose watch the API server has begun to answer.
+def add_answer_callback(request: Request, on_answer: Callable[[str], None]) -> Request:
+    """Wrap `request` so that it calls `on_answer` whenever the API server begins to answer a watch.
 
     Args:
         request: asks the API server; returns once it answered, and raises if it refuses.
-        answered: called with the plural name of the resource.
+        on_answer: called with the plural name of the resource.
     """
 
     async def request_and_report(method: str, url: str, **kwargs: Any) -> Any:
         response = await request(method, url, **kwargs)
         parts = urlsplit(url)
         if "watch=true" in parts.query.split("&"):
-            answered(parts.path.rpartition("/")[2])
+            on_answer(parts.path.rpartition("/")[2])
         return response
 
     return request_and_report
 
 
 async def repeat_crd_events(events: AsyncIterator[Event], waits_s: Sequence[float]) -> AsyncGenerator[Event, None]:
-    """Yield events, and each change of a CRD again after each of `waits_s`, in seconds.
+    """Yield all events, and repeat each change of a CRD after each of `waits_s`, in seconds.
 
     At such an event kopf asks what the API server serves. That may be a moment before the API server serves a new CRD.
     No other event would follow, and the objects of the CRD would stay unseen.
@@ -157,7 +157,7 @@ _OVER = object()
 
 
 def _track_object(event: dict[str, Any], known: dict[str, dict[str, Any]], there: set[str] | None) -> None:
-    """Record which objects exist, with the names that a report of their deletion needs."""
+    """Update the record of existing objects, with the names that a later report of a deletion needs."""
     body = event["object"]
     metadata = body.get("metadata") or {}
     uid = metadata.get("uid")
@@ -188,7 +188,7 @@ class Toggles(aiotoggles.ToggleSet):
         return toggle
 
     async def drop_toggle(self, toggle: aiotoggles.Toggle) -> None:
-        """Take a toggle out of the set."""
+        """Remove a toggle from the set."""
         await self._change_toggles(lambda: self._toggles.discard(toggle))
 
     async def _change_toggles(self, act: Callable[[], None]) -> None:
@@ -211,24 +211,26 @@ class OncePerMessageFilter(logging.Filter):
         self._texts: set[str] = set()
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Return whether the message was not logged before."""
+        """Return True the first time that a message is logged, and False later."""
         text = record.getMessage()
         is_new = text not in self._texts
         self._texts.add(text)
         return is_new
 
 
-def install_replacements(relist_s: float, answered: Callable[[str], None], cut: Callable[[Event], object]) -> None:
-    """Install all replacements.
+def install_replacements(
+    relist_s: float, on_answer: Callable[[str], None], empty_deep_parts: Callable[[Event], object]
+) -> None:
+    """Install all replacements of kopf's internals in this process.
 
     Args:
         relist_s: how long a list is trusted, in seconds.
-        answered: called with the resource whenever the API server begins to answer a watch of it.
-        cut: cuts, in place, what is nested deeper in an event than anything that is read.
+        on_answer: called with the resource whenever the API server begins to answer a watch of it.
+        empty_deep_parts: empties the parts of an event that are nested too deep, in place.
     """
-    api.request = with_answer_callback(api.request, answered)  # type: ignore[assignment]
+    api.request = add_answer_callback(api.request, on_answer)  # type: ignore[assignment]
     watching.continuous_watch = watch_forever(
-        watching.continuous_watch, watching.Bookmark.LISTED, FAILURES, relist_s, cut
+        watching.continuous_watch, watching.Bookmark.LISTED, FAILURES, relist_s, empty_deep_parts
     )
     aiotoggles.ToggleSet = Toggles  # type: ignore[misc]
     observation.logger.addFilter(OncePerMessageFilter())

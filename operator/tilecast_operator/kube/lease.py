@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from tilecast_operator.kube.client import UNREACHABLE, Api, ApiError
-from tilecast_operator.kube.documents import LeaseSpec, lease_document
+from tilecast_operator.kube.documents import LeaseSpec, make_lease_document
 from tilecast_operator.kube.kinds import Document
 
 log = logging.getLogger("tilecast")
@@ -29,11 +29,11 @@ REQUEST = 0.3
 
 
 class NotLeaderError(Exception):
-    """Raised where this replica may not write, because another one leads."""
+    """Error of a write by a replica that does not lead."""
 
 
 class Leadership:
-    """Right of this replica to write, with the time when it ends. Belongs to one event loop.
+    """Permission of this replica to write, with the time when it expires. Belongs to one event loop.
 
     Args:
         is_alone: whether there is one replica only, which needs no lease.
@@ -62,7 +62,7 @@ class Leadership:
 
     @asynccontextmanager
     async def guard_write(self) -> AsyncIterator[None]:
-        """Allow one write in a `with` block, which is cancelled if the lease ends first.
+        """Allow one write in a `with` block. The write is cancelled if the lease expires first.
 
         Raises:
             NotLeaderError: another replica leads.
@@ -80,7 +80,7 @@ class Leadership:
                 self._limits.discard(limit)
 
     def lead_until(self, until_s: float) -> None:
-        """Lead until `until_s` of the monotonic clock, in seconds."""
+        """Make this replica the leader until `until_s` seconds of the monotonic clock."""
         # Report the end of the previous lease if no timer ran in between, so that refused work is due again
         self._report_end()
         self._until_s = until_s
@@ -95,7 +95,7 @@ class Leadership:
             self._set_leading(True)
 
     def stop_leading(self) -> None:
-        """Stop leading."""
+        """Give up leadership at once."""
         self._until_s = -math.inf
         self._report_end()
 
@@ -111,7 +111,7 @@ class Leadership:
 
 @dataclass(frozen=True, slots=True)
 class _SeenLease:
-    """A Lease as it was read."""
+    """Lease as this replica last read it."""
 
     resource_version: str
     spec: LeaseSpec
@@ -127,26 +127,26 @@ class _SeenLease:
 
     @property
     def expires_s(self) -> float:
-        """When another replica may take the Lease, in seconds of the monotonic clock."""
+        """Time when another replica may take the Lease, in seconds of the monotonic clock."""
         return self.since_s + self.spec.duration_s
 
 
 @dataclass(eq=False)
 class Election:
-    """Election by a Lease: this replica takes it when it is free, and renews it. Belongs to one event loop.
+    """Leader election by a Lease. This replica takes a free Lease and renews it. Belongs to one event loop.
 
     Args:
         client: client of the API server.
-        place: `namespace/name` of the Lease.
+        lease_name: `namespace/name` of the Lease.
         instance: name of this replica; a unique suffix is added.
-        address: URL at which other replicas reach this one; empty if they cannot.
+        address: URL at which other replicas reach this one, empty if they cannot.
         annotation: annotation of the Lease that has the address of its holder.
         lease_s: duration of a lease, in whole seconds.
         leadership: is extended with every renewal.
     """
 
     client: Api
-    place: str
+    lease_name: str
     instance: str
     address: str
     annotation: str
@@ -156,23 +156,23 @@ class Election:
     def __post_init__(self) -> None:
         self.identity = f"{self.instance}_{uuid.uuid4()}"
         """Name of this replica in the Lease. Only readers of the Lease know it."""
-        self._namespace, _, self._name = self.place.partition("/")
+        self._namespace, _, self._name = self.lease_name.partition("/")
         self._record: _SeenLease | None = None
         self._is_released = False
 
     @property
     def leader(self) -> str:
-        """Name of the replica that was last seen to lead; empty if none was."""
+        """Name of the replica that was last seen to lead. Empty if no leader was seen."""
         return "" if self._record is None else self._record.spec.holder
 
     @property
     def leader_address(self) -> str | None:
-        """URL of another replica that leads; None if none is known to lead."""
+        """URL of the replica that leads. None if this replica leads or no leader is known."""
         known = self._record
         is_other = known is not None and known.spec.holder not in ("", self.identity)
         return known.address or None if known and is_other and time.monotonic() < known.expires_s else None
 
-    async def take_part(self) -> None:
+    async def run_election(self) -> None:
         """Take part in the election until it is cancelled or the lease is released."""
         problem = ""
         while not self._is_released:
@@ -183,14 +183,14 @@ class Election:
             except (ApiError, *UNREACHABLE) as error:
                 why = str(error) or type(error).__name__
                 if why != problem:
-                    log.warning("lease %s: %s", self.place, why)
+                    log.warning("lease %s: %s", self.lease_name, why)
                 problem = why
                 if isinstance(error, ApiError) and error.status in (404, 409):
                     self._record = None
             await asyncio.sleep(self.lease_s * (RENEW if self.leadership.is_leader and not problem else LOOK))
 
     async def release_lease(self) -> None:
-        """Stop leading and release the Lease. If that fails, the Lease ends by itself."""
+        """Stop leading and release the Lease. If the release fails, the Lease expires later."""
         self._is_released = True
         self.leadership.stop_leading()
         if self._record is None or self._record.spec.holder != self.identity:
@@ -201,7 +201,7 @@ class Election:
                 if self._record is not None and self._record.spec.holder == self.identity:
                     await self._write_lease("", 1)
         except (ApiError, *UNREACHABLE) as error:
-            log.warning("lease %s is not released: %s", self.place, error)
+            log.warning("lease %s is not released: %s", self.lease_name, error)
 
     async def _renew_or_take(self) -> None:
         """Renew the Lease, or take it if it is free."""
@@ -216,7 +216,7 @@ class Election:
                 self.leadership.lead_until(began_s + FENCE * self.lease_s)
 
     async def _read_lease(self) -> None:
-        """Read the Lease; an unchanged one keeps the time when it was first seen."""
+        """Read the Lease. If it is unchanged, keep the time when it was first seen."""
         try:
             body = await self.client.get(self._lease_path())
         except ApiError as error:
@@ -229,12 +229,12 @@ class Election:
             self._record = _SeenLease.from_object(body, self.annotation, time.monotonic())
 
     async def _write_lease(self, holder: str, lease_s: int) -> None:
-        """Write the Lease, if nobody else has written it since it was read."""
+        """Write the Lease, unless another replica has written it since it was read."""
         known, now = self._record, datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
         before = known.spec.holder if known else ""
         is_same = holder in ("", before)
         if not is_same:
-            log.info("lease %s: %s leads after %s", self.place, holder, before or "nobody")
+            log.info("lease %s: %s leads after %s", self.lease_name, holder, before or "nobody")
         spec = LeaseSpec(
             holder=holder,
             duration_s=lease_s,
@@ -243,7 +243,7 @@ class Election:
             transitions=(known.spec.transitions if known else 0) + (not is_same and known is not None),
         )
         version, annotations = known.resource_version if known else None, {self.annotation: self.address}
-        document = lease_document(self._namespace, self._name, spec, annotations, version)
+        document = make_lease_document(self._namespace, self._name, spec, annotations, version)
         if known is None:
             answer = await self.client.create(self._lease_path(is_list=True), document, is_fenced=False)
         else:

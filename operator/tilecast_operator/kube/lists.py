@@ -18,7 +18,7 @@ from tilecast_operator.kube.kinds import Document, Kinds
 
 @dataclass(eq=False)
 class ListCheck:
-    """Comparison of the counts of some kinds of objects on the API server and in the cache.
+    """Comparison of object counts on the API server with object counts in the cache.
 
     Args:
         client: client of the API server.
@@ -49,10 +49,10 @@ class ListCheck:
         self._difference: dict[str, str] = {}
 
     async def is_first_list_complete(self) -> bool:
-        """Return whether the cache has every object of the first list.
+        """Return whether the cache has every object of the kinds in `first`.
 
-        It has once the counts agree. If the API server gives no count, or objects come and go too fast to be counted, a
-        long pause without a new object is enough.
+        This is True once the object counts of cache and API server agree. If the API server gives no count or the
+        counts never agree, it is True after a long pause without a new object.
         """
         if self._is_complete:
             return True
@@ -65,12 +65,12 @@ class ListCheck:
         self._is_complete = (is_counted and not is_short) or paused_s > pause_s
         return self._is_complete
 
-    async def has_seen_all(self, kind: str, seen: int) -> bool:
-        """Return whether the API server counts as many objects of a kind as were seen."""
-        return await self._count_on_server(kind) == seen
+    async def has_seen_all(self, kind: str, cached_count: int) -> bool:
+        """Return whether the API server counts exactly `cached_count` objects of a kind."""
+        return await self._count_on_server(kind) == cached_count
 
     async def compare_counts(self, interval_s: float) -> None:
-        """Compare the counts every `interval_s` seconds, for ever."""
+        """Compare the counts every `interval_s` seconds, without end."""
         while True:
             await asyncio.sleep(interval_s)
             for kind, table in self.tables.items():
@@ -81,11 +81,11 @@ class ListCheck:
                     self._difference[resource] = f"the API server has {there} objects, {here} were seen"
                     self._differs_since.setdefault(resource, time.monotonic())
 
-    def stale_watch(self, limit_s: float) -> str | None:
-        """Return a message about a watch that misses objects; None if there is none.
+    def find_stale_watch(self, limit_s: float) -> str | None:
+        """Return a message about a watch that misses objects. If all watches are complete, return None.
 
-        It misses some if the counts have differed for longer than `limit_s` seconds, or if the store was restored from
-        an older state.
+        A watch misses objects if cache and API server have had different counts for longer than `limit_s` seconds, or
+        if etcd was restored from a snapshot.
         """
         if self._went_back:
             return self._went_back
@@ -95,7 +95,7 @@ class ListCheck:
         return None
 
     async def _count_on_server(self, kind: str) -> int | None:
-        """Return how many objects of a kind the API server has; None if it does not say."""
+        """Return the number of objects of a kind on the API server. If the server gives no number, return None."""
         try:
             page = await self.client.get(self.kinds[kind].path(), {"limit": "1"})
         except (ApiError, *UNREACHABLE):
@@ -104,7 +104,10 @@ class ListCheck:
         return None if kind in self.uncounted else _list_length(page)
 
     def _check_version(self, resource: str, text: str) -> None:
-        """Check the version of a list: versions of one store only grow, unless it is restored from a snapshot."""
+        """Check that the resource version of a list has not fallen.
+
+        It falls only if etcd was restored from a snapshot.
+        """
         if not text.isdigit():
             return
         version, before = int(text), self._versions.get(resource, 0)
@@ -114,7 +117,7 @@ class ListCheck:
 
 
 def _list_length(page: Document) -> int | None:
-    """Return how many objects a list has, from one of its pages; None if the page does not say."""
+    """Return the length of a whole list from one of its pages. If the page does not give it, return None."""
     metadata, items = page.get("metadata") or {}, page.get("items") or ()
     if not metadata.get("continue"):
         return len(items)

@@ -35,7 +35,7 @@ NAMESPACE_DEATHS = 3
 
 @dataclass(frozen=True, slots=True)
 class DeathRecord:
-    """Deaths at which an object was being read."""
+    """Deaths of the operator during reads of one object, and the time until which the object is set aside."""
 
     deaths: int
     last_s: float
@@ -50,7 +50,7 @@ DeathRecords: TypeAlias = Mapping[Key, DeathRecord]
 
 
 def add_deaths(records: DeathRecords, suspects: Iterable[Key], now_s: float) -> dict[Key, DeathRecord]:
-    """Return the records with one more death of the operator.
+    """Return the records after another death of the operator.
 
     Args:
         records: records of earlier deaths.
@@ -62,17 +62,17 @@ def add_deaths(records: DeathRecords, suspects: Iterable[Key], now_s: float) -> 
     to_blame = suspects if len(suspects) == 1 else set[Key]()
     for key in suspects:
         deaths = _death_count(after, key) + 1
-        after[key] = DeathRecord(deaths, now_s, now_s + quarantine_s(deaths) if key in to_blame else 0.0)
+        after[key] = DeathRecord(deaths, now_s, now_s + compute_quarantine_s(deaths) if key in to_blame else 0.0)
     for namespace in {key.namespace for key in to_blame if key.namespace}:
         key = Key(EVERYTHING, namespace)
         deaths = _death_count(after, key) + 1
         beyond = deaths - NAMESPACE_DEATHS
-        after[key] = DeathRecord(deaths, now_s, now_s + quarantine_s(1 + beyond) if beyond >= 0 else 0.0)
+        after[key] = DeathRecord(deaths, now_s, now_s + compute_quarantine_s(1 + beyond) if beyond >= 0 else 0.0)
     return after
 
 
-def quarantine_s(deaths: int) -> float:
-    """Return how long an object is set aside after so many deaths, in seconds."""
+def compute_quarantine_s(deaths: int) -> float:
+    """Return for how many seconds an object is set aside after `deaths` deaths."""
     return min(FIRST_S * FACTOR ** min(deaths - 1, 16), MOST_S)
 
 
@@ -80,10 +80,10 @@ class Quarantine:
     """Store of the objects that are set aside. Belongs to one event loop.
 
     Args:
-        folder: folder in which records are kept from one process to the next; empty for nowhere.
+        folder: folder in which records are kept from one process to the next, empty for nowhere.
         suspects: objects that were being read when the last process died.
         clock: Unix time, in seconds.
-        harmless_part: returns what may be read of an object that is set aside; None for nothing.
+        harmless_part: returns what may be read of an object that is set aside, or None for nothing.
         digest: returns a digest of what users say in an object. It must not recurse: the object may be nested as deep
             as the API server allows.
     """
@@ -115,11 +115,11 @@ class Quarantine:
 
     @property
     def suspects(self) -> list[Key]:
-        """Objects that were being read at a death and are to be read alone."""
+        """Objects that were being read at a death, and that the journal therefore reads alone."""
         return [key for key in self._records if key.kind != EVERYTHING]
 
-    def readable_part(self, body: Document) -> Document | None:
-        """Return the whole object, or its harmless part while it is set aside."""
+    def find_readable_part(self, body: Document) -> Document | None:
+        """Return the whole object. While the object is set aside, return its harmless part."""
         if not self._records:
             return body
         key = Key.from_object(body)
@@ -137,26 +137,26 @@ class Quarantine:
         return self._harmless_part(body)
 
     def remove_object(self, key: Key) -> None:
-        """Forget an object that is gone."""
+        """Forget the records of a deleted object."""
         self._release_object(key)
         if self._records.pop(key, None) is not None:
             self._save_records()
 
-    def reason_of(self, key: Key) -> str | None:
-        """Return why an object is set aside; None if it is not."""
+    def find_quarantine_reason(self, key: Key) -> str | None:
+        """Return why an object is set aside. If it is not set aside, return None."""
         return self._held[key][1] if key in self._held else None
 
-    def held_objects(self) -> Iterator[tuple[Key, str, str]]:
-        """Yield every object that is set aside, its UID and why."""
+    def iterate_quarantined(self) -> Iterator[tuple[Key, str, str]]:
+        """Yield the key and UID of every object that is set aside, with the reason."""
         for key, (uid, text) in list(self._held.items()):
             yield key, uid, text
 
-    def due_keys(self) -> list[Key]:
-        """Return the keys of the objects that were set aside for long enough."""
+    def list_due_keys(self) -> list[Key]:
+        """Return the keys of objects whose time in quarantine is over."""
         return [key for key in self._held if self._active_record(key)[1] is None]
 
     def _active_record(self, key: Key) -> tuple[Key, DeathRecord | None]:
-        """Return the record by which an object is set aside now, and its key; None if there is no such record."""
+        """Return the key and the record that set an object aside now. The record is None if there is none."""
         whole, now_s = Key(EVERYTHING, key.namespace), self._clock()
         for place in (key, whole) if key.namespace else (key,):
             record = self._records.get(place)
@@ -165,14 +165,14 @@ class Quarantine:
         return key, None
 
     def _has_changed(self, key: Key, record: DeathRecord, body: Document) -> bool:
-        """Return whether an object has changed since it was set aside, and may be read again because of that."""
+        """Return whether an object may be read again because it has changed since it was set aside."""
         says = self._digest(body)
         if not record.digest:
             self._records[key] = replace(record, digest=says)
             self._save_records()
         elif record.digest != says:
             # The wait stops a user who changes the object as fast as it is read again from ending every process.
-            again_s = record.last_s + (0.0 if record.deaths == 1 else quarantine_s(record.deaths - 1))
+            again_s = record.last_s + (0.0 if record.deaths == 1 else compute_quarantine_s(record.deaths - 1))
             is_due = again_s <= self._clock()
             self._records[key] = replace(record, until_s=0.0 if is_due else min(record.until_s, again_s), digest="")
             self._save_records()
@@ -200,7 +200,7 @@ class Quarantine:
 
 
 def _recent_records(records: DeathRecords, now_s: float) -> dict[Key, DeathRecord]:
-    """Return the records without those of deaths long ago."""
+    """Return the records that remain after old deaths are dropped."""
     return {key: item for key, item in records.items() if now_s < max(item.last_s, item.until_s) + FORGET_S}
 
 
@@ -209,7 +209,7 @@ def _death_count(records: DeathRecords, key: Key) -> int:
 
 
 def _load_records(path: Path | None) -> dict[Key, DeathRecord]:
-    """Return the records of the last process; none if they cannot be read."""
+    """Return the records that an earlier process saved. If they cannot be read, return none."""
     if path is None or not path.exists():
         return {}
     try:

@@ -25,11 +25,11 @@ BACKGROUND_AT_ONCE = 4
 
 
 class KeyQueue(Generic[KeyT]):
-    """Keys to be worked on; namespaces take turns. Belongs to one event loop.
+    """Queue of keys to be worked on, in which namespaces take turns. It belongs to one event loop.
 
     Args:
         clock: Monotonic clock, in seconds.
-        namespace_of: Function that returns the namespace of a key; empty for cluster-scoped keys.
+        namespace_of: Function that returns the namespace of a key, empty for cluster-scoped keys.
     """
 
     def __init__(self, clock: Callable[[], float], namespace_of: Callable[[KeyT], str] = lambda _: "") -> None:
@@ -97,20 +97,20 @@ class KeyQueue(Generic[KeyT]):
         self._serve_idle_workers()
 
     def _admit_background(self) -> None:
-        """Make background keys ready while few of them are."""
+        """Make background keys ready until the limit on background keys is reached."""
         while len(self._admitted) < BACKGROUND_AT_ONCE and (chosen := self._background.pop()) is not None:
             key, namespace = chosen
             self._background.charge(namespace, 1.0)
             self._admitted.add(key)
             self._make_ready(key)
 
-    def ready_keys(self) -> Iterator[KeyT]:
-        """Iterate over the keys that wait to be taken now, also in the background."""
+    def iterate_ready_keys(self) -> Iterator[KeyT]:
+        """Iterate over all keys that are ready to be taken, including background keys."""
         self._move_due_keys()
         return itertools.chain(self._ready, self._background)
 
     async def take_key(self) -> KeyT:
-        """Wait for the next key and return it; call `finish_key` with it afterwards."""
+        """Wait for the next key and return it. The caller must call `finish_key` afterwards."""
         self._move_due_keys()
         key = self._start_next()
         if key is not None:
@@ -126,7 +126,7 @@ class KeyQueue(Generic[KeyT]):
             raise
 
     def _start_next(self) -> KeyT | None:
-        """Mark the next key as running and return it; None if no key may run."""
+        """Mark the next key as running and return it. If no key may run, return None."""
         chosen = self._ready.pop(self._has_worker)
         if chosen is None:
             return None
@@ -162,7 +162,7 @@ class KeyQueue(Generic[KeyT]):
             self._timer = asyncio.get_running_loop().call_later(self._later[0][0] - self._clock(), self._on_timer)
 
     def is_in_background(self, key: KeyT) -> bool:
-        """Return whether a key that is worked on is a background key."""
+        """Return whether a key that is being worked on is a background key."""
         return key in self._admitted
 
     def finish_key(self, key: KeyT) -> None:
@@ -182,8 +182,8 @@ class KeyQueue(Generic[KeyT]):
         if not self._running_of[namespace]:
             del self._running_of[namespace]
 
-    def stalled_s(self) -> float:
-        """Return for how many seconds work has been ready or under way without any being finished.
+    def find_stalled_s(self) -> float:
+        """Return the seconds for which there has been work but no key was finished.
 
         It is 0 when there is no work.
         """
@@ -195,8 +195,8 @@ class KeyQueue(Generic[KeyT]):
             self._later = [item for item in self._later if self._due.get(item[2]) == item[0]]
             heapq.heapify(self._later)
 
-    def seconds_to_next(self) -> float | None:
-        """Return the seconds until a key can be taken; None while there is no key."""
+    def find_seconds_to_next(self) -> float | None:
+        """Return the seconds until the next key can be taken. Without any key, return None."""
         self._move_due_keys()
         if self._ready:
             return 0.0

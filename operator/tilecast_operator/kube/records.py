@@ -19,24 +19,24 @@ class RecordPart(dict[Key, ValueT]):
 
     Args:
         records: the records that this is a part of.
-        make: makes the value of a key that has none yet; None if only the controller can set it.
-        dropped: called with each key whose record was dropped, and with the key's value.
+        make: makes the value of a key that has none yet, or None if only the controller can set it.
+        on_drop: called with the key and the value of each record that is dropped.
     """
 
     def __init__(
-        self, records: Records, make: Callable[[], ValueT] | None, dropped: Callable[[Key, ValueT], None]
+        self, records: Records, make: Callable[[], ValueT] | None, on_drop: Callable[[Key, ValueT], None]
     ) -> None:
         super().__init__()
         self._records = records
         self._make = make
-        self.dropped = dropped
+        self.on_drop = on_drop
 
     def __setitem__(self, key: Key, value: ValueT) -> None:
         if self._records.may_exist(key):
             super().__setitem__(key, value)
 
     def get_or_make(self, key: Key) -> ValueT:
-        """Return the value of a key, made first if there is none.
+        """Return the value of a key. If the key has none, make and store one.
 
         Raises:
             KeyError: there is no value, and this part cannot make one.
@@ -46,7 +46,7 @@ class RecordPart(dict[Key, ValueT]):
         return self.setdefault(key, self._make())
 
     def setdefault(self, key: Key, default: ValueT) -> ValueT:
-        """Return the value of a key, which becomes `default` if there is none."""
+        """Return the value of a key. If the key has none, store and return `default`."""
         if key not in self:
             self[key] = default
         return self.get(key, default)
@@ -61,10 +61,10 @@ class Records:
         """Returns whether the object of a key may exist; nothing is recorded of one that is gone."""
 
     def add_part(
-        self, make: Callable[[], ValueT] | None = None, dropped: Callable[[Key, ValueT], None] = lambda key, value: None
+        self, make: Callable[[], ValueT] | None = None, on_drop: Callable[[Key, ValueT], None] = lambda key, value: None
     ) -> RecordPart[ValueT]:
-        """Declare a part of every record; the arguments are those of `RecordPart`."""
-        part = RecordPart(self, make, dropped)
+        """Declare a part of every record, and return it. The arguments are those of `RecordPart`."""
+        part = RecordPart(self, make, on_drop)
         self._parts.append(part)
         return part
 
@@ -72,7 +72,7 @@ class Records:
         """Drop the record of an object that is gone."""
         for part in self._parts:
             if key in part:
-                part.dropped(key, part.pop(key))
+                part.on_drop(key, part.pop(key))
 
     def __contains__(self, key: Key) -> bool:
         return any(key in part for part in self._parts)

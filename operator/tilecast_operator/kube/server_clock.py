@@ -25,7 +25,7 @@ class ServerClock:
         self._offset_s: float | None = None
 
     def set_from_header(self, date: str) -> None:
-        """Set the clock by the Date header of an answer; ignore an unreadable one."""
+        """Set the clock from an HTTP Date header. Ignore an unreadable header."""
         try:
             offset_s = parsedate_to_datetime(date).timestamp() - self._timer()
         except (TypeError, ValueError):

@@ -15,7 +15,7 @@ from tilecast_operator.kube.documents import LeaseSpec
 
 
 class LeaderLivesError(Exception):
-    """The Lease was renewed, so a replica leads."""
+    """Error that a replica leads, because the Lease was renewed."""
 
 
 class _LeaseState(NamedTuple):
@@ -30,27 +30,27 @@ class StaleLease:
 
     Args:
         client: client of the API server.
-        place: `namespace/name` of the Lease.
+        lease_name: `namespace/name` of the Lease.
         look_s: seconds between two looks at the Lease.
         fresh_s: seconds for which `require_unchanged` trusts the last look.
         margin_s: seconds after the Lease has run out, by the end of which its holder no longer writes.
     """
 
     client: Api
-    place: str
+    lease_name: str
     _: KW_ONLY
     look_s: float = 2.0
     fresh_s: float = 1.0
     margin_s: float = 5.0
 
     def __post_init__(self) -> None:
-        namespace, _, name = self.place.partition("/")
+        namespace, _, name = self.lease_name.partition("/")
         self._path = f"/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases/{name}"
         self._version = ""
         self._looked_s = 0.0
 
     async def wait_until_stale(self, older_than_s: float) -> None:
-        """Wait until the Lease has stayed unchanged for this time, in seconds, and for longer than its own duration.
+        """Wait until the Lease has been unchanged for `older_than_s` seconds and for longer than its duration.
 
         Raises:
             LeaderLivesError: the Lease changes.
@@ -74,7 +74,7 @@ class StaleLease:
 
     async def _require_same_version(self) -> None:
         if (await self._read_lease()).version != self._version:
-            raise LeaderLivesError(f"lease {self.place} is renewed: the operator lives")
+            raise LeaderLivesError(f"lease {self.lease_name} is renewed: the operator lives")
 
     async def _read_lease(self) -> _LeaseState:
         began_s, look = time.monotonic(), _LeaseState("", 0.0)

@@ -11,7 +11,7 @@ def format_time(time_s: float) -> str:
 
 
 def parse_time(text: object) -> float | None:
-    """Return the Unix time, in seconds, of a timestamp that Kubernetes wrote; None if the value is no timestamp."""
+    """Return the Unix time, in seconds, of a Kubernetes timestamp. For any other value, return None."""
     try:
         time = datetime.fromisoformat(str(text)[:64])
     except ValueError:

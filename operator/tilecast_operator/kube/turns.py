@@ -26,7 +26,7 @@ LEAST_S = 1e-3
 
 @dataclass(frozen=True, slots=True)
 class TurnClaim:
-    """Namespace that requests a turn, and whether a job of it waits to start."""
+    """Request of a namespace for a turn, and whether a job in the namespace waits for the turn before it starts."""
 
     namespace: str = ""
     is_held: bool = False
@@ -53,14 +53,14 @@ class RecentUse:
         """Add seconds that a namespace used just now."""
         if self._clock() - self._tidied_s > WINDOW_S:
             self._tidied_s = self._clock()
-            self.namespaces_over(0.0)
+            self.find_namespaces_over(0.0)
         entries, now = self._used.setdefault(namespace, deque()), int(self._clock())
         if entries and entries[-1][0] == now:
             seconds += entries.pop()[1]
         entries.append((now, seconds))
 
-    def used_s(self, namespace: str) -> float:
-        """Return the seconds that a namespace has used."""
+    def sum_used_s(self, namespace: str) -> float:
+        """Return the seconds that a namespace has used within the last minute."""
         entries, since = self._used.get(namespace), self._clock() - WINDOW_S
         if entries is None:
             return 0.0
@@ -70,9 +70,9 @@ class RecentUse:
             del self._used[namespace]
         return math.fsum(seconds for _, seconds in entries)
 
-    def namespaces_over(self, limit_s: float) -> dict[str, float]:
-        """Return the namespaces that have used at least `limit_s` seconds, and their seconds."""
-        used = {namespace: self.used_s(namespace) for namespace in list(self._used)}
+    def find_namespaces_over(self, limit_s: float) -> dict[str, float]:
+        """Return the used seconds of each namespace that has used at least `limit_s` seconds."""
+        used = {namespace: self.sum_used_s(namespace) for namespace in list(self._used)}
         return {namespace: seconds for namespace, seconds in used.items() if 0.0 < seconds >= limit_s}
 
 
@@ -92,7 +92,7 @@ class Turn:
 
 @dataclass(eq=False, slots=True)
 class _Ticket:
-    """A caller who waits for a turn."""
+    """Caller that waits for a turn."""
 
     rank: float
     expected_s: float
@@ -102,19 +102,21 @@ class _Ticket:
 
 
 class Turns:
-    """Limit on the number of callers that run at once. Belongs to one event loop.
+    """Limit on the number of tasks that run at once. Belongs to one event loop.
 
-    First come those who hold up the start of a job, then the namespaces in turn, then namespaces over their budget.
-    Nobody waits while there is room.
+    If the limit is reached, a task waits. Tasks that delay the start of a job are first. Then namespaces alternate.
+    Namespaces over their budget are last.
 
     Args:
-        at_once: how many callers run at once.
+        max_running: largest number of tasks that run at once.
         budget_s: seconds that a namespace may use within a minute before it waits behind the others.
         clock: monotonic time, in seconds.
     """
 
-    def __init__(self, at_once: int, budget_s: float = math.inf, clock: Callable[[], float] = time.monotonic) -> None:
-        self._free = at_once
+    def __init__(
+        self, max_running: int, budget_s: float = math.inf, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._free = max_running
         self._budget_s = budget_s
         self._clock = clock
         self._used, self._used_held = RecentUse(clock), RecentUse(clock)
@@ -126,17 +128,17 @@ class Turns:
         self._tickets: dict[Hashable, list[_Ticket]] = {}
         """Waiting tickets by key."""
 
-    def namespaces_over_budget(self) -> dict[str, float]:
-        """Return the namespaces over their budget, and the seconds that they used in the last minute."""
-        return self._used.namespaces_over(self._budget_s)
+    def find_namespaces_over_budget(self) -> dict[str, float]:
+        """Return the namespaces over their budget, each with its used seconds of the last minute."""
+        return self._used.find_namespaces_over(self._budget_s)
 
-    def namespaces_behind_others(self) -> dict[str, float]:
-        """Return the namespaces over their budget; none if no other namespace had a turn lately."""
-        return self.namespaces_over_budget() if len(self._used.namespaces_over(0.0)) > 1 else {}
+    def find_namespaces_behind_others(self) -> dict[str, float]:
+        """Return the namespaces over their budget. If no other namespace had a turn lately, return none."""
+        return self.find_namespaces_over_budget() if len(self._used.find_namespaces_over(0.0)) > 1 else {}
 
     @contextmanager
     def add_claim(self, key: Hashable, claim: TurnClaim) -> Iterator[None]:
-        """Let a namespace wait for the search of `key` too, for the duration of a `with` block."""
+        """Record in a `with` block that the claim's namespace waits for the search with this key."""
         claims = self._claims.setdefault(key, [])
         claims.append(claim)
         for ticket in self._tickets.get(key, ()):
@@ -157,9 +159,9 @@ class Turns:
         """Wait for a turn, which lasts until the end of a `with` block.
 
         Args:
-            key: what the turn is for.
-            claim: for whom, if nobody claims the key.
-            rank: order within the namespace; the lowest is next.
+            key: key of the work, under which `add_claim` recorded namespaces.
+            claim: namespace that takes the turn if no namespace claims the key.
+            rank: order within the namespace. The lowest rank is next.
             expected_s: how long the turn is expected to take, in seconds.
         """
         claims, expected_s = self._claims.get(key) or [claim], max(expected_s, LEAST_S)
@@ -200,7 +202,7 @@ class Turns:
                 del self._tickets[key]
 
     def _enqueue(self, ticket: _Ticket, claim: TurnClaim) -> None:
-        """Add a ticket to the queues of a claim's namespace."""
+        """Add a ticket to the queue of the claim's namespace."""
         namespace, known = claim.namespace, ticket.is_held_by
         if ticket.turn.done() or known.get(namespace) in (True, claim.is_held):
             return
@@ -210,7 +212,7 @@ class Turns:
             self._held.push(ticket, namespace, (ticket.rank,))
 
     def _withdraw_claim(self, ticket: _Ticket, claim: TurnClaim, others: list[TurnClaim]) -> None:
-        """Remove a claim from a ticket, which then waits for the other claims only.
+        """Remove a claim from a ticket. The ticket then waits only for its other claims.
 
         A ticket without claims keeps its place, because the next caller with its key needs its result.
         """
@@ -230,7 +232,7 @@ class Turns:
         self._everybody.remove(ticket)
 
     def _pass_turn_on(self) -> None:
-        """Give a turn that has ended to the next ticket, if any."""
+        """Pass an ended turn to the next ticket, if there is one."""
         while (chosen := self._next_ticket()) is not None:
             ticket, turn = chosen
             self._remove_ticket(ticket)
@@ -242,10 +244,10 @@ class Turns:
 
     def _next_ticket(self) -> tuple[_Ticket, Turn] | None:
         def may_overtake(_: _Ticket, namespace: str) -> bool:
-            return self._used_held.used_s(namespace) < HELD_FIRST_S
+            return self._used_held.sum_used_s(namespace) < HELD_FIRST_S
 
         def is_within_budget(ticket: _Ticket, namespace: str) -> bool:
-            return ticket.is_held_by[namespace] or self._used.used_s(namespace) < self._budget_s
+            return ticket.is_held_by[namespace] or self._used.sum_used_s(namespace) < self._budget_s
 
         queue = self._held
         if (chosen := queue.pop(may_overtake)) is None:

@@ -15,7 +15,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from tilecast_operator.kube.client import Api, ApiError, list_pages, retry_wait_s
+from tilecast_operator.kube.client import Api, ApiError, compute_retry_wait_s, list_pages
 from tilecast_operator.kube.kinds import Document
 
 log = logging.getLogger("tilecast")
@@ -41,27 +41,27 @@ PACE = WatchPace()
 
 
 class Informer(ABC):
-    """List and watch of one resource, repeated until the task is cancelled.
+    """List and watch of one resource, repeated until its task is cancelled.
 
     Args:
         api: the client.
         path: path of the list.
         query: parameters that select objects of the list.
-        answered: called whenever the API server answered a list or a watch.
+        on_answer: called after each successful list or watch request.
         pace: how fast requests follow each other.
     """
 
     def __init__(
-        self, api: Api, path: str, query: Mapping[str, str], answered: Callable[[], None], pace: WatchPace
+        self, api: Api, path: str, query: Mapping[str, str], on_answer: Callable[[], None], pace: WatchPace
     ) -> None:
         self._api = api
         self._path = path
         self._query = query
-        self._answered = answered
+        self._on_answer = on_answer
         self._pace = pace
 
     async def run(self) -> None:
-        """List, watch, and list again after a while or an error."""
+        """List and watch objects. List again after a while or after an error."""
         await self._api.wait_for_login()
         attempt = 0
         while True:
@@ -78,7 +78,7 @@ class Informer(ABC):
                 if not is_expired:
                     self._on_failure(str(error) or type(error).__name__)
                 pace = self._pace
-                again_s = retry_wait_s(attempt, error, pace.retry_first_s, pace.retry_most_s)
+                again_s = compute_retry_wait_s(attempt, error, pace.retry_first_s, pace.retry_most_s)
                 await asyncio.sleep(pace.between_s if is_expired else again_s)
 
     async def _list(self) -> str:
@@ -87,12 +87,12 @@ class Informer(ABC):
             for item in page.get("items") or ():
                 self._add_listed(item)
             version = str(page["metadata"].get("resourceVersion", ""))
-        self._answered()
+        self._on_answer()
         self._end_list()
         return version
 
     async def _watch(self, version: str) -> str:
-        """Follow the changes until the server ends the answer; return the resource version to continue from.
+        """Apply the changes of a watch until the server ends it. Return the resource version for the next watch.
 
         Raises:
             ApiError: the version is too old, or the server refuses.
@@ -100,8 +100,8 @@ class Informer(ABC):
         query = {**self._query, "watch": "1", "allowWatchBookmarks": "true", "resourceVersion": version}
         query["timeoutSeconds"] = str(WATCH_S)
         async for line in self._api.stream_lines(self._path, query, idle_s=WATCH_S + 30.0):
-            version = self._skipped_version(line) or self._apply_event(line, version)
-        self._answered()
+            version = self._read_version_if_unchanged(line) or self._apply_event(line, version)
+        self._on_answer()
         return version
 
     def _apply_event(self, line: bytes, version: str) -> str:
@@ -113,25 +113,25 @@ class Informer(ABC):
             self._apply_change(event["type"], item, line)
         return str(item["metadata"].get("resourceVersion", version))
 
-    def _skipped_version(self, line: bytes) -> str:
-        """Return the resource version of an event without news; empty if the event has to be parsed."""
+    def _read_version_if_unchanged(self, line: bytes) -> str:
+        """Return the resource version of an event that changes nothing. For any other event, return an empty text."""
         return ""
 
     @abstractmethod
     def _begin_list(self) -> None:
-        """Begin a new list."""
+        """Forget the objects of an unfinished list, before the pages of a new list arrive."""
 
     @abstractmethod
     def _add_listed(self, item: Document) -> None:
-        """Add an object of the list."""
+        """Record an object that the current list returned."""
 
     @abstractmethod
     def _end_list(self) -> None:
-        """End the list; objects that it did not have are gone."""
+        """End the list, and remove the known objects that were not in it."""
 
     @abstractmethod
     def _apply_change(self, kind: str, item: Document, line: bytes) -> None:
-        """Apply a change of an object, reported by a line of the watch."""
+        """Apply one change of an object, from a parsed line of the watch."""
 
     @abstractmethod
     def _on_failure(self, why: str) -> None:
@@ -139,30 +139,30 @@ class Informer(ABC):
 
 
 class NodeInformer(Informer):
-    """Informer of nodes that does not parse heartbeats without news.
+    """Informer of nodes. It does not parse an event in which only times have changed.
 
     Args:
         api: the client.
-        see: takes a node that exists or has changed.
-        lose: takes a node that is gone.
-        selector: label selector of the nodes; empty for all.
-        answered: called whenever the API server answered a list or a watch.
+        on_node: called with a node that exists or has changed.
+        on_node_gone: called with a node that was deleted.
+        selector: label selector of the nodes, empty for all.
+        on_answer: called after each successful list or watch request.
         pace: how fast requests follow each other.
     """
 
     def __init__(
         self,
         api: Api,
-        see: Callable[[Document], None],
-        lose: Callable[[Document], None],
+        on_node: Callable[[Document], None],
+        on_node_gone: Callable[[Document], None],
         selector: str,
-        answered: Callable[[], None],
+        on_answer: Callable[[], None],
         pace: WatchPace = PACE,
     ) -> None:
         query = {"labelSelector": selector} if selector else {}
-        super().__init__(api, "/api/v1/nodes", query, answered, pace)
-        self._show, self._lose = see, lose
-        self._there: dict[str, Document] = {}
+        super().__init__(api, "/api/v1/nodes", query, on_answer, pace)
+        self._on_node, self._on_node_gone = on_node, on_node_gone
+        self._known: dict[str, Document] = {}
         """Kind and names of each node, by uid."""
         self._seen: dict[str, Document] = {}
         """Kind and names of the nodes in an unfinished list."""
@@ -175,31 +175,31 @@ class NodeInformer(Informer):
     def _add_listed(self, item: Document) -> None:
         node = {**item, "kind": "Node"}
         self._seen[str(item["metadata"].get("uid", ""))] = _node_identity(node)
-        self._show(node)
+        self._on_node(node)
 
     def _end_list(self) -> None:
-        for uid in self._there.keys() - self._seen.keys():
-            self._forget_node(uid, self._there[uid])
-        self._there = self._seen
+        for uid in self._known.keys() - self._seen.keys():
+            self._forget_node(uid, self._known[uid])
+        self._known = self._seen
 
-    def _skipped_version(self, line: bytes) -> str:
+    def _read_version_if_unchanged(self, line: bytes) -> str:
         head = _HEAD.match(line)
-        return head[2].decode() if head and self._digests.get(head[1]) == event_digest(line, head.end()) else ""
+        return head[2].decode() if head and self._digests.get(head[1]) == digest_event(line, head.end()) else ""
 
     def _apply_change(self, kind: str, item: Document, line: bytes) -> None:
         uid, node = str(item["metadata"].get("uid", "")), {**item, "kind": "Node"}
         if kind == "DELETED":
-            self._there.pop(uid, None)
+            self._known.pop(uid, None)
             self._forget_node(uid, node)
             return
-        self._there[uid] = _node_identity(node)
-        self._show(node)
+        self._known[uid] = _node_identity(node)
+        self._on_node(node)
         if head := _HEAD.match(line):
-            self._digests[head[1]] = event_digest(line, head.end())
+            self._digests[head[1]] = digest_event(line, head.end())
 
     def _forget_node(self, uid: str, node: Document) -> None:
         self._digests.pop(uid.encode(), None)
-        self._lose(node)
+        self._on_node_gone(node)
 
     def _on_failure(self, why: str) -> None:
         log.warning("nodes: %s; reading them anew", why)
@@ -214,8 +214,8 @@ _BEATS = (b'"lastHeartbeatTime":"', b'"time":"')
 _TIME = len("2000-01-01T00:00:00Z")
 
 
-def event_digest(line: bytes, start: int = 0) -> bytes:
-    """Return a digest of an event from byte `start` on, without the times of heartbeats and of managed fields."""
+def digest_event(line: bytes, start: int = 0) -> bytes:
+    """Return a digest of an event, without heartbeat times and managed fields' times, from byte `start` on."""
     state = hashlib.blake2b(digest_size=16)
     parts = [line[start:]]
     for mark in _BEATS:
@@ -226,13 +226,13 @@ def event_digest(line: bytes, start: int = 0) -> bytes:
 
 
 def _split_at_times(text: bytes, mark: bytes) -> list[bytes]:
-    """Return the pieces of an event between the times that follow a key."""
+    """Split the bytes of an event at the times that follow the key `mark`, and return the rest."""
     first, *rest = text.split(mark)
     # A label may have the mark's name, but its value has no colon.
     return [first, *(part[_TIME:] if part[_TIME - 7 : _TIME - 6] == b":" else part for part in rest)]
 
 
 def _node_identity(node: Document) -> Document:
-    """Return a node reduced to its name and uid, which is enough to report its deletion."""
+    """Return a node reduced to name and UID, which suffice to report its deletion."""
     metadata = node["metadata"]
     return {"kind": "Node", "metadata": {"name": metadata["name"], "uid": metadata.get("uid", "")}}

@@ -13,10 +13,10 @@ from tilecast_operator.kube.client import Api, ApiError
 from tilecast_operator.kube.documents import (
     Author,
     Note,
-    annotations_merge_patch,
-    applied_fields,
-    event_document,
-    status_json_patch,
+    make_annotations_patch,
+    make_apply_document,
+    make_event_document,
+    make_status_patch,
 )
 from tilecast_operator.kube.kinds import Document, Key, Kinds
 from tilecast_operator.kube.lease import Leadership
@@ -44,7 +44,7 @@ class Writer:
         now: the time as Kubernetes writes it.
         author: names under which the writer writes.
         kinds: where the kinds of objects are served.
-        at_once: number of requests under way at once.
+        max_requests: largest number of concurrent requests.
     """
 
     client: Api
@@ -54,40 +54,39 @@ class Writer:
     now: Callable[[], str]
     author: Author
     kinds: Kinds
-    at_once: int
+    max_requests: int
 
     def __post_init__(self) -> None:
-        self._turns = Turns(self.at_once)
+        self._turns = Turns(self.max_requests)
 
     async def annotate(
-        self, key: Key, seen: Stored[Any], annotations: Mapping[str, str], *, is_conditional: bool = True
+        self, key: Key, cached: Stored[Any], annotations: Mapping[str, str], *, is_conditional: bool = True
     ) -> Stored[Any]:
-        """Apply the complete set of our annotations to an object; return the object.
+        """Apply the complete set of the operator's annotations to an object, and return the object.
 
         Args:
             key: key of the object.
-            seen: the object as it was seen.
-            annotations: our annotations.
-            is_conditional: whether a change by anybody else since then is a conflict.
+            cached: the object as the caller read it from the cache.
+            annotations: all annotations of the operator.
+            is_conditional: whether the write fails if the object has changed since it was read.
 
         Raises:
-            ApiError: the API server refused; 409 if the object has changed since, as another operator may have written
-                the same.
+            ApiError: the API server refused the write, with status 409 if the object has changed.
         """
-        fields = self._apply_document(key, seen, is_conditional, annotations=annotations)
+        fields = self._apply_document(key, cached, is_conditional, annotations=annotations)
         return self.cache.table(key).store_written(await self.apply_fields(key, fields))
 
     async def write_status(
-        self, key: Key, seen: Stored[Any], status: Mapping[str, Any], *, is_conditional: bool = True
+        self, key: Key, cached: Stored[Any], status: Mapping[str, Any], *, is_conditional: bool = True
     ) -> Stored[Any]:
-        """Apply a whole status; arguments and errors are those of `annotate`."""
-        fields = self._apply_document(key, seen, is_conditional, status=status)
+        """Apply a whole status to an object. Arguments and errors are those of `annotate`."""
+        fields = self._apply_document(key, cached, is_conditional, status=status)
         return self.cache.table(key).store_written(await self.apply_fields(key, fields, "/status"))
 
     async def apply_fields(
         self, key: Key, document: Document, subresource: str = "", *, force: bool = True
     ) -> dict[str, Any]:
-        """Apply the fields of a document (server-side apply); return the object. Raises as `annotate` does."""
+        """Apply the fields of a document by server-side apply, and return the object. Errors are as in `annotate`."""
         resource, path = self.kinds[key.kind].plural + subresource, self._object_path(key) + subresource
         try:
             return await self._send_counted(
@@ -98,47 +97,48 @@ class Writer:
                 raise
         # The object was stored before its CRD became as strict as it is now.
         if subresource:
-            operations = status_json_patch(document)
+            operations = make_status_patch(document)
             return await self._send_counted(resource, _turn_claim(key), lambda: self.client.patch(path, operations))
-        merged = annotations_merge_patch(document, self.author.annotations)
+        merged = make_annotations_patch(document, self.author.annotations)
         return await self._send_counted(resource, _turn_claim(key), lambda: self.client.merge(path, merged))
 
     async def patch(
         self, path: str, resource: str, operations: Sequence[Mapping[str, Any]], claim: TurnClaim = NOBODY
     ) -> dict[str, Any]:
-        """Apply a JSON patch to an object, in the turn of whoever claims it; return the object."""
+        """Apply a JSON patch to an object in a turn of the claim's namespace, and return the object."""
         return await self._send_counted(resource, claim, lambda: self.client.patch(path, operations))
 
-    async def delete(self, key: Key, seen: Stored[Any]) -> None:
-        """Delete an object if it is still as it was seen."""
+    async def delete(self, key: Key, cached: Stored[Any]) -> None:
+        """Delete an object, unless the object has changed since the caller read it as `cached`."""
         try:
             await self._send_counted(
                 self.kinds[key.kind].plural,
                 _turn_claim(key),
-                lambda: self.client.delete(self._object_path(key), seen.uid, seen.resource_version),
+                lambda: self.client.delete(self._object_path(key), cached.uid, cached.resource_version),
             )
         except ApiError as error:
             if error.status not in (404, 409):
                 raise
 
     async def post_event(self, key: Key, uid: str, note: Note, *, is_change: bool = False) -> bool:
-        """Create the Event of a note, unless it exists; return whether it exists now.
+        """Create the Event of a note, unless the Event exists. Return whether the Event exists afterwards.
 
-        An Event that cannot be written is no reason to wait.
+        If the API server rejects the Event for good, log a warning and return False.
 
         Args:
             key: key of the object.
             uid: UID of the object.
-            note: what the Event says.
-            is_change: whether something else was true until now, so that the same note is news again.
+            note: type, reason and message of the Event.
+            is_change: whether the object's state has just changed. If so, an Event about an earlier equal state does
+                not count as existing.
 
         Raises:
-            ApiError: the API server is busy.
+            ApiError: the API server answered 429 or 500 and above, so a new attempt may succeed.
         """
         now = self.now()
         occasions = ("", now) if is_change else ("",)
         for occasion in occasions:
-            body = event_document(note, self.author, key, self.kinds[key.kind].api_version, uid, now, occasion)
+            body = make_event_document(note, self.author, key, self.kinds[key.kind].api_version, uid, now, occasion)
             path = f"/api/v1/namespaces/{body['metadata']['namespace']}/events"
             try:
                 if await self._send_counted("events", _turn_claim(key), partial(self._create_if_absent, path, body)):
@@ -154,15 +154,15 @@ class Writer:
         return self.kinds[key.kind].path(key.namespace, key.name)
 
     def _apply_document(
-        self, key: Key, seen: Stored[Any], is_conditional: bool, **parts: Mapping[str, Any]
+        self, key: Key, cached: Stored[Any], is_conditional: bool, **parts: Mapping[str, Any]
     ) -> dict[str, Any]:
-        """Return a server-side apply document of these parts, conditional on the object as it was seen."""
-        version = seen.resource_version if is_conditional and seen.resource_version else None
+        """Return a server-side apply document. If `is_conditional`, it applies only to the object as it was seen."""
+        version = cached.resource_version if is_conditional and cached.resource_version else None
         api_version = self.kinds[key.kind].api_version
-        return applied_fields(key, api_version, uid=seen.uid, resource_version=version, **parts)
+        return make_apply_document(key, api_version, uid=cached.uid, resource_version=version, **parts)
 
     async def _create_if_absent(self, path: str, document: Document) -> Document | None:
-        """Create an object; return None if it exists already."""
+        """Create an object and return it. If it exists already, return None."""
         try:
             return await self.client.create(path, document)
         except ApiError as error:

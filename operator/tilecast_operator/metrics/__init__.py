@@ -10,7 +10,7 @@ import tilecast
 from tilecast.advice import Advice
 from tilecast.api.status import ModelVersion
 from tilecast.nodes import NodesReport
-from tilecast_operator.answer import Answer, reason
+from tilecast_operator.answer import Answer, get_ready_reason
 from tilecast_operator.free_gpus import Free
 from tilecast_operator.metrics.families import STAGES, WATCHED, MetricFamilies
 from tilecast_operator.metrics.groups import BoundedGroups, Series
@@ -29,7 +29,7 @@ RUN_REPORTS = 3
 
 
 class Metrics(MetricFamilies):
-    """Every metric, in a registry of its own."""
+    """All metrics of the operator, in a Prometheus registry."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         super().__init__()
@@ -61,21 +61,21 @@ class Metrics(MetricFamilies):
         """Count the outcome of a write request: `ok`, the HTTP status of a refusal, or `unreachable`."""
         self.writes.labels(resource, outcome).inc()
 
-    def count_advice(self, answer: Answer, changed: bool) -> None:
-        """Count an answer that was written to a job."""
-        self.recommendations.labels(reason(answer)).inc()
-        if changed:
-            self.changes.labels(reason(answer)).inc()
+    def count_advice(self, answer: Answer, is_changed: bool) -> None:
+        """Count an answer that was written to a job, and whether it changed."""
+        self.recommendations.labels(get_ready_reason(answer)).inc()
+        if is_changed:
+            self.changes.labels(get_ready_reason(answer)).inc()
         if isinstance(answer, Advice) and answer.best is not None:
             self.predicted.labels(*self._gpus.use_labels((answer.best.pool.gpu.name,))).observe(answer.best.step_s)
 
     def count_observation(self, score: Score, seconds: float, steps: int | None, baseline: float | None) -> None:
-        """Count an accepted report.
+        """Count an accepted report of a measured step.
 
         Args:
             score: the job that it belongs to.
             seconds: the reported step.
-            steps: number of steps that the report covers; None if it does not say.
+            steps: number of steps that the report covers, or None if it does not say.
             baseline: GPU-seconds of a step of the job's baseline, if it has one.
         """
         forecast = score.forecast
@@ -91,22 +91,22 @@ class Metrics(MetricFamilies):
             *([(self.interval_runs, score.window.seconds)] if score.window.samples == RUN_REPORTS else []),
         ):
             covered = forecast.step_seconds.lower_bound <= observed_s <= forecast.step_seconds.upper_bound
-            self._groups.count_one(counter, (gpu, precision, family), "true" if covered else "false")
+            self._groups.increment_counter(counter, (gpu, precision, family), "true" if covered else "false")
         if score.window.samples == 1:
             self.followed.labels("true" if forecast.followed else "false").inc()
         if forecast.followed and steps and baseline is not None:
             self.saved.inc(max(0.0, baseline - seconds * forecast.gpus) * steps)
 
     def show_kueue(self, served: str, release: str, stop_policy: bool, gate: str) -> None:
-        """Show version and features of Kueue; no series if Kueue is not served."""
+        """Show the version and features of Kueue. If Kueue is not served, show no series."""
         self.kueue.clear()
         if served:
             self.kueue.labels(served, release, "true" if stop_policy else "false", gate).set(1)
 
     def show_learning(self, calibrator: Calibrator) -> None:
-        """Show how many runs count, and how many namespaces are at their bound."""
+        """Show how many runs are learned from, and how many namespaces are at their bound."""
         self.learnt_runs.clear()
-        for labels, count in calibrator.run_counts().items():
+        for labels, count in calibrator.count_runs_by_state().items():
             self.learnt_runs.labels(*labels).set(count)
         self.bounded.set(len(calibrator.bounded_namespaces))
 
@@ -114,25 +114,25 @@ class Metrics(MetricFamilies):
         """Show the errors and the corrections of the current calibration."""
         for instrument in (self.bias, self.spread, self.runs):
             instrument.clear()
-        shown = self._groups.shown_labels(calibrator.group_sizes())
-        for group, errors in calibrator.group_errors(shown).items():
+        shown = self._groups.choose_labels(calibrator.count_runs_by_group())
+        for group, errors in calibrator.compute_group_errors(shown).items():
             self.runs.labels(*group).set(errors.runs)
             for stage in errors.bias:
                 self.bias.labels(*group, stage).set(errors.bias[stage])
                 self.spread.labels(*group, stage).set(errors.absolute[stage])
         self.calibration.clear()
-        for group, value in calibrator.group_ratios().items():
+        for group, value in calibrator.find_group_ratios().items():
             if shown.get(group) == group:
                 self.calibration.labels(*group).set(value)
 
     def count_search(self, advice: Advice, duration_s: float) -> None:
-        """Count one search."""
+        """Count one search and its duration in seconds."""
         self.advice_duration.observe(duration_s)
         self.plans.inc(advice.plans_evaluated)
         self.model.info(ModelVersion.from_origin(advice.provenance).document())
 
     def show_queue(self, plan: PlannedQueue, duration_s: float, now_s: float) -> None:
-        """Show a plan of the queue, how long it took and when it was made."""
+        """Show the queue plan, the seconds that planning took, and the time of the plan."""
         self.queue_duration.observe(duration_s)
         self.queue_time.set(now_s)
         self.queue_completion.clear()

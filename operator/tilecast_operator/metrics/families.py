@@ -65,7 +65,10 @@ class MetricFamilies:
             return family
 
         def gauge(name: str, text: str, *labels: str, of_the_cluster: bool = False) -> Gauge:
-            """Declare a gauge; with `of_the_cluster` only the leader shows it, so that sums over replicas are right."""
+            """Declare a gauge.
+
+            With `of_the_cluster`, only the leader shows it, so that sums over replicas are right.
+            """
             family = Gauge(name, text, labels, registry=registry)
             if of_the_cluster:
                 self.leader_gauges.append(family)
@@ -76,7 +79,7 @@ class MetricFamilies:
             return Histogram(name, text, labels, buckets=buckets, registry=registry)
 
         def info(name: str, text: str) -> Info:
-            """Declare an info metric: facts in labels."""
+            """Declare an info metric, whose labels hold the information."""
             return Info(name, text, registry=registry)
 
         # Forecasts, measured steps and the errors between them.

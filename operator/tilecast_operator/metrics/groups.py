@@ -26,17 +26,17 @@ a series that begins at one, and Prometheus often runs twice."""
 
 @dataclass(eq=False)
 class BoundedGroups(Collector):
-    """Groups of label values with series of their own, limited in number.
+    """Limited set of label combinations, called groups, and the metric series of every group.
 
     Args:
         registry: registry of the series.
-        most: number of groups with series of their own; further groups are `OTHER`.
+        max_groups: largest number of groups with their own series. Further groups are counted as `OTHER`.
         series: the series of every group.
         clock: monotonic time, in seconds.
     """
 
     registry: CollectorRegistry
-    most: int
+    max_groups: int
     series: Series
     clock: Callable[[], float] = time.monotonic
 
@@ -50,8 +50,8 @@ class BoundedGroups(Collector):
         self.registry.register(self)
 
     def use_labels(self, group: Group) -> Group:
-        """Return the labels under which a group is shown, and create its series."""
-        shown = group if group in self._used or len(self._used) < self.most else (OTHER,) * len(group)
+        """Create the series of a group if needed. Return the labels that show the group."""
+        shown = group if group in self._used or len(self._used) < self.max_groups else (OTHER,) * len(group)
         if shown not in self._used:
             self._scrapes[shown] = 0
             for metric, further in self.series.items():
@@ -60,24 +60,24 @@ class BoundedGroups(Collector):
         self._used[shown] = self.clock()
         return shown
 
-    def count_one(self, counter: Counter, group: Group, *labels: str) -> None:
-        """Count one for a group, or later if its series were not yet scraped at zero."""
+    def increment_counter(self, counter: Counter, group: Group, *labels: str) -> None:
+        """Add one to a group's counter. For a new group, wait until Prometheus has scraped the counter at zero."""
         shown = self.use_labels(group)
         if shown in self._scrapes:
             self._counts.setdefault(shown, []).append((counter, labels))
         else:
             counter.labels(*shown, *labels).inc()
 
-    def shown_labels(self, sizes: Mapping[Group, int]) -> Mapping[Group, Group]:
-        """Return for each group of `sizes` the labels under which it is shown.
+    def choose_labels(self, sizes: Mapping[Group, int]) -> Mapping[Group, Group]:
+        """Return the labels that show each group of `sizes`, by group.
 
         If there are too many groups, those in use are shown first, then the largest by `sizes`.
         """
         order = sorted(sizes, key=lambda group: (group not in self._used, -sizes[group], group))
-        return {group: group if place < self.most else (OTHER,) * len(group) for place, group in enumerate(order)}
+        return {group: group if place < self.max_groups else (OTHER,) * len(group) for place, group in enumerate(order)}
 
     def collect(self) -> Iterator[Metric]:
-        """Add pending counts and forget unused groups, once at each scrape; yield no metric."""
+        """Add pending counts and remove groups unused for a day. Yield no metric. Called at each scrape."""
         for group, scrapes in list(self._scrapes.items()):
             self._scrapes[group] = scrapes + 1  # the registry calls this collector after the metrics
             if scrapes + 1 >= SCRAPES:

@@ -6,7 +6,7 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Mapping
 
-from tilecast.jobs.quantities import pod_gpus
+from tilecast.jobs.quantities import count_pod_gpus
 from tilecast_operator.kube.client import Api
 from tilecast_operator.kube.kinds import Document
 from tilecast_operator.kube.watch import PACE, Informer, WatchPace
@@ -15,18 +15,18 @@ log = logging.getLogger("tilecast")
 
 
 class PodInformer(Informer):
-    """Informer that calls `changed` with the GPUs that pods hold by node, or with None while unknown."""
+    """Watch of pods that reports the GPUs held on each node, or None while the number is unknown."""
 
     def __init__(
         self,
         api: Api,
-        changed: Callable[[Mapping[str, int] | None], None],
-        answered: Callable[[], None] = lambda: None,
+        on_change: Callable[[Mapping[str, int] | None], None],
+        on_answer: Callable[[], None] = lambda: None,
         pace: WatchPace = PACE,
     ) -> None:
         query = {"fieldSelector": "spec.nodeName!=,status.phase!=Succeeded,status.phase!=Failed"}
-        super().__init__(api, "/api/v1/pods", query, answered, pace)
-        self._changed = changed
+        super().__init__(api, "/api/v1/pods", query, on_answer, pace)
+        self._on_change = on_change
         self._held: dict[str, tuple[str, int]] = {}
         """Node and GPUs of each pod with GPUs, by uid."""
         self._seen: dict[str, tuple[str, int]] = {}
@@ -36,7 +36,7 @@ class PodInformer(Informer):
         self._seen = {}
 
     def _add_listed(self, item: Document) -> None:
-        if gpus := pod_gpus(item):
+        if gpus := count_pod_gpus(item):
             self._seen[item["metadata"]["uid"]] = (item["spec"]["nodeName"], gpus)
 
     def _end_list(self) -> None:
@@ -44,7 +44,7 @@ class PodInformer(Informer):
         self._report_usage()
 
     def _apply_change(self, kind: str, item: Document, line: bytes) -> None:
-        uid, gpus = item["metadata"]["uid"], pod_gpus(item)
+        uid, gpus = item["metadata"]["uid"], count_pod_gpus(item)
         before = self._held.get(uid)
         now = (str(item["spec"].get("nodeName", "")), gpus) if gpus and kind != "DELETED" else None
         if before == now:
@@ -57,10 +57,10 @@ class PodInformer(Informer):
 
     def _on_failure(self, why: str) -> None:
         log.warning("pods: %s; what is free is not known until they are read again", why)
-        self._changed(None)
+        self._on_change(None)
 
     def _report_usage(self) -> None:
         used: Counter[str] = Counter()
         for node, gpus in self._held.values():
             used[node] += gpus
-        self._changed(used)
+        self._on_change(used)

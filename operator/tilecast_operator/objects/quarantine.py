@@ -22,16 +22,16 @@ _OF_METADATA = ("name", "namespace", "uid", "resourceVersion", "generation", "cr
 
 
 def open_quarantine(folder: str, suspects: Iterable[Key], clock: Callable[[], float]) -> Quarantine:
-    """Return the quarantine of the operator; the arguments are those of `Quarantine`."""
+    """Return the quarantine of the operator. `Quarantine` describes the arguments."""
     return Quarantine(folder, suspects, clock, harmless_part, digest_user_content)
 
 
 def harmless_part(body: Document) -> Document | None:
-    """Return the part of a quarantined object that may be read: a minimal job, or None for other kinds."""
-    return minimal_job(body) if body["kind"] in (training_job.KIND, *JOB_KINDS) else None
+    """Return a minimal job from a quarantined job. For other kinds, return None."""
+    return make_minimal_job(body) if body["kind"] in (training_job.KIND, *JOB_KINDS) else None
 
 
-def minimal_job(body: Document) -> dict[str, Any]:
+def make_minimal_job(body: Document) -> dict[str, Any]:
     """Return a quarantined job reduced to short metadata, suspension, target and a small status."""
     metadata = as_mapping(body.get("metadata"))
     spec = as_mapping(body.get("spec"))
@@ -63,7 +63,7 @@ def _minimal_spec(spec: Document) -> dict[str, Any]:
 
 
 def digest_user_content(body: Document) -> str:
-    """Return a digest of the user-written content of an object, without the fields that a release changes."""
+    """Return a digest of the user-written content of an object, without fields that a release of the job changes."""
     # No recursion: the object may be nested as deep as the API server allows.
     metadata, spec = as_mapping(body.get("metadata")), dict(as_mapping(body.get("spec")))
     spec.pop("suspend", None)
@@ -86,7 +86,7 @@ def digest_user_content(body: Document) -> str:
 
 
 def _drop_own_keys(part: object) -> dict[str, Any]:
-    """Return labels or annotations without those of Tilecast and Kueue."""
+    """Return labels or annotations without the keys of Tilecast and Kueue."""
     ours = (*ADVICE_KEYS, APPLIED)
     return {name: text for name, text in as_mapping(part).items() if name not in ours and not name.startswith(KUEUE)}
 

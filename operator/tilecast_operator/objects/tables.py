@@ -27,21 +27,21 @@ class Cache(ObjectCache):
 
     def __init__(self, journal: Journal | None = None, quarantine: Quarantine | None = None) -> None:
         journal, quarantine = journal or Journal("", ()), quarantine or open_quarantine("", (), time.time)
-        sift = quarantine.readable_part
-        self.nodes: CacheTable[nodes.Node] = CacheTable(nodes.read_node, sift)
-        self.slices: CacheTable[nodes.ResourceSlice | None] = CacheTable(nodes.read_resource_slice, sift)
+        select_part = quarantine.find_readable_part
+        self.nodes: CacheTable[nodes.Node] = CacheTable(nodes.read_node, select_part)
+        self.slices: CacheTable[nodes.ResourceSlice | None] = CacheTable(nodes.read_resource_slice, select_part)
         """A value of None is a slice of no use here, which is counted all the same."""
-        self.pools: CacheTable[View] = CacheTable(View.from_object, sift)
-        self.learnings: CacheTable[view.LearningView] = CacheTable(view.LearningView.from_object, sift)
-        self.queue_advices: CacheTable[View] = CacheTable(View.from_object, sift)
-        self.training_jobs: CacheTable[View] = CacheTable(View.from_object, sift)
-        self.jobs: CacheTable[Document] = CacheTable(view.trim_job, sift)
-        self.namespaces: CacheTable[view.NamespaceView] = CacheTable(view.NamespaceView.from_object, sift)
-        self.local_queues: CacheTable[Document] = CacheTable(view.trim_kueue_object, sift)
-        self.cluster_queues: CacheTable[Document] = CacheTable(view.trim_kueue_object, sift)
-        self.flavors: CacheTable[Document] = CacheTable(view.trim_kueue_object, sift)
-        self.workload_priorities: CacheTable[PriorityClass] = CacheTable(PriorityClass.from_object, sift)
-        self.pod_priorities: CacheTable[PriorityClass] = CacheTable(PriorityClass.from_object, sift)
+        self.pools: CacheTable[View] = CacheTable(View.from_object, select_part)
+        self.learnings: CacheTable[view.LearningView] = CacheTable(view.LearningView.from_object, select_part)
+        self.queue_advices: CacheTable[View] = CacheTable(View.from_object, select_part)
+        self.training_jobs: CacheTable[View] = CacheTable(View.from_object, select_part)
+        self.jobs: CacheTable[Document] = CacheTable(view.trim_job, select_part)
+        self.namespaces: CacheTable[view.NamespaceView] = CacheTable(view.NamespaceView.from_object, select_part)
+        self.local_queues: CacheTable[Document] = CacheTable(view.trim_kueue_object, select_part)
+        self.cluster_queues: CacheTable[Document] = CacheTable(view.trim_kueue_object, select_part)
+        self.flavors: CacheTable[Document] = CacheTable(view.trim_kueue_object, select_part)
+        self.workload_priorities: CacheTable[PriorityClass] = CacheTable(PriorityClass.from_object, select_part)
+        self.pod_priorities: CacheTable[PriorityClass] = CacheTable(PriorityClass.from_object, select_part)
         tables: dict[str, CacheTable[Any]] = {
             "Node": self.nodes,
             "ResourceSlice": self.slices,
@@ -60,7 +60,7 @@ class Cache(ObjectCache):
         super().__init__(tables, journal, quarantine)
 
     def may_exist(self, key: Key) -> bool:
-        """Return False for the key of a job that is not in the cache, otherwise True."""
+        """Return whether an object may exist. Only a job that is not in the cache gives False."""
         return key.kind not in (training_job.KIND, *JOB_KINDS) or self.table(key).get(key) is not None
 
     @property

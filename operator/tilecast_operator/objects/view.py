@@ -29,7 +29,7 @@ class View:
     generation: int
     created: str
     packed_document: bytes
-    """The question: apiVersion, kind, name and spec; for a GPUPool also what discovery noted in its metadata."""
+    """The `document` as compressed JSON: apiVersion, kind, name, spec, and what discovery wrote to a GPUPool."""
     inputs: tuple[tuple[str, str], ...]
     """Annotations that users write for us."""
     annotations_digest: bytes
@@ -46,16 +46,16 @@ class View:
         return cls(
             generation=int(metadata.get("generation", 0)),
             created=str(metadata.get("creationTimestamp", "")),
-            packed_document=zlib.compress(encode_canonical(_extract_question(body)), 1),
+            packed_document=zlib.compress(encode_canonical(_extract_document(body)), 1),
             inputs=tuple(sorted((key, str(annotations[key])[:MAX_INPUT]) for key in INPUT_KEYS if key in annotations)),
-            annotations_digest=annotations_digest(own_annotations(annotations)),
-            digest=_digest_status(status),
+            annotations_digest=annotations_digest(select_operator_annotations(annotations)),
+            digest=_digest_plain_status(status),
             packed_status=zlib.compress(_dump_json(status), 1),
         )
 
     @property
     def document(self) -> dict[str, Any]:
-        """The question of the object."""
+        """The parsed fields of the object that its advice depends on."""
         document: dict[str, Any] = json.loads(zlib.decompress(self.packed_document))
         return document
 
@@ -70,13 +70,13 @@ class View:
         status: dict[str, Any] = json.loads(self.status_json)
         return status
 
-    def has_same_question(self, other: View) -> bool:
-        """Return whether two views have equal specs and user-written annotations."""
+    def has_equal_inputs(self, other: View) -> bool:
+        """Return whether two views have equal `document` fields and equal annotations written by users."""
         return self.packed_document == other.packed_document and self.inputs == other.inputs
 
-    def matches_question(self, body: Document) -> bool:
-        """Return whether a document has the spec and the discovery marks of this view."""
-        return encode_canonical(self.document) == encode_canonical(_extract_question(body))
+    def has_equal_document(self, body: Document) -> bool:
+        """Return whether an object of the API server has the `document` fields of this view."""
+        return encode_canonical(self.document) == encode_canonical(_extract_document(body))
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,11 +99,11 @@ class LearningView:
 
     @property
     def document(self) -> dict[str, Any]:
-        """The parts of the object that are read."""
+        """The parsed fields of the object that the operator reads."""
         return {"spec": json.loads(zlib.decompress(self.packed_document))}
 
 
-def _extract_question(body: Document) -> dict[str, Any]:
+def _extract_document(body: Document) -> dict[str, Any]:
     kind, metadata = str(body.get("kind", "")), body["metadata"]
     noted: dict[str, Any] = {"name": metadata["name"]}
     if kind == gpu_pool.KIND:
@@ -125,7 +125,7 @@ FOREIGN = "foreignAnnotations"
 
 
 def trim_job(body: Document) -> Document:
-    """Return a job of another kind without the parts that are not read."""
+    """Return a job of another kind reduced to the parts that the operator reads."""
     metadata = {key: body["metadata"][key] for key in _METADATA if key in body["metadata"]}
     head = {key: body.get(key, "") for key in ("apiVersion", "kind")} | {"metadata": metadata}
     if foreign := _find_foreign_keys(body["metadata"]):
@@ -137,7 +137,7 @@ def trim_job(body: Document) -> Document:
 
 
 def _find_foreign_keys(metadata: Document) -> list[str]:
-    """Return the keys of our annotations that another field manager owns, or that are missing.
+    """Return the keys of the operator's annotations that another field manager owns, or that are missing.
 
     The list is empty if the metadata has no `managedFields`.
     """
@@ -146,19 +146,19 @@ def _find_foreign_keys(metadata: Document) -> list[str]:
     managed_keys = {
         key for item in ours for key in as_mapping(value_at_path(item, ("fieldsV1", "f:metadata", "f:annotations")))
     }
-    if not managed or not own_annotations(annotations):
+    if not managed or not select_operator_annotations(annotations):
         return []
     return [key for key in ADVICE_KEYS if key not in annotations or f"f:{key}" not in managed_keys]
 
 
 def trim_kueue_object(body: Document) -> Document:
-    """Return the parts of a Kueue object that are read."""
+    """Return a Kueue object reduced to the parts that the operator reads."""
     return {"spec": body.get("spec") or {}, "status": body.get("status") or {}}
 
 
 @dataclass(frozen=True, slots=True)
 class NamespaceView:
-    """View of a Namespace: labels and weight."""
+    """Labels and weight of a Namespace."""
 
     labels: Mapping[str, str]
     annotations: Mapping[str, str]
@@ -172,17 +172,17 @@ class NamespaceView:
         return cls(dict(labels), weight)
 
 
-def own_annotations(annotations: Mapping[str, str]) -> dict[str, str]:
-    """Return the annotations that the operator writes, out of all annotations of an object."""
+def select_operator_annotations(annotations: Mapping[str, str]) -> dict[str, str]:
+    """Return only the annotations that the operator writes."""
     return {key: value for key, value in annotations.items() if key in ADVICE_KEYS}
 
 
-def status_digest(status: Document) -> bytes:
+def digest_status(status: Document) -> bytes:
     """Return a digest of a status without its writer and its transition times."""
-    return _digest_status(_make_plain(status))
+    return _digest_plain_status(_make_plain(status))
 
 
-def _digest_status(status: Any) -> bytes:
+def _digest_plain_status(status: Any) -> bytes:
     shown = status.get("conditions") or ()
     conditions = [{key: value for key, value in item.items() if key != "lastTransitionTime"} for item in shown]
     content = {key: value for key, value in status.items() if key != "writer"}
@@ -190,7 +190,7 @@ def _digest_status(status: Any) -> bytes:
 
 
 def annotations_digest(annotations: Mapping[str, str]) -> bytes:
-    """Return a digest of our annotations."""
+    """Return a digest of the operator's annotations."""
     return hashlib.sha256(encode_canonical(dict(annotations))).digest()
 
 

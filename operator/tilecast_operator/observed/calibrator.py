@@ -35,21 +35,21 @@ class GroupErrors:
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """Frozen forecast of a job, with the steps measured since."""
+    """Stored forecast of a running job's plan, with the step times measured since the forecast was stored."""
 
     forecast: ScoredForecast
     window: StepWindow
 
     @classmethod
     def from_status(cls, status: TrainingJobStatus | None) -> Score | None:
-        """Return the score that the status of a job keeps; None if it keeps none."""
+        """Return the score that a job's status stores. If the status stores none, return None."""
         if status is None:
             return None
-        forecast, window = ScoredForecast.from_frozen(status.forecast), StepWindow.from_status(status.observed)
+        forecast, window = ScoredForecast.from_stored(status.forecast), StepWindow.from_status(status.observed)
         return None if forecast is None or window is None else cls(forecast, window)
 
-    def calibration_run(self, namespace: str) -> Run:
-        """Return the score as a run of a namespace for calibration."""
+    def make_calibration_run(self, namespace: str) -> Run:
+        """Return a calibration run of the score, as measured in a namespace."""
         gpu, precision, family, scale, workload = self.forecast.group
         return Run(
             self.forecast.pool, gpu, precision, family, scale, workload,
@@ -57,13 +57,13 @@ class Score:
             self.forecast.framework or "", namespace,
         )  # fmt: skip
 
-    def observed_run(
+    def make_observed_run(
         self, namespace: str, name: str, uid: str, account: str = "", namespace_uid: str = ""
     ) -> ObservedRun:
-        """Return the score as the run of a job, with the source of its reports."""
+        """Return the run of a job, from its score and the source of its reports."""
         latest, forecast = self.window.latest, self.forecast
         return ObservedRun(
-            uid, self.window.time, self.calibration_run(namespace), name, account, latest.source, namespace_uid,
+            uid, self.window.time, self.make_calibration_run(namespace), name, account, latest.source, namespace_uid,
             forecast.gpus, forecast.plan, self.window.parts,
         )  # fmt: skip
 
@@ -86,7 +86,7 @@ class Calibrator:
         """Runs by namespace, and why each is not learned from. The same runs are judged only once."""
 
     def adopt_fit(self, fitted: FittedCalibration) -> bool:
-        """Use the result of a fit from now on; return whether it changes forecasts.
+        """Use the result of a fit from now on. Return whether it changes forecasts.
 
         A namespace keeps the table that it uses until its new table differs from it.
         """
@@ -109,13 +109,13 @@ class Calibrator:
 
     @property
     def _reported_table(self) -> Calibration:
-        """Table for statuses and metrics: that of the only namespace with runs, or else that of all others."""
+        """Table that statuses and metrics show: that of the only namespace with runs, or the default table."""
         names = [name for name in self._fitted.tables if name is not None]
-        return self._fitted.table_of(names[0] if len(names) == 1 else None)
+        return self._fitted.find_table(names[0] if len(names) == 1 else None)
 
-    def pool_status(self, name: str, gpu: str) -> tuple[PoolCalibration | None, PoolError | None]:
-        """Return `calibration` and `error` for the status of a pool; None for each if no run supports it."""
-        if not self._store.runs_of_pool(name):
+    def make_pool_fit_status(self, name: str, gpu: str) -> tuple[PoolCalibration | None, PoolError | None]:
+        """Return `calibration` and `error` for a pool's status. A value is None if no run supports it."""
+        if not self._store.list_pool_runs(name):
             return None, None
         status = PoolCalibration(corrections=correction_records(self._reported_table, gpu))
         runs, errors = self._fitted.runs, self._fitted.errors
@@ -126,23 +126,23 @@ class Calibrator:
         return status, PoolError(raw_ratio=raw, calibrated_ratio=calibrated)
 
     def count_drifted(self, name: str) -> int:
-        """Return how many of a pool's runs no longer count because newer ones of their namespace contradict them.
+        """Return how many runs of a pool are ignored because newer runs of their namespaces contradict them.
 
-        Such a change has to be confirmed: by a second namespace, by a trusted one, or because no other namespace has
-        runs of the pool. Otherwise the result is 0.
+        Return 0 unless the change is confirmed. A change is confirmed if runs of a second or of a trusted namespace
+        show it, or if no other namespace has runs of the pool.
         """
-        of_namespace = _by_namespace(self._store.runs_of_pool(name))
+        of_namespace = _by_namespace(self._store.list_pool_runs(name))
         counts = {
-            space: calibration.drift_start([item.run for item in members]) or 0
+            space: calibration.find_drift_start([item.run for item in members]) or 0
             for space, members in of_namespace.items()
         }
         since = [space for space, count in counts.items() if count]
         is_confirmed = len(since) > 1 or len(counts) == 1 or not self._trusted.isdisjoint(since)
         return sum(counts.values()) if is_confirmed else 0
 
-    def quarantined_runs(self) -> list[tuple[ObservedRun, str]]:
-        """Return the runs that are not learned from, and why."""
-        of_namespace = _by_namespace(self._store.all_runs())
+    def list_quarantined_runs(self) -> list[tuple[ObservedRun, str]]:
+        """Return the runs that are excluded from learning, each with the reason."""
+        of_namespace = _by_namespace(self._store.list_all_runs())
         before, self._quarantine_reasons = self._quarantine_reasons, {}
         for name, members in of_namespace.items():
             runs = [item.run for item in members]
@@ -155,11 +155,11 @@ class Calibrator:
             if why
         ]
 
-    def run_counts(self) -> Mapping[tuple[str, str], int]:
-        """Return how many runs of each pool count, are superseded, or are in doubt and why."""
-        quarantined = self.quarantined_runs()
+    def count_runs_by_state(self) -> Mapping[tuple[str, str], int]:
+        """Return the number of runs by pool and state: `Counts`, `Superseded`, or the reason of an exclusion."""
+        quarantined = self.list_quarantined_runs()
         counts = Counter((item.run.pool, why) for item, why in quarantined)
-        kept = Counter(item.run.pool for item in self._store.all_runs())
+        kept = Counter(item.run.pool for item in self._store.list_all_runs())
         counting = Counter(run.pool for run in self._fitted.runs)
         doubted = Counter(item.run.pool for item, _ in quarantined)
         for pool in kept:
@@ -172,12 +172,14 @@ class Calibrator:
         """Namespaces whose influence on the forecasts of others is at its bound."""
         return self._fitted.namespaces.bounded
 
-    def group_sizes(self) -> Mapping[tuple[str, ...], int]:
-        """Return how many runs count, by GPU, precision and family."""
+    def count_runs_by_group(self) -> Mapping[tuple[str, ...], int]:
+        """Return the number of runs that count, by GPU, precision and model family."""
         return Counter(map(_gpu_precision_family, self._fitted.runs))
 
-    def group_errors(self, shown: Mapping[tuple[str, ...], tuple[str, ...]]) -> dict[tuple[str, ...], GroupErrors]:
-        """Return errors by GPU, precision and family, raw and calibrated; the latter without the run itself.
+    def compute_group_errors(
+        self, shown: Mapping[tuple[str, ...], tuple[str, ...]]
+    ) -> dict[tuple[str, ...], GroupErrors]:
+        """Return raw and calibrated errors by GPU, precision and model family. A calibrated error leaves its run out.
 
         Args:
             shown: the group under which each group is shown.
@@ -197,8 +199,8 @@ class Calibrator:
             for group, mine in rows.items()
         }
 
-    def group_ratios(self) -> dict[tuple[str, ...], float]:
-        """Return the correction by GPU, precision and family."""
+    def find_group_ratios(self) -> dict[tuple[str, ...], float]:
+        """Return the correction factor by GPU, precision and model family."""
         depth = dict(LEVELS)["kind"]
         return {
             (item.group[0], item.group[1], item.group[2]): item.ratio
@@ -206,13 +208,13 @@ class Calibrator:
             if len(item.group) == depth
         }
 
-    def fit_arguments(self) -> tuple[tuple[Run, ...], frozenset[str], FittedCalibration]:
+    def make_fit_arguments(self) -> tuple[tuple[Run, ...], frozenset[str], FittedCalibration]:
         """Return the arguments of `FittedCalibration.fit`.
 
         These are the newest runs of every namespace, the trusted namespaces and the previous fit. The runs of each
         namespace are in order, oldest first.
         """
-        of_namespace = _by_namespace(self._store.all_runs())
+        of_namespace = _by_namespace(self._store.list_all_runs())
         runs = tuple(item.run for members in of_namespace.values() for item in members[-MAX_FIT:])
         return runs, self._trusted, self._fitted
 
@@ -235,14 +237,14 @@ class FittedCalibration:
 
     @classmethod
     def fit(
-        cls, runs: Sequence[Run], trusted: Collection[str], before: FittedCalibration | None = None
+        cls, runs: Sequence[Run], trusted: Collection[str], previous: FittedCalibration | None = None
     ) -> FittedCalibration:
-        """Fit corrections to these runs, oldest first, given the previous fit."""
-        namespaces = NamespaceCalibration(runs, trusted, None if before is None else before.namespaces)
+        """Fit corrections to runs, which are sorted from oldest to newest, starting from the `previous` fit."""
+        namespaces = NamespaceCalibration(runs, trusted, None if previous is None else previous.namespaces)
         common = namespaces.fit()
         tables: dict[str | None, Calibration] = {None: common}
         errors: dict[str, Floats] = {}
-        known = None if before is None or common.differs(before.base, REFIT_TOLERANCE) else before
+        known = None if previous is None or common.differs(previous.base, REFIT_TOLERANCE) else previous
         for namespace, members in namespaces.runs.items():
             if known is not None and known.namespaces.runs.get(namespace) == members:
                 tables[namespace], errors[namespace] = known.tables[namespace], known.errors_by_namespace[namespace]
@@ -253,8 +255,8 @@ class FittedCalibration:
         all_errors = np.concatenate([np.zeros(0), *errors.values()])
         return cls(tables, counting, all_errors, namespaces, errors, common if known is None else known.base)
 
-    def table_of(self, namespace: str | None) -> Calibration:
-        """Return the table of a namespace."""
+    def find_table(self, namespace: str | None) -> Calibration:
+        """Return the table of corrections that a namespace uses."""
         return self.tables.get(namespace, self.tables[None])
 
 

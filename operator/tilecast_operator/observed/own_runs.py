@@ -39,8 +39,8 @@ PART_GRID = 0.05
 """Change of the share of a part of the step at about which jobs are priced anew."""
 
 
-def run_setting(run: ObservedRun) -> tuple[str, int | None, str | None]:
-    """Return the pool, number of GPUs and plan of a run."""
+def get_run_setting(run: ObservedRun) -> tuple[str, int | None, str | None]:
+    """Return the pool, GPU count and plan of a run."""
     return run.run.pool, run.gpus, run.plan
 
 
@@ -49,11 +49,11 @@ def round_run(run: ObservedRun) -> tuple[object, ...]:
     step_s = run.run.observed_s
     parts = (run.parts.input_s, run.parts.communication_s, run.parts.optimizer_s)
     shares = [None if part is None else round(part / step_s / PART_GRID) for part in parts]
-    return *run_setting(run), round(math.log(step_s) / STEP_GRID), *shares
+    return *get_run_setting(run), round(math.log(step_s) / STEP_GRID), *shares
 
 
-def possible_workloads(request: Request, pools: Sequence[Pool]) -> dict[str, Workload]:
-    """Return every workload that a job may be trained as on any of the pools, by its digest."""
+def list_possible_workloads(request: Request, pools: Sequence[Pool]) -> dict[str, Workload]:
+    """Return every workload that the job's precision and batch options allow on the pools, by workload digest."""
     by_gpu = {pool.gpu.name: job_variants(request, pool) for pool in pools}
     every = {(item.precision, item.global_batch): item for items in by_gpu.values() for item in items}
     return {calibration.digest_workload(item): item for item in every.values()}
@@ -61,7 +61,7 @@ def possible_workloads(request: Request, pools: Sequence[Pool]) -> dict[str, Wor
 
 @dataclass(frozen=True, slots=True)
 class OwnRuns:
-    """Earlier runs of a job beside their forecasts."""
+    """Earlier runs of a job, compared with their forecasts."""
 
     items: tuple[OwnRun, ...] = ()
     own: JobRuns = field(default_factory=JobRuns)
@@ -73,7 +73,7 @@ class OwnRuns:
     def from_runs(
         cls, request: Request, pools: Sequence[Pool], known: Mapping[str, Workload], runs: Sequence[ObservedRun]
     ) -> OwnRuns:
-        """Compare the newest of these runs with the forecasts for the pools as they are; `runs` is newest first.
+        """Compare the newest runs with forecasts for the current pools. `runs` is sorted newest first.
 
         A run that says too little, or whose numbers are impossible, is left out.
         """
@@ -92,16 +92,16 @@ class OwnRuns:
         return cls(tuple(item for item, _ in pairs), JobRuns(tuple(one for _, one in pairs)))
 
     def correct_pools(self, pools: Sequence[Pool]) -> Sequence[Pool]:
-        """Return the pools with the corrections from these runs."""
+        """Return the pools, corrected by these runs."""
         return [replace(pool, own=self.own) for pool in pools] if self.own.runs else pools
 
     def add_notes(self, advice: Advice) -> Advice:
-        """Return an advice on those pools with notes on the effect of the runs."""
+        """Return the advice with notes on the effect of these runs."""
         return add_relative_note(advice, self.related_job) if self.related_job else add_run_notes(advice, self.items)
 
 
 def _compare_run(request: Request, pool: Pool, run: ObservedRun) -> OwnRun | None:
-    """Compare a run with its forecast; drop parts of the step that are impossible. None if the step is impossible."""
+    """Compare a run with its forecast, without impossible parts of the step. If the step is impossible, return None."""
     seen, problem = run.parts, ""
     fewer = (replace(seen, optimizer_s=None), replace(seen, communication_s=None), MeasuredParts(seen.input_s))
     for parts in dict.fromkeys((seen, *fewer)):
@@ -118,15 +118,15 @@ def _compare_run(request: Request, pool: Pool, run: ObservedRun) -> OwnRun | Non
 
 
 def _compare_related_run(request: Request, pool: Pool, run: ObservedRun) -> JobRun | None:
-    """Compare a run of another workload under the job's name with what was forecast of it then.
+    """Compare a run of another workload under the job's name with the forecast that was made for that run.
 
-    Returns None if its kind of model or its precision differ, or if the measured step must be in another unit.
+    If model family or precision differ, or the measured step cannot be in seconds, return None.
     """
     seen, workload, spent = run.run, request.workload, run.run.observed_s - (run.parts.input_s or 0.0)
     if (seen.family, seen.precision) != (workload.model.family, workload.precision) or spent <= 0:
         return None
     known = pool.calibration
-    ratio = known.correction_of_group(calibration.group_of_run(seen)).ratio * known.software_ratio(
+    ratio = known.find_group_correction(calibration.group_of_run(seen)).ratio * known.find_software_ratio(
         seen.framework, seen.family
     )
     deviation = math.log(seen.predicted_s * ratio / spent)
@@ -141,7 +141,7 @@ def describe_pools(pools: Sequence[Pool]) -> str:
     return repr([replace(pool, free_gpus=None, layers={}, calibration=Calibration(), own=JobRuns()) for pool in pools])
 
 
-def alternatives_digest(key: bytes, pools: str, runs: Sequence[ObservedRun]) -> str:
+def digest_alternatives(key: bytes, pools: str, runs: Sequence[ObservedRun]) -> str:
     """Return a short digest of the inputs of a job's alternatives, without corrections from other jobs' runs.
 
     Args:

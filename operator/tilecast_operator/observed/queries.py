@@ -35,12 +35,12 @@ _Token = tuple[str, str]
 
 
 def fill_query(template: str, namespace: str, name: str) -> str:
-    """Return a query of an administrator with the job's namespace and name filled in."""
+    """Return an administrator's query, filled in with the job's namespace and name."""
     return Template(template).safe_substitute(namespace=namespace, name=name)
 
 
 def restrict_query(template: str, namespace: str, name: str) -> str:
-    """Return the query of a TrainingJob with every selector restricted to the job's namespace.
+    """Return a TrainingJob's query, with every selector restricted to the job's namespace.
 
     Raises:
         SpecError: the query uses more than can be restricted to a namespace.

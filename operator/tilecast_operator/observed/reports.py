@@ -50,12 +50,12 @@ OUTCOMES = (
 
 
 class RefusedReport(Exception):  # noqa: N818  (an answer, not a failure)
-    """Refusal of a report.
+    """Error that refuses a report of a measured step.
 
     Attributes:
         outcome: one of `OUTCOMES`.
         status: HTTP status of the answer.
-        retry_after_s: seconds after which the client may report again; None if it does not matter.
+        retry_after_s: seconds after which the client may report again, or None if it does not matter.
     """
 
     def __init__(self, outcome: str, status: int, message: str, retry_after_s: int | None = None) -> None:
@@ -97,8 +97,8 @@ class _ReportBody(PartSeconds):
     plan: BaselinePlan | None = None
 
 
-def from_body(body: bytes, node: str | None, account: str | None = None) -> StepReport:
-    """Read the body of a PUT from a pod on this node with this service account.
+def parse_body_report(body: bytes, node: str | None, account: str | None = None) -> StepReport:
+    """Return the report in the JSON body of a PUT, sent by a pod on `node` as service account `account`.
 
     Raises:
         RefusedReport: the body is no report.
@@ -134,8 +134,8 @@ def from_body(body: bytes, node: str | None, account: str | None = None) -> Step
     )
 
 
-def from_annotation(text: str) -> StepReport:
-    """Read the report that `kubectl annotate` wrote.
+def parse_annotation_report(text: str) -> StepReport:
+    """Return the report in the text of an annotation that `kubectl annotate` wrote.
 
     Raises:
         RefusedReport: the text is no time.
@@ -149,8 +149,8 @@ def from_annotation(text: str) -> StepReport:
     return StepReport(require_positive(seconds), "annotation", annotation=text[:32])
 
 
-def from_prometheus(answer: Any) -> StepReport | None:
-    """Read the report in the answer to an instant query; None if it has no sample.
+def parse_prometheus_report(answer: Any) -> StepReport | None:
+    """Return the report in a response to an instant query. If the response has no sample, return None.
 
     Of several series, one for each rank, the slowest counts, because all ranks wait for it.
 
@@ -167,13 +167,13 @@ def from_prometheus(answer: Any) -> StepReport | None:
     return StepReport(require_positive(max(known)), "prometheus") if known else None
 
 
-def from_trainer(status: Mapping[str, Any]) -> StepReport | None:
-    """Read the report in the status of a TrainJob (`status.trainerStatus.metrics`); None if it has no step.
+def parse_trainer_report(status: Mapping[str, Any]) -> StepReport | None:
+    """Return the report in a TrainJob's status (`status.trainerStatus.metrics`). Without a step, return None.
 
     Raises:
         RefusedReport: its step is no time.
     """
-    for name, value in trainer_metrics(status):
+    for name, value in list_step_metrics(status):
         try:
             return StepReport(require_positive(float(value)), "trainJob")
         except ValueError:
@@ -181,8 +181,8 @@ def from_trainer(status: Mapping[str, Any]) -> StepReport | None:
     return None
 
 
-def trainer_metrics(status: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Return names and values of the metrics in the status of a TrainJob that give its step."""
+def list_step_metrics(status: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Return name and value of each metric in a TrainJob's status that gives the length of a step."""
     trainer = status.get("trainerStatus")
     metrics = trainer.get("metrics") if isinstance(trainer, Mapping) else None
     return [
@@ -193,7 +193,7 @@ def trainer_metrics(status: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 
 def require_positive(seconds: float) -> float:
-    """Return the seconds of a step if they are finite and above 0.
+    """Return a step's seconds if they are finite and positive.
 
     Raises:
         RefusedReport: they are not.
@@ -220,8 +220,8 @@ def require_plausible(seconds: float, forecast_s: float) -> None:
         raise RefusedReport("implausible", 422, f"{text}; report whole optimizer steps in seconds")
 
 
-def node_of_review(answer: Mapping[str, Any], namespace: str) -> str | None:
-    """Return the node of the pod that a TokenReview vouches for, if it says so.
+def read_review_node(answer: Mapping[str, Any], namespace: str) -> str | None:
+    """Return the node of the pod that a TokenReview confirms. If it names no node, return None.
 
     Raises:
         RefusedReport: the token is invalid, for another audience, or from another namespace.
@@ -238,20 +238,20 @@ def node_of_review(answer: Mapping[str, Any], namespace: str) -> str | None:
     return None if nodes[0] is None else str(nodes[0])
 
 
-def account_of_review(answer: Mapping[str, Any]) -> str | None:
-    """Return the service account that a TokenReview names."""
+def read_review_account(answer: Mapping[str, Any]) -> str | None:
+    """Return the service account that a TokenReview names. If it names none, return None."""
     username = str(((answer.get("status") or {}).get("user") or {}).get("username", ""))
     return username.rpartition(":")[2][:253] or None
 
 
 def _kept_fields(report: StepReport | ObservedStep) -> dict[str, Any]:
-    """Return the fields of a report, beside its times, that the status of a job keeps."""
+    """Return the fields of a report, except its times, that a job's status stores."""
     return {name: getattr(report, name) for name in ("peak_memory_bytes", "gpu", "node", "driver", "annotation")}
 
 
 @dataclass(frozen=True, slots=True)
 class StepWindow:
-    """The measured steps of one job."""
+    """Newest measured steps of one job."""
 
     recent: tuple[float, ...]
     samples: int
@@ -260,7 +260,7 @@ class StepWindow:
 
     @classmethod
     def from_status(cls, observed: ObservedStep | None) -> StepWindow | None:
-        """Return the window that the status of a job keeps; None if it keeps none."""
+        """Return the window that a job's status stores. If the status stores none, return None."""
         if observed is None or not observed.recent_step_seconds:
             return None
         recent = tuple(observed.recent_step_seconds)
@@ -269,16 +269,16 @@ class StepWindow:
 
     @property
     def seconds(self) -> float:
-        """Median of the newest reports, without outliers."""
+        """Median step of the newest reports without outliers, in seconds."""
         return calibration.robust_median(self.recent)
 
     @property
     def parts(self) -> MeasuredParts:
-        """Parts of the median step, in the shares of the latest reports."""
+        """Parts of the median step, in the proportions of the latest reports."""
         return self.latest.parts.scale_by(self.seconds / max(self.latest.seconds, self.latest.parts.sum_s))
 
-    def ends_with(self, report: StepReport) -> bool:
-        """Return whether the newest report equals this one in source and in the digits that a status keeps."""
+    def has_newest_report(self, report: StepReport) -> bool:
+        """Return whether the newest report equals `report` in source and in digits that a status stores."""
         return self.latest.source == report.source and round_to_six_digits(self.recent[-1]) == round_to_six_digits(
             report.seconds
         )
@@ -298,7 +298,7 @@ class StepWindow:
 
 
 def add_report(window: StepWindow | None, report: StepReport, now: str) -> StepWindow:
-    """Return the window with one more report. Values that the report does not give stay as they were."""
+    """Return the window with one more report. Values that are missing in the report remain unchanged."""
     if window is None:
         return StepWindow((report.seconds,), 1, now, report)
     before = window.latest
@@ -311,7 +311,7 @@ def add_report(window: StepWindow | None, report: StepReport, now: str) -> StepW
 
 
 class ScoredForecast(FrozenForecast):
-    """Frozen forecast with every field that measured steps are compared with."""
+    """Stored forecast in which every field needed for a comparison with measured steps is present."""
 
     pool: str
     gpus: int
@@ -322,16 +322,16 @@ class ScoredForecast(FrozenForecast):
     followed: bool
 
     @classmethod
-    def from_frozen(cls, frozen: FrozenForecast | None) -> ScoredForecast | None:
-        """Return the forecast that a status keeps; None if nothing was priced yet."""
+    def from_stored(cls, stored: FrozenForecast | None) -> ScoredForecast | None:
+        """Return the forecast that a status stores. If no plan was priced yet, return None."""
         try:
-            return None if frozen is None else cls.model_validate(frozen, from_attributes=True)
+            return None if stored is None else cls.model_validate(stored, from_attributes=True)
         except ValidationError:
             return None
 
     @property
-    def place(self) -> tuple[str, int, str]:
-        """Pool, number of GPUs and plan, by which runs of a job are told apart."""
+    def pool_gpus_plan(self) -> tuple[str, int, str]:
+        """Pool, GPU count and plan, which distinguish the runs of a job."""
         return self.pool, self.gpus, self.plan
 
     def error_ratios(self, window: StepWindow) -> ErrorRatio:
@@ -342,5 +342,5 @@ class ScoredForecast(FrozenForecast):
 
 
 def relative_error(predicted_s: float, observed_s: float) -> float:
-    """Return the signed relative error, rounded to four decimal places."""
+    """Return the signed error of a predicted step relative to the observed step, rounded to four decimals."""
     return round(float(calibration.relative_error(np.float64(predicted_s), np.float64(observed_s))), 4)

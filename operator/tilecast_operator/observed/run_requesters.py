@@ -13,17 +13,17 @@ _Name: TypeAlias = tuple[str, str, str]
 
 
 class RunRequesters:
-    """Jobs by the workloads and the templates of names whose runs they requested. Belongs to one event loop."""
+    """Index of jobs by the workloads and name templates whose runs they requested. Belongs to one event loop."""
 
     def __init__(self, records: Records) -> None:
-        self._names: RecordPart[frozenset[_Name]] = records.add_part(dropped=self._remove_from_index)
+        self._names: RecordPart[frozenset[_Name]] = records.add_part(on_drop=self._remove_from_index)
         self._keys: dict[_Name, set[Key]] = {}
 
     def __len__(self) -> int:
         return len(self._names)
 
     def set_requests(self, key: Key, namespace: str, workloads: Iterable[str], templates: Iterable[str]) -> None:
-        """Set the workloads and templates whose runs a job requests."""
+        """Record the workloads and name templates whose runs a job requests."""
         names = frozenset(
             (*((namespace, one, "") for one in workloads), *((namespace, "", one) for one in templates)),
         )
@@ -40,6 +40,6 @@ class RunRequesters:
             if not self._keys[name]:
                 del self._keys[name]
 
-    def requesters_of(self, namespace: str, workload: str, template: str) -> set[Key]:
-        """Return the jobs that requested runs of a workload, or of jobs whose names have this template."""
+    def find_requesters(self, namespace: str, workload: str, template: str) -> set[Key]:
+        """Return the jobs that requested runs of a workload or runs of a name template."""
         return self._keys.get((namespace, workload, ""), set()) | self._keys.get((namespace, "", template), set())

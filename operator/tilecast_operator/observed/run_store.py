@@ -19,7 +19,7 @@ GENERATED = re.compile(r"-([bcdfghjklmnpqrstvwxz2456789]{5}|\d+)$")
 
 
 def name_template(name: str) -> str:
-    """Return the part that the names of a job and of its successors have in common."""
+    """Return the part of a job's name that its successors' names share."""
     return GENERATED.sub("", name)
 
 
@@ -27,13 +27,13 @@ class RunStore:
     """The newest runs of every pool. Belongs to one event loop.
 
     Args:
-        is_on: whether any run is kept.
-        changed: called with every run that comes, goes, or changes.
+        is_on: whether the store keeps runs at all.
+        on_change: called with every run that is added, changed or removed.
     """
 
-    def __init__(self, *, is_on: bool = True, changed: Callable[[ObservedRun], None] = lambda item: None) -> None:
+    def __init__(self, *, is_on: bool = True, on_change: Callable[[ObservedRun], None] = lambda item: None) -> None:
         self._is_on = is_on
-        self._changed = changed
+        self._on_change = on_change
         self._runs: dict[str, dict[str, ObservedRun]] = {}
         """Runs by pool and UID of the job."""
         self._of_job: dict[str, ObservedRun] = {}
@@ -48,7 +48,7 @@ class RunStore:
     def restore_runs(
         self, pool: str, runs: Iterable[ObservedRun], forgotten: Sequence[tuple[ForgetRequest, str]] = ()
     ) -> None:
-        """Add stored runs of a pool, unless this store knows more of them."""
+        """Add saved runs of a pool, except forgotten runs and runs of which this store has an equal or newer state."""
         if forgotten:
             known = self._forgotten.setdefault(pool, [])
             known += [item for item in forgotten if item not in known]
@@ -61,7 +61,7 @@ class RunStore:
                 self.store_run(item)
 
     def restore_status_runs(self, pool: str, status: Mapping[str, Any]) -> bool:
-        """Add the runs that earlier releases kept in the status of a pool; return whether there are any.
+        """Add the runs that earlier releases stored in a pool's status. Return whether there were any.
 
         Their origin is unknown.
         """
@@ -71,10 +71,10 @@ class RunStore:
         return bool(runs)
 
     def store_run(self, item: ObservedRun) -> None:
-        """Store a run as it is now.
+        """Store the current state of a run.
 
-        A job has one run, and a namespace keeps its newest runs on a pool. If a pool has more runs than can be kept,
-        the namespace with the most runs loses its oldest one.
+        A job has at most one run, and a namespace keeps only its newest `MAX_RUNS` runs on a pool. If a pool has more
+        than `MAX_KEPT` runs, drop the oldest run of the namespace with the most runs.
         """
         if not self._is_on:
             return
@@ -95,14 +95,14 @@ class RunStore:
         )
         for one in () if is_same else (before, item):
             if one is not None:
-                self._changed(one)
+                self._on_change(one)
 
     def drop_run(self, uid: str) -> bool:
-        """Remove a run; return whether it was there."""
+        """Remove the run of a job, given by its UID. Return whether the store had the run."""
         item = self._of_job.get(uid)
         if item is not None:
             self._remove_run(item)
-            self._changed(item)
+            self._on_change(item)
         return item is not None
 
     def drop_runs(self, pool: str, uids: Iterable[str]) -> None:
@@ -112,9 +112,9 @@ class RunStore:
                 self.drop_run(uid)
 
     def forget_runs(self, request: ForgetRequest, now: str, pool: str) -> int:
-        """Forget the matching runs of a pool up to now; return how many were removed.
+        """Forget the runs of a pool that match a request, up to now. Return how many were removed.
 
-        Such runs are not taken up again from the statuses of jobs that keep them.
+        The request is remembered, so that `restore_runs` does not add these runs again.
         """
         members = self._runs.get(pool, {})
         gone = [uid for uid, item in members.items() if request.matches(item)]
@@ -124,7 +124,7 @@ class RunStore:
         return len(gone)
 
     def forget_namespace(self, namespace: str, uid: str | None = None) -> bool:
-        """Forget the runs of a namespace that is gone; return whether there were any.
+        """Forget the runs of a deleted namespace. Return whether there were any.
 
         With `uid` the namespace exists, and only runs of an earlier namespace of the same name are forgotten.
         """
@@ -135,35 +135,35 @@ class RunStore:
         return bool(gone)
 
     def pools(self) -> set[str]:
-        """Return the pools that have had runs, or of which something was forgotten."""
+        """Return the pools that have had runs or requests to forget runs."""
         return {*self._runs, *self._forgotten}
 
     def namespaces(self) -> set[str]:
         """Return the namespaces of the runs."""
         return {item.run.namespace for item in self._of_job.values()} - {""}
 
-    def learning_document(self, pool: str) -> dict[str, Any]:
+    def make_learning_document(self, pool: str) -> dict[str, Any]:
         """Return the PoolLearning of a pool."""
-        return pool_learning.pool_learning_document(pool, self.runs_of_pool(pool), self._forgotten.get(pool, ()))
+        return pool_learning.pool_learning_document(pool, self.list_pool_runs(pool), self._forgotten.get(pool, ()))
 
-    def runs_of_pool(self, pool: str) -> list[ObservedRun]:
+    def list_pool_runs(self, pool: str) -> list[ObservedRun]:
         """Return the runs of a pool, oldest first."""
         return sorted(self._runs.get(pool, {}).values(), key=_BY_AGE)
 
-    def runs_of_workload(self, namespace: str, workload: str) -> Mapping[str, ObservedRun]:
+    def find_workload_runs(self, namespace: str, workload: str) -> Mapping[str, ObservedRun]:
         """Return the runs of a workload in a namespace, by UID of the job."""
         return self._of_workload.get((namespace, workload), {})
 
-    def runs_of_template(self, namespace: str, name: str) -> Mapping[str, ObservedRun]:
-        """Return the runs of jobs in a namespace whose names have this `name_template`, by UID of the job."""
+    def find_template_runs(self, namespace: str, name: str) -> Mapping[str, ObservedRun]:
+        """Return the runs of jobs in a namespace with the same `name_template`, by UID of the job."""
         return self._of_template.get((namespace, name), {})
 
-    def all_runs(self) -> list[ObservedRun]:
+    def list_all_runs(self) -> list[ObservedRun]:
         """Return the runs of every pool, oldest first."""
         return sorted(self._of_job.values(), key=_BY_AGE)
 
     def is_forgotten(self, item: ObservedRun) -> bool:
-        """Return whether a request to forget covers a run."""
+        """Return whether a request to forget runs covers this run."""
         forgotten = self._forgotten.get(item.run.pool, ())
         return any(request.matches(item) and item.time <= made for request, made in forgotten)
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from tilecast.advice import Advice
 from tilecast.api.status import Recommendation, Summary
 from tilecast.render import units
-from tilecast_operator.answer import Answer, Declined, message, reason
+from tilecast_operator.answer import Answer, Declined, get_ready_message, get_ready_reason
 from tilecast_operator.kube.documents import Note
 from tilecast_operator.objects.documents import NODE_SELECTOR, AdviceAnnotations
 from tilecast_operator.report.job_status import format_short_plan, get_advice_status
@@ -16,21 +16,23 @@ from tilecast_operator.report.job_status import format_short_plan, get_advice_st
 MAX_BYTES = 4096
 
 
-def advice_annotations(advice: Advice) -> dict[str, str]:
-    """Return the annotations of an advice; empty without a recommendation."""
+def make_advice_annotations(advice: Advice) -> dict[str, str]:
+    """Return the annotations that show an advice. Return an empty mapping without a recommendation."""
     best, shown = advice.best, get_advice_status(advice).recommendation
     if best is None or shown is None:
         return {}
-    return recommendation_annotations(shown, advice.inputs_hash, best.pool.gpu.product)
+    return make_recommendation_annotations(shown, advice.inputs_hash, best.pool.gpu.product)
 
 
-def recommendation_annotations(best: Recommendation, inputs_hash: str, product: str | None = None) -> dict[str, str]:
-    """Return the annotations of a recommendation in a status.
+def make_recommendation_annotations(
+    best: Recommendation, inputs_hash: str, product: str | None = None
+) -> dict[str, str]:
+    """Return the annotations that show the recommendation of a status.
 
     Args:
         best: The recommendation.
         inputs_hash: Digest of the inputs of the advice.
-        product: GPU of the pool, shown without a node type; without both, the name of the pool is shown.
+        product: GPU of the pool, which is shown if the node type is unknown. If it is empty, the pool's name is shown.
     """
     step = best.step_seconds
     annotations: dict[str, str] = AdviceAnnotations.from_cut_values(
@@ -47,23 +49,23 @@ def recommendation_annotations(best: Recommendation, inputs_hash: str, product: 
 
 
 def size_bytes(annotations: Mapping[str, str]) -> int:
-    """Return the bytes of all keys and values, as the API server counts them."""
+    """Return the size of all keys and values in bytes, as the API server counts it."""
     return sum(len(key.encode()) + len(value.encode()) for key, value in annotations.items())
 
 
 def make_event(answer: Answer, before: Summary, summary: Summary) -> Note | None:
-    """Return the Event about an answer to a TrainingJob; None if the status showed an equal answer before.
+    """Return the Event about an answer to a TrainingJob. Return None if the status already showed that answer.
 
     Args:
-        answer: the advice, or why there is none.
-        before: the previous `status.summary`.
-        summary: the new `status.summary`.
+        answer: The advice, or why there is none.
+        before: The previous `status.summary`.
+        summary: The new `status.summary`.
     """
-    if _key_fields(before) == _key_fields(summary):
+    if _get_key_fields(before) == _get_key_fields(summary):
         return None
     best = None if isinstance(answer, Declined) else answer.best
     if best is None:
-        return Note("Warning", "RecommendationUnavailable", f"{reason(answer)}: {message(answer)}")
+        return Note("Warning", "RecommendationUnavailable", f"{get_ready_reason(answer)}: {get_ready_message(answer)}")
     was = f" (was {before.plan} on {before.gpus} {before.pool})" if before.plan else ""
     gpus = f"{best.nodes}x{best.gpus_per_node} {best.pool.name}"
     met = f", request {' and '.join(best.device_requests)}" if best.device_requests else ""
@@ -72,22 +74,22 @@ def make_event(answer: Answer, before: Summary, summary: Summary) -> Note | None
 
 
 def make_job_event(answer: Answer, applied: str | None = None) -> Note:
-    """Return the Event about an answer to a job of another kind than TrainingJob.
+    """Return the Event about an answer to a job of any kind except TrainingJob.
 
     Args:
         answer: The advice, or why there is none.
         applied: Outcome of the job, if it was held.
     """
-    first = make_event(answer, Summary(), Summary(reason=reason(answer)))
+    first = make_event(answer, Summary(), Summary(reason=get_ready_reason(answer)))
     if first is None:
-        return Note("Normal", reason(answer), "")
+        return Note("Normal", get_ready_reason(answer), "")
     # The Event of the release already says why there is no advice: under its reason, none is created twice.
-    name = "NotPlaced" if applied == reason(answer) else first.reason
+    name = "NotPlaced" if applied == get_ready_reason(answer) else first.reason
     return Note(first.type, name, first.text + describe_gain(answer))
 
 
 def describe_gain(answer: Answer) -> str:
-    """Return a text that compares the best offer with the request of the job; empty without a baseline."""
+    """Return a text that compares the best plan with the plan that the job requests. Return "" without a baseline."""
     if isinstance(answer, Declined) or answer.best is None or answer.baseline is None:
         return ""
     own, best = answer.baseline, answer.best
@@ -99,5 +101,5 @@ def describe_gain(answer: Answer) -> str:
     return f"; {ratio} the {asked} that it asks for"
 
 
-def _key_fields(summary: Summary) -> tuple[str | None, ...]:
+def _get_key_fields(summary: Summary) -> tuple[str | None, ...]:
     return summary.reason, summary.pool, summary.gpus, summary.plan

@@ -1,4 +1,4 @@
-"""The condition BetterPlacementAvailable: whether a running job would be clearly faster or cheaper elsewhere."""
+"""Condition BetterPlacementAvailable, which says whether a running job would be clearly faster or cheaper elsewhere."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tilecast_operator.report.job_status import Aspect
 
 KIND = "BetterPlacementAvailable"
 LEAST, LEAST_AFTER = 0.20, 0.15
-"""Shares of a step, or of its price, that a move has to save for the condition to become true, and to stay true."""
+"""Relative savings of time or price for which the condition becomes true, and for which it stays true."""
 EVENT_COOLDOWN_S = 600.0
 """Seconds for which the condition has to have been false to get an Event when it becomes true again."""
 UNKNOWN = Aspect(
@@ -31,17 +31,17 @@ JOB_ENDED = Aspect("False", "JobEnded", "the job runs no longer")
 
 @dataclass(frozen=True, slots=True)
 class MoveCost:
-    """Cost of moving a running job, and the steps that the job has left."""
+    """Time that moving a running job costs, and the number of steps that the job has left."""
 
     restart_s: float = RESTART_S
     checkpoint_s: float | None = None
     """Seconds between two checkpoints; None if unknown."""
     left: float | None = None
-    """Steps that remain; None if nobody said how many there are."""
+    """Number of steps that remain. None if the total is unknown."""
 
     @classmethod
     def from_job(cls, training: Mapping[str, Any], status: TrainingJobStatus, score: Score, clock_s: float) -> MoveCost:
-        """Return the cost of moving a job, on the assumption that the measured step has not changed since the start.
+        """Return the cost of moving a job. The measured step time is taken as constant since the start.
 
         Args:
             training: `spec.training` of the job.
@@ -57,17 +57,19 @@ class MoveCost:
         restart_s = RESTART_S if restart_s is None else float(restart_s)
         return cls(restart_s, None if checkpoint_s is None else float(checkpoint_s), left)
 
-    def move_seconds(self, step_s: float, measured_s: float) -> float:
-        """Return the seconds that moving takes: a restart, and on average half of the steps between two checkpoints.
+    def estimate_move_seconds(self, step_s: float, measured_s: float) -> float:
+        """Return the seconds that a move takes.
+
+        It needs a restart, and repeats half of a checkpoint interval on average.
 
         Args:
-            step_s: step at the other place, in seconds.
-            measured_s: step where the job runs, in seconds.
+            step_s: Step time on the other pool, in seconds.
+            measured_s: Measured step time where the job runs, in seconds.
         """
         return self.restart_s + (self.checkpoint_s or 0.0) / 2 / measured_s * step_s
 
     def describe_cost(self, moving_s: float, steps: int) -> str:
-        """Return a text about the cost of moving."""
+        """Return a text that says how long a move takes and after how many steps it pays off."""
         lost = "the steps since the last checkpoint, which training.checkpointSeconds would tell"
         if self.checkpoint_s is not None:
             lost = f"half of the {units.format_duration(self.checkpoint_s)} between checkpoints on average"
@@ -79,26 +81,26 @@ class MoveCost:
 
 @dataclass(frozen=True, slots=True)
 class BetterPlace:
-    """Alternative of a running job that is clearly better than its present placement."""
+    """Alternative placement of a running job that is clearly better than its present placement."""
 
     alternative: Alternative
     gain: float
-    """Share that it saves of what the job's objective minimizes."""
+    """Fraction that the move saves of the quantity that the job's objective minimizes."""
     text: str
     pays_after: int
-    """Steps after which the job has saved what moving costs."""
+    """Number of steps after which the move has paid off."""
     is_worth_it: bool = True
-    """Whether more steps than that remain, as far as known."""
+    """Whether more than `pays_after` steps remain. True if that is unknown."""
 
 
 def find_condition(status: TrainingJobStatus) -> Condition | None:
-    """Return the condition BetterPlacementAvailable of a status; None if there is none."""
+    """Return the condition BetterPlacementAvailable of a status. Return None if there is none."""
     return next((item for item in status.conditions if item.type == KIND), None)
 
 
-def least_gain(known: Condition | None) -> float:
-    """Return the least share of a step, or of its price, that a move has to save for the condition to be true."""
-    return LEAST_AFTER if known is not None and known.status == "True" else LEAST
+def get_least_gain(condition: Condition | None) -> float:
+    """Return the smallest relative saving for which the condition BetterPlacementAvailable becomes or stays true."""
+    return LEAST_AFTER if condition is not None and condition.status == "True" else LEAST
 
 
 def find_better_places(
@@ -106,21 +108,22 @@ def find_better_places(
     score: Score,
     goal: ObjectiveRecord,
     pools: Mapping[str, Pool],
-    least: float,
+    least_gain: float,
     moving: MoveCost,
 ) -> list[BetterPlace]:
-    """Return the clearly better alternatives of a running job on other pools, best first.
+    """Return the clearly better placements of a running job on other pools, best first.
 
-    Each saves at least the share `least` by the objective and is no worse otherwise. Alternatives that make up for the
-    cost of moving come first. Seconds and price of a sample are compared, because global batches may differ. The step
-    of an alternative is its corrected forecast, or the raw forecast times the error of the measured step if longer.
+    A better placement saves at least the fraction `least_gain` of the quantity that the objective minimizes. It is no
+    worse in the objective's second quantity. Placements that make up for the cost of moving come first. Time and price
+    are compared per sample, because global batches may differ. The step time elsewhere is the larger of two values: the
+    corrected forecast, and the raw forecast times measured over forecast step time.
 
     Args:
         status: Status with alternatives that the runs of the job correct.
         score: Measured steps of the job and the frozen forecast.
         goal: Objective of the job.
         pools: Pools of the cluster, by name.
-        least: Share that an alternative has to save.
+        least_gain: Fraction that an alternative has to save.
         moving: Cost of moving.
     """
     ran, best = score.forecast, status.recommendation
@@ -132,14 +135,14 @@ def find_better_places(
         share = (batch or 1) / (item.global_batch_size or batch or 1)
         step_s = max(item.step_seconds.target, (item.raw_step_seconds or 0.0) * scale)
         quantities = dict.fromkeys((SECONDS, PRICE, goal.quantity))
-        amounts = {one: _amounts(one, score, item, step_s, share, pools) for one in quantities}
+        amounts = {one: _compare_amounts(one, score, item, step_s, share, pools) for one in quantities}
         saved = {one: None if both is None else 1 - both[1] / both[0] for one, both in amounts.items()}
         gain, rest, used = saved[goal.quantity], saved[goal.counterpart], amounts[goal.quantity]
         is_small = not goal.fewest_gpus or item.gpus <= ran.gpus
-        is_better = gain is not None and gain >= least and (rest is None or rest >= 0)
+        is_better = gain is not None and gain >= least_gain and (rest is None or rest >= 0)
         if used is not None and gain is not None and is_better and item.pool != ran.pool and is_small:
             own_s = step_s * share
-            moving_s = moving.move_seconds(own_s, measured_s)
+            moving_s = moving.estimate_move_seconds(own_s, measured_s)
             here, there = used
             # A second there takes as much of the quantity as a step there, divided by its duration.
             pays_after = math.ceil(moving_s * (there / own_s) / (gain * here))
@@ -150,48 +153,56 @@ def find_better_places(
     return sorted(better, key=lambda place: (not place.is_worth_it, -place.gain))
 
 
-def _amounts(
-    quantity: Quantity, score: Score, item: Alternative, step_s: float, share: float, pools: Mapping[str, Pool]
+def _compare_amounts(
+    quantity: Quantity,
+    score: Score,
+    alternative: Alternative,
+    step_s: float,
+    batch_ratio: float,
+    pools: Mapping[str, Pool],
 ) -> tuple[float, float] | None:
-    """Return the amounts of a quantity for a step where the job runs, and for as many samples at an alternative.
+    """Return how much of a quantity a present step uses, and how much an equal number of samples uses elsewhere.
 
     Args:
-        quantity: the quantity.
-        score: the measured step of the job.
-        item: the alternative.
-        step_s: seconds of a step of the alternative.
-        share: samples of a step of the job over those of a step of the alternative.
-        pools: pools of the cluster, by name.
+        quantity: Quantity to compare, such as seconds or price.
+        score: Measured steps of the job.
+        alternative: The alternative.
+        step_s: Step time of the alternative, in seconds.
+        batch_ratio: Global batch of the job divided by the global batch of the alternative.
+        pools: Pools of the cluster, by name.
 
     Returns:
-        None if one of the amounts is unknown, or if the first is 0.
+        The two amounts. None if an amount is unknown or the first is 0.
     """
     ran, measured_s = score.forecast, score.window.seconds
     if quantity is SECONDS:
-        return measured_s, step_s * share
-    pool, other = pools.get(ran.pool), pools.get(item.pool)
+        return measured_s, step_s * batch_ratio
+    pool, other = pools.get(ran.pool), pools.get(alternative.pool)
     if pool is None or other is None:
         return None
     if quantity is not PRICE:
-        here, there = (quantity.amount(pool, ran.gpus, measured_s), quantity.amount(other, item.gpus, step_s * share))
+        here, there = (
+            quantity.amount(pool, ran.gpus, measured_s),
+            quantity.amount(other, alternative.gpus, step_s * batch_ratio),
+        )
         return (here, there) if here > 0 else None
-    if not pool.price_per_gpu_hour or item.cost_per1000_steps is None or pool.currency != other.currency:
+    if not pool.price_per_gpu_hour or alternative.cost_per1000_steps is None or pool.currency != other.currency:
         return None
     price = cost.price_of_1000_steps(pool.price_per_gpu_hour * ran.gpus, measured_s)
-    return price, item.cost_per1000_steps * step_s / item.step_seconds.target * share
+    return price, alternative.cost_per1000_steps * step_s / alternative.step_seconds.target * batch_ratio
 
 
-def make_aspect(known: Condition | None, free: BetterPlace | None, better: Sequence[BetterPlace]) -> Aspect:
+def make_aspect(condition: Condition | None, free: BetterPlace | None, better: Sequence[BetterPlace]) -> Aspect:
     """Return status, reason and message of the condition BetterPlacementAvailable.
 
     Args:
-        known: The present condition; None if there is none.
+        condition: The present condition; None if there is none.
         free: The best alternative with free GPUs for which moving is worth it.
         better: All clearly better alternatives.
     """
     if free is not None:
         return Aspect("True", "PlaceFree", f"{free.text}; those GPUs are free now")
-    was_true = known is not None and (known.status == "True" or known.reason == "NoLongerBetter")
+    was_true = condition is not None and (condition.status == "True" or condition.reason == "NoLongerBetter")
     reason = "NoLongerBetter" if was_true else "NoneBetter"
     if better and not better[0].is_worth_it:
         text = f"{better[0].text}, and fewer remain"
@@ -201,21 +212,24 @@ def make_aspect(known: Condition | None, free: BetterPlace | None, better: Seque
     return Aspect("False", reason, "no alternative saves enough and is no worse otherwise")
 
 
-def is_news(known: Condition | None, now: Aspect, clock_s: float) -> bool:
-    """Return whether an Event is due because the condition became true."""
-    if now.status != "True" or (known is not None and known.status == "True"):
+def is_event_due(condition: Condition | None, now: Aspect, clock_s: float) -> bool:
+    """Return whether to write an Event, because the condition BetterPlacementAvailable is true and recently was not."""
+    if now.status != "True" or (condition is not None and condition.status == "True"):
         return False
-    if known is None or known.reason != "NoLongerBetter":
+    if condition is None or condition.reason != "NoLongerBetter":
         return True
-    since_s = parse_time(known.last_transition_time)
+    since_s = parse_time(condition.last_transition_time)
     return since_s is None or clock_s - since_s >= EVENT_COOLDOWN_S
 
 
 def _describe_alternative(
-    item: Alternative, step_s: float, score: Score, saved: Mapping[Quantity, float | None]
+    alternative: Alternative, step_s: float, score: Score, saved: Mapping[Quantity, float | None]
 ) -> str:
     step = units.format_duration(step_s)
     known = [(one, gain) for one, gain in saved.items() if gain is not None]
     than = " and ".join(f"{abs(gain):.0%} {one.less if gain >= 0 else one.more}" for one, gain in known)
-    where, measured = f"{item.plan} on {item.gpus} {item.pool}", units.format_duration(score.window.seconds)
+    where, measured = (
+        f"{alternative.plan} on {alternative.gpus} {alternative.pool}",
+        units.format_duration(score.window.seconds),
+    )
     return f"{where} would take {step} a step by forecast, {than} than the {measured} measured"

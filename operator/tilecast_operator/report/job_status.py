@@ -17,7 +17,7 @@ from tilecast.api.status import Alternative, Condition, Summary, TrainingJobStat
 from tilecast.learning.calibration import PROVEN_RUNS
 from tilecast.memo import Memo
 from tilecast.render import units
-from tilecast_operator.answer import Answer, Declined, message, reason
+from tilecast_operator.answer import Answer, Declined, get_ready_message, get_ready_reason
 from tilecast_operator.observed.calibrator import Score
 
 ModelT = TypeVar("ModelT", bound=StatusModel)
@@ -36,7 +36,7 @@ ANSWERS: Memo[tuple[Advice, TrainingJobStatus]] = Memo(16)
 
 @dataclass(frozen=True, slots=True)
 class Aspect:
-    """Status, reason and message of a condition."""
+    """Status, reason and message of a condition, without its type and times."""
 
     status: State
     reason: str
@@ -45,7 +45,7 @@ class Aspect:
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """Whether a recommendation could start now, with the content of the condition CapacityAvailable."""
+    """Whether the GPUs of a recommendation are free now, with the content of the condition CapacityAvailable."""
 
     aspect: Aspect
     fits: bool | None = None
@@ -55,7 +55,7 @@ UNOBSERVED = Aspect("False", "NotObserved", "no step of the job was measured yet
 
 
 def parse_status(text: bytes) -> TrainingJobStatus:
-    """Parse the JSON of a status; return an empty status if it is invalid or incomplete."""
+    """Return the status of a JSON text. If the text is invalid or incomplete, return an empty status."""
     try:
         status = TrainingJobStatus.model_validate_json(text)
     except ValidationError:
@@ -64,7 +64,7 @@ def parse_status(text: bytes) -> TrainingJobStatus:
 
 
 def make_status(answer: Answer, generation: int, conditions: list[Condition]) -> TrainingJobStatus:
-    """Return the status for an answer, with the given conditions."""
+    """Return the status that shows an answer, with these conditions."""
     if isinstance(answer, Declined):
         summary = Summary.from_cut_values(reason=answer.reason)
         return TrainingJobStatus(observed_generation=generation, conditions=conditions, summary=summary)
@@ -72,7 +72,7 @@ def make_status(answer: Answer, generation: int, conditions: list[Condition]) ->
 
 
 def get_advice_status(answer: Advice) -> TrainingJobStatus:
-    """Return the status for an advice without generation and conditions, from a cache if possible."""
+    """Return the status that shows an advice, without generation and conditions. It may come from a cache."""
     # The advice is kept with its status, so that its id is not reused for another advice.
     return ANSWERS.get(id(answer), lambda: (answer, _make_advice_status(answer)))[1]
 
@@ -105,7 +105,7 @@ def make_conditions(
     fit: Fit,
     applied: Aspect | None = None,
 ) -> list[Condition]:
-    """Return all conditions for an answer, each with its old transition time if its status is unchanged.
+    """Return all conditions for an answer. A condition whose status is unchanged keeps its transition time.
 
     Args:
         answer: The advice, or why there is none.
@@ -122,7 +122,7 @@ def make_conditions(
 
 
 def make_condition(kind: str, aspect: Aspect, generation: int, now: str, current: Iterable[Condition]) -> Condition:
-    """Return a condition, with its old transition time if its status is unchanged."""
+    """Return a condition. If its status is unchanged, it keeps its transition time."""
     old = next((item for item in current if item.type == kind), None)
     since = old.last_transition_time if old is not None and old.status == aspect.status else None
     return Condition.from_cut_values(
@@ -146,7 +146,7 @@ def set_fit(status: TrainingJobStatus, fit: Fit) -> TrainingJobStatus:
 
 
 def freeze_forecast(status: TrainingJobStatus, since: str) -> TrainingJobStatus:
-    """Return a copy of a status with its forecast frozen at `since` (RFC 3339), unless frozen before."""
+    """Return a copy of a status whose forecast can no longer change. `since` is the time (RFC 3339)."""
     return (
         status if status.forecast is not None else _replace_fields(status, forecast=api.FrozenForecast(frozen_at=since))
     )
@@ -155,7 +155,7 @@ def freeze_forecast(status: TrainingJobStatus, since: str) -> TrainingJobStatus:
 def update_conditions(
     status: TrainingJobStatus, generation: int, now: str, aspects: Mapping[str, Aspect]
 ) -> TrainingJobStatus:
-    """Return a copy of a status with conditions replaced or added, and the generation set."""
+    """Return a copy of a status with new or replaced conditions and a new generation."""
     known = {item.type for item in status.conditions}
     fresh = [
         make_condition(item.type, aspects[item.type], generation, now, status.conditions)
@@ -168,12 +168,12 @@ def update_conditions(
 
 
 def update_alternatives(status: TrainingJobStatus, answer: Advice, digest: str | None) -> TrainingJobStatus:
-    """Return a copy of a status with the alternatives of a later answer.
+    """Return a copy of a status with the alternatives of a newer answer.
 
     Args:
         status: The previous status.
-        answer: The later answer.
-        digest: Digest of the inputs of the later answer; None if no measured run corrects it.
+        answer: The newer answer.
+        digest: Digest of the inputs of the newer answer. None if no measured run corrects it.
     """
     alternatives = [Alternative.from_offer(offer) for offer in answer.offers[:MAX_ALTERNATIVES]]
     return _replace_fields(status, alternatives=alternatives, alternatives_hash=digest)
@@ -192,7 +192,7 @@ def add_score(status: TrainingJobStatus, score: Score) -> TrainingJobStatus:
 
 
 def make_observed_aspect(score: Score) -> Aspect:
-    """Return the condition ObservationsAvailable of a job with measured steps."""
+    """Return the content of the condition ObservationsAvailable for a job with measured steps."""
     error, window = score.forecast.error_ratios(score.window), score.window
     text = (
         f"{window.samples} reports, the newest by {window.latest.source}: median {window.seconds:.4g} s; "
@@ -202,7 +202,7 @@ def make_observed_aspect(score: Score) -> Aspect:
 
 
 def remove_score(status: TrainingJobStatus) -> TrainingJobStatus:
-    """Return a copy of a status without measured steps and the error of the forecast."""
+    """Return a copy of a status without measured steps and without the error of the forecast."""
     if status.observed is None:
         return status
     frozen = status.forecast and api.FrozenForecast(frozen_at=status.forecast.frozen_at)
@@ -213,7 +213,7 @@ def remove_score(status: TrainingJobStatus) -> TrainingJobStatus:
 def _make_aspects(answer: Answer, is_off: bool, fit: Fit, applied: Aspect | None = None) -> dict[str, Aspect]:
     """Return status, reason and message of each condition for an answer, by type of condition."""
     best = None if isinstance(answer, Declined) else answer.best
-    given = Aspect("True" if best else "False", reason(answer), message(answer))
+    given = Aspect("True" if best else "False", get_ready_reason(answer), get_ready_message(answer))
     if best is None or isinstance(answer, Declined):
         confidence = Aspect("Unknown", "NoRecommendation", "there is no forecast to judge")
     else:
@@ -230,14 +230,17 @@ def _make_aspects(answer: Answer, is_off: bool, fit: Fit, applied: Aspect | None
 
 
 def _judge_confidence(advice: Advice, best: Offer) -> Aspect:
-    """Return the condition LowConfidence, which compares the range with the usual range of the model family."""
+    """Return the content of the condition LowConfidence.
+
+    It compares the forecast's range with that of its model family.
+    """
     family, unstated = advice.request.workload.model.family, constants.shipped_widths().unstated
     usual = unstated.get(family, unstated["other"])
     bare = f"{_format_percent(-usual)}/{_format_percent(usual)} %"
     if math.log(best.upper_s / best.lower_s) / 2 > LOW_CONFIDENCE_FACTOR * usual:
         why = f"communication, host time or unmeasured kernels widen it beyond the {bare} usual for family {family}"
         return Aspect("True", "WideRange", f"the range is {_format_range(best)}: {why}; {advice.confidence}")
-    correction = best.pool.calibration.correction_of_workload(best.pool.gpu.name, best.workload, best.gpus)
+    correction = best.pool.calibration.find_workload_correction(best.pool.gpu.name, best.workload, best.gpus)
     if correction.own < PROVEN_RUNS:
         counted = f"{correction.own} of {PROVEN_RUNS} runs like this one"
         why = f"{counted} were measured by its namespace, trusted ones or several others"
@@ -247,14 +250,14 @@ def _judge_confidence(advice: Advice, best: Offer) -> Aspect:
 
 
 def format_short_plan(offer: Offer) -> str:
-    """Return the plan of an offer as text without micro-batch and recomputation, for example `fsdp16,tp2`."""
+    """Return the plan of an offer as text, without micro-batch and recomputation, for example `fsdp16,tp2`."""
     return str(offer.plan).split(",mb")[0]
 
 
 def _make_summary(advice: Advice) -> Summary:
     best = advice.best
     if best is None:
-        return Summary.from_cut_values(reason=reason(advice))
+        return Summary.from_cut_values(reason=get_ready_reason(advice))
     cost, baseline, fits = best.cost_per_1000_steps, advice.baseline, best.fits_now
     return Summary.from_cut_values(
         pool=best.pool.name,
@@ -262,7 +265,7 @@ def _make_summary(advice: Advice) -> Summary:
         plan=format_short_plan(best),
         step=units.format_duration(best.step_s),
         range=units.format_interval(best.lower_s, best.upper_s),
-        reason=reason(advice),
+        reason=get_ready_reason(advice),
         memory=_format_memory(best),
         confidence=_format_range(best),
         speedup=None if baseline is None else f"{baseline.step_s / best.step_s:.1f}x",
@@ -288,5 +291,5 @@ def _format_percent(ratio_log: float) -> str:
 
 
 def _replace_fields(model: ModelT, **values: Any) -> ModelT:
-    """Return a copy of a model with some fields replaced; None removes a field."""
+    """Return a copy of a model with some fields replaced. The value None removes a field."""
     return model.model_copy(update=values)

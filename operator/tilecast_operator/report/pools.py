@@ -27,14 +27,14 @@ def make_pool_status(
     learnt: tuple[PoolCalibration | None, PoolError | None] = (None, None),
     superseded: int = 0,
 ) -> GPUPoolStatus:
-    """Return the status of a GPUPool, with old transition times of conditions whose status is unchanged.
+    """Return the status of a GPUPool. A condition whose status is unchanged keeps its transition time.
 
     Args:
         entry: The pool, or the error in its spec.
         generation: Generation of the spec that was read.
         now: Time for conditions whose status changes (RFC 3339).
         current: The current conditions.
-        free: The free GPUs; None if unknown.
+        free: The free GPUs, or None if unknown.
         learnt: Calibration and errors from the runs on the pool.
         superseded: Number of runs on the pool that newer runs contradict.
     """
@@ -65,14 +65,14 @@ def make_pool_status(
     )
 
 
-def _make_summary(entry: FoundPool, why: str, free: Free | None) -> PoolSummary:
+def _make_summary(entry: FoundPool, problem: str, free: Free | None) -> PoolSummary:
     pool, price = entry.pool, entry.pool.price_per_gpu_hour
     return PoolSummary.from_cut_values(
         gpu=pool.gpu.name,
         shape=f"{entry.nodes}x{pool.gpus_per_node}",
         link=pool.inter.name,
         origin="User" if entry.note is None else "Discovered",
-        reason=why,
+        reason=problem,
         price=None if price is None else f"{price:.4g} {pool.currency}",
         free=None if free is None else f"{free.gpus}/{entry.gpus_total}",
     )
@@ -105,7 +105,7 @@ def _make_aspects(entry: FoundPool | SpecError, free: Free | None) -> dict[str, 
 
 
 def _make_drift_aspect(superseded: int) -> Aspect:
-    """Return the condition Drifted of a pool with runs."""
+    """Return the content of the condition Drifted for a pool with runs."""
     if superseded:
         text = f"the newest runs contradict {superseded} older ones, which no longer count; what changed on the nodes?"
         return Aspect("True", "ErrorsChanged", text)
@@ -114,14 +114,14 @@ def _make_drift_aspect(superseded: int) -> Aspect:
 
 @dataclass(frozen=True, slots=True)
 class PoolFacts:
-    """Input of `decide_pool`: a pool and everything that its object depends on except the time."""
+    """Input of `decide_pool`. It holds a pool and all else that its object depends on, except the time."""
 
     found: FoundPool | SpecError | None
-    """The pool with its nodes, or the error in its spec; None if nothing is known of it."""
+    """Pool with its nodes, or the error in its spec. None if the pool is unknown."""
     view: View | None = None
     """The object as it was seen; None if there is none."""
     is_obsolete: bool = False
-    """Whether the pool was discovered, and its nodes are in another pool now or gone for good."""
+    """Whether the pool was discovered, and its nodes have been deleted or are in another pool now."""
     is_discovering: bool = True
     """Whether objects of discovered pools are created, changed and deleted."""
     free: Free | None = None
@@ -129,7 +129,7 @@ class PoolFacts:
     learnt: tuple[PoolCalibration | None, PoolError | None] = (None, None)
     """Calibration and errors from the runs on the pool."""
     superseded: int = 0
-    """Number of these runs that newer ones contradict."""
+    """Number of runs on the pool that newer runs contradict."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,7 +157,7 @@ def decide_pool(facts: PoolFacts, now_s: float) -> DesiredPool:
     document = nodes.gpupool_document(found) if isinstance(found, FoundPool) and facts.is_discovering else None
     if view is None or found is None:
         return DesiredPool(document=document)
-    if document is not None and view.matches_question(document):
+    if document is not None and view.has_equal_document(document):
         document = None
     current = Condition.parse_valid_items(view.status.get("conditions"))
     learnt, superseded = facts.learnt, facts.superseded

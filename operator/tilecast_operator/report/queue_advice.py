@@ -41,8 +41,8 @@ MAX_WEIGHTS = 8
 
 def make_positions(
     plan: PlannedQueue,
-    began: Mapping[str, float],
-    placed: frozenset[str],
+    start_times_s: Mapping[str, float],
+    placed_jobs: frozenset[str],
     before: Mapping[str, QueuePosition],
     now_s: float,
 ) -> dict[str, QueuePosition]:
@@ -50,8 +50,8 @@ def make_positions(
 
     Args:
         plan: The plan.
-        began: Unix time at which each running job started.
-        placed: Waiting jobs that are placed already.
+        start_times_s: Unix time at which each running job started.
+        placed_jobs: Waiting jobs that are placed already.
         before: The previous positions.
         now_s: Unix time, in seconds.
     """
@@ -63,9 +63,9 @@ def make_positions(
         for row, place in _number_places(plan.report):
             item = columns.options[plan.report.solution.option[row.job]]
             name = columns.problem.jobs[row.job].name
-            if name in began:
+            if name in start_times_s:
                 reason = RUNS
-            elif name in placed:
+            elif name in placed_jobs:
                 reason = PLACED
             else:
                 reason = _explain_option(item, columns.options[fastest[row.job]])
@@ -74,8 +74,8 @@ def make_positions(
             made[name] = QueuePosition.from_cut_values(
                 pool=item.pool,
                 gpus=item.gpus,
-                position=0 if name in began else _round_position(place),
-                start=format_time(began[name] if name in began else now_s + row.start_s),
+                position=0 if name in start_times_s else _round_position(place),
+                start=format_time(start_times_s[name] if name in start_times_s else now_s + row.start_s),
                 finish=format_time(now_s + row.finish_s),
                 reason=f"{reason}; {why[name]}" if name in why else reason,
             )
@@ -85,7 +85,7 @@ def make_positions(
 
 
 def _number_places(report: QueueReport) -> list[tuple[QueuedPlace, int]]:
-    """Return the times of each job and its number in the line of its pool, from 1, ordered by start."""
+    """Return the planned times of each job, with its number among the waiting jobs of its pool, from 1."""
     columns, option = report.solution.columns, report.solution.option
     waits = np.zeros(len(columns.pools), dtype=int)
     order = sorted(report.places, key=lambda place: (place.start_s, place.job))
@@ -102,16 +102,16 @@ def _round_position(place: int) -> int:
     return place if place <= EXACT else place // step * step
 
 
-def _explain_option(item: JobOption, fastest: JobOption) -> str:
-    if (item.pool, item.gpus) == (fastest.pool, fastest.gpus):
+def _explain_option(option: JobOption, fastest: JobOption) -> str:
+    if (option.pool, option.gpus) == (fastest.pool, fastest.gpus):
         return "nothing else runs it faster"
     there = f"{fastest.gpus} GPUs of {fastest.pool}"
-    text = f"{item.seconds / fastest.seconds:.1f} times its run on {there}"
+    text = f"{option.seconds / fastest.seconds:.1f} times its run on {there}"
     return f"{text}, from which others gain more or which are longer in use"
 
 
 def _keep_times(position: QueuePosition, before: QueuePosition | None, now_s: float) -> QueuePosition:
-    """Return a position with its previous times if the new times hardly differ."""
+    """Return a position. Its times stay as in `before` if the new times hardly differ."""
     if before is None or (before.pool, before.gpus) != (position.pool, position.gpus):
         return position
     times = {name: _keep_time(getattr(before, name), getattr(position, name), now_s) for name in ("start", "finish")}
@@ -128,7 +128,7 @@ def _keep_time(before: str | None, time: str | None, now_s: float) -> str | None
 def make_status(
     plan: PlannedQueue, policy: str, generation: int, now: str, before: api.QueueAdviceStatus
 ) -> api.QueueAdviceStatus:  # fmt: skip
-    """Return the status of the QueueAdvice for a plan, or `before` if the status hardly differs.
+    """Return the QueueAdvice status that shows a plan. If it hardly differs from `before`, return `before`.
 
     Args:
         plan: The plan.
@@ -170,7 +170,7 @@ def _make_aspect(plan: PlannedQueue) -> Aspect:
 
 
 def _describe_weights(report: QueueReport) -> str:
-    """Return a text with the namespaces whose weight differs from 1; empty if there are none."""
+    """Return a text with the namespaces whose weight is not 1. Return "" if there are none."""
     weights = {job.owner: job.weight for job in report.solution.columns.problem.jobs if job.weight != 1}
     named = [f"{name} {weight:g}" for name, weight in sorted(weights.items())[:MAX_WEIGHTS]]
     more = f" and {len(weights) - MAX_WEIGHTS} more" if len(weights) > MAX_WEIGHTS else ""
@@ -201,7 +201,7 @@ _TIMES = ("plannedAt", "summary", "lastTransitionTime")
 
 
 def _is_nearly_equal(left: Any, right: Any) -> bool:
-    """Return whether two JSON documents are equal except for times and small differences of numbers."""
+    """Return whether two JSON documents are equal, apart from times and small differences of numbers."""
     if isinstance(left, Mapping) and isinstance(right, Mapping):
         keys = (left.keys() | right.keys()).difference(_TIMES)
         return all(_is_nearly_equal(left.get(key), right.get(key)) for key in keys)
@@ -213,7 +213,7 @@ def _is_nearly_equal(left: Any, right: Any) -> bool:
 
 
 def parse_position(document: Mapping[str, Any]) -> QueuePosition | None:
-    """Parse the queue position in the status of a TrainingJob; None if there is no valid one."""
+    """Return the queue position in the status of a TrainingJob. Return None if it has no valid position."""
     try:
         return QueuePosition.model_validate(document.get("queue"))
     except ValidationError:
@@ -221,7 +221,7 @@ def parse_position(document: Mapping[str, Any]) -> QueuePosition | None:
 
 
 def parse_status(document: Mapping[str, Any]) -> api.QueueAdviceStatus:
-    """Parse the status of a QueueAdvice; return an empty status if it is invalid."""
+    """Return the status of a QueueAdvice. If the status is invalid, return an empty status."""
     try:
         return api.QueueAdviceStatus.model_validate(document)
     except ValidationError:
@@ -230,7 +230,7 @@ def parse_status(document: Mapping[str, Any]) -> api.QueueAdviceStatus:
 
 @dataclass(frozen=True, slots=True)
 class QueueFacts:
-    """Input of `plan_queue`: everything that a plan depends on except the time."""
+    """Input of `plan_queue`. It holds all that a plan depends on, except the time."""
 
     state: QueueState
     policy: str
@@ -240,7 +240,7 @@ class QueueFacts:
 
 
 def plan_queue(facts: QueueFacts, now_s: float) -> tuple[PlannedQueue, dict[Key, QueuePosition]]:
-    """Plan the queue at `now_s`, a Unix time; return the plan and the position of each job.
+    """Return the queue plan at `now_s`, a Unix time, and the position of each job.
 
     This takes seconds for thousands of jobs.
     """
@@ -255,7 +255,7 @@ def plan_queue(facts: QueueFacts, now_s: float) -> tuple[PlannedQueue, dict[Key,
 
 @dataclass(frozen=True, slots=True)
 class QueueAdviceFacts:
-    """Input of `decide_queue_advice`: everything that the QueueAdvice depends on except the time."""
+    """Input of `decide_queue_advice`. It holds all that the QueueAdvice depends on, except the time."""
 
     plan: PlannedQueue
     policy: str

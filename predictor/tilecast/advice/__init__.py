@@ -131,7 +131,7 @@ def advise(request: Request, pools: Sequence[Pool]) -> Advice:
 
 
 def _describe_origin(pools: Sequence[Pool]) -> AdviceOrigin:
-    """Return the versions and digests of all data behind an advice, and the sources of the facts of each pool."""
+    """Return the versions and digests of all data behind an advice, and the sources of each pool's specifications."""
     version, digest = kernels.model_info()
     return AdviceOrigin(
         version=__version__,
@@ -145,7 +145,7 @@ def _describe_origin(pools: Sequence[Pool]) -> AdviceOrigin:
 
 
 def inputs_hash(request: Request, pools: Sequence[Pool], model_sha256: str) -> str:
-    """Return a digest of 16 characters of all inputs that decide an advice.
+    """Return a digest, 16 characters long, of all inputs that can change an advice.
 
     It covers the request without its name, the pools in any order, the utilization model, the constants and the
     version. It leaves out the GPUs that are free now, the source of each fact, and the class that Transformers builds a
@@ -162,7 +162,7 @@ def inputs_hash(request: Request, pools: Sequence[Pool], model_sha256: str) -> s
 
 
 def _deciding_facts(pool: Pool) -> dict[str, object]:
-    """Return the facts of a pool that decide an advice, by name.
+    """Return the specifications of a pool that can change an advice, by field name.
 
     The job's own runs are included if there are any. The calibration's `software` is included if it is set.
     """
@@ -180,7 +180,7 @@ def _fields_of(record: Any) -> dict[str, Any]:
 
 
 def _encode_value(value: object) -> object:
-    """Return a value that JSON cannot hold as a dictionary of its fields, or as text."""
+    """Convert a value that JSON cannot hold: a record to a dictionary of its fields, anything else to text."""
     if not is_dataclass(value):
         return repr(value)
     if not isinstance(value, Model):
@@ -224,7 +224,7 @@ def _check_request(request: Request, pools: Sequence[Pool]) -> None:
 
 
 def _check_currencies(request: Request, pools: Sequence[Pool]) -> None:
-    """Raise SpecError if the objective needs prices, and prices and budget are in more than one currency."""
+    """Raise SpecError if an objective that needs prices meets prices or a budget in several currencies."""
     if not request.goal.needs_price:
         return
     allowed = request.constraints.allowed_pools

@@ -76,17 +76,17 @@ class Choice:
         return self.details.offer(self.place)
 
     def scale_amounts(self, factor: float, counterpart: float = 1.0) -> Choice:
-        """Return the choice with `value` and `best` multiplied by `factor`, and its `counterpart` by `counterpart`."""
+        """Return a copy with `value` and `best` multiplied by `factor`, and `self.counterpart` by the given factor."""
         return replace(
             self, value=self.value * factor, best=self.best * factor, counterpart=self.counterpart * counterpart
         )
 
 
 def choose_on_pool(
-    request: Request, pool: Pool, limits: Limits = NO_LIMITS, exactly: Plans | None = None
+    request: Request, pool: Pool, limits: Limits = NO_LIMITS, only_plans: Plans | None = None
 ) -> Choice | Rejection:
-    """Return the choice or rejection of one pool, searched anew; `enumerate_plans` describes the arguments."""
-    return choose_or_reject(request, find_candidates(request, pool, limits, exactly))
+    """Search a pool and return its recommended plan or its rejection; `enumerate_plans` describes the arguments."""
+    return choose_or_reject(request, find_candidates(request, pool, limits, only_plans))
 
 
 def choose_or_reject(request: Request, candidates: Candidates) -> Choice | Rejection:
@@ -114,14 +114,14 @@ def choose_or_reject(request: Request, candidates: Candidates) -> Choice | Rejec
 
 
 def choose_plan(request: Request, candidates: Candidates, eligible: Mask) -> Choice | None:
-    """Return the plan to recommend among the eligible rows (n,); None if none of them has a known value."""
+    """Return the plan to recommend among the eligible rows (n,). If no row has a known value, return None."""
     ties = find_tied_plans(request, candidates, eligible)
     return None if ties is None else _choose_among_tied(request, ties)
 
 
 @dataclass(frozen=True, slots=True)
 class TiedPlans:
-    """The k plans of a table that may tie with its best eligible plan, and that plan, best first."""
+    """The best eligible plan of a table and the plans that may tie with it: k plans, best first."""
 
     candidates: Candidates
     """The table with all plans."""
@@ -137,29 +137,29 @@ class TiedPlans:
     errors: Errors
     """Uncertainties of the forecasts of the k plans."""
 
-    def select_tied(self, places: Ints, column: Floats) -> Ints:
-        """Return the places whose plans tie in a column, (k,), with the plan that has the lowest value.
+    def select_tied(self, indices: Ints, column: Floats) -> Ints:
+        """Return the indices of the plans that tie with the lowest value of a column.
 
-        Places with a lower value than one of the tied plans are included. All places are returned if a value is unknown
+        Every plan below the highest tied value is included. All indices are returned if a value is unknown
         or zero.
 
         Args:
-            places: indices of some of the k plans.
+            indices: indices of some of the k plans.
             column: values of all k plans, (k,).
         """
-        values = column[places]
+        values = column[indices]
         if not np.all(values > 0):
-            return places
-        first = int(places[np.argmin(values)])
-        tied = np.log(values / values.min()) <= self._tie_widths(first)[places]
-        return np.asarray(places[values <= values[tied].max()])
+            return indices
+        first = int(indices[np.argmin(values)])
+        tied = np.log(values / values.min()) <= self._tie_widths(first)[indices]
+        return np.asarray(indices[values <= values[tied].max()])
 
     def _tie_widths(self, first: int) -> Floats:
         """Return the logarithm of the largest ratio at which each plan ties with the plan at index `first`, (k,)."""
         plans = self.near.plans
         columns = [getattr(plans, item.name) for item in fields(Plans) if item.name not in _REPLICAS]
-        alike = np.all([column == column[first] for column in (*columns, self.near.variant)], axis=0)
-        return uncertainty.tie_width_on_pool(self.errors, self.errors.take(np.array([first])), alike)
+        same_but_replicas = np.all([column == column[first] for column in (*columns, self.near.variant)], axis=0)
+        return uncertainty.tie_width_on_pool(self.errors, self.errors.take(np.array([first])), same_but_replicas)
 
 
 _REPLICAS = ("data", "gradient_accumulation")
@@ -167,7 +167,7 @@ _REPLICAS = ("data", "gradient_accumulation")
 
 
 def find_tied_plans(request: Request, candidates: Candidates, eligible: Mask) -> TiedPlans | None:
-    """Return the best eligible plan and the plans that may tie with it; None if no eligible plan has a known value."""
+    """Return the best eligible plan and the plans that may tie with it. If no eligible value is known, return None."""
     value = candidates.objective_value(request)
     eligible = eligible & np.isfinite(value)
     if not eligible.any():
@@ -184,7 +184,7 @@ def find_tied_plans(request: Request, candidates: Candidates, eligible: Mask) ->
 
 
 def _keep_best_of_each_kind(candidates: Candidates, rows: Ints, request: Request) -> Ints:
-    """Return the best `MAX_TIED` rows and the best of each kind of plan, best first.
+    """Return the best `MAX_TIED` rows and the best row of each kind of plan, best first.
 
     Plans of one kind are equal in memory to spare and in `simplicity_columns`. The best plan of each kind and the best
     plan of each kind on a slow host are kept.
@@ -205,36 +205,36 @@ def _keep_best_of_each_kind(candidates: Candidates, rows: Ints, request: Request
 def _choose_among_tied(request: Request, ties: TiedPlans) -> Choice:
     """Return the plan to recommend among tied plans, by the three steps of the module docstring."""
     near, value = ties.near, ties.value
-    places = ties.select_tied(np.arange(len(near)), value)
-    count = len(places) - 1
-    tight = near.tight[places]
-    places = places if tight.all() else places[~tight]
+    indices = ties.select_tied(np.arange(len(near)), value)
+    count = len(indices) - 1
+    tight = near.tight[indices]
+    indices = indices if tight.all() else indices[~tight]
     counterpart, slow = near.counterpart_value(request), _value_on_slow_host(near, request)
-    places = ties.select_tied(places, counterpart)
-    columns = simplicity_columns(near.take(places))
-    order = np.lexsort((near.step_s[places], slow[places], *columns[::-1]))
-    ordered = places[order]
-    robust = ordered[np.isin(ordered, ties.select_tied(places, slow))][0]
+    indices = ties.select_tied(indices, counterpart)
+    columns = simplicity_columns(near.take(indices))
+    order = np.lexsort((near.step_s[indices], slow[indices], *columns[::-1]))
+    ordered = indices[order]
+    robust = ordered[np.isin(ordered, ties.select_tied(indices, slow))][0]
     no_worse = (value[ordered] <= value[robust]) & ~(counterpart[ordered] > counterpart[robust])
     first = order[no_worse][0]
-    place = int(places[first])
+    index = int(indices[first])
     return Choice(
         candidates=ties.candidates,
         eligible=ties.eligible,
-        row=int(ties.rows[place]),
-        value=float(value[place]),
+        row=int(ties.rows[index]),
+        value=float(value[index]),
         best=float(value.min()),
-        counterpart=float(counterpart[place]),
+        counterpart=float(counterpart[index]),
         preference=tuple(int(column[first]) for column in columns),
         ties=count,
         details=ties.details,
-        place=place,
-        errors=ties.errors.take(np.array([place])),
+        place=index,
+        errors=ties.errors.take(np.array([index])),
     )
 
 
 def _value_on_slow_host(candidates: Candidates, request: Request) -> Floats:
-    """Return the amount that the objective minimises, on a slow host, (n,)."""
+    """Return the time or cost that the objective minimises, (n,), as forecast for a slow host CPU."""
     return np.asarray(
         candidates.objective_value(request)
         * uncertainty.slow_host_step_s(candidates.step_s, candidates.launch_s)
@@ -243,7 +243,7 @@ def _value_on_slow_host(candidates: Candidates, request: Request) -> Floats:
 
 
 def simplicity_columns(candidates: Candidates) -> tuple[Ints, ...]:
-    """Return columns, (n,) each, that are lower for plans that a practitioner tries earlier, the most important first.
+    """Return sort keys, (n,) each, that order plans as a practitioner would try them, the most important key first.
 
     The columns are: the variant of the job (its own batch and precision first); the most complex way of splitting
     (none, ZeRO, tensor, context or expert, pipeline); the number of degrees above one; recomputation; the ZeRO stage;
@@ -273,8 +273,8 @@ def keep_sensible_plans(request: Request, candidates: Candidates, eligible: Mask
     - A replica is split in few ways (`is_split_too_far`).
     - Tensor parallelism stays on the GPUs that the fastest link joins, and on at most `MOST_TENSOR` of them.
 
-    A rule that would leave no row is skipped. A stated plan is under no rule, and a stated limit on tensor parallelism
-    replaces the rules on it.
+    A rule that would leave no row is skipped. A plan that the user sets is under no rule. A limit that the user sets on
+    tensor parallelism replaces the rules on tensor parallelism.
     """
     if request.plan is not None:
         return eligible
@@ -298,7 +298,7 @@ MOST_TENSOR = 8
 
 
 def gpus_on_fastest_link(candidates: Candidates) -> int:
-    """Return the number of GPUs that a pool's fastest link joins: those of an island, a node or an NVLink domain."""
+    """Return how many GPUs a pool's fastest link joins: the GPUs of an island, a node or an NVLink domain."""
     intra = candidates.pool.intra
     return intra.domain if intra.beyond else candidates.pool.domain
 
@@ -312,7 +312,7 @@ LEAST_SPLIT = 32
 
 
 def is_split_too_far(candidates: Candidates) -> Mask:
-    """Return which plans split a replica in more than `MOST_WAYS` ways where that limit applies, (n,).
+    """Return a mask of plans, (n,), that split a replica in more ways than `MOST_WAYS`, where that limit applies.
 
     Within a node without NVLink, ZeRO counts as one of the ways.
     """
@@ -327,7 +327,7 @@ def is_split_too_far(candidates: Candidates) -> Mask:
 
 
 def _fits_whole(candidates: Candidates, share: float) -> Mask:
-    """Return a mask of plans, (n,), with a sample for every GPU and a job that fits unsplit into a share of a GPU."""
+    """Return a mask, (n,), of plans with a sample for every GPU whose unsplit job fits `share` of a GPU's memory."""
     most = share * candidates.pool.gpu.memory_bytes
     unsplit = [_UNSPLIT_BYTES.get(workload, partial(_unsplit_bytes, workload)) for workload in candidates.variants]
     fits = np.array(unsplit) <= most
@@ -343,7 +343,7 @@ def _unsplit_bytes(workload: Workload) -> float:
     The micro-batch is one sample, or the job's own. The result is infinite for a model whose own code spreads it over
     all ranks.
     """
-    if zoo.spreads_rows(workload.model):
+    if zoo.has_row_sharded_weights(workload.model):
         return np.inf
     micro = workload.micro_batch or 1
     plan = Plan(
@@ -376,7 +376,7 @@ class Ranking:
 
 
 def rank_choices(request: Request, choices: Iterable[Choice]) -> Ranking:
-    """Return the choices ranked, with the recommended one of those that tie with the best in first place.
+    """Return the choices in order: the recommended choice first, then the others by value.
 
     Among pools that tie, a plan with memory to spare is preferred, then one that is not clearly behind in the quantity
     that the objective leaves open, then the simplest one (`simplicity_columns`).
@@ -393,14 +393,14 @@ def rank_choices(request: Request, choices: Iterable[Choice]) -> Ranking:
 
 
 def recommend_choice(request: Request, choices: Iterable[Choice]) -> Choice:
-    """Return the recommended one of the choices, of which there must be at least one."""
+    """Return the recommended choice of a sequence that is not empty."""
     return _select_simplest(
         _find_tied_choices(request, sorted(choices, key=lambda choice: _ranking_key(request, choice)))[1]
     )
 
 
 def _find_tied_choices(request: Request, ranked: Sequence[Choice]) -> tuple[Choice, list[Choice]]:
-    """Return the choice of the pool with the best plan, and the choices of all pools that tie with the best plan."""
+    """Return the choice of the pool with the best plan, and the choices that tie with that best plan."""
     few = _ranking_key(request, ranked[0])[0]
     first = min(
         (choice for choice in ranked if _ranking_key(request, choice)[0] == few), key=lambda choice: choice.best
@@ -427,13 +427,13 @@ def _select_preferred(tied: list[Choice]) -> list[Choice]:
 
 
 def _ties_with_best(request: Request, best: Choice, choice: Choice) -> bool:
-    """Return whether a choice ties with the best plan of the pool of another choice, `best`."""
+    """Return whether a choice ties with the best plan of another pool, whose choice is `best`."""
     same = _ranking_key(request, best)[0] == _ranking_key(request, choice)[0]
     return same and choice.value <= best.best * _tie_ratio(best, choice)
 
 
 def _tie_ratio(first: Choice, second: Choice) -> float:
-    """Return the largest ratio at which the forecast cannot tell the choices of two pools apart."""
+    """Return the largest ratio of two values within which choices of two pools count as tied."""
     return float(np.exp(uncertainty.tie_width_between_pools(first.errors, second.errors)[0]))
 
 
@@ -448,9 +448,9 @@ def _are_tied(request: Request, first: Choice, second: Choice) -> bool:
 def list_usable_precisions(request: Request, pool: Pool) -> list[Precision]:
     """Return the precisions that the pool's GPU supports and the job's framework runs, the most usual first."""
     framework = request.workload.framework
-    able = search.abilities(framework).precisions if framework else PRECISIONS
+    supported = search.abilities(framework).precisions if framework else PRECISIONS
     usual: tuple[Precision, ...] = ("bf16", "fp16", "fp32")
-    return [name for name in usual if pool.gpu.supports(name) and name in able]
+    return [name for name in usual if pool.gpu.supports(name) and name in supported]
 
 
 def _reject_precision(request: Request, pool: Pool) -> Rejection:
@@ -460,7 +460,7 @@ def _reject_precision(request: Request, pool: Pool) -> Rejection:
 
 
 def _reject_gpu_count(request: Request, pool: Pool) -> Rejection:
-    """Return the rejection of a pool without a plan that keeps the limits on GPUs."""
+    """Return the rejection of a pool where no plan keeps the job's limits on the number of GPUs."""
     batch, limits = request.workload.global_batch, request.constraints
     most = min(
         pool.max_gpus,
@@ -482,7 +482,7 @@ def _reject_gpu_count(request: Request, pool: Pool) -> Rejection:
 
 
 def _reject_memory(request: Request, candidates: Candidates, within: Mask) -> Rejection:
-    """Return the rejection of a pool without enough memory; it names the largest item of the leanest plan's bill."""
+    """Return the rejection of a pool without enough memory. It names the largest memory use of the smallest plan."""
     rows = np.flatnonzero(within)
     row = int(rows[np.argmin(candidates.memory_bytes[rows])])
     plan, workload = candidates.plans.row(row), candidates.variants[candidates.variant[row]]
@@ -534,7 +534,7 @@ def _reject_bound(request: Request, candidates: Candidates, fitting: Mask) -> Re
 
 
 def _format_time(seconds: float) -> str:
-    """Return a time as text in hours, minutes or seconds, in the largest unit of which it has at least one."""
+    """Return a time as text in hours if it is at least an hour, else in minutes or in seconds."""
     for unit, size in (("h", 3600), ("min", 60)):
         if seconds >= size:
             return f"{seconds / size:,.1f} {unit}"

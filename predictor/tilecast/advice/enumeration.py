@@ -1,8 +1,7 @@
 """Enumerate the plans that a pool can run for a job, with the bytes that each needs.
 
 A job may leave its global batch and its precision open. Each combination is a variant, whose plans are enumerated
-separately. A job that states its plan gets the plans that agree with the stated one, even if the search would not
-consider them.
+separately. A job that sets its plan gets the plans that agree with it, even plans that the search would skip.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ FEWER_BATCHES = (4, 2, 0)
 
 @dataclass(frozen=True, slots=True)
 class Enumeration:
-    """Every plan that a pool could run for a job, the job's constraints ignored."""
+    """All plans that a pool could run for a job, whether or not they meet the job's constraints."""
 
     pool: Pool
     variants: tuple[Workload, ...]
@@ -56,27 +55,28 @@ def enumerate_pools(request: Request, pools: Sequence[Pool]) -> list[Enumeration
         SearchTooLargeError: there are more plans even with the fewest node counts and global batches, or too many
             operators.
     """
-    able = [len(job_variants(request, pool)) for pool in pools]
-    kernels_priced = sum(able) * zoo.count_operators(request.workload)
-    if max(able, default=0) > 1 and kernels_priced > MOST_KERNELS:
+    variant_counts = [len(job_variants(request, pool)) for pool in pools]
+    kernels_priced = sum(variant_counts) * zoo.count_operators(request.workload)
+    if max(variant_counts, default=0) > 1 and kernels_priced > MOST_KERNELS:
         raise _too_large_error(request, kernels_priced, MOST_KERNELS, "operators in all batches, precisions and pools")
-    *tried, last = _list_extents(request, pools)
-    for limits, batches in tried:
+    *wider_limits, narrowest = _list_search_limits(request, pools)
+    for limits, batches in wider_limits:
         with suppress(SearchTooLargeError):
             return _enumerate_all(request, pools, limits, batches)
-    return _enumerate_all(request, pools, *last)
+    return _enumerate_all(request, pools, *narrowest)
 
 
-def _list_extents(request: Request, pools: Sequence[Pool]) -> list[tuple[Limits, int]]:
-    """Return the limits and numbers of global batches to try until there are at most `MOST_PLANS` plans.
+def _list_search_limits(request: Request, pools: Sequence[Pool]) -> list[tuple[Limits, int]]:
+    """Return pairs of search limits and a maximum number of global batches, from the widest search to the narrowest.
 
-    The first have no bounds, the second fewer node counts, the others fewer global batches of the job's range too.
+    The search takes the first pair that gives at most `MOST_PLANS` plans. The first pair sets no limits. The second
+    limits the node counts. The later pairs also limit the global batches in the job's range.
     """
-    extents = [(NO_LIMITS, MAX_BATCHES)]
+    search_limits = [(NO_LIMITS, MAX_BATCHES)]
     for batches in (MAX_BATCHES, *FEWER_BATCHES) if request.batches else (MAX_BATCHES,):
-        able = sum(len(job_variants(request, pool, batches)) for pool in pools)
-        extents.append((Limits(max_plans=MOST_PLANS // max(1, able)), batches))
-    return extents
+        variant_count = sum(len(job_variants(request, pool, batches)) for pool in pools)
+        search_limits.append((Limits(max_plans=MOST_PLANS // max(1, variant_count)), batches))
+    return search_limits
 
 
 def _enumerate_all(request: Request, pools: Sequence[Pool], limits: Limits, batches: int) -> list[Enumeration]:
@@ -95,8 +95,8 @@ def _too_large_error(request: Request, number: int, limit: int, noun: str) -> Se
     return SearchTooLargeError.from_counts(f"spec.training.{name}", number, limit, noun, remedy)
 
 
-def enumerate_plans(request: Request, pool: Pool, limits: Limits, exactly: Plans | None = None) -> Enumeration:
-    """Enumerate every plan that a pool could run for a job, the job's constraints ignored.
+def enumerate_plans(request: Request, pool: Pool, limits: Limits, only_plans: Plans | None = None) -> Enumeration:
+    """Return all plans that a pool could run for a job, whether or not they meet the job's constraints.
 
     Without limits, node counts and global batches are left out where there are more than `MOST_PLANS` plans.
 
@@ -104,17 +104,17 @@ def enumerate_plans(request: Request, pool: Pool, limits: Limits, exactly: Plans
         request: the job.
         pool: the pool.
         limits: bounds of the enumeration.
-        exactly: the only plans to consider; None for the plans that the job states, or else those of the search.
+        only_plans: the only plans to consider. If None, consider the plan that the job sets, or else all plans.
     """
-    *tried, last = _list_extents(request, [pool]) if limits == NO_LIMITS else [(limits, MAX_BATCHES)]
-    for bounds, batches in tried:
+    *wider_limits, narrowest = _list_search_limits(request, [pool]) if limits == NO_LIMITS else [(limits, MAX_BATCHES)]
+    for bounds, batches in wider_limits:
         with suppress(SearchTooLargeError):
-            return _enumerate_pool(request, pool, bounds, batches, 0, exactly)
-    return _enumerate_pool(request, pool, *last, None, exactly)
+            return _enumerate_pool(request, pool, bounds, batches, 0, only_plans)
+    return _enumerate_pool(request, pool, *narrowest, None, only_plans)
 
 
 def _enumerate_pool(
-    request: Request, pool: Pool, limits: Limits, batches: int, before: int | None, exactly: Plans | None = None
+    request: Request, pool: Pool, limits: Limits, batches: int, before: int | None, only_plans: Plans | None = None
 ) -> Enumeration:
     """Enumerate the plans of a pool.
 
@@ -122,49 +122,49 @@ def _enumerate_pool(
         request: the job.
         pool: the pool.
         limits: bounds of the enumeration.
-        batches: most global batches of the job's range that are tried, besides the job's own.
-        before: number of plans of other pools; None if the number of plans is not limited.
-        exactly: the only plans to consider.
+        batches: maximum number of global batches from the job's range, besides the job's present batch.
+        before: number of plans already found on other pools. If None, the number of plans is not limited.
+        only_plans: the only plans to consider.
 
     Raises:
         SearchTooLargeError: with the plans of other pools there are more than `MOST_PLANS`.
     """
-    able = job_variants(request, pool, batches)
-    every: list[tuple[int, PlanTable]] = []
-    for index, workload in enumerate(able):
-        given = _requested_plans(request, workload, pool) if exactly is None else exactly
-        if given is not None:
-            if len(given):
-                every.append((index, search.plan_table(workload, given, pool)))
+    variants = job_variants(request, pool, batches)
+    tables: list[tuple[int, PlanTable]] = []
+    for index, workload in enumerate(variants):
+        requested = _requested_plans(request, workload, pool) if only_plans is None else only_plans
+        if requested is not None:
+            if len(requested):
+                tables.append((index, search.plan_table(workload, requested, pool)))
             continue
         listing = search.find(workload, pool, limits)
-        every.append((index, listing))
+        tables.append((index, listing))
         exact = request.constraints.gpus
         if exact is not None and limits.gpus is None and not np.any(listing.plans.gpus == exact):
-            every.append((index, search.find(workload, pool, replace(limits, gpus=exact))))
-        count = sum(len(table.plans) for _, table in every)
+            tables.append((index, search.find(workload, pool, replace(limits, gpus=exact))))
+        count = sum(len(table.plans) for _, table in tables)
         if before is not None and before + count > MOST_PLANS:
             raise _too_large_error(request, before + count, MOST_PLANS, "plans left")
-    return Enumeration(pool, able, tuple(item for item in every if len(item[1].plans)))
+    return Enumeration(pool, variants, tuple(item for item in tables if len(item[1].plans)))
 
 
 def describe_left_out(request: Request, enumerations: Sequence[Enumeration]) -> list[str]:
-    """Return a sentence on node counts and batches that were left out to keep the plans few, as a list.
+    """Return a list with a sentence on the node counts and batches that the search skipped for speed.
 
-    The list is empty if nothing was left out.
+    The list is empty if the search skipped nothing.
     """
     parts = []
     if any(table.is_bounded for each in enumerations for _, table in each.tables):
         parts.append("some node counts were left out")
-    possible, tried = (
+    possible_batches, searched_batches = (
         {item.global_batch for group in groups for item in group}
         for groups in (
             [job_variants(request, each.pool) for each in enumerations],
             [each.variants for each in enumerations],
         )
     )
-    if len(tried) < len(possible):
-        parts.append(f"{len(tried)} of {len(possible)} global batches were tried")
+    if len(searched_batches) < len(possible_batches):
+        parts.append(f"{len(searched_batches)} of {len(possible_batches)} global batches were tried")
     return [f"The job has more plans than one search prices: {' and '.join(parts)}."] if parts else []
 
 
@@ -174,8 +174,8 @@ def job_variants(request: Request, pool: Pool, most_batches: int = MAX_BATCHES) 
     The job's own precision and batch come first. At most `most_batches` global batches of the range are taken.
     """
     own = request.workload
-    able = search.abilities(own.framework).precisions if own.framework else PRECISIONS
-    precisions = dict.fromkeys((own.precision, *(name for name in request.precisions if name in able)))
+    supported = search.abilities(own.framework).precisions if own.framework else PRECISIONS
+    precisions = dict.fromkeys((own.precision, *(name for name in request.precisions if name in supported)))
     batches = (
         own.global_batch,
         *(item for item in _limit_batches(_batches_in_range(request), most_batches) if item != own.global_batch),
@@ -189,7 +189,7 @@ def job_variants(request: Request, pool: Pool, most_batches: int = MAX_BATCHES) 
 
 
 def _batches_in_range(request: Request) -> list[int]:
-    """Return at most `MAX_BATCHES` global batches of the job's range that micro-batches divide, ascending."""
+    """Return at most `MAX_BATCHES` global batches in the job's range, ascending, that its micro-batch size divides."""
     if request.batches is None:
         return []
     low, high = request.batches
@@ -214,7 +214,7 @@ def _limit_batches(sizes: list[int], limit: int) -> list[int]:
 
 
 def _steps_of_run(request: Request, batch: int) -> int | None:
-    """Return the steps of the whole run at a global batch, which keep the job's number of tokens or samples."""
+    """Return how many steps of `batch` samples complete the run. If the job's length is unknown, return None."""
     own = request.workload
     if request.tokens is not None:
         return -(-request.tokens // (batch * own.sequence_length))
@@ -222,10 +222,10 @@ def _steps_of_run(request: Request, batch: int) -> int | None:
 
 
 def _requested_plans(request: Request, workload: Workload, pool: Pool) -> Plans | None:
-    """Return the plans that agree with the plan that the request states; None if it states no plan.
+    """Return the plans that agree with the plan set in the request. If the request sets no plan, return None.
 
-    The plans use the stated number of GPUs, or as many as the job may use. If the job's framework executes some of the
-    plans, only those are returned.
+    The plans use the number of GPUs in the request, or as many as the job may use. If the job's framework can run
+    some of these plans, the others are dropped.
     """
     given, limits = request.plan, request.constraints
     if given is None:
@@ -236,19 +236,19 @@ def _requested_plans(request: Request, workload: Workload, pool: Pool) -> Plans 
     if not 0 < gpus <= pool.max_gpus:
         return Plans.from_plans()
     plans = enumerate_stated(workload, gpus, given, "plan")
-    able = search.abilities(workload.framework).executes(plans) if workload.framework else None
-    return plans.take(able) if able is not None and able.any() else plans
+    executable = search.abilities(workload.framework).executes(plans) if workload.framework else None
+    return plans.take(executable) if executable is not None and executable.any() else plans
 
 
 def enumerate_stated(workload: Workload, gpus: int, stated: Stated, field: str) -> Plans:
-    """Return every plan on `gpus` GPUs that agrees with a stated plan; a completely stated plan gives exactly one.
+    """Return every plan on `gpus` GPUs that agrees with a partly or fully set plan.
 
     Raises:
         SpecError: the degrees do not multiply to the number of GPUs, do not divide the model or the batch, or do not
             suit the groups and the offloading that the job states. Errors name `field`.
     """
     data = _data_degree(gpus, stated, field)
-    if zoo.spreads_tables(workload.model) and stated.expert == 1:
+    if zoo.has_distributed_tables(workload.model) and stated.expert == 1:
         stated = replace(stated, expert=data)
     _require_divisible(workload, data, stated, field)
     share = workload.global_batch // data
@@ -264,7 +264,7 @@ def enumerate_stated(workload: Workload, gpus: int, stated: Stated, field: str) 
     micros = [micro] if micro is not None else [b for b in search.divisors(share) if b & (b - 1) == 0 or b == share]
     checkpointing = stated.checkpointing or workload.checkpointing
     if checkpointing:
-        zoo.refuse_recomputation(workload.model, checkpointing, field)
+        zoo.refuse_useless_recomputation(workload.model, checkpointing, field)
     modes = [checkpointing] if checkpointing else search.recomputations(workload)[: None if workload.training else 1]
     is_served = workload.gradient_sync == "parameterServer"
     problem = f"zero={stated.zero_stage} spreads gradients that a parameter server sums whole"
@@ -298,7 +298,7 @@ def enumerate_stated(workload: Workload, gpus: int, stated: Stated, field: str) 
 
 
 def _keep_options(workload: Workload, plans: Plans, field: str) -> Plans:
-    """Return the plans that suit the groups of ranks, the offloading and the recomputation that a job states.
+    """Return the plans that agree with the job's settings of rank groups, offloading and recomputation.
 
     Raises:
         SpecError: none does, or no framework has these options. The errors about plans name `field`.
@@ -306,7 +306,7 @@ def _keep_options(workload: Workload, plans: Plans, field: str) -> Plans:
     degree = workload.shard_degree
     if degree is None and not workload.offloaded_activations and workload.recompute_layers is None:
         return plans
-    able = search.find_frameworks(workload)
+    frameworks = search.find_frameworks(workload)
     data = int(plans.data[0])
     if degree is not None:
         problem = f"training.shardDegree {degree} does not divide the {data} data-parallel ranks"
@@ -317,7 +317,7 @@ def _keep_options(workload: Workload, plans: Plans, field: str) -> Plans:
         require(bool(kept.any()), field, problem, "use zero=2 or zero=3, or leave training.shardDegree out")
         plans = plans.take(kept)
     if workload.offloaded_activations:
-        kept = np.any([one.offloads(plans) for one in able], axis=0)
+        kept = np.any([framework.offloads(plans) for framework in frameworks], axis=0)
         problem = f"{workload.framework or 'the job'} offloads activations only without pipeline and recomputation"
         remedy = "write pp=1,ac=none, or leave training.offloadActivations out"
         require(bool(kept.any()), field, problem, remedy)
@@ -326,7 +326,7 @@ def _keep_options(workload: Workload, plans: Plans, field: str) -> Plans:
 
 
 def _require_recomputation(workload: Workload, stated: Checkpointing | None, field: str) -> None:
-    """Raise SpecError if the recomputation of a plan contradicts the layers or the modules that its job states."""
+    """Raise SpecError if a plan's recomputation contradicts the job's list of recomputed layers or modules."""
     own = workload.checkpointing
     if stated is None or own is None or stated == own:
         return
@@ -338,7 +338,7 @@ def _require_recomputation(workload: Workload, stated: Checkpointing | None, fie
 
 
 def _require_divisible(workload: Workload, data: int, stated: Stated, field: str) -> None:
-    """Raise SpecError unless every degree of a stated plan divides the dimension of the model that it splits."""
+    """Raise SpecError unless every parallel degree divides the model dimension that it splits."""
     model = workload.model
     tensor, pipeline, context, virtual = stated.tensor, stated.pipeline, stated.context, stated.virtual_stages
     whole = {} if zoo.is_transformer(model) else {"tp": tensor, "cp": context}
@@ -369,7 +369,7 @@ def _require_divisible(workload: Workload, data: int, stated: Stated, field: str
     pieces = 2 * context if model.causal else context
     problem = f"cp={context} does not cut {workload.sequence_length} tokens into {pieces} pieces"
     require(context == 1 or workload.sequence_length % pieces == 0, field, problem, "choose a divisor")
-    if zoo.spreads_rows(model):
+    if zoo.has_row_sharded_weights(model):
         problem = f"ep={stated.expert} does not spread the rows of {model.name} over {data} ranks"
         degrees = search.expert_degrees(model, np.array([data]))[0]
         require(stated.expert in degrees, field, problem, f"write ep={data}")
@@ -383,7 +383,7 @@ def _require_divisible(workload: Workload, data: int, stated: Stated, field: str
 
 
 def _data_degree(gpus: int, stated: Stated, field: str) -> int:
-    """Return the data-parallel ranks of a stated plan on `gpus` GPUs.
+    """Return the data-parallel degree of a plan, set by the user, on `gpus` GPUs.
 
     Raises:
         SpecError: the degrees do not multiply to the number of GPUs.

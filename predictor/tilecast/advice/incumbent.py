@@ -87,14 +87,19 @@ def _price_incumbent(request: Request, pools: Sequence[Pool], incumbent: Incumbe
 
 
 def _objective_value(request: Request, offer: Offer) -> float:
-    """Return the amount of an offer that the objective minimises; infinite if the job does not allow the offer."""
+    """Return the time or cost that the objective minimises. If the job forbids the offer, return infinity."""
     candidates, row = _find_plan(request, offer.pool, offer.plan, offer.workload.global_batch, offer.workload.precision)
     return float(candidates.objective_value(request)[row]) if row is not None else np.inf
 
 
 def _find_plan(request: Request, pool: Pool, plan: Plan, batch: int, precision: str) -> tuple[Candidates, int | None]:
-    """Return a plan in every variant of the job as candidates, and the row of the given batch and precision, if any."""
-    candidates = find_candidates(request, pool, exactly=Plans.from_plans(plan))
+    """Price a plan in every variant of the job.
+
+    Returns:
+        The priced variants as candidates.
+        The row with the given batch and precision. It is None if there is no such row.
+    """
+    candidates = find_candidates(request, pool, only_plans=Plans.from_plans(plan))
     meant = (
         index
         for index, variant in enumerate(candidates.variant)

@@ -1,4 +1,4 @@
-"""Forecast plans that run, and compare a job's own measured runs with their forecasts to correct other forecasts."""
+"""Forecast running jobs, and correct the forecasts of a job by its measured steps."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from tilecast.spec import Plan, Plans, Precision, SpecError, Stated
 
 @dataclass(frozen=True, slots=True)
 class RunForecast:
-    """Forecast for a plan that runs. Times are seconds of one step."""
+    """Forecast of a running job's plan, with times in seconds per step."""
 
     pool: Pool
     plan: Plan
@@ -60,14 +60,14 @@ def forecast_run(
 ) -> RunForecast:
     """Return the forecast for a run on `gpus` GPUs of a pool.
 
-    If the plan is known only in part, the fastest plan that agrees with the known part and fits is assumed. If none
-    fits, the plan with the least memory is assumed.
+    If only some fields of the plan are known, the fastest plan that has these fields and fits is assumed. If no such
+    plan fits, the plan with the least memory is assumed.
 
     Args:
         request: the job.
         pool: the pool that the job runs on.
         gpus: the number of GPUs.
-        plan: the whole plan, the known part of the plan, or None.
+        plan: the plan, complete or with only its known fields set, or None.
         batch: the global batch, if it is not the job's own.
         precision: the precision, if it is not the job's own.
 
@@ -137,7 +137,7 @@ class Measurement:
 
 @dataclass(frozen=True, slots=True)
 class OwnRun:
-    """A measurement and its forecast, which is not corrected by the job's own runs."""
+    """A measured step of the job and the uncorrected forecast of that step."""
 
     measurement: Measurement
     forecast: RunForecast
@@ -148,27 +148,27 @@ class OwnRun:
 
     @property
     def expected_s(self) -> dict[str, float]:
-        """Seconds of the parts of the forecast, without the wait for input if that wait was measured."""
+        """Forecast seconds per component of the step. The wait for input is left out if it was measured."""
         without = () if self.measurement.parts.input_s is None else ("input",)
         return {name: part for name, part in self.forecast.parts.items() if name not in without}
 
     @property
     def measured_parts_s(self) -> dict[str, float]:
-        """Measured seconds of communication and of the optimizer, where the forecast of the part is above 0.
+        """Measured seconds of communication and of the optimizer, by component.
 
-        Each of these parts is corrected separately.
+        A component is left out if its forecast is 0. Every component in the result is corrected separately.
         """
         known_s = {"communication": self.forecast.exchanged_s, "optimizer": self.forecast.parts["optimizer"]}
         return {name: part for name, part in self.measurement.parts.measured_parts_s.items() if known_s[name] > 0}
 
     @property
     def rest_s(self) -> float:
-        """Seconds of the measured step without the parts in `measured_parts_s`."""
+        """Seconds of the measured step that `measured_parts_s` does not cover."""
         return self.measurement.spent_s - sum(self.measured_parts_s.values())
 
     @property
     def ratio(self) -> float:
-        """Factor from the forecast step to the measured step, both without the wait for the data loader."""
+        """Measured seconds divided by forecast seconds of the step, without the wait for the data loader."""
         return self.measurement.spent_s / sum(self.expected_s.values())
 
     def to_job_run(self, request: Request) -> JobRun:
@@ -250,31 +250,31 @@ def _forecast_own_run(request: Request, measurement: Measurement) -> OwnRun:
     return run
 
 
-def correct_pools(request: Request, pools: Sequence[Pool], items: Sequence[OwnRun]) -> tuple[Pool, ...]:
-    """Return the pools with the job's own runs, which correct the forecasts on them."""
-    own = JobRuns(tuple(item.to_job_run(request) for item in items))
+def correct_pools(request: Request, pools: Sequence[Pool], own_runs: Sequence[OwnRun]) -> tuple[Pool, ...]:
+    """Return copies of the pools that correct forecasts by the job's measured runs."""
+    own = JobRuns(tuple(item.to_job_run(request) for item in own_runs))
     return tuple(replace(pool, own=own) for pool in pools)
 
 
-def add_run_notes(advice: Advice, items: Sequence[OwnRun]) -> Advice:
-    """Return the advice with the job's own runs in its notes and their correction in the reason of each offer."""
-    if not items:
+def add_run_notes(advice: Advice, own_runs: Sequence[OwnRun]) -> Advice:
+    """Return the advice with notes on the job's measured runs, and with the correction named in each offer's reason."""
+    if not own_runs:
         return advice
-    runs = f"your run on {items[0]}" if len(items) == 1 else f"your {len(items)} runs"
+    runs = f"your run on {own_runs[0]}" if len(own_runs) == 1 else f"your {len(own_runs)} runs"
     return replace(
         _add_to_reasons(advice, runs),
-        notes=(*advice.notes, *(_describe_run(item) for item in items)),
+        notes=(*advice.notes, *(_describe_run(item) for item in own_runs)),
         confidence=f"{runs}; {advice.confidence}" if advice.best else advice.confidence,
     )
 
 
 def add_relative_note(advice: Advice, job: str) -> Advice:
-    """Return the advice with the correction from a run of another job in the reason of each offer."""
+    """Return the advice with a mention, in each offer's reason, of the other job whose run corrected the forecast."""
     return _add_to_reasons(advice, f"the run of {job}, another workload")
 
 
 def _add_to_reasons(advice: Advice, source: str) -> Advice:
-    """Return the advice with the source of each offer's correction in the reason of the offer."""
+    """Return the advice with the source of the correction appended to each offer's reason."""
 
     def add_source(offer: Offer) -> Offer:
         return replace(offer, reason=f"{offer.reason}; x{offer.carried:.2f} from {source}")

@@ -24,7 +24,7 @@ from tilecast.uncertainty import Errors
 
 @dataclass(frozen=True, slots=True)
 class Candidates:
-    """The n plans that a pool can run, of all variants of the job, as columns (n,)."""
+    """The n plans of all variants of a job that a pool can run, as columns of shape (n,)."""
 
     pool: Pool
     variants: tuple[Workload, ...]
@@ -68,7 +68,7 @@ class Candidates:
 
     @property
     def hourly(self) -> Floats:
-        """Price of each plan's GPUs per hour, (n,); NaN if the pool has no price."""
+        """Price of each plan's GPUs per hour, (n,), NaN if the pool has no price."""
         price = self.pool.price_per_gpu_hour
         return self.gpus.astype(float) * (np.nan if price is None else price)
 
@@ -99,11 +99,11 @@ class Candidates:
         return mask
 
     def objective_value(self, request: Request) -> Floats:
-        """Return the amount of the quantity that the objective minimises, (n,); NaN where it is unknown."""
+        """Return the time or cost that the objective minimises, (n,). Unknown values are NaN."""
         return self._amount(request, request.goal.quantity)
 
     def counterpart_value(self, request: Request) -> Floats:
-        """Return the amount of the quantity that the objective leaves open, (n,); NaN where it is unknown."""
+        """Return the cost if the objective minimises time, otherwise the time, (n,). Unknown values are NaN."""
         return self._amount(request, request.goal.counterpart)
 
     def _amount(self, request: Request, quantity: Quantity) -> Floats:
@@ -127,14 +127,14 @@ _COLUMNS = (
 
 
 def find_candidates(
-    request: Request, pool: Pool, limits: Limits = NO_LIMITS, exactly: Plans | None = None
+    request: Request, pool: Pool, limits: Limits = NO_LIMITS, only_plans: Plans | None = None
 ) -> Candidates:
-    """Return the plans of one pool, enumerated and priced; `enumerate_plans` describes the arguments."""
-    return price(enumerate_plans(request, pool, limits, exactly))
+    """Enumerate and price the plans of one pool; `enumerate_plans` describes the arguments."""
+    return price(enumerate_plans(request, pool, limits, only_plans))
 
 
 def price(enumeration: Enumeration) -> Candidates:
-    """Return the enumerated plans as columns.
+    """Return the enumerated plans with their times, prices and memory, as columns.
 
     Seconds are evaluated at the first access, because a pool that is rejected for its memory does not need them.
     """
@@ -169,7 +169,7 @@ def price(enumeration: Enumeration) -> Candidates:
 
 @dataclass(frozen=True, slots=True)
 class Details:
-    """Some rows of candidates, (k,), priced in full."""
+    """Full forecasts of k selected plans."""
 
     candidates: Candidates
     rows: Ints
@@ -182,7 +182,7 @@ class Details:
 
     @classmethod
     def from_rows(cls, candidates: Candidates, rows: Ints) -> Details:
-        """Return the rows of candidates priced in full, in the given order."""
+        """Forecast selected rows of candidates in full, in the given order."""
         present, table = np.unique(candidates.table[rows], return_inverse=True)
         place = np.zeros(len(rows), dtype=np.int64)
         priced = []

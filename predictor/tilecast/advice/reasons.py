@@ -27,7 +27,7 @@ def describe_offers(request: Request, offers: Sequence[Offer]) -> tuple[str, ...
 
 
 def _explain_choice(request: Request, place: int, ranking: Ranking) -> Offer:
-    """Return the offer of the choice at a place of the ranking, with the reason for that place."""
+    """Return the offer of the choice at index `place` of the ranking, with the reason for its rank."""
     choices = ranking.choices
     best, choice = choices[0], choices[place]
     offer = choice.offer()
@@ -85,7 +85,7 @@ MAX_PARETO = 8
 def _pareto_front(request: Request, searched: Sequence[tuple[Candidates, Mask]]) -> list[tuple[Candidates, int]]:
     """Return at most `MAX_PARETO` plans that no other plan beats in time, cost and GPUs at once, fastest first.
 
-    A pool without a price is compared by time and GPUs alone, and so are all pools with prices in several currencies.
+    A pool without a price is compared by time and GPUs alone. If prices are in several currencies, all pools are.
 
     Args:
         request: the job.
@@ -154,7 +154,7 @@ LEAST_DISTANCE = float(np.log(1.05))
 
 
 def _note_changed_inputs(request: Request, offers: Sequence[Offer]) -> list[str]:
-    """Return a note on the global batch and one on the precision, where the recommendation changes them."""
+    """Return a note for each input, global batch or precision, that the recommendation changes."""
     if not offers:
         return []
     own, best = request.workload, offers[0].workload
@@ -175,10 +175,10 @@ NEAR = 0.8
 
 
 def _note_input_pipeline(offers: Sequence[Offer]) -> list[str]:
-    """Return a note on the rate that the recommended plan needs from the input pipeline of each node, as a list.
+    """Return a list with at most one note: the samples per second that each node's data loader has to deliver.
 
-    If a rate is stated, there is a note only where the rate bounds the step or nearly does. If none is stated, there is
-    a note only for a model that reads images.
+    If the user gives the loader's rate, there is a note only if the loader limits the step or nearly does. Without a
+    given rate, there is a note only for a model that reads images.
     """
     if not offers:
         return []
@@ -205,9 +205,10 @@ def _format_rate(per_s: float) -> str:
 
 
 def find_sharing(request: Request, offers: Sequence[Offer]) -> SharingAdvice | None:
-    """Return the ways to share a GPU for a job whose recommended plan uses a single one.
+    """Return the ways to share a GPU if the recommended plan uses a single GPU.
 
-    The result is None if the job does not train, or if no way is worthwhile and the job does not allow sharing.
+    For other plans and for inference, return None. If no way is worthwhile and the job does not allow sharing, return
+    None too.
     """
     if not offers or offers[0].gpus > 1 or not offers[0].workload.training:
         return None
@@ -219,7 +220,7 @@ _SHARED: Mapping[str, str] = {"mig": "a MIG slice", "mps": "a GPU shared by MPS"
 
 
 def describe_sharing(request: Request, shared: SharingAdvice | None) -> list[str]:
-    """Return a sentence on the best way to share a GPU, as a list; empty if no way is worthwhile."""
+    """Return a list with a sentence on the best way to share a GPU. If no way is worthwhile, the list is empty."""
     if shared is None or shared.best is None:
         return []
     best = shared.best
@@ -238,6 +239,6 @@ def describe_confidence(offers: Sequence[Offer]) -> str:
         return "nothing to be sure of"
     best = offers[0]
     low, high = best.lower_s / best.step_s - 1, best.upper_s / best.step_s - 1
-    seen = best.pool.calibration.correction_of_workload(best.pool.gpu.name, best.workload, best.gpus)
+    seen = best.pool.calibration.find_workload_correction(best.pool.gpu.name, best.workload, best.gpus)
     own = f", {seen.own} like this one" if seen.own else ""
     return f"{seen.runs} runs seen on this cluster{own}: {low:+.0%}/{high:+.0%}"

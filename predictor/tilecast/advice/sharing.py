@@ -1,4 +1,4 @@
-"""Advice on a part of a GPU for a job that cannot fill a whole one: a MIG slice, or a GPU shared with other jobs.
+"""Advise a job that cannot fill a whole GPU to use a MIG slice, or to share a GPU with other jobs.
 
 A MIG slice is a GPU by itself (`tilecast.hardware.MigProfile`) and priced like any other. There are two ways to share a
 whole GPU between jobs, each of which keeps its memory to itself:
@@ -42,7 +42,7 @@ MAX_JOBS = 8
 
 @dataclass(frozen=True, slots=True)
 class GpuShare:
-    """A job on a part of a GPU, in seconds and bytes. `slowdown` is relative to the whole GPU."""
+    """Forecast, in seconds and bytes, of a job on a MIG slice or shared GPU; `slowdown` is relative to a whole GPU."""
 
     kind: SharingMethod
     profile: str
@@ -63,7 +63,7 @@ class GpuShare:
 
     @property
     def resource(self) -> str:
-        """Resource that a pod requests."""
+        """Name of the Kubernetes resource that a pod requests."""
         return f"nvidia.com/mig-{self.profile}" if self.kind == "mig" else "nvidia.com/gpu"
 
     @property
@@ -74,7 +74,7 @@ class GpuShare:
 
 @dataclass(frozen=True, slots=True)
 class SharingAdvice:
-    """Parts of a pool's GPU that can run a job: every option that fits, and the recommended one."""
+    """Ways to run a job on a fraction of a GPU: all options that fit, and the recommended option."""
 
     pool: Pool
     whole_s: float
@@ -87,7 +87,7 @@ class SharingAdvice:
 class SharingJob:
     """A job among those that share a GPU by time-slicing.
 
-    `busy` is the share of its step in which it computes.
+    `busy` is the fraction of its step in which it computes.
     """
 
     memory_bytes: float
@@ -95,9 +95,9 @@ class SharingJob:
 
 
 def time_slicing_slowdown(members: Sequence[SharingJob], gpu: Gpu) -> float | None:
-    """Return the factor by which jobs that alternate on a GPU slow each other down; None if they do not fit.
+    """Return the factor by which time-sliced jobs on a GPU slow each other down. If they do not fit, return None.
 
-    Their memory adds up, and so do the shares of time in which they compute.
+    The memory of the jobs adds up. The fractions of time in which the jobs compute add up too.
     """
     if sum(member.memory_bytes for member in members) > memory.usable_bytes(gpu):
         return None
@@ -105,7 +105,7 @@ def time_slicing_slowdown(members: Sequence[SharingJob], gpu: Gpu) -> float | No
 
 
 def sharing_options(workload: Workload, pool: Pool, objective: Objective = "time") -> SharingAdvice | None:
-    """Return the parts of one GPU of the pool that can run the job.
+    """Return the MIG slices and the ways of sharing one GPU of the pool that can run the job.
 
     Returns:
         None if the job does not fit one GPU, or the pool's GPUs are MIG slices already.
@@ -152,7 +152,7 @@ class _BestRun:
 
     @property
     def busy_share(self) -> float:
-        """Share of the step in which the GPU computes."""
+        """Fraction of the step in which the GPU computes."""
         parts = self.priced.times.parts(self.row)
         return (parts["compute"] + parts["optimizer"]) / self.step_s
 
@@ -168,13 +168,14 @@ class _BestRun:
         jobs: int,
         share: float,
         profile: str = "",
-        slower: float = 1.0,
+        contention_factor: float = 1.0,
     ) -> GpuShare:
-        """Return the run as a part of a GPU.
+        """Return the run as an option for sharing a GPU.
 
-        `slower` is the slow-down that neighbours add. No part is faster than the whole GPU.
+        `contention_factor` is the factor by which other jobs on the GPU slow the run down. Its step is never shorter
+        than that of `whole`, the run on a whole GPU.
         """
-        step_s = max(self.step_s, whole.step_s) * slower
+        step_s = max(self.step_s, whole.step_s) * contention_factor
         upper = uncertainty.interval(self.workload, self.priced, self.row)[1] / self.step_s
         factor = float(np.exp(np.hypot(np.log(upper), constants.shipped_constants().sharing[kind])))
         price = pool.price_per_gpu_hour
@@ -195,7 +196,7 @@ class _BestRun:
 
 
 def _fastest_run(workload: Workload, pool: Pool, gpu: Gpu, most_bytes: float = np.inf) -> _BestRun | None:
-    """Return the fastest plan on one device that fits and uses at most `most_bytes`; None if there is none."""
+    """Return the fastest plan that fits one device within `most_bytes`. If there is no such plan, return None."""
     plans = search.enumerate_plans(workload, replace(pool, gpu=gpu), Limits(gpus=1))
     if not len(plans):
         return None
@@ -221,14 +222,14 @@ def _shares_by_jobs(workload: Workload, pool: Pool, whole: _BestRun, kind: Shari
         if run is None:
             return
         members = [SharingJob(run.memory_bytes, run.busy_share)] * jobs
-        slower = 1.0 if kind == "mps" else time_slicing_slowdown(members, pool.gpu)
-        if slower is None:
+        contention_factor = 1.0 if kind == "mps" else time_slicing_slowdown(members, pool.gpu)
+        if contention_factor is None:
             return
-        yield run.to_share(kind, pool, whole, jobs, 1 / jobs, slower=slower)
+        yield run.to_share(kind, pool, whole, jobs, 1 / jobs, contention_factor=contention_factor)
 
 
 def _mps_part(gpu: Gpu, jobs: int) -> Gpu:
-    """Return the GPU as each of several jobs uses it under MPS: all of the memory, and a part of everything else."""
+    """Return the GPU as seen by one of k jobs under MPS: the whole memory, and a k-th of everything else."""
     sms = gpu.sm_count // jobs
     return replace(
         gpu,
@@ -241,7 +242,7 @@ def _mps_part(gpu: Gpu, jobs: int) -> Gpu:
 
 
 def _choose_share(shares: Iterator[GpuShare], objective: Objective) -> list[GpuShare]:
-    """Return the worthwhile option that costs least, or else the one with the fewest jobs."""
+    """Return a list with the cheapest worthwhile option. If no option is worthwhile, the list has the first one."""
     every = list(shares)
     worth = [option for option in every if _is_worthwhile(option, objective)]
     return [min(worth, key=lambda option: option.relative_cost)] if worth else every[:1]

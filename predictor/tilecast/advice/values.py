@@ -20,7 +20,7 @@ def require(is_met: object, field: str, problem: str, remedy: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Constraints:
-    """Limits that the user sets on the plans of an advice; None is no limit."""
+    """Limits that the user sets on recommended plans. A field that is None sets no limit."""
 
     gpus: int | None = None
     max_gpus: int | None = None
@@ -72,13 +72,13 @@ class Request:
 
     @property
     def goal(self) -> ObjectiveRecord:
-        """Record of the objective, with its quantity and its requirements."""
+        """Record of the request's objective: the quantity to minimise and the inputs that it needs."""
         return OBJECTIVES[self.objective]
 
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """A plan on a pool with its full price, in seconds and bytes.
+    """A plan on a pool with its forecast time, cost and memory, in seconds and bytes.
 
     `breakdown` sums to `step_s`, and `memory` to `memory_bytes`.
     """
@@ -125,7 +125,7 @@ class Offer:
 
     @property
     def bottleneck(self) -> str:
-        """The largest part of the breakdown, or the input where its stated rate bounds the step."""
+        """Component with the most time in the breakdown, or the data loader if its given rate limits the step."""
         if self.workload.input_samples_per_s is not None and self.breakdown["input"] > 0:
             return "input"
         return max(self.breakdown, key=lambda part: self.breakdown[part])
@@ -133,7 +133,7 @@ class Offer:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """The smallest change of one input that makes a plan fit or win; `what_if.changes.apply_change` applies it."""
+    """Smallest change of one input that makes a plan fit or win. `what_if.changes.apply_change` applies it."""
 
     input: str
     """Key of `tilecast.advice.what_if.changes.CHANGES`: the path of the input in the job, or in the pool."""
@@ -148,7 +148,7 @@ class Change:
 class Rejection:
     """Reason why a pool has no offer.
 
-    `code` is one of a closed list. `remedy` says which change would help.
+    `code` is from a fixed list. `remedy` says which change would help.
     """
 
     pool: str
@@ -164,7 +164,7 @@ class Rejection:
 
 @dataclass(frozen=True, slots=True)
 class WhyNot:
-    """Reason why a plan is not recommended: the best plan of another pool, or a neighbour of the recommended plan."""
+    """Reason why a plan is not recommended. The plan is another pool's best, or a neighbour of the recommended plan."""
 
     subject: str
     """Difference to the recommendation: `pool`, or a dimension of the plan such as `tensor` or `zeroStage`."""
@@ -184,7 +184,7 @@ class WhyNot:
 
 @dataclass(frozen=True, slots=True)
 class AdviceOrigin:
-    """Versions, digests and sources that an advice rests on."""
+    """Versions, digests and sources of the data from which an advice was computed."""
 
     version: str
     model_version: str
@@ -202,7 +202,7 @@ class AdviceOrigin:
 
 @dataclass(frozen=True, slots=True)
 class Advice:
-    """Answer for one job. `offers` has the best plan of every pool, the recommended one first."""
+    """Result of advising one job. `offers` has the best plan of every pool, with the recommended plan first."""
 
     request: Request
     offers: tuple[Offer, ...]

@@ -50,7 +50,7 @@ def _finite_or_none(value: float) -> float | None:
 
 
 class DetailedOffer(UnboundedModel, Recommendation):
-    """A plan in full, with what a status leaves out."""
+    """All details of a plan, including those that a status omits."""
 
     plan: str = Field(description="The split in short, as tables print it and --plan reads it.")
     gpu: str = Field(description="Name of the pool's GPU.")
@@ -61,7 +61,7 @@ class DetailedOffer(UnboundedModel, Recommendation):
 
     @classmethod
     def from_offer(cls, offer: Offer, **more: Any) -> Self:
-        """Return an offer in full, with its short plan, its GPU and its memory bill."""
+        """Return all details of an offer, with its plan as short text, its GPU and its memory by purpose."""
         return super().from_offer(
             offer,
             plan=str(offer.plan),
@@ -82,7 +82,7 @@ class AppliedChange(StatusModel):
 
     @classmethod
     def from_change(cls, change: Change | None) -> Self | None:
-        """Return the document of a change that was tried; None if there is none."""
+        """Return the document for a suggested change of an input. Given None, return None."""
         if change is None:
             return None
         value = round_to_six_digits(change.value) if isinstance(change.value, float) else change.value
@@ -96,7 +96,7 @@ class DetailedRejection(UnboundedModel, RejectedPool):
 
     @classmethod
     def from_rejection(cls, rejection: Rejection, **more: Any) -> Self:
-        """Return a rejection with the change that was tried."""
+        """Return the document for a rejection, with the suggested change."""
         return super().from_rejection(rejection, change=AppliedChange.from_change(rejection.change), **more)
 
 
@@ -112,7 +112,7 @@ class DetailedPassedOver(UnboundedModel, PassedOver):
 
     @classmethod
     def from_why_not(cls, why_not: WhyNot, **more: Any) -> Self:
-        """Return a plan that was passed over, with the change as a value in place of the remedy."""
+        """Return the document for a rejected plan, with a suggested change instead of the remedy's text."""
         return super().from_why_not(
             why_not,
             remedy=None,
@@ -123,7 +123,7 @@ class DetailedPassedOver(UnboundedModel, PassedOver):
 
 
 class PricedModel(StatusModel):
-    """The model that is trained, whole."""
+    """The trained model, without adapters."""
 
     model: str = Field(description="Name of the model.")
     family: str = Field(description="What its graph is made by.")
@@ -131,13 +131,13 @@ class PricedModel(StatusModel):
 
     @classmethod
     def from_workload(cls, trained: Workload) -> Self:
-        """Return the model of a job, with its number of parameters without adapters."""
+        """Return the document for the model of a workload. Its number of parameters excludes LoRA adapters."""
         whole = zoo.count_parameters(replace(trained, lora_rank=0))
         return cls(model=trained.model.name, family=trained.model.family, parameters=round(whole))
 
 
 class Provenance(StatusModel):
-    """What the advice rests on besides the predictor."""
+    """Versions and data that the advice was computed with."""
 
     version: str = Field(description="Version of Tilecast.")
     constants_sha256: str = Field(description="Digest of the fitted constants.")
@@ -149,7 +149,7 @@ class Provenance(StatusModel):
 
     @classmethod
     def from_origin(cls, origin: AdviceOrigin) -> Self:
-        """Return the sources that an advice rests on."""
+        """Return the document for the versions and data that the advice was computed with."""
         return cls(
             version=origin.version,
             constants_sha256=origin.constants_sha256,
@@ -177,7 +177,7 @@ class PartOfGpu(StatusModel):
 
     @classmethod
     def from_share(cls, share: GpuShare) -> Self:
-        """Return a way to share a GPU."""
+        """Return the document for one way to share a GPU."""
         return cls(
             kind=share.kind,
             profile=share.profile or None,
@@ -193,7 +193,7 @@ class PartOfGpu(StatusModel):
 
 
 class SharedGpu(StatusModel):
-    """The parts of a GPU that would do."""
+    """Ways to run the job on part of a GPU."""
 
     pool: str = Field(description="Name of the pool.")
     whole_step_seconds: float = Field(description="Forecast of one step on the whole GPU.")
@@ -202,7 +202,7 @@ class SharedGpu(StatusModel):
 
     @classmethod
     def from_sharing(cls, sharing: SharingAdvice) -> Self:
-        """Return the ways to share a GPU, and the best of them if sharing is worthwhile."""
+        """Return the document for the ways to share a GPU. It names the best way if sharing is worthwhile."""
         return cls(
             pool=sharing.pool.name,
             whole_step_seconds=round_to_six_digits(sharing.whole_s),
@@ -264,7 +264,7 @@ class SyncLine(StatusModel):
 
 
 class StepSums(StatusModel):
-    """How compute and communication of a step are made of a micro-batch's."""
+    """How the compute and communication of a step are summed from those of a micro-batch."""
 
     stage_s: Figure = Field(
         alias="stageSeconds", description="A micro-batch's operators and copies on the fullest stage."
@@ -306,7 +306,7 @@ class Explained(StatusModel):
 
 
 class SuspectLine(StatusModel):
-    """One line of the breakdown, if it alone were off."""
+    """An item of the step's breakdown, under the assumption that it alone is wrong."""
 
     line: str = Field(description="The line; unstated is what the job leaves out.")
     forecast_s: Figure = Field(alias="forecastSeconds", description="Its forecast.")
@@ -374,7 +374,7 @@ class AdviceDocument(StatusModel):
 
     @classmethod
     def from_advice(cls, advice: Advice) -> Self:
-        """Return the whole advice."""
+        """Return the document for an advice, with all offers, rejections and notes."""
         best, baseline, uncapped = (
             None if offer is None else DetailedOffer.from_offer(offer)
             for offer in (advice.best, advice.baseline, advice.uncapped)
@@ -403,7 +403,7 @@ class AdviceDocument(StatusModel):
         )
 
     def document(self) -> dict[str, Any]:
-        """Return the fields that were set; `sharing` stands behind the pools without a plan."""
+        """Return the document as a dictionary of the fields that were set. `sharing` comes after the rejected pools."""
         values = super().document()
         return {key: values[key] for key in _PRINTED if key in values}
 
@@ -419,12 +419,12 @@ def advice_schema() -> dict[str, Any]:
 
 
 def schema_text() -> str:
-    """Return the text of the schema's file."""
+    """Return the JSON schema as the text of its file."""
     return json.dumps(advice_schema(), indent=2) + "\n"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Write the schema to a file."""
+    """Write the JSON schema to the file that `--output` names, and return the exit status."""
     parser = argparse.ArgumentParser(prog="python -m tilecast.api.advice")
     parser.add_argument("--output", type=Path, required=True)
     parser.parse_args(arguments).output.write_text(schema_text(), encoding="utf-8")

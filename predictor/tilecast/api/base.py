@@ -1,4 +1,6 @@
-"""Base of all documents: strict models with camelCase keys, rules over several fields, and one-line messages."""
+"""Base classes of all documents: strict pydantic models with camelCase keys and rules that involve several fields.
+
+Errors of validation are converted to one-line messages."""
 
 from __future__ import annotations
 
@@ -34,7 +36,7 @@ pass: a name with `../` in it would lead to the objects of another namespace."""
 
 
 def to_object_name(text: str) -> str:
-    """Turn a text into a valid name of a Kubernetes object (RFC 1123 subdomain).
+    """Return a valid name of a Kubernetes object (RFC 1123 subdomain) that resembles the text.
 
     The name has lower-case letters without accents, digits, dashes and dots. An empty result becomes "model".
     """
@@ -44,18 +46,18 @@ def to_object_name(text: str) -> str:
 
 
 def round_to_six_digits(value: float) -> float:
-    """Round to six significant figures: more would be noise, and make equal advice differ between machines."""
+    """Return a number rounded to six significant digits, so that advice is equal on all machines."""
     return float(f"{value:.6g}")
 
 
 def round_if_known(value: float | None) -> float | None:
-    """Round a number to six significant digits; return None for None."""
+    """Return a number rounded to six significant digits, or None for None."""
     return None if value is None else round_to_six_digits(value)
 
 
 @dataclass(frozen=True, slots=True)
 class ValidationRule:
-    """A condition over several fields, in one form for the API server and in another for this process."""
+    """A condition that involves several fields, as a CEL rule for the API server and as a Python function."""
 
     cel: str
     """Condition in CEL over `self`, as in `x-kubernetes-validations`.
@@ -92,12 +94,12 @@ class ApiModel(BaseModel):
 
 
 def optional_field(description: str, **bounds: Any) -> Any:
-    """Return an optional field of a document; `bounds` are pydantic's."""
+    """Return an optional field of a document. `bounds` are keyword arguments of pydantic's Field."""
     return Field(default=None, description=description, **bounds)
 
 
 def list_field(description: str, **bounds: Any) -> Any:
-    """Return a field for a list that is empty if the document leaves the field out; `bounds` are pydantic's."""
+    """Return a field for a list that is empty by default. `bounds` are keyword arguments of pydantic's Field."""
     return Field(default_factory=list, description=description, **bounds)
 
 
@@ -106,7 +108,7 @@ TIME: Mapping[str, Any] = {"max_length": 32, "json_schema_extra": {"format": "da
 
 
 def time_field(description: str) -> Any:
-    """Return a required field that contains a time."""
+    """Return a required field for a time in ISO 8601."""
     return Field(description=description, **TIME)
 
 
@@ -116,30 +118,40 @@ def list_map_keyed_by(name: str) -> dict[str, Any]:
 
 
 def plan_field(name: str, **bounds: Any) -> Any:
-    """Return the field for a column of a plan, with the column's description; `bounds` are pydantic's."""
+    """Return the field for a degree or setting of a plan, such as the tensor parallel degree.
+
+    Args:
+        name: key of `PLAN_COLUMNS`.
+        **bounds: keyword arguments of pydantic's Field.
+    """
     column = PLAN_COLUMNS[name]
     text = f"{column.description}{column.detail}."
     return Field(**{"alias": column.key, "ge": column.least, "description": text, **bounds})
 
 
 def open_plan_field(name: str, **bounds: Any) -> Any:
-    """Return the field for a column of a plan that may be left open; `bounds` are pydantic's."""
+    """Return an optional field for a degree or setting of a plan. If it is absent, the search chooses the value.
+
+    Args:
+        name: key of `PLAN_COLUMNS`.
+        **bounds: keyword arguments of pydantic's Field.
+    """
     column = PLAN_COLUMNS[name]
     text = f"{column.description}; absent takes the fastest that fits."
     return Field(**{"alias": column.key, "ge": column.least, "default": None, "description": text, **bounds})
 
 
 class StatusModel(ApiModel):
-    """Base of what the operator writes: made by the names of its fields, and cut to what they allow."""
+    """Base of documents that the operator writes. Models accept values by field name as well as by camelCase key."""
 
     model_config = ConfigDict(populate_by_name=True)
 
     @classmethod
     def parse_valid_items(cls, value: object) -> list[Self]:
-        """Return the valid items of a list as models.
+        """Parse the items of a list into models, and return those that are valid.
 
-        Invalid items are left out, because users with write access may have changed the document. A value that is no
-        list has no items.
+        Invalid items are ignored, because users with write access may have changed the document. If `value` is not a
+        list, return an empty list.
         """
         items = []
         for item in value if isinstance(value, list) else []:
@@ -149,12 +161,12 @@ class StatusModel(ApiModel):
 
     @classmethod
     def from_cut_values(cls, **values: Any) -> Self:
-        """Return the model of these values, cut to the limits of its fields.
+        """Return a model with the values, truncated to the limits of its fields.
 
-        Texts and lists are cut to the length that their fields allow. None and empty lists are left out.
+        Texts and lists are truncated to the maximum length of their fields. None and empty lists are left out.
 
         Args:
-            values: values by the name or the alias of their field.
+            values: values by the name or the alias of a field.
         """
         limits = _length_limits(cls)
         items = {key: value for key, value in values.items() if value is not None and value != []}
@@ -162,12 +174,12 @@ class StatusModel(ApiModel):
         return cls.model_validate(cut)
 
     def document(self) -> dict[str, Any]:
-        """Return the fields that were set, by their names in the document."""
+        """Return a dictionary of the fields that were set, with the keys of the document (camelCase)."""
         return self.model_dump(by_alias=True, exclude_none=True, exclude_unset=True)
 
 
 class UnboundedModel(StatusModel):
-    """Base of models that inherit the fields of a status, but print texts and lists whole."""
+    """Base of models that inherit the fields of a status, but do not limit the length of texts and lists."""
 
     @classmethod
     def __pydantic_init_subclass__(cls, **kwargs: Any) -> None:
@@ -177,7 +189,7 @@ class UnboundedModel(StatusModel):
 
 @cache
 def _length_limits(schema: type[ApiModel]) -> Mapping[str, int]:
-    """Return the maximum length of each bounded text or list field, by the field's name and alias."""
+    """Return the maximum length of each text or list field that has one, by the field's name and by its alias."""
     return {
         key: bound.max_length
         for name, field in schema.model_fields.items()
@@ -189,7 +201,7 @@ def _length_limits(schema: type[ApiModel]) -> Mapping[str, int]:
 
 
 def _has_length(annotation: Any) -> bool:
-    """Return whether values of the type are texts or lists."""
+    """Return whether values of a type annotation are texts or lists."""
     kinds = [get_origin(item) or item for item in (annotation, *get_args(annotation))]
     return any(kind in (str, list) for kind in kinds) and dict not in kinds
 
@@ -209,7 +221,7 @@ class Toleration(ApiModel):
     )
 
     def plain(self) -> dict[str, str]:
-        """Return the fields that are set, as a Kubernetes toleration."""
+        """Return the toleration as a dictionary for a pod's `spec.tolerations`."""
         return self.model_dump(by_alias=True, exclude_none=True)
 
 
@@ -217,10 +229,10 @@ SchemaT = TypeVar("SchemaT", bound=ApiModel)
 
 
 def check_envelope(document: Mapping[str, Any], kind: str) -> tuple[str, Mapping[str, Any]]:
-    """Check the outer fields of a custom resource and return its name and spec.
+    """Check `apiVersion`, `kind` and `metadata` of a custom resource, and return its name and its spec.
 
     Raises:
-        SpecError: the outer fields are not those of a `kind` of this API group.
+        SpecError: one of these fields is not valid for a resource `kind` of Tilecast's API group.
     """
     if not isinstance(document, Mapping):
         raise SpecError(kind, "is not a mapping", "write apiVersion, kind, metadata and spec")
@@ -245,10 +257,10 @@ def check_envelope(document: Mapping[str, Any], kind: str) -> tuple[str, Mapping
 
 
 def read_mapping(value: Mapping[str, Any], key: str, where: str, remedy: str) -> Mapping[str, Any]:
-    """Return the mapping under a key; an empty one if the key is absent or None.
+    """Return the mapping under a key. Return an empty mapping if the key is absent or None.
 
     Raises:
-        SpecError: something else is there. `where` names the value in the message.
+        SpecError: the key has a value that is not a mapping. The message names it by `where`.
     """
     inner = value.get(key)
     if inner is None:
@@ -259,11 +271,11 @@ def read_mapping(value: Mapping[str, Any], key: str, where: str, remedy: str) ->
 
 
 def validate_model(schema: type[SchemaT], value: Mapping[str, Any], root: str) -> SchemaT:
-    """Return a value as a checked `schema`.
+    """Validate a mapping and return it as a model of class `schema`. Errors begin field paths with `root`.
 
     Raises:
-        SpecError: a field is unknown, missing, of the wrong type or out of bounds, a rule is broken, or the value is
-            nested too deeply. The message names the first problem in the order of `_ORDER`.
+        SpecError: a field is unknown, missing, of the wrong type or out of bounds. A rule is violated, or the value
+            is nested too deeply. The message names the first problem in the order of `_ORDER`.
     """
     try:
         return schema.model_validate(value)
@@ -276,7 +288,7 @@ def validate_model(schema: type[SchemaT], value: Mapping[str, Any], root: str) -
 
 
 def format_value(value: object, quote: bool = True) -> str:
-    """Return a value on one line of at most 60 characters, control characters escaped."""
+    """Return a value as text for an error message: one line of at most 60 characters, without control characters."""
     text = repr(value) if quote else repr(str(value))[1:-1]
     return text if len(text) <= 60 else f"{text[:57]}..."
 
@@ -343,10 +355,10 @@ def _suggest_name(word: str, names: Sequence[str], otherwise: str = "known here:
 
 
 def _find_field(schema: type[ApiModel], loc: tuple[int | str, ...]) -> tuple[type[ApiModel] | None, FieldInfo | None]:
-    """Return the model and the field that a location below `schema` leads to.
+    """Return the field at a pydantic error location in `schema`, and the model class of the field's type.
 
-    The model is None if the field has no model as its type, or if there is no such field. The field is None if the
-    location is empty or names no field.
+    The model comes first. It is None if the field does not exist or its type contains no model. The field is None if it
+    does not exist or the location is empty.
     """
     current: type[ApiModel] | None = schema
     field: FieldInfo | None = None
@@ -370,7 +382,7 @@ def _known_keys(schema: type[ApiModel], loc: tuple[int | str, ...]) -> list[str]
 
 
 def _mapping_remedy(schema: type[ApiModel], loc: tuple[int | str, ...]) -> str:
-    """Return a remedy that names the required keys of a mapping, or the first three keys if none is required."""
+    """Return a remedy that lists the required keys of a mapping. If no key is required, list the first three."""
     model, _ = _find_field(schema, loc)
     fields = list((model or schema).model_fields.values())
     needed = [str(item.alias) for item in fields if item.is_required()]

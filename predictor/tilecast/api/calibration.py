@@ -1,4 +1,4 @@
-"""Documents of the calibration: runs, corrections in the status of a GPUPool, and corrections in a file."""
+"""Documents for the calibration of forecasts: measured runs and corrections, in a GPUPool's status or in a file."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _SCALES = "|".join(name for _, name in GPU_RANGES)
 
 
 class RunRecord(StatusModel):
-    """A job that ran on the pool: what was forecast for the plan that ran, uncorrected, and what was measured."""
+    """A job that ran on the pool, with the uncorrected forecast of its plan and the measured step."""
 
     uid: str = Field(min_length=1, max_length=64, description="UID of the job.")
     precision: str = Field(pattern=f"^({_PRECISIONS})$", max_length=8, description="Precision it was trained in.")
@@ -41,7 +41,7 @@ class RunRecord(StatusModel):
 
 
 class CorrectionRecord(StatusModel):
-    """What a group of runs makes of a forecast."""
+    """A correction of forecasts that was learnt from a group of runs."""
 
     precision: str | None = optional_field("Precision; absent stands for all.", max_length=8)
     family: str | None = optional_field("Model family; absent stands for all.", max_length=32)
@@ -53,7 +53,7 @@ class CorrectionRecord(StatusModel):
 
 
 class PoolCalibration(StatusModel):
-    """What the cluster's runs make of forecasts on the pool, for jobs of namespaces that have none of their own."""
+    """Corrections that the cluster's runs give, for jobs of namespaces without runs of their own."""
 
     corrections: list[CorrectionRecord] = list_field(
         "Corrections that hold on this pool now.", max_length=MAX_CORRECTIONS
@@ -64,7 +64,7 @@ class PoolCalibration(StatusModel):
 
 
 class PoolError(StatusModel):
-    """How far forecasts for the pool's runs lie off, (predicted - observed) / observed."""
+    """Error of the forecasts for the pool's runs, as (predicted - observed) / observed."""
 
     raw_ratio: float | None = optional_field("Median signed relative error of the raw forecasts.")
     calibrated_ratio: float | None = optional_field(
@@ -93,7 +93,7 @@ class ObservedRun:
 
 
 def run_from_record(pool: str, gpu: str, record: RunRecord, namespace: str = "") -> Run:
-    """Return the run of a record."""
+    """Return the run that a record of a pool's status describes."""
     return Run(
         pool, gpu, record.precision, record.family, record.scale, record.workload,
         record.predicted_seconds, record.observed_seconds, record.observations, record.framework, namespace,
@@ -101,16 +101,16 @@ def run_from_record(pool: str, gpu: str, record: RunRecord, namespace: str = "")
 
 
 def read_pool_runs(pool: str, gpu: str, status: Mapping[str, Any]) -> list[ObservedRun]:
-    """Return the runs in the status of a pool, oldest first.
+    """Return the runs that a GPUPool's status contains, in the status's order (oldest first).
 
-    Releases before PoolLearnings kept runs there. Their origin is unknown.
+    Releases without the PoolLearning resource stored runs there, without the job and user that reported them.
     """
     records = RunRecord.parse_valid_items(value_at_path(status, ("calibration", "runs")))
     return [ObservedRun(one.uid, one.time, run_from_record(pool, gpu, one)) for one in records]
 
 
 def read_runs(gpupools: Iterable[Mapping[str, Any]], pools: Iterable[Pool]) -> list[ObservedRun]:
-    """Return the runs in the statuses of GPUPool documents, oldest first."""
+    """Return all runs that the statuses of GPUPools contain, oldest first. GPUPools not in `pools` are ignored."""
     gpus = {pool.name: pool.gpu.name for pool in pools}
     runs: list[ObservedRun] = []
     for document in gpupools:
@@ -121,7 +121,7 @@ def read_runs(gpupools: Iterable[Mapping[str, Any]], pools: Iterable[Pool]) -> l
 
 
 def correction_records(table: Calibration, gpu: str) -> list[CorrectionRecord]:
-    """Return the correction records of a GPU, coarsest groups first, without groups of single workloads."""
+    """Return the corrections for a GPU as records, coarsest groups of runs first, without groups of one workload."""
     chosen: Sequence[Correction] = [
         item for item in table.corrections if item.group[:1] == (gpu,) and len(item.group) < _WORKLOAD
     ]
@@ -139,9 +139,9 @@ def correction_records(table: Calibration, gpu: str) -> list[CorrectionRecord]:
 
 
 def read_corrections(gpupools: Iterable[Mapping[str, Any]], pools: Iterable[Pool]) -> Calibration:
-    """Return the corrections in the statuses of GPUPool documents.
+    """Return a calibration with the corrections that the statuses of GPUPools contain.
 
-    Readers without access to PoolLearnings use these, because the runs behind them are not visible to such readers.
+    Users who may not read PoolLearnings use these corrections instead of the runs.
     """
     gpus = {pool.name: pool.gpu.name for pool in pools}
     shown: dict[GroupKey, Correction] = {}
@@ -159,7 +159,7 @@ _WORKLOAD = 5
 
 
 def calibration_text(table: Calibration) -> str:
-    """Return a calibration as the text of a JSON file."""
+    """Return a calibration as JSON text, which `parse_calibration` reads."""
     parts = {"corrections": table.corrections, "software": table.software}
     return json.dumps({name: [asdict(item) for item in part] for name, part in parts.items()}, indent=1) + "\n"
 
@@ -179,10 +179,10 @@ class _CalibrationFile(ApiModel):
 
 
 def parse_calibration(text: str, name: str) -> Calibration:
-    """Return the calibration in the text of a file that `calibration_text` made.
+    """Parse JSON text from `calibration_text` into a calibration. Errors call the text `name`.
 
     Raises:
-        SpecError: the text is something else.
+        SpecError: the text is not a calibration.
     """
     try:
         document = untrusted.parse_json(text, max_bytes=MAX_JSON_BYTES)

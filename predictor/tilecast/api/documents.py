@@ -28,16 +28,17 @@ _CLOSING = (yaml.MappingEndEvent, yaml.SequenceEndEvent)
 
 
 def load_documents(text: str, name: str = "manifest", limit_bytes: int | None = None) -> list[Document]:
-    """Return every document of a YAML or JSON stream; each item of a `List` counts as a document.
+    """Parse YAML or JSON text and return its documents. Items of a Kubernetes `List` are separate documents.
 
     Args:
         text: content of the file or pipe.
-        name: name of the text in messages.
-        limit_bytes: longest text allowed; None takes `MAX_JSON_BYTES` or `MAX_YAML_BYTES`, which YAML never exceeds.
+        name: name of the text in errors.
+        limit_bytes: maximum length of the text. The default is `MAX_JSON_BYTES` or `MAX_YAML_BYTES`. The latter always
+            limits YAML.
 
     Raises:
-        SpecError: the text is neither YAML nor JSON, is too long or too deep, has more than `MAX_ALIASED_VALUES`
-            values with its aliases written out, or contains something that is not a mapping.
+        SpecError: the text is neither YAML nor JSON, is too long or too deeply nested, or contains a document that is
+            not a mapping. Expanding its aliases gives more than `MAX_ALIASED_VALUES` values.
     """
     is_json = text.lstrip()[:1] in ("{", "[")
     limit = limit_bytes or (MAX_JSON_BYTES if is_json else MAX_YAML_BYTES)
@@ -49,10 +50,10 @@ def load_documents(text: str, name: str = "manifest", limit_bytes: int | None = 
 
 
 def _parse_json(text: str, name: str, limit: int) -> list[Any] | None:
-    """Return a list with the parsed JSON value, or None if the text is not JSON (for example, flow-style YAML).
+    """Return a list with the parsed JSON value. Return None if the text is not JSON, such as flow-style YAML.
 
     Raises:
-        SpecError: it is too deep.
+        SpecError: the JSON is nested too deeply.
     """
     try:
         return [untrusted.parse_json(text, max_bytes=limit)]
@@ -72,7 +73,7 @@ def _parse_yaml(text: str, name: str) -> list[Any]:
 
 @contextmanager
 def _yaml_errors_as_spec_errors(name: str) -> Iterator[None]:
-    """Convert PyYAML's errors in the `with` block into a SpecError about the text `name`."""
+    """Convert errors of PyYAML in the `with` block to a SpecError that names the text `name`."""
     try:
         yield
     except yaml.YAMLError as error:
@@ -85,12 +86,12 @@ def _yaml_errors_as_spec_errors(name: str) -> Iterator[None]:
 
 
 def expand_aliases(text: str, name: str = "manifest") -> str:
-    """Return the text with its YAML aliases written out.
+    """Return YAML text with each alias replaced by the value that it refers to.
 
-    Text without aliases is returned unchanged. Otherwise, comments are lost.
+    If the text has no aliases, return it unchanged. Otherwise, comments are lost.
 
     Raises:
-        SpecError: as in `load`.
+        SpecError: the text is not YAML, is too deeply nested, or its expanded aliases have too many values.
     """
     with _yaml_errors_as_spec_errors(name):
         has_aliases = any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text, Loader=_LOADER))
@@ -100,17 +101,18 @@ def expand_aliases(text: str, name: str = "manifest") -> str:
 
 
 class _NoAliasDumper(yaml.SafeDumper):
-    """Dumper that writes a value in full wherever it occurs, and never an alias."""
+    """YAML dumper that writes no aliases, but repeats a value that occurs several times."""
 
     def ignore_aliases(self, data: Any) -> bool:
         return True
 
 
 def _check_yaml_size(text: str, name: str) -> None:
-    """Check that the nesting and the number of values are within bounds once aliases are written out.
+    """Raise an error if YAML text, with expanded aliases, is too deeply nested or has too many values.
 
     Raises:
-        SpecError: the text is too deep, an alias is inside of what it names, or text with anchors has too many values.
+        SpecError: the text is too deeply nested, an alias refers to a value that contains the alias, or text with
+            anchors has too many values.
     """
     values = 0
     named: dict[str, tuple[int, int]] = {}
@@ -144,7 +146,7 @@ def _check_yaml_size(text: str, name: str) -> None:
 
 @dataclass(slots=True)
 class _OpenCollection:
-    """List or mapping that is being read."""
+    """A list or mapping of which the YAML parser has read only the start."""
 
     anchor: str | None
     before: int

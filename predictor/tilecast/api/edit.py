@@ -1,6 +1,6 @@
-"""Change fields of a YAML manifest in its text, so that comments, order, quotes and indentation stay.
+"""Change fields of a YAML manifest in its text, and keep comments, order, quotes and indentation.
 
-The text is parsed for the positions of its nodes only. A diff of the result shows the changed fields alone.
+The parser only locates nodes in the text. A diff of the result shows nothing but the changed fields.
 """
 
 from __future__ import annotations
@@ -13,22 +13,22 @@ import yaml
 from tilecast.api.fields import FieldChange, Path
 
 _Edit: TypeAlias = tuple[Path, Any]
-"""Path and its new value. `_GONE` removes the field, `_More` appends to the list there."""
+"""Path of a field and its new value. `_GONE` removes the field. `_AppendedItems` are appended to the list there."""
 
 
 class _AppendedItems(list[Any]):
-    """Items to append to a list."""
+    """Value of an edit that appends items to the list at its path."""
 
 
 _GONE = object()
 
 
 def edit_yaml(text: str, changes: Sequence[FieldChange], index: int = 0) -> str:
-    """Return the text with each change made.
+    """Return YAML text with fields of one document changed.
 
     Args:
         text: one or more YAML documents (JSON is YAML) without aliases.
-        changes: fields and their new values. Lists on the way to a field must exist; missing mappings are created.
+        changes: fields and their new values. Missing mappings on a path are created. Missing lists are not.
         index: position of the document to change.
     """
     for change in changes:
@@ -39,7 +39,7 @@ def edit_yaml(text: str, changes: Sequence[FieldChange], index: int = 0) -> str:
 
 
 def _diff_values(path: Path, old: Any, new: Any) -> Iterator[_Edit]:
-    """Yield the smallest edits from `old` to `new`. Additions come first, so that no mapping is ever empty."""
+    """Yield minimal edits that turn the value `old` at `path` into `new`. Additions precede removals."""
     if isinstance(old, dict) and isinstance(new, dict) and old and new:
         for key, value in new.items():
             yield from _diff_values((*path, key), old.get(key), value)
@@ -70,7 +70,7 @@ def _apply_edit(text: str, index: int, edit: _Edit) -> str:
 
 
 def _set_entry(text: str, root: Any, mapping: Any, key: str, value: Any) -> str:
-    """Return the text with the key of a mapping set, or removed if `value` is `_GONE`."""
+    """Return the text with a mapping's key set to `value`. If `value` is `_GONE`, the key is removed."""
     entry = next((pair for pair in mapping.value if pair[0].value == key), None)
     if mapping.flow_style or not mapping.value:
         plain = {**_node_value(mapping), key: value}
@@ -101,7 +101,7 @@ def _compose_document(text: str, index: int) -> Any:
 
 
 def _find_node(node: Any, path: Path) -> Any:
-    """Return the node at a path; None if there is none, for instance below a key without a value."""
+    """Return the YAML node at a path below `node`. Return None if there is none."""
     for part in path:
         if isinstance(part, int):
             node = node.value[part] if isinstance(node, yaml.SequenceNode) and part < len(node.value) else None
@@ -123,8 +123,7 @@ def _node_value(node: Any) -> Any:
 def _content_end(text: str, node: Any, key: Any = None) -> int:
     """Return the index after the last character of a node's content.
 
-    The end marks of block nodes lie beyond the comments that follow, so the content ends where its last scalar or flow
-    node ends.
+    PyYAML's end mark of a block node includes later comments. The content ends with its last scalar or flow node.
     """
     if isinstance(node, yaml.ScalarNode):
         if key is not None and node.start_mark.index == node.end_mark.index:
@@ -142,7 +141,7 @@ def _line_end(text: str, index: int) -> int:
 
 
 def _indents_lists(node: Any) -> bool | None:
-    """Return whether the first block list under a key is indented deeper than its key; None if there is none."""
+    """Return whether the first block list is indented deeper than its key. Return None if there is no such list."""
     if isinstance(node, yaml.SequenceNode):
         return next((answer for item in node.value if (answer := _indents_lists(item)) is not None), None)
     for key, value in node.value if isinstance(node, yaml.MappingNode) else ():
@@ -154,18 +153,18 @@ def _indents_lists(node: Any) -> bool | None:
 
 
 class _IndentedListDumper(yaml.SafeDumper):
-    """Dumper that indents lists deeper than their keys."""
+    """YAML dumper that indents lists deeper than their keys."""
 
     def increase_indent(self, flow: bool = False, indentless: bool = False) -> None:
         super().increase_indent(flow, False)
 
 
 class _FlatListDumper(yaml.SafeDumper):
-    """Dumper that writes lists as deep as their keys."""
+    """YAML dumper that does not indent lists under their keys."""
 
 
 def _represent_text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
-    """Represent a text of several lines as a block, so that a script stays readable."""
+    """Return the YAML node for a text. A text of several lines becomes a literal block."""
     return dumper.represent_scalar("tag:yaml.org,2002:str", text, style="|" if "\n" in text else None)
 
 
@@ -180,6 +179,6 @@ def _dump_block(value: Any, column: int, is_indented: bool) -> str:
 
 
 def _dump_flow(value: Any) -> str:
-    """Return the value in flow style, with quotes around texts that need them between brackets."""
+    """Return a value as flow-style YAML, with quotes where a flow collection requires them."""
     dumped = str(yaml.safe_dump([value], default_flow_style=True, sort_keys=False, width=4096))
     return dumped.removesuffix("\n").removeprefix("[").removesuffix("]")

@@ -1,4 +1,4 @@
-"""Read fields of documents by path. Missing fields and fields of another type raise no error."""
+"""Read fields of documents by path, without errors for missing fields or unexpected types."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ Path: TypeAlias = tuple[str | int, ...]
 
 @dataclass(frozen=True, slots=True)
 class FieldChange:
-    """Path of a field in a document, and the field's new value."""
+    """A change of a document: the path of a field, and its new value."""
 
     path: Path
     value: Any
 
 
 def value_at_path(document: Any, path: Path) -> Any:
-    """Return the value at a path; None if the document has none."""
+    """Return the value at a path in a document. Return None if the path does not exist."""
     for part in path:
         try:
             document = document[part]
@@ -30,10 +30,10 @@ def value_at_path(document: Any, path: Path) -> Any:
 
 
 def as_mapping(value: object) -> Document:
-    """Return the value if it is a mapping, else an empty mapping."""
+    """Return the value if it is a mapping. Otherwise, return an empty mapping."""
     return value if isinstance(value, Mapping) else {}
 
 
 def mappings_in(value: object) -> list[Document]:
-    """Return the mappings in a list; an empty list if the value is no list."""
+    """Return the items of a list that are mappings. If the value is not a list, return an empty list."""
     return [item for item in value if isinstance(item, Mapping)] if isinstance(value, list) else []

@@ -1,4 +1,4 @@
-"""The GPUPool resource: facts about nodes that override node labels, and pools without nodes.
+"""The GPUPool resource: specifications that override node labels, and pools whose nodes do not exist yet.
 
 Users and discovery write GPUPools. Discovery labels its pools and stores the digest of each spec in an annotation. A
 user who edits such a spec takes the pool over: the digest no longer matches, and discovery leaves the pool alone.
@@ -34,7 +34,7 @@ from tilecast.api.base import (
 from tilecast.api.calibration import PoolCalibration, PoolError
 from tilecast.api.fields import as_mapping, value_at_path
 from tilecast.api.status import Condition
-from tilecast.hardware import Gpu, GpuFile, Link, find_gpu, find_link, links, read_stated_gpu
+from tilecast.hardware import Gpu, GpuFile, Link, complete_gpu, find_gpu, find_link, links
 from tilecast.hardware.instances import find_network
 from tilecast.spec import SpecError
 
@@ -49,7 +49,7 @@ GPU_NAME: str = GpuFile.model_json_schema()["properties"]["name"]["pattern"]
 
 
 class Rates(ApiModel):
-    """One positive number per precision; leave out what the GPU cannot run. FP32 is always there."""
+    """A positive number per precision. FP32 is required. Leave out precisions that the GPU cannot run."""
 
     fp32: float | None = optional_field("Plain FP32.", gt=0, le=1e6)
     tf32: float | None = optional_field("TF32 matrix units.", gt=0, le=1e6)
@@ -70,7 +70,7 @@ class Rates(ApiModel):
 
 
 class SustainedRatios(ApiModel):
-    """Shares of the peaks that power and clocks leave under sustained load; absent is 1."""
+    """Fractions of the peak rates that power and clocks allow under sustained load. If absent, 1."""
 
     fp32: float | None = optional_field("Plain FP32.", gt=0, le=1)
     tf32: float | None = optional_field("TF32 matrix units.", gt=0, le=1)
@@ -83,7 +83,7 @@ class SustainedRatios(ApiModel):
 
 
 class GpuFacts(ApiModel):
-    """Data-sheet facts of a GPU that Tilecast does not ship. Rates are dense (without sparsity)."""
+    """Data-sheet specifications of a GPU that Tilecast does not ship. Rates are dense (without sparsity)."""
 
     product: str = Field(min_length=1, max_length=128, description="Product name as the driver prints it.")
     architecture: str = Field(min_length=1, max_length=64, description="Architecture, for instance hopper.")
@@ -114,7 +114,7 @@ class GpuFacts(ApiModel):
 
 
 class GpuSource(ApiModel):
-    """The pool's GPU: one that Tilecast knows by name or product, or its facts under a new name."""
+    """The pool's GPU: one that Tilecast knows by name or product, or its specifications under a new name."""
 
     name: str = Field(
         min_length=1, max_length=63, description="Name or product string of a known GPU, or a new name with facts."
@@ -122,10 +122,10 @@ class GpuSource(ApiModel):
     facts: GpuFacts | None = optional_field("Data-sheet facts; they win over what Tilecast ships.")
 
     def gpu(self) -> Gpu:
-        """Return the GPU that these fields describe.
+        """Return the GPU that the fields name or specify.
 
         Raises:
-            SpecError: the name is unknown and no facts are given, the facts are no GPU, or their link is unknown.
+            SpecError: the GPU's name is unknown and it has no specifications, or these are invalid.
         """
         if self.facts is None:
             try:
@@ -136,9 +136,7 @@ class GpuSource(ApiModel):
         facts = self.facts.model_dump(exclude_none=True)
         facts["architecture"] = self.facts.architecture.lower()
         try:
-            return read_stated_gpu(
-                GpuFile.model_validate({"name": self.name, "sources": {"facts": "GPUPool"}, **facts})
-            )
+            return complete_gpu(GpuFile.model_validate({"name": self.name, "sources": {"facts": "GPUPool"}, **facts}))
         except ValidationError as error:
             first = error.errors(include_url=False)[0]
             where = ".".join(to_camel(str(part)) for part in first["loc"])
@@ -195,7 +193,7 @@ class Price(ApiModel):
 
 
 class GPUPoolSpec(ApiModel):
-    """Which nodes the pool has, or could have, and what they are."""
+    """The nodes of the pool, existing or planned, and their specifications."""
 
     selector: dict[str, str] = Field(
         default_factory=dict, max_length=16, description="Labels of the pool's nodes; empty means those of nodeType."
@@ -264,7 +262,7 @@ class Fact(StatusModel):
 
 
 class TopologyLevel(StatusModel):
-    """How the pool's nodes lie under one topology label."""
+    """How one topology label groups the pool's nodes."""
 
     key: str = Field(max_length=317, description="The node label.")
     domains: int = Field(ge=1, description="Distinct values of the label.")
@@ -284,7 +282,7 @@ class PoolSummary(StatusModel):
 
 
 class GPUPoolStatus(StatusModel):
-    """What was found. Written by the operator only."""
+    """The pool as the operator found it. Written by the operator only."""
 
     observed_generation: int | None = optional_field("Generation of the spec that was read.", ge=0)
     nodes: int | None = optional_field("Nodes of the pool now.", ge=0)
@@ -314,7 +312,7 @@ def parse_gpu_pool(document: Mapping[str, Any]) -> tuple[str, GPUPoolSpec]:
     """Return the name and the checked spec of a GPUPool document.
 
     Raises:
-        SpecError: with the path of the first field that is wrong.
+        SpecError: a field is invalid. The error has the path of the first one.
     """
     name, spec = check_envelope(document, KIND)
     return name, validate_model(GPUPoolSpec, spec, "spec")
@@ -322,7 +320,7 @@ def parse_gpu_pool(document: Mapping[str, Any]) -> tuple[str, GPUPoolSpec]:
 
 @dataclass(frozen=True, slots=True)
 class Discovery:
-    """Notes that discovery stores about a pool that it created."""
+    """What node discovery stores in a GPUPool that it created."""
 
     identity: str
     """GPU, node shape, link and market, which together distinguish the pool from others."""
@@ -331,9 +329,9 @@ class Discovery:
 
 
 def read_discovery(document: Mapping[str, Any], spec: GPUPoolSpec) -> Discovery | None:
-    """Return the notes of discovery about a pool; None if the pool belongs to a user.
+    """Return what node discovery stored in a GPUPool. Return None if the GPUPool belongs to a user.
 
-    A pool belongs to a user who wrote it, or who edited its spec or its discovery label.
+    A GPUPool belongs to the user who created it, or who edited its spec or removed its discovery label.
     """
     labels, annotations = (
         as_mapping(value_at_path(document, ("metadata", part))) for part in ("labels", "annotations")
@@ -347,7 +345,7 @@ def read_discovery(document: Mapping[str, Any], spec: GPUPoolSpec) -> Discovery 
 
 
 def discovered_pool(name: str, spec: GPUPoolSpec, note: Discovery) -> dict[str, Any]:
-    """Return the GPUPool object that discovery writes."""
+    """Return the GPUPool object that node discovery writes for a pool, with `note` in its annotations."""
     fields = {"identity": note.identity, "layer": note.layer, "spec": _spec_digest(spec)}
     return {
         "apiVersion": API_VERSION,
@@ -362,7 +360,7 @@ def discovered_pool(name: str, spec: GPUPoolSpec, note: Discovery) -> dict[str, 
 
 
 def _spec_values(spec: GPUPoolSpec) -> dict[str, Any]:
-    """Return the spec as a dictionary without absent fields and without defaults."""
+    """Return a spec as a dictionary, without absent fields and default values."""
     fields: dict[str, Any] = spec.model_dump(by_alias=True, exclude_defaults=True, exclude_none=True)
     return fields
 
@@ -372,15 +370,15 @@ def _spec_digest(spec: GPUPoolSpec) -> str:
 
 
 def find_pool_link(name: str, field: str, *, per_node: bool) -> Link:
-    """Return the link of a name.
+    """Return the link `name` from the catalogue.
 
     Args:
-        name: name of the link, as the pool's author wrote it.
+        name: name of the link as the user wrote it.
         field: name of the field in errors.
-        per_node: whether the link has to join nodes rather than the GPUs of one node.
+        per_node: True for a link between nodes, False for a link between GPUs of a node.
 
     Raises:
-        SpecError: there is no such link, or it joins something else.
+        SpecError: there is no such link, or it is of the other type.
     """
     try:
         link = find_network(name) if per_node else find_link(name)

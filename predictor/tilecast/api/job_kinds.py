@@ -1,4 +1,4 @@
-"""API versions of the supported kinds of jobs, for schemas and for messages.
+"""API versions of the supported kinds of jobs, for schemas and error messages.
 
 `make crds` writes `JOB_APIS` from the kinds in `tilecast.jobs.kinds`, which imports this package.
 """
@@ -19,12 +19,12 @@ JOB_APIS: Mapping[str, str] = {
 
 
 def list_job_kinds() -> str:
-    """Return the kinds as a list for a sentence: "A, B or C"."""
+    """Return the supported kinds of jobs as a phrase: "A, B or C"."""
     *others, last = JOB_APIS
     return f"{', '.join(others)} or {last}"
 
 
 def list_kinds_in_plural(kinds: Iterable[str] = JOB_APIS) -> str:
-    """Return kinds in the plural as a list for a sentence: "As, Bs and Cs"."""
+    """Return kinds of jobs as a phrase in the plural: "As, Bs and Cs"."""
     *others, last = (f"{kind}s" for kind in kinds)
     return f"{', '.join(others)} and {last}"

@@ -1,4 +1,4 @@
-"""Sources of a TrainingJob's model: the ways to give its architecture."""
+"""Models of `spec.model` in a TrainingJob, which gives the architecture of the trained network."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class Transformer(ApiModel):
     )
 
     def to_model(self, name: str) -> Model:
-        """Return these dimensions as a `Model`."""
+        """Return a `Model` with these dimensions and a name."""
         return zoo.model_from(
             {
                 "name": name,
@@ -123,7 +123,7 @@ class HuggingFace(ApiModel):
     @field_validator("config")
     @classmethod
     def _check_config(cls, config: dict[str, Any] | None) -> dict[str, Any] | None:
-        """Raise an error for a config.json that is nested too deeply or too large."""
+        """Return a config.json unchanged. Raise an error if it is nested too deeply or too large."""
         problem = None
         if _is_deeper(config, MAX_CONFIG_DEPTH):
             problem = f"is nested more than {MAX_CONFIG_DEPTH} deep"
@@ -136,7 +136,7 @@ class HuggingFace(ApiModel):
 
 
 def _is_deeper(value: object, levels: int) -> bool:
-    """Return whether a parsed value is nested more than `levels` levels deep."""
+    """Return whether a JSON value has more than `levels` levels of nested lists and mappings."""
     level = [value]
     for _ in range(levels + 1):
         inner = [

@@ -1,4 +1,4 @@
-"""Parts of a measured step in seconds, as in reports, statuses and files of measured steps."""
+"""Model of a measured step's parts in seconds. Reports, statuses and files of measured steps extend it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from tilecast.learning.job_calibration import MeasuredParts
 
 
 class PartSeconds(ApiModel):
-    """Seconds of a step by what they went to, each only where it is known. They do not overlap."""
+    """Parts of a step in seconds, which do not overlap. Unknown parts are absent."""
 
     input_seconds: float | None = optional_field("Seconds of a step that the GPU waited for data.", ge=0, le=1e9)
     forward_seconds: float | None = optional_field("Seconds of its forward passes.", ge=0, le=1e9)
@@ -23,6 +23,6 @@ class PartSeconds(ApiModel):
 
 
 def part_fields(parts: MeasuredParts) -> dict[str, float]:
-    """Return the known parts of a step, to six digits, by the names of the fields."""
+    """Return the known parts of a step in seconds, rounded to six digits, by field name of `PartSeconds`."""
     known = zip(PartSeconds.model_fields, parts.values, strict=True)
     return {name: round_to_six_digits(value) for name, value in known if value is not None}

@@ -1,4 +1,4 @@
-"""The PoolLearning resource: runs measured on one pool, with their origin, and requests to forget runs.
+"""The PoolLearning resource: runs measured on one pool, with the jobs that reported them, and requests to forget runs.
 
 The operator keeps one PoolLearning for each GPUPool that has had a run. The resource is separate from the pool's
 status, so that readers of pools cannot see who ran a job. Only the operator and administrators may read it. To make the
@@ -29,7 +29,7 @@ MAX_FORGOTTEN = 64
 
 
 class LearntRun(RunRecord, PartSeconds):
-    """A run with where the reports came from."""
+    """A run, with the job and the service account that reported it."""
 
     gpu: str = Field(min_length=1, max_length=63, description="GPU of the pool.")
     namespace: str = Field(default="", max_length=63, description="Namespace of the job; none is of unknown origin.")
@@ -46,7 +46,7 @@ class LearntRun(RunRecord, PartSeconds):
 
     @classmethod
     def from_run(cls, observed: ObservedRun) -> Self:
-        """Return a run with its origin."""
+        """Return the record of a run, with the job and the service account that reported it."""
         run = observed.run
         names = ("precision", "family", "scale", "workload", "observations", "framework", "gpu", "namespace")
         origin = ("uid", "time", "namespace_uid", "job", "source", "gpus", "plan")
@@ -61,7 +61,7 @@ class LearntRun(RunRecord, PartSeconds):
 
 
 class ForgottenRuns(StatusModel):
-    """Runs that are not learnt from, although the status of a job may still keep them."""
+    """Runs that calibration ignores, even if the status of a job still contains them."""
 
     namespace: str | None = optional_field("Those of this namespace; absent is all.", max_length=63)
     uid: str | None = optional_field("That of this job; absent is all.", max_length=64)
@@ -69,7 +69,7 @@ class ForgottenRuns(StatusModel):
 
 
 class PoolLearningSpec(StatusModel):
-    """What is known of a pool's runs. Written by the operator only."""
+    """The measured runs of a pool. Written by the operator only."""
 
     runs: list[LearntRun] = list_field("Runs, oldest first.", max_length=MAX_KEPT)
     forgotten: list[ForgottenRuns] = list_field("What was forgotten, oldest first.", max_length=MAX_FORGOTTEN)
@@ -84,7 +84,7 @@ class ForgetRequest:
 
     @classmethod
     def parse(cls, text: str) -> ForgetRequest:
-        """Parse the value of the annotation `FORGET`; `namespace/` alone names the runs of unknown namespace.
+        """Parse the annotation `FORGET` into a request. `namespace/` without a name selects runs of unknown namespace.
 
         Raises:
             SpecError: the value is not `all`, `namespace/NAME` or `job/UID`.
@@ -105,12 +105,12 @@ class ForgetRequest:
         return f"namespace/{self.namespace}"
 
     def matches(self, observed: ObservedRun) -> bool:
-        """Return whether a run is to be forgotten."""
+        """Return whether the request selects a run."""
         return self.namespace in (None, observed.run.namespace) and self.uid in (None, observed.uid)
 
 
 def read_learnt_runs(pool: str, document: Mapping[str, Any]) -> list[ObservedRun]:
-    """Return the runs in a PoolLearning, oldest first, without invalid records."""
+    """Return the valid runs in a PoolLearning, oldest first."""
     parsed = []
     for one in LearntRun.parse_valid_items(value_at_path(document, ("spec", "runs"))):
         run = run_from_record(pool, one.gpu, one, one.namespace)
@@ -120,7 +120,7 @@ def read_learnt_runs(pool: str, document: Mapping[str, Any]) -> list[ObservedRun
 
 
 def read_forget_requests(document: Mapping[str, Any]) -> list[tuple[ForgetRequest, str]]:
-    """Return the requests to forget runs of a pool, each with its time."""
+    """Return the requests to forget runs that a PoolLearning contains, with the time of each."""
     records = ForgottenRuns.parse_valid_items(value_at_path(document, ("spec", "forgotten")))
     return [(ForgetRequest(one.namespace, one.uid), one.before) for one in records]
 
@@ -128,7 +128,7 @@ def read_forget_requests(document: Mapping[str, Any]) -> list[tuple[ForgetReques
 def pool_learning_document(
     pool: str, observed: Iterable[ObservedRun], requests: Iterable[tuple[ForgetRequest, str]]
 ) -> dict[str, Any]:
-    """Return the PoolLearning object of a pool, with the newest runs and `Forget`s that there is room for."""
+    """Return the PoolLearning object of a pool, with the newest `MAX_KEPT` runs and `MAX_FORGOTTEN` requests."""
     rows = [LearntRun.from_run(item) for item in observed]
     gone = [
         ForgottenRuns.from_cut_values(namespace=what.namespace, uid=what.uid, before=before)

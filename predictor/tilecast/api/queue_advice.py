@@ -1,6 +1,6 @@
-"""The QueueAdvice resource: totals of the plan of the whole queue, beside totals without a plan.
+"""The QueueAdvice resource: totals of the plan for all jobs, and totals without such a plan for comparison.
 
-The operator keeps one for all jobs that it plans. The status of each job has the job's own pool and start.
+The operator writes a single QueueAdvice. The pool and the start of a job are in the job's status.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class QueueAdviceSpec(StatusModel):
 
 
 class QueueNumbers(StatusModel):
-    """What becomes of a whole queue."""
+    """Totals of a whole queue under one plan."""
 
     completion_seconds: float = Field(ge=0, description="Weighted mean of completion times, from creation to end.")
     worst_completion_seconds: float = Field(ge=0, description="Their 99th percentile.")
@@ -39,7 +39,7 @@ class QueueNumbers(StatusModel):
 
     @classmethod
     def from_totals(cls, totals: QueueTotals, **more: Any) -> Self:
-        """Return the totals of a plan; `more` are values of fields that a subclass adds."""
+        """Return the document for the totals of a plan. `more` has values of fields that a subclass adds."""
         return cls.from_cut_values(
             completion_seconds=_round_to_four_digits(totals.completion_s),
             worst_completion_seconds=_round_to_four_digits(totals.worst_completion_s),
@@ -52,18 +52,18 @@ class QueueNumbers(StatusModel):
 
 
 def _round_to_four_digits(value: float | None) -> float | None:
-    """Round to four significant figures; None for a value that is not finite."""
+    """Return a number rounded to four significant digits. Return None for None and for a number that is not finite."""
     return None if value is None or not math.isfinite(value) else float(f"{max(value, 0.0):.4g}")
 
 
 class ReferenceNumbers(QueueNumbers):
-    """What would become of it without a plan for all jobs, on the same forecasts."""
+    """Totals of the queue under a simple policy instead of a plan for all jobs, by the same forecasts."""
 
     name: str = Field(max_length=32, description="ownBest, earliest, flavors or cheapest.")
 
 
 class QueueCounts(StatusModel):
-    """Jobs by what the plan makes of them."""
+    """Numbers of jobs, by how the plan treats them."""
 
     waiting: int = Field(ge=0, description="Jobs that have not started.")
     running: int = Field(ge=0, description="Jobs that run, which the plan leaves where they are.")

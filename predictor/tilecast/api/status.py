@@ -1,4 +1,4 @@
-"""The status of a TrainingJob: the advice, how the job ran, and how far off the forecast was."""
+"""The status of a TrainingJob: the advice, the measured steps, and the error of the forecast."""
 
 from __future__ import annotations
 
@@ -55,11 +55,11 @@ class Parallelism(StatusModel):
 
     @classmethod
     def from_plan(cls, plan: Plan) -> Self:
-        """Return a plan as a document."""
+        """Return the document for a plan."""
         return cls.model_validate(plan, from_attributes=True)
 
     def to_plan(self) -> Plan:
-        """Return the plan."""
+        """Return the document as a `Plan`."""
         return Plan(**dict(self))
 
 
@@ -72,7 +72,7 @@ class StepSeconds(StatusModel):
 
     @classmethod
     def from_forecast(cls, forecast: Offer | GpuShare | RunForecast) -> Self:
-        """Return the step of a forecast with its range."""
+        """Return the document for the step of a forecast, with its range, in seconds."""
         ends = round_to_six_digits(forecast.lower_s), round_to_six_digits(forecast.upper_s)
         return cls(target=round_to_six_digits(forecast.step_s), lower_bound=ends[0], upper_bound=ends[1])
 
@@ -92,7 +92,7 @@ class MemoryBytes(StatusModel):
 
     @classmethod
     def from_offer(cls, offer: Offer) -> Self:
-        """Return the memory of the fullest GPU of an offer."""
+        """Return the document for the memory of an offer's fullest GPU, in bytes."""
         return cls(
             used=round(offer.memory_bytes),
             lower_bound=round(offer.memory_lower_bytes),
@@ -128,7 +128,7 @@ class Alternative(StatusModel):
 
     @classmethod
     def from_offer(cls, offer: Offer, **more: Any) -> Self:
-        """Return the summary of an offer; `more` holds the values of fields that a subclass adds."""
+        """Return the summary of an offer. `more` has values of fields that a subclass adds."""
         has_runs = bool(offer.pool.own.runs)
         return cls.from_cut_values(
             **_shared_values(offer),
@@ -193,7 +193,7 @@ class Recommendation(StatusModel):
 
     @classmethod
     def from_offer(cls, offer: Offer, **more: Any) -> Self:
-        """Return an offer in full; `more` are values of fields that a subclass adds."""
+        """Return all details of an offer. `more` has values of fields that a subclass adds."""
         pool = offer.pool
         return cls.from_cut_values(
             **_shared_values(offer),
@@ -212,14 +212,14 @@ class Recommendation(StatusModel):
         )
 
     def incumbent(self) -> Incumbent | None:
-        """Return the recommendation for comparison with a later search; None if it has no batch or precision."""
+        """Return the recommendation for comparison with a later search, or None if it lacks a batch or precision."""
         if self.global_batch_size is None or self.precision is None:
             return None
         return Incumbent(self.pool, self.parallelism.to_plan(), self.global_batch_size, self.precision)
 
 
 class FrozenForecast(StatusModel):
-    """What became of the forecast when the job started, and what measured steps are held against."""
+    """The forecast as it was when the job started. Measured steps are compared with it."""
 
     frozen_at: str = time_field("When the job started, or was seen to have; from then on its forecast stays as it is.")
     pool: str | None = optional_field("Pool that it runs on, as far as is known.", max_length=63)
@@ -236,7 +236,7 @@ class FrozenForecast(StatusModel):
 
 
 class ObservedStep(StatusModel, PartSeconds):
-    """The measured step, and what it went to by a running mean over some eight reports."""
+    """The measured step, and its parts as running means over about eight reports."""
 
     step_seconds: float = Field(gt=0, description="Median of the newest reports, outliers left out.")
     samples: int = Field(ge=1, description="Reports so far.")
@@ -267,7 +267,7 @@ class RejectedPool(StatusModel):
 
     @classmethod
     def from_rejection(cls, rejection: Rejection, **more: Any) -> Self:
-        """Return a rejection; `more` are values of fields that a subclass adds."""
+        """Return the document for a rejected pool. `more` has values of fields that a subclass adds."""
         return cls.from_cut_values(
             pool=rejection.pool, code=rejection.code, message=rejection.message, remedy=rejection.remedy, **more
         )
@@ -287,7 +287,7 @@ class PassedOver(StatusModel):
 
     @classmethod
     def from_why_not(cls, why_not: WhyNot, **more: Any) -> Self:
-        """Return a plan that was passed over; `more` are values of fields that a subclass adds or replaces."""
+        """Return the document for a plan that lost to the recommendation. `more` adds or replaces values of fields."""
         return cls.from_cut_values(
             subject=why_not.subject,
             pool=why_not.pool,
@@ -306,7 +306,7 @@ class ModelVersion(StatusModel):
 
     @classmethod
     def from_origin(cls, origin: AdviceOrigin) -> Self:
-        """Return the predictor that an advice rests on."""
+        """Return the document for the version of the predictor that made an advice."""
         return cls.from_cut_values(version=origin.model_version, sha256=origin.model_sha256)
 
 
@@ -330,7 +330,7 @@ class Summary(StatusModel):
 
 
 class QueuePosition(StatusModel):
-    """Where and when a job runs by the plan of the whole queue."""
+    """The pool and the time at which a job runs by the plan of the whole queue."""
 
     pool: str | None = optional_field(
         "Pool that the plan gives it; absent where the plan leaves it out.", max_length=63
@@ -345,7 +345,7 @@ class QueuePosition(StatusModel):
 
 
 class TrainingJobStatus(StatusModel):
-    """The answer. Written by the operator only."""
+    """The advice for the job, and its measured steps. Written by the operator only."""
 
     observed_generation: int | None = optional_field("Generation of the spec that was advised.", ge=0)
     writer: str | None = optional_field(

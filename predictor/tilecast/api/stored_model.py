@@ -1,4 +1,4 @@
-"""Read the model of a TrainingJob: by name, from its dimensions, or from a ConfigMap."""
+"""Read the neural network of a TrainingJob: by name, from its dimensions, or from a ConfigMap."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tilecast.zoo.traced import onnx_file
 
 @dataclass(frozen=True, slots=True)
 class ModelReference:
-    """A key of a ConfigMap that contains a job's model."""
+    """Name and key of the ConfigMap that contains a job's model, with the field of the job that refers to it."""
 
     field: str
     """Path of the reference in the job, for errors."""
@@ -31,11 +31,11 @@ class ModelReference:
 
 
 def config_map_content(reference: ModelReference, config_map: Mapping[str, Any] | None) -> bytes:
-    """Return the content of a ConfigMap under the key of a reference: text (data) or bytes (binaryData).
+    """Return the bytes that a ConfigMap has under a reference's key, in `data` or `binaryData`.
 
     Args:
         reference: the reference.
-        config_map: the ConfigMap; None if there is none.
+        config_map: the ConfigMap, or None if there is none.
 
     Raises:
         SpecError: the ConfigMap or its key is missing, or its bytes are not base64.
@@ -61,14 +61,14 @@ def config_map_content(reference: ModelReference, config_map: Mapping[str, Any] 
 def read_model(
     name: str, source: ModelSource, reference: ModelReference | None, stored: bytes | None, sequence: int | None
 ) -> Model:
-    """Return the model that a job names.
+    """Return the model that the `spec.model` of a job describes.
 
     Args:
         name: name of the job.
         source: its `spec.model`.
-        reference: the key of a ConfigMap that contains the model, if one does.
-        stored: content of that key; None if no ConfigMap was read.
-        sequence: tokens of a sample, as the job gives them; None if it gives none.
+        reference: the ConfigMap key that contains the model. None if no ConfigMap does.
+        stored: content of that ConfigMap key. None if no ConfigMap was read.
+        sequence: tokens per sample from the job's spec. None if the spec has none.
 
     Raises:
         SpecError: the model is unknown or cannot be read, or its ConfigMap was not read.
@@ -76,7 +76,7 @@ def read_model(
     if reference is not None and stored is None:
         raise SpecError(reference.field, "is not read here", reference.otherwise)
     if reference is not None and stored is not None and source.graph_ref is not None:
-        return traced.model(reference.name, _parse_graph(reference, stored, sequence))
+        return traced.build_model(reference.name, _parse_graph(reference, stored, sequence))
     if source.hugging_face is not None:
         config = source.hugging_face.config or {}
         if reference is not None and stored is not None:
@@ -92,13 +92,13 @@ def read_model(
 
 
 def _parse_json(reference: ModelReference, stored: bytes, remedy: str) -> dict[str, Any]:
-    """Parse the text of a ConfigMap as a JSON mapping."""
+    """Parse the content of a ConfigMap key as a JSON mapping. Errors suggest `remedy`."""
     subject = f"{reference.key} of ConfigMap {reference.name}"
     return untrusted.parse_json_mapping(stored, f"{reference.field}.key", subject, remedy)
 
 
 def _parse_graph(reference: ModelReference, stored: bytes, sequence: int | None) -> Trace:
-    """Return the graph in a ConfigMap: a document of `tilecast trace` (JSON) or an ONNX file."""
+    """Parse the content of a ConfigMap key as a graph: JSON of `tilecast trace`, or an ONNX file."""
     field = f"{reference.field}.key"
     if stored.lstrip()[:1] == b"{":
         value = _parse_json(reference, stored, "store what `tilecast trace` wrote")
@@ -111,35 +111,34 @@ def _parse_graph(reference: ModelReference, stored: bytes, sequence: int | None)
         raise error.at("spec.training.sequenceLength") from None
 
 
-def sequence_length(model: Model, stated_length: int | None) -> int:
+def sequence_length(model: Model, requested_length: int | None) -> int:
     """Return the tokens of one sample.
 
-    A model without a vocabulary counts samples, which have 1. A traced graph has the length of its trace. CLIP and
-    Whisper have the length to which they pad texts, if the job gives none.
-
+    A model without a vocabulary has 1. A traced graph has the length of its trace. CLIP and Whisper by default have the
+    length to which they pad texts.
 
     Raises:
-        SpecError: the job has to give a number and gives none, or the number does not suit the model.
+        SpecError: the spec has no length but the model needs one, or the length is invalid for the model.
     """
     field = "spec.training.sequenceLength"
     if model.trace is not None:
-        if stated_length not in (None, 1) and model.trace.sequence == 1:
+        if requested_length not in (None, 1) and model.trace.sequence == 1:
             raise SpecError(field, f"{model.name} reads no tokens", "leave it out")
-        if stated_length not in (None, model.trace.sequence):
+        if requested_length not in (None, model.trace.sequence):
             problem = f"{model.name} was traced with {model.trace.sequence} tokens per sample"
             raise SpecError(field, problem, "leave it out, or trace anew")
         return model.trace.sequence
     if model.vocab == 0:
-        if stated_length not in (None, 1):
+        if requested_length not in (None, 1):
             takes = "reads images, not tokens" if zoo.reads_images(model) else "takes samples of one length"
             raise SpecError(field, f"{model.name} {takes}", "leave it out")
         return 1
-    if stated_length is None and (usual := model.own(zoo.Transformer).text_length):
+    if requested_length is None and (usual := model.own(zoo.Transformer).text_length):
         return usual
-    if stated_length is None:
+    if requested_length is None:
         raise SpecError(field, "is missing", f"{model.name} reads tokens: say how many per sample")
-    if model.positions and stated_length > model.positions:
+    if model.positions and requested_length > model.positions:
         raise SpecError(
-            field, f"{stated_length} is above the {model.positions} positions that {model.name} has", "shorten it"
+            field, f"{requested_length} is above the {model.positions} positions that {model.name} has", "shorten it"
         )
-    return stated_length
+    return requested_length

@@ -53,7 +53,7 @@ before the job runs."""
 
 
 class JobConstraints(ApiModel):
-    """Limits on the answer. What is absent is not limited."""
+    """Limits on the recommended plan. Absent fields set no limit."""
 
     gpus: int | None = optional_field("Use exactly this many GPUs.", ge=1, le=MAX_GPUS)
     max_gpus: int | None = optional_field("Use at most this many GPUs.", ge=1, le=MAX_GPUS)
@@ -74,7 +74,7 @@ class JobConstraints(ApiModel):
     )
 
     def to_constraints(self) -> Constraints:
-        """Return these limits as `Constraints`."""
+        """Return the limits as the search's `Constraints`."""
         return Constraints(
             gpus=self.gpus,
             max_gpus=self.max_gpus,
@@ -99,7 +99,7 @@ class BaselinePlan(ApiModel):
     checkpointing: Checkpointing | None = open_plan_field("checkpointing", ge=None, pattern=PATTERN, max_length=96)
 
     def stated(self) -> Stated:
-        """Return this plan as a `Stated`."""
+        """Return the plan as a `Stated`, which leaves absent settings to the search."""
         stated = Stated(**dict(self))
         if modules := split_modules(stated.checkpointing or "none"):
             return replace(stated, checkpointing=join_modules(modules))
@@ -107,7 +107,7 @@ class BaselinePlan(ApiModel):
 
 
 class JobBaseline(ApiModel):
-    """What you would run today; it is priced as a row of its own."""
+    """The pool and plan in use today. The advice shows a forecast of it for comparison."""
 
     pool: str = Field(min_length=1, max_length=63, description="Name of the pool.")
     gpus: int = Field(ge=1, le=MAX_GPUS, description="Number of GPUs.")
@@ -125,7 +125,7 @@ class JobBaseline(ApiModel):
     )
 
     def to_baseline(self) -> Baseline:
-        """Return this baseline as a `Baseline`."""
+        """Return the baseline as a `Baseline` of the request."""
         return Baseline(self.pool, self.gpus, self.plan.stated() if self.plan else None)
 
 
@@ -172,7 +172,7 @@ _OBJECTIVES = [f"{record.summary} ({name})" for name, record in OBJECTIVES.items
 
 
 def _bound_rule(field: str) -> ValidationRule:
-    """Return the rule that a limit (deadline or budget) is given if and only if the objective needs it."""
+    """Return the rule that `field` (deadline or budget) is set if and only if the objective needs it."""
     names = objectives_bounded_by(field)
     among = f"== '{names[0]}'" if len(names) == 1 else f"in {names}"
     return ValidationRule(
@@ -247,25 +247,25 @@ class TrainingJobSpec(ApiModel):
 
 
 def training_job_document(name: str, spec: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the TrainingJob object with a name and a spec."""
+    """Return a TrainingJob object with a name and a spec, as a dictionary."""
     return {"apiVersion": API_VERSION, "kind": KIND, "metadata": {"name": name}, "spec": spec}
 
 
 def parse_training_job(document: Mapping[str, Any]) -> TrainingJobSpec:
-    """Return the spec of a TrainingJob document, checked field by field.
+    """Validate a TrainingJob document and return its spec.
 
     Raises:
-        SpecError: with the path of the first field that is wrong.
+        SpecError: a field is invalid. The error has the path of the first one.
     """
     return validate_model(TrainingJobSpec, check_envelope(document, KIND)[1], "spec")
 
 
 def read_request(document: Mapping[str, Any], config_maps: Mapping[str, Mapping[str, Any]] | None = None) -> Request:
-    """Return the request for advice that a TrainingJob document makes.
+    """Validate a TrainingJob document and return it as a request for advice.
 
     Args:
         document: the TrainingJob.
-        config_maps: the ConfigMaps that were read, by name.
+        config_maps: ConfigMaps by name, one of which may contain the model.
 
     Raises:
         SpecError: a field is wrong, or the model is unknown or cannot be read.
@@ -279,7 +279,7 @@ def read_request(document: Mapping[str, Any], config_maps: Mapping[str, Mapping[
 
 
 def model_reference(spec: TrainingJobSpec) -> ModelReference | None:
-    """Return the ConfigMap key that contains a job's model; None if no ConfigMap does."""
+    """Return the ConfigMap key that contains a job's model, or None if no ConfigMap does."""
     model = spec.model
     if model.graph_ref is not None:
         key: ConfigMapKeyRef = model.graph_ref.config_map_key_ref
@@ -291,7 +291,7 @@ def model_reference(spec: TrainingJobSpec) -> ModelReference | None:
 
 
 def to_request(name: str, spec: TrainingJobSpec, stored: bytes | None = None) -> Request:
-    """Return a checked spec as a `Request`.
+    """Return a validated spec as a request for advice.
 
     Args:
         name: name of the job.
@@ -299,8 +299,8 @@ def to_request(name: str, spec: TrainingJobSpec, stored: bytes | None = None) ->
         stored: content of the spec's `reference`, if it has one.
 
     Raises:
-        SpecError: the model is unknown, cannot be read or is too large, the sequence length does not suit it, or the
-            framework cannot reduce gradients or cut a pipeline as the spec says.
+        SpecError: the model is unknown, unreadable or too large, or the sequence length is invalid for it. The
+            framework does not support the spec's precision, pipeline or gradient reduction.
     """
     training = spec.training
     model = read_model(name, spec.model, model_reference(spec), stored, training.sequence_length)
@@ -335,7 +335,7 @@ _WORKLOAD_FIELDS = {
 
 
 def _to_workload(spec: TrainingJobSpec, model: Model, sequence_length: int) -> Workload:
-    """Return the workload of a spec, given its model and its tokens per sample."""
+    """Return the workload for a spec, its model, and the number of tokens per sample."""
     training, is_training = spec.training, spec.workload == "training"
     steps = training.steps
     if training.tokens is not None:
@@ -363,17 +363,17 @@ def _to_workload(spec: TrainingJobSpec, model: Model, sequence_length: int) -> W
 
 
 def _read_recomputation(training: Training) -> Checkpointing:
-    """Return the recomputation that a job states, or "auto"."""
+    """Return the activation recomputation that the job sets, or "auto" if it sets none."""
     if training.recompute_modules:
         return join_modules(training.recompute_modules)
     return "full" if training.recompute_layers is not None else training.activation_checkpointing
 
 
 def _check_precision(training: Training) -> None:
-    """Check that the stated version of the framework has the job's precision.
+    """Raise an error if the spec's framework version does not support its precision.
 
     Raises:
-        SpecError: the version is older.
+        SpecError: the version is too old.
     """
     name, version = training.framework, training.framework_version
     first = None if name is None else first_version(name, training.precision)
@@ -383,10 +383,10 @@ def _check_precision(training: Training) -> None:
 
 
 def _check_pipeline(training: Training, model: Model) -> None:
-    """Check that a stated pipeline schedule and layout suit the framework and the model.
+    """Raise an error if the framework or the model does not allow the spec's pipeline schedule and layout.
 
     Raises:
-        SpecError: the framework lacks them, or the layout does not have the model's layers.
+        SpecError: the framework does not support them, or the layout has another number of layers than the model.
     """
     cells = FRAMEWORKS[training.framework or UNSET]
     who, schedule, layout = training.framework or "the job", training.pipeline_schedule, training.pipeline_layout
@@ -415,10 +415,10 @@ def _check_pipeline(training: Training, model: Model) -> None:
 
 
 def _check_recipe(training: Training) -> None:
-    """Check that the framework can hold weights, gradients and moments as the job says.
+    """Raise an error if the framework does not support the spec's data types of weights, gradients and moments.
 
     Raises:
-        SpecError: it cannot, or the job trains in FP32.
+        SpecError: the data types are not supported, or the job trains in FP32.
     """
     stated = {"weights": training.weights, "gradientPrecision": training.gradient_precision,
               "momentPrecision": training.moment_precision}  # fmt: skip
@@ -445,10 +445,10 @@ def _check_recipe(training: Training) -> None:
 
 
 def _check_gradient_sync(training: Training) -> None:
-    """Check that gradients can be reduced in buckets or by parameter servers, where the job says so.
+    """Raise an error if the framework does not support the spec's gradient buckets or parameter servers.
 
     Raises:
-        SpecError: the framework has no buckets or no servers, or parameter servers meet offloaded parameters.
+        SpecError: the framework does not support them, or parameter servers are combined with offloaded parameters.
     """
     name, is_served = training.framework, training.gradient_sync == "parameterServer"
     if is_served and training.offload == "parameters":

@@ -56,7 +56,7 @@ class _OneLineErrorParser(argparse.ArgumentParser):
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line and return its exit status."""
+    """Parse the command line, run its verb and return the exit status."""
     _open_streams()
     given = list(sys.argv[1:] if arguments is None else arguments)
     if not given:
@@ -84,13 +84,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _print_warning(message: Warning | str, category: type[Warning], *_: object, **__: object) -> None:
-    """Print a warning as one line, as every error of the program is."""
+    """Print a warning as one line on standard error. It replaces `warnings.showwarning`."""
     text = str(message) if issubclass(category, InputWarning) else f"{category.__name__}: {message}"
     print(f"tilecast: {text}", file=sys.stderr)
 
 
 def _open_streams() -> None:
-    """Make standard streams accept every character in any locale; open the null device for output that is closed."""
+    """Make the standard streams accept all characters in any locale. Replace a closed output by the null device."""
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
         if stream is None:
@@ -102,7 +102,7 @@ def _open_streams() -> None:
 
 
 def build_parser(names: Sequence[str] = tuple(VERBS)) -> argparse.ArgumentParser:
-    """Return the parser of the command line, with the arguments of the verbs in `names` only."""
+    """Return the parser of the command line. Only the verbs in `names` get their arguments, as this imports modules."""
     whole = _OneLineErrorParser(prog="tilecast", description=_PURPOSE)
     whole.add_argument("--version", action="version", version=__version__)
     verbs = whole.add_subparsers(dest="verb", required=True, metavar="VERB")

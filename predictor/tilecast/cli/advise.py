@@ -80,12 +80,12 @@ def run(options: argparse.Namespace) -> int:
         text = _manifest_text(options, answer) if answer.candidates and options.output == "yaml" else None
         sys.stdout.write(_output_text(options, question, answer) if text is None else text)
     except SpecError as error:
-        raise answer.job.named_by_flag(error) from None
+        raise answer.job.cite_flag(error) from None
     return EXIT_OK if answer.advice.best else EXIT_NO_RECOMMENDATION
 
 
 def _manifest_text(options: argparse.Namespace, answer: Answer) -> str:
-    """Return the job's manifest with the advised fields, and with the launcher's command if one was requested."""
+    """Return the text of the job's manifest with advised fields, and the launcher's command if `--launch` is given."""
     source, advice, candidates = answer.job.source, answer.advice, answer.candidates
     assert source is not None and candidates is not None  # noqa: S101 (only jobs of other kinds have a manifest)
     if advice.best is None or not options.launch:
@@ -126,7 +126,7 @@ def _output_text(options: argparse.Namespace, question: Question, answer: Answer
 
 @dataclass(frozen=True, slots=True)
 class _Section:
-    """Addition to the advice that a flag requests: a section for people, and a document under a key for programs."""
+    """An addition to the advice that a flag requests, as a text section and as a document under a key of the JSON."""
 
     key: str
     title: str

@@ -1,4 +1,4 @@
-"""Arguments that several verbs share: the job and the pools."""
+"""Command-line arguments that several verbs share, for the job and the pools."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tilecast.inputs.reading import to_flag
 
 
 def add_job_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the argument that names a job, and the flags that describe the job."""
+    """Add the argument that names a job, and the flags for its options, to a parser."""
     parser.add_argument(
         "job",
         help=f"a file with a TrainingJob, or with an annotated {list_job_kinds()}; a Hugging Face "
@@ -24,7 +24,7 @@ def add_job_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def add_pool_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments that name pools, and the corrections for them."""
+    """Add the flags that name pools, and the flag for a file of corrections, to a parser."""
     where = parser.add_mutually_exclusive_group()
     where.add_argument(
         "--nodes", metavar="FILE", help="nodes and GPUPools as kubectl prints them; - reads standard input"

@@ -38,7 +38,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _iterate_actions(parser: argparse.ArgumentParser) -> Iterator[argparse.Action]:
-    """Yield the arguments of a parser and of all its subparsers."""
+    """Yield the actions (arguments) of a parser and of all its subparsers."""
     for action in parser._actions:
         if isinstance(action, argparse._SubParsersAction):
             for below in action.choices.values():
@@ -48,7 +48,7 @@ def _iterate_actions(parser: argparse.ArgumentParser) -> Iterator[argparse.Actio
 
 
 def _job_completion(presets: str) -> dict[str, Any]:
-    """Return the completion of a preset or a file for each shell."""
+    """Return completion code by shell, for an argument that is a preset or a file."""
     return {
         "bash": "_tilecast_job",
         "zsh": "_tilecast_job",

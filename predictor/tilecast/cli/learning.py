@@ -83,8 +83,8 @@ def _parse_runs(text: str, name: str) -> list[ObservedRun]:
     return sorted(runs, key=lambda one: (one.time, one.uid))
 
 
-def _run_standings(runs: Sequence[ObservedRun], table: NamespaceCalibration) -> list[str]:
-    """Return "counts", "superseded" or the reason of the quarantine for each run."""
+def _list_run_states(runs: Sequence[ObservedRun], table: NamespaceCalibration) -> list[str]:
+    """Return a state for each run: "counts", "superseded", or the reason why the run is quarantined."""
     standing = [""] * len(runs)
     for namespace, counting in table.runs.items():
         rows = [row for row, one in enumerate(runs) if one.run.namespace == namespace]
@@ -96,7 +96,7 @@ def _run_standings(runs: Sequence[ObservedRun], table: NamespaceCalibration) -> 
 
 def _list_lines(runs: Sequence[ObservedRun], options: argparse.Namespace) -> list[str]:
     table = NamespaceCalibration([one.run for one in runs], options.trusted)
-    standing = _run_standings(runs, table)
+    standing = _list_run_states(runs, table)
     groups: dict[tuple[str, str], list[int]] = {}
     for row, one in enumerate(runs):
         if _matches_options(one, options):
@@ -114,7 +114,7 @@ def _list_lines(runs: Sequence[ObservedRun], options: argparse.Namespace) -> lis
 
 
 def _show_lines(runs: Sequence[ObservedRun], options: argparse.Namespace) -> list[str]:
-    standing = _run_standings(runs, NamespaceCalibration([one.run for one in runs], options.trusted))
+    standing = _list_run_states(runs, NamespaceCalibration([one.run for one in runs], options.trusted))
     lines = [f"{'TIME':<22}{'POOL':<20}{'NAMESPACE/JOB':<36}{'ACCOUNT':<20}{'ERROR':>8}  {'STANDING':<13}UID"]
     for one, why in zip(runs, standing, strict=True):
         if _matches_options(one, options):

@@ -1,4 +1,4 @@
-"""A bar for who waits."""
+"""A progress bar for long computations."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ ItemT = TypeVar("ItemT")
 
 
 def track_progress(items: Sequence[ItemT], label: str) -> Iterator[ItemT]:
-    """Yield the items, and show a bar on standard error after `PATIENCE_S`, if that is a terminal."""
+    """Yield the items. After `PATIENCE_S` seconds, show a progress bar on standard error if it is a terminal."""
     if not sys.stderr.isatty():
         yield from items
         return

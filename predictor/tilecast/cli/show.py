@@ -44,8 +44,8 @@ def _format_json(value: Any) -> str:
     return json.dumps(value, indent=2)
 
 
-def _pool_view_row(row: Row) -> Row:
-    """Return a row of pools for people, with its nodes and its price in one column each."""
+def _format_pool_row(row: Row) -> Row:
+    """Return a pool's row for the printed table, with nodes in one column and price in another."""
     shown = {name: value for name, value in row.items() if name not in ("GPUS/NODE", "CURRENCY")}
     if row["NODES"] is not None:
         shown["NODES"] = f"{row['NODES']}x{row['GPUS/NODE']}"
@@ -67,6 +67,6 @@ _CATALOGS: Mapping[
         lambda name, _: catalog.describe_link(name),
         lambda row: row | {"reaches": f"{row['reaches']:.0%}"},
     ),
-    "pools": (catalog.list_pools, catalog.describe_pool, _pool_view_row),
+    "pools": (catalog.list_pools, catalog.describe_pool, _format_pool_row),
 }
 """Functions that list all rows, describe one row, and format a row of the table, by the kind of rows."""

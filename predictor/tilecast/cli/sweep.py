@@ -1,4 +1,4 @@
-"""`tilecast sweep`: the advice for one value of a number after another."""
+"""`tilecast sweep`: print the advice for each of several values of one input."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _write_chart(path: Path, chart: charts.Chart) -> None:
-    """Write a picture.
+    """Write a chart to an image file.
 
     Raises:
         SpecError: matplotlib, which draws PNG, is not installed, or the file cannot be written.

@@ -1,7 +1,7 @@
 """`tilecast validate`: compare forecasts with measured steps, kernels and collectives.
 
-This module reads tables of the user's own runs. An installed `tilecast-lab` replaces its commands, by entry points of
-the group `tilecast.validate`, and also reads published tables.
+This module reads tables of the user's runs. If `tilecast-lab` is installed, its entry points in the group
+`tilecast.validate` replace these commands, and also read published tables.
 """
 
 from __future__ import annotations
@@ -49,15 +49,15 @@ def run(options: argparse.Namespace) -> int:
 
 
 def load_lab_function(name: str) -> Any:
-    """Return the laboratory's entry point of a name; None if the laboratory is not installed."""
+    """Return the function of an entry point of `tilecast-lab`, or None if `tilecast-lab` is not installed."""
     return next((found.load() for found in entry_points(group="tilecast.validate", name=name)), None)
 
 
 def _choose_command(options: argparse.Namespace) -> Command:
-    """Return the laboratory's command if it is installed, else the built-in command.
+    """Return the command of `tilecast-lab` if it is installed. Otherwise, return the built-in command.
 
     Raises:
-        SpecError: the laboratory is needed and not installed.
+        SpecError: the options need `tilecast-lab`, which is not installed.
     """
     command: Command | None = load_lab_function(options.what)
     if command is not None:

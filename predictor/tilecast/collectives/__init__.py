@@ -50,7 +50,7 @@ class RankGroup:
 
 @dataclass(frozen=True, slots=True)
 class _LinkLoad:
-    """Load that an algorithm puts on links: hops in sequence, and bytes on the two kinds of link.
+    """Load that an algorithm puts on links: a number of sequential hops, and bytes inside the node and in the network.
 
     The busiest rank sends `near_bytes` inside its node. The ranks of the busiest node send `far_bytes` into the
     network.
@@ -69,7 +69,7 @@ def ring_all_reduce(size_bytes: Floats, group: RankGroup, intra: Link, inter: Li
 
     It takes 2 (n-1) hops, and every rank sends 2 (n-1)/n S (Patarasuk and Yuan, JPDC 2009).
     """
-    return _fastest_protocol_s(_ring_load(size_bytes, group, intra, passes=2.0), group, intra, inter)
+    return _fastest_protocol_s(_compute_ring_load(size_bytes, group, intra, passes=2.0), group, intra, inter)
 
 
 def tree_all_reduce(size_bytes: Floats, group: RankGroup, intra: Link, inter: Link) -> Floats:
@@ -94,7 +94,7 @@ def hierarchical_all_reduce(size_bytes: Floats, group: RankGroup, intra: Link, i
     all-gather inside the node.
     """
     inside = RankGroup(group.local, group.local, group.node_ranks, group.joined)
-    near = _ring_load(size_bytes, inside, intra, passes=2.0)
+    near = _compute_ring_load(size_bytes, inside, intra, passes=2.0)
     nodes = np.maximum(group.nodes, 1.0)
     far_bytes = 2 * size_bytes * (nodes - 1) / nodes
     load = _LinkLoad(near.near_hops, 2 * (nodes - 1), near.near_bytes, far_bytes)
@@ -111,7 +111,9 @@ def nvls_all_reduce(size_bytes: Floats, group: RankGroup, intra: Link, inter: Li
     simple = inter.protocols["simple"]
     network_s = simple.start_s + 2 * np.log2(np.maximum(group.nodes, 1.0)) * simple.hop_s
     near_s = size_bytes * (1 + 1 / group.local) / intra.reduction_bytes_per_s
-    far_s = np.where(group.nodes > 2, 2.0, 1.0) * size_bytes / (_network_bandwidth(group, inter) * inter.efficiency)
+    far_s = (
+        np.where(group.nodes > 2, 2.0, 1.0) * size_bytes / (_compute_network_bandwidth(group, inter) * inter.efficiency)
+    )
     far = group.nodes > 1
     seconds = intra.reduction_start_s + np.where(far, network_s + np.maximum(near_s, far_s), near_s)
     return np.where(group.ranks > 1, np.where(group.local > 1, seconds, np.inf), 0.0)
@@ -119,7 +121,7 @@ def nvls_all_reduce(size_bytes: Floats, group: RankGroup, intra: Link, inter: Li
 
 def ring_gather(size_bytes: Floats, group: RankGroup, intra: Link, inter: Link) -> Floats:
     """Return the time of an all-gather or reduce-scatter around one ring: n-1 hops, (n-1)/n S from every rank."""
-    return _fastest_protocol_s(_ring_load(size_bytes, group, intra, passes=1.0), group, intra, inter)
+    return _fastest_protocol_s(_compute_ring_load(size_bytes, group, intra, passes=1.0), group, intra, inter)
 
 
 def pat_gather(size_bytes: Floats, group: RankGroup, intra: Link, inter: Link) -> Floats:
@@ -135,9 +137,9 @@ def pat_gather(size_bytes: Floats, group: RankGroup, intra: Link, inter: Link) -
 
 
 def flat_all_to_all(size_bytes: Floats, group: RankGroup, intra: Link, inter: Link) -> Floats:
-    """Return the time of a pairwise exchange: every rank sends 1/n of its buffer to each other one.
+    """Return the time of a pairwise exchange, in which every rank sends 1/n of its buffer to each other rank.
 
-    Each rank sends the part for other nodes through the network itself.
+    Data for another node cross the network directly from the rank that has them.
     """
     away = size_bytes * (group.ranks - group.local) / np.maximum(group.ranks, 1.0)
     near = size_bytes * (group.local - 1) / np.maximum(group.ranks, 1.0)
@@ -164,7 +166,7 @@ def two_level_all_to_all(size_bytes: Floats, group: RankGroup, intra: Link, inte
 
 @dataclass(frozen=True, slots=True)
 class TokenCopies:
-    """Copies of tokens that a router sends: `fanout` of each, to ranks of `top_groups` of `groups` equal groups.
+    """Copies of tokens that a router sends: `fanout` per token, to ranks in `top_groups` of `groups` equal groups.
 
     Groups are of neighbouring ranks, so that a limit on groups limits nodes (DeepSeek-V3, arXiv 2412.19437, section
     2.1.2: at most four nodes for each token).
@@ -174,14 +176,15 @@ class TokenCopies:
     groups: float = 1.0
     top_groups: float = 1.0
 
-    def distinct(self, places: Floats) -> Floats:
-        """Return the expected number of distinct places that a token goes to, of as many equal places, (n,).
+    def count_distinct(self, destinations: Floats) -> Floats:
+        """Return the expected number of different destinations (nodes or ranks) of a token's copies, (n,).
 
-        Places that may be reached are those with a chosen group in them. The copies fall on them independently.
+        `destinations` is the number of equal destinations. A token can only reach destinations with a group that its
+        router chose. Each copy goes to one of these at random.
         """
         share = self.top_groups / self.groups
-        reachable = places * (1 - (1 - share) ** np.maximum(self.groups / places, 1.0))
-        reachable = np.maximum(np.where(share < 1, reachable, places), 1.0)
+        reachable = destinations * (1 - (1 - share) ** np.maximum(self.groups / destinations, 1.0))
+        reachable = np.maximum(np.where(share < 1, reachable, destinations), 1.0)
         return np.asarray(reachable * (1 - (1 - 1 / reachable) ** self.fanout))
 
 
@@ -190,13 +193,14 @@ def deduplicated_all_to_all(
 ) -> Floats:
     """Return the time of an exchange in which a token crosses the network once for each node that has its experts.
 
-    There it is forwarded once to each rank that has some, while others still arrive (DeepEP, csrc/kernels/internode.cu;
-    HybridEP). Inside one node, a token goes once to each of these ranks. `size_bytes` counts every copy.
+    In that node, the token is forwarded once to each rank that has some of the experts, while other tokens still arrive
+    (DeepEP, csrc/kernels/internode.cu; HybridEP). Inside one node, a token goes once to each of these ranks.
+    `size_bytes` counts every copy.
     """
     nodes, ranks = np.maximum(group.nodes, 1.0), np.maximum(group.ranks, 1.0)
     token_bytes = size_bytes / copies.fanout
-    away = token_bytes * copies.distinct(nodes) * (nodes - 1) / nodes
-    near = token_bytes * copies.distinct(ranks) * (group.local - 1) / np.maximum(group.local, 1.0)
+    away = token_bytes * copies.count_distinct(nodes) * (nodes - 1) / nodes
+    near = token_bytes * copies.count_distinct(ranks) * (group.local - 1) / np.maximum(group.local, 1.0)
     far = group.nodes > 1
     hops = np.where(group.local > 1, 1.0, 0.0)
     load = _LinkLoad(hops, np.where(far, 1.0, 0.0), near, away * group.local, scattered=True)
@@ -204,7 +208,7 @@ def deduplicated_all_to_all(
 
 
 def direct_send(size_bytes: Floats, group: RankGroup, intra: Link, inter: Link) -> Floats:
-    """Return the time of one message from a rank to the next, at the pace of the slowest hop of the chain.
+    """Return the time to send one message from every rank to the next rank of a chain, which its slowest hop sets.
 
     That hop crosses the network if the group spans nodes. Then every rank of a node sends a message at once.
     """
@@ -223,7 +227,7 @@ def direct_send(size_bytes: Floats, group: RankGroup, intra: Link, inter: Link) 
 def synchronous_parameter_server(
     size_bytes: Floats, group: RankGroup, intra: Link, inter: Link, servers: float | Floats = 1.0
 ) -> Floats:
-    """Return the time in which all workers push their gradients and, after the last, pull the sum.
+    """Return the time in which all workers push their gradients and then, after the last push, pull the sum.
 
     It is 2 max(S / B, w S / (q B')) for w workers that send at B and q servers, each on a separate node with a network
     of B' (Li et al., OSDI 2014; the bound of Jiang et al., OSDI 2020, for either phase).
@@ -240,7 +244,7 @@ def asynchronous_parameter_server(
     B')) (Jiang et al., OSDI 2020, section 2).
     """
     served = size_bytes * group.ranks / servers
-    share = _network_bandwidth(group, inter) / inter.bandwidth_bytes_per_s
+    share = _compute_network_bandwidth(group, inter) / inter.bandwidth_bytes_per_s
     far_bytes = np.maximum(size_bytes * group.local, served * share)
     nil, one = np.zeros_like(group.ranks), np.ones_like(group.ranks)
     return _fastest_protocol_s(_LinkLoad(nil, one, nil, far_bytes), group, intra, inter)
@@ -254,7 +258,7 @@ LeastBytes = Callable[[RankGroup, Link], tuple[Floats | float, Floats | float]]
 
 @dataclass(frozen=True, slots=True)
 class Collective:
-    """An exchange among ranks: its algorithms by name, and the least bytes that any algorithm must send.
+    """A collective operation: its algorithms by name, and the fewest bytes that any algorithm must send.
 
     Each algorithm takes (size_bytes, group, intra, inter) and returns seconds.
     """
@@ -358,29 +362,29 @@ def parameter_server_s(
 ) -> Floats:
     """Return the time of a parameter server on `servers` separate nodes.
 
-    If `waits` is true, it waits for all workers before it answers, else for none.
+    If `waits` is true, the server waits for all workers before it answers. Otherwise it waits for none.
     """
     law = synchronous_parameter_server if waits else asynchronous_parameter_server
     return _price_by_domain(lambda link: law(size_bytes, group, link, inter, servers), group, intra)
 
 
 def bandwidth_bound_s(collective: str, size_bytes: Floats, group: RankGroup, intra: Link, inter: Link) -> Floats:
-    """Return the seconds that any algorithm of a collective needs at line rate.
+    """Return the seconds that any algorithm of a collective needs at line rate, as a lower bound.
 
-    They are the larger of two times: of the bytes that a rank must send inside its node, and of the bytes that a node
-    must send into the network.
+    A rank must send some bytes inside its node, and a node must send some into the network. The bound is the larger
+    of the two times that this takes.
     """
     near, away = COLLECTIVES[collective].least_bytes(group, intra)
     bound = np.maximum(
-        near * size_bytes / intra.bandwidth_bytes_per_s, away * size_bytes / _network_bandwidth(group, inter)
+        near * size_bytes / intra.bandwidth_bytes_per_s, away * size_bytes / _compute_network_bandwidth(group, inter)
     )
     return np.where(group.ranks > 1, bound, 0.0)
 
 
-def _ring_load(size_bytes: Floats, group: RankGroup, intra: Link, *, passes: float) -> _LinkLoad:
-    """Return the load of a ring through all ranks that enters every node once, with `passes` times the buffer.
+def _compute_ring_load(size_bytes: Floats, group: RankGroup, intra: Link, *, passes: float) -> _LinkLoad:
+    """Return the load of a ring that visits all ranks node by node and carries `passes` times the buffer.
 
-    A rank also copies or adds its own part of the buffer.
+    A rank also copies or adds its own chunk of the buffer.
     """
     ranks = np.maximum(group.ranks, 1.0)
     far_hops = np.maximum(group.nodes - 1, 0)
@@ -406,13 +410,15 @@ def _fastest_protocol_s(
     Bytes inside the node and in the network move at once (`overlapped`), or one after the other. A protocol that one of
     the two links lacks is not available to the collective.
     """
-    near_s = load.near_bytes / (intra.bandwidth_bytes_per_s * intra.efficiency * _bandwidth_share(group, intra))
-    far_s = load.far_bytes / (_network_bandwidth(group, inter, scattered=load.scattered) * inter.efficiency)
+    near_s = load.near_bytes / (
+        intra.bandwidth_bytes_per_s * intra.efficiency * _compute_bandwidth_fraction(group, intra)
+    )
+    far_s = load.far_bytes / (_compute_network_bandwidth(group, inter, scattered=load.scattered) * inter.efficiency)
     near, far = load.near_hops > 0, load.far_hops > 0
     together = np.maximum if overlapped else np.add
     # One row for each protocol, over all shapes that broadcast.
     axes = (1,) * np.broadcast(near_s, far_s, near, far, group.ranks).ndim
-    table = _protocol_columns(tuple(link.protocols.get(name, _ABSENT) for link in (intra, inter) for name in protocols))
+    table = _stack_protocols(tuple(link.protocols.get(name, _ABSENT) for link in (intra, inter) for name in protocols))
     starts, hops, shares = table.reshape(3, 2, -1, *axes)
     start_s = np.maximum(np.where(near, starts[0], 0.0), np.where(far, starts[1], 0.0))
     hops_s = load.near_hops * hops[0] + load.far_hops * hops[1]
@@ -421,16 +427,16 @@ def _fastest_protocol_s(
 
 
 @lru_cache
-def _protocol_columns(protocols: tuple[LinkProtocol, ...]) -> Floats:
+def _stack_protocols(protocols: tuple[LinkProtocol, ...]) -> Floats:
     """Return start, hop and share of p protocols, (3, p)."""
     return np.array([(one.start_s, one.hop_s, one.share) for one in protocols]).T.copy()
 
 
-def _bandwidth_share(group: RankGroup, intra: Link) -> Floats | float:
-    """Return the share of a link's bandwidth that each of the group's GPUs in a node has.
+def _compute_bandwidth_fraction(group: RankGroup, intra: Link) -> Floats | float:
+    """Return the fraction of the bandwidth of a node's link that each GPU of the group gets.
 
-    A shared bus (PCIe without a switch per pair) carries n - 1 exchanges at once if n ranks use it. That slows each of
-    them by about the root of n - 1.
+    A shared bus (PCIe without a switch per pair) carries n - 1 exchanges at once if n ranks use it. Each exchange is
+    then slower by about the root of n - 1.
     """
     if intra.wired:
         counts, shares = zip(*intra.wired, strict=True)
@@ -440,11 +446,11 @@ def _bandwidth_share(group: RankGroup, intra: Link) -> Floats | float:
     return np.asarray(np.maximum(group.local / max(intra.domain, 1) - 1, 1.0) ** -0.5, dtype=float)
 
 
-def _network_bandwidth(group: RankGroup, inter: Link, *, scattered: bool = False) -> Floats:
-    """Return the network bandwidth of the group in its node, per direction.
+def _compute_network_bandwidth(group: RankGroup, inter: Link, *, scattered: bool = False) -> Floats:
+    """Return the network bandwidth that the group has in each of its nodes, per direction.
 
-    It is the share of the group's ranks in the node's interfaces; a GPU drives only its own interfaces. In the uplinks
-    of a tier, a ring or tree is the traffic of one node. A scattered exchange is the traffic of every node to nodes
+    All ranks that use the node's network share it equally, and a GPU drives only its own interfaces. In the uplinks of
+    a tier, a ring or tree is the traffic of one node. A scattered exchange is the traffic of every node to nodes
     outside the tier.
     """
     part = np.minimum(group.local / group.node_ranks, group.local * inter.gpu_nics / (inter.nics * group.joined))
@@ -458,7 +464,7 @@ def _network_bandwidth(group: RankGroup, inter: Link, *, scattered: bool = False
 
 
 def _price_by_domain(price: Callable[[Link], Floats], group: RankGroup, intra: Link) -> Floats:
-    """Return the price on the link inside the node, or on the link beyond its domain if the group is larger."""
+    """Return the result of `price` on the link inside the node, or on the link beyond it if the group is larger."""
     if intra.beyond is None:
         return price(intra)
     return np.where(group.local > intra.domain, price(intra.beyond), price(intra))

@@ -32,7 +32,7 @@ Mask = npt.NDArray[np.bool_]
 
 @dataclass(frozen=True, slots=True)
 class Measurements(Columns):
-    """Measured collectives, one a row: columns of shape (R,).
+    """Measured collectives, with one row per measurement, as columns of shape (R,).
 
     A row has the collective's name, the whole buffer in bytes, the group's ranks, and the time in seconds.
     """
@@ -88,25 +88,27 @@ MIN_GAIN = 2.0
 
 
 def fit_link(link: Link, measured: Measurements, other: Link, rounds: int = 6) -> Link:
-    """Return the link with the constants that fit the rows best; constants that the rows do not measure stay.
+    """Return the link with the constants that fit the rows best.
+
+    Constants that the rows do not determine keep their values.
 
     Args:
-        link: the link at which the search starts, inside a node, or between nodes if it is `per_node`.
+        link: the link at which the search starts. It is between nodes if it is `per_node`, else inside a node.
         measured: rows that use the link.
-        other: the other one of these two links, which does not change.
+        other: the link between nodes if `link` is inside a node, and vice versa. It does not change.
         rounds: number of times that every constant moves.
     """
 
-    def error(tried: Link) -> float:
-        return float(np.mean(np.abs(np.log(_predict_beside(tried, other, measured) / measured.seconds))))
+    def error(candidate: Link) -> float:
+        return float(np.mean(np.abs(np.log(_predict_beside(candidate, other, measured) / measured.seconds))))
 
-    def loss(tried: Link) -> float:
-        return error(tried) + REGULARIZATION * sum(
-            abs(math.log(read_constant(tried, name) / start)) for name, start in begin.items()
+    def loss(candidate: Link) -> float:
+        return error(candidate) + REGULARIZATION * sum(
+            abs(math.log(read_constant(candidate, name) / start)) for name, start in begin.items()
         )
 
     def is_measured(name: str) -> bool:
-        """Return whether the time of some row depends on a constant."""
+        """Return whether the time of any row depends on the constant `name`."""
         links = (link, _scale_constant(link, name, 1.1))
         before, after = (_predict_beside(one, other, measured) for one in links)
         return bool(np.abs(np.log(after / before)).max() >= MIN_TIME_SHARE * np.log(1.1))
@@ -118,16 +120,16 @@ def fit_link(link: Link, measured: Measurements, other: Link, rounds: int = 6) -
             reach = SEARCH_RANGE ** (0.5**turn)
             efficiency = min(1 / max(protocol.share for protocol in best.protocols.values()), 1.0)
             limits = {"share": 1 / best.efficiency, "efficiency": efficiency, "own_share": 1.0}
-            most = limits.get(name.split(".")[-1], np.inf)
-            for value in np.minimum(read_constant(best, name) * np.geomspace(1 / reach, reach, 15), most):
-                tried = _set_constant(best, name, _round_to_three_digits(value, most))
-                if (reached := loss(tried)) < least:
-                    best, least = tried, reached
+            upper_limit = limits.get(name.split(".")[-1], np.inf)
+            for value in np.minimum(read_constant(best, name) * np.geomspace(1 / reach, reach, 15), upper_limit):
+                candidate = _set_constant(best, name, _round_to_three_digits(value, upper_limit))
+                if (reached := loss(candidate)) < least:
+                    best, least = candidate, reached
     return _restore_insignificant(link, best, error, len(measured))
 
 
 def _predict_beside(link: Link, other: Link, measured: Measurements) -> Floats:
-    """Return the predicted seconds of every row on a link beside the other one, inside or between nodes, (R,)."""
+    """Return the predicted seconds of every row, (R,), on two links: one inside nodes, the other between nodes."""
     return predict_collectives(measured, *((other, link) if link.per_node else (link, other)))
 
 
@@ -139,11 +141,15 @@ def _restore_insignificant(link: Link, fitted: Link, error: Callable[[Link], flo
     moved = {
         name
         for name in CONSTANTS
-        if not np.isclose(_effective_value(fitted, name), _effective_value(link, name), rtol=1e-3, atol=0)
+        if not np.isclose(
+            _compute_effective_value(fitted, name), _compute_effective_value(link, name), rtol=1e-3, atol=0
+        )
     }
     while moved:
         restored = {
-            name: _scale_constant(fitted, name, _effective_value(link, name) / _effective_value(fitted, name))
+            name: _scale_constant(
+                fitted, name, _compute_effective_value(link, name) / _compute_effective_value(fitted, name)
+            )
             for name in sorted(moved)
         }
         errors = {name: error(one) for name, one in restored.items()}
@@ -155,8 +161,8 @@ def _restore_insignificant(link: Link, fitted: Link, error: Callable[[Link], flo
     return fitted
 
 
-def _effective_value(link: Link, name: str) -> float:
-    """Return a constant as it is measured: a share is multiplied by the efficiency, which makes it a rate."""
+def _compute_effective_value(link: Link, name: str) -> float:
+    """Return a constant as measured; a protocol's share is multiplied by the efficiency, which makes it a rate."""
     return read_constant(link, name) * (link.efficiency if name.endswith(".share") else 1.0)
 
 
@@ -180,14 +186,14 @@ _ROUNDED = 5e-4
 """Error that remains because constants have three digits."""
 
 
-def _round_to_three_digits(value: float, most: float) -> float:
-    """Return a value rounded to three digits: to the nearest, or down if the nearest is more than `most`."""
+def _round_to_three_digits(value: float, upper_limit: float) -> float:
+    """Return the value rounded to three digits. If that exceeds `upper_limit`, return the value rounded down."""
     nearest = float(f"{value:.3g}")
-    return nearest if nearest <= most else float(Context(prec=3, rounding=ROUND_FLOOR).create_decimal(value))
+    return nearest if nearest <= upper_limit else float(Context(prec=3, rounding=ROUND_FLOOR).create_decimal(value))
 
 
 def read_constant(link: Link, name: str) -> float:
-    """Return a link's value of one of `CONSTANTS`, 0 if it has none."""
+    """Return the value of a link's constant, which is named in `CONSTANTS`. If the link lacks it, return 0."""
     part, _, field = name.rpartition(".")
     if not part:
         return float(getattr(link, field))
@@ -195,7 +201,7 @@ def read_constant(link: Link, name: str) -> float:
 
 
 def _set_constant(link: Link, name: str, value: float) -> Link:
-    """Return the link with another value of one of `CONSTANTS`."""
+    """Return a copy of the link with `value` for the constant `name`, which is named in `CONSTANTS`."""
     part, _, field = name.rpartition(".")
     change: dict[str, Any] = {field: value}
     if not part:
@@ -221,7 +227,7 @@ _ROW = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class NcclTestsLog:
-    """Content of a log of nccl-tests: out-of-place times, and the GPU of its ranks."""
+    """Content of a log of nccl-tests: the out-of-place times, and the GPU that its ranks ran on."""
 
     measured: Measurements
     gpu: str
@@ -314,7 +320,7 @@ def _parse_row(where: str, name: str, hosts: Sequence[tuple[str, str]], row: re.
 def format_toml(link: Link, source: str) -> str:
     """Return a link and its constants as the text of a file of the `LinkFile` schema.
 
-    A link may hand over to another one beyond its domain (`Link.beyond`). Of that one the file has only the name.
+    If the link has a link beyond its domain (`Link.beyond`), the file contains only the name of that other link.
     """
     facts: dict[str, object] = {
         "name": link.name,
@@ -360,10 +366,10 @@ def _format_value(value: object) -> str:
 
 @dataclass(frozen=True, slots=True)
 class LinkCalibration:
-    """A fitted link, and the mean absolute relative errors of the rows.
+    """A fitted link, and the mean absolute relative errors of its predictions for the measured rows.
 
-    There are three errors: with the old constants, with the fitted ones, and of each half of the rows with a fit to the
-    other half.
+    There are three errors: with the old constants, with the fitted constants, and in cross-validation. There, each half
+    of the rows is predicted by a fit to the other half.
     """
 
     link: Link
@@ -377,9 +383,9 @@ def calibrate_link(link: Link, measured: Measurements, other: Link, name: str) -
     The 90 % range of the fitted link comes from the errors of rows that the fit did not use.
 
     Args:
-        link: the link at which the constants start, inside a node, or between nodes if it is `per_node`.
+        link: the link at which the search starts. It is between nodes if it is `per_node`, else inside a node.
         measured: the rows of a log.
-        other: the other one of these two links, which does not change.
+        other: the link between nodes if `link` is inside a node, and vice versa. It does not change.
         name: name of the fitted link.
     """
 

@@ -16,7 +16,7 @@ from importlib.resources.abc import Traversable
 from pathlib import Path
 
 from tilecast import shipped
-from tilecast.hardware.boards import complete_facts, derive_board, describe_board
+from tilecast.hardware.boards import complete_specifications, derive_board, describe_board
 from tilecast.hardware.products import (
     MESSAGE,
     MIG_INFIX,
@@ -33,7 +33,7 @@ from tilecast.hardware.schema import (
     GpuFile,
     LinkFile,
     MigFile,
-    chain_error,
+    build_chain_error,
     find_named,
     normalise_product,
     read_facts,
@@ -53,6 +53,7 @@ __all__ = [
     "MigProfile",
     "NetworkTier",
     "Pool",
+    "complete_gpu",
     "digest_fact_files",
     "find_gpu",
     "find_link",
@@ -65,7 +66,6 @@ __all__ = [
     "mig_profiles",
     "normalise_product",
     "read_gpu_file",
-    "read_stated_gpu",
     "use_links",
 ]  # fmt: skip
 
@@ -90,9 +90,9 @@ def _gpu_files() -> tuple[GpuFile, ...]:
     return tuple(read_facts(path, GpuFile) for path in shipped.list_files("tilecast.hardware", "gpus"))
 
 
-def read_stated_gpu(facts: GpuFile) -> Gpu:
-    """Return the GPU of facts that a user states; a shipped file of the same product fills what they leave open."""
-    whole, sibling = complete_facts(facts, _gpu_files())
+def complete_gpu(specifications: GpuFile) -> Gpu:
+    """Return the GPU that a user specified. The shipped file of the same product supplies missing specifications."""
+    whole, sibling = complete_specifications(specifications, _gpu_files())
     return replace(whole.to_gpu(), sibling=sibling)
 
 
@@ -102,7 +102,7 @@ _link_folder = ""
 
 
 def use_links(folder: str) -> None:
-    """Use the link files of a folder in addition to the shipped ones; an empty `folder` means none.
+    """Add the link files of a folder to the shipped link files; an empty `folder` adds none.
 
     A program calls this function once, where it starts. A folder that does not exist is an error only when a link is
     looked up.
@@ -114,8 +114,8 @@ def use_links(folder: str) -> None:
 def links() -> Mapping[str, Link]:
     """Return every link by name.
 
-    Links ship with Tilecast or come from the TOML files in the folder of `use_links`. If both have a name, the folder
-    wins.
+    Links ship with Tilecast or come from the TOML files in the folder of `use_links`. If a name is in the folder and
+    among the shipped links, the link of the folder is returned.
 
     Raises:
         SpecError: the folder or a file in it cannot be read, or breaks the `LinkFile` schema.
@@ -139,15 +139,15 @@ def _read_links(folder: str) -> Mapping[str, Link]:
     joined = [item for item in facts.values() if item.beyond]
     for item in joined:
         if item.beyond in facts and item.beyond not in plain:
-            raise chain_error(item)
+            raise build_chain_error(item)
     return dict(sorted((plain | {item.name: item.to_link(plain) for item in joined}).items()))
 
 
 def read_gpu_file(name: str) -> GpuFile:
     """Return the shipped file of a GPU, with its sources.
 
-    For a MIG slice it is the file of the whole GPU. For a board that is derived by its name it is the file of its
-    sibling, with the figures of the board.
+    A MIG slice has the file of its whole GPU. A board derived from a shipped GPU has the file of that GPU, with the
+    memory, power and clock of the board.
 
     Raises:
         SpecError: no GPU has the name.
@@ -159,7 +159,7 @@ def read_gpu_file(name: str) -> GpuFile:
 
 
 def find_link_file(name: str) -> LinkFile:
-    """Return the file of a link, with its sources; it is shipped or in the folder of `use_links`.
+    """Return the file of a link with its sources. It is shipped, or it lies in the folder that `use_links` set.
 
     Raises:
         SpecError: there is no such link.
@@ -178,7 +178,7 @@ def load_link(path: Path | Traversable) -> Link:
 
 @cache
 def digest_fact_files() -> str:
-    """Return the SHA-256 of the fact files in this folder: GPUs, boards, links, protocols, MIG and instance types."""
+    """Return the SHA-256 of the data files in this folder: GPUs, boards, links, protocols, MIG and instance types."""
     root = files("tilecast.hardware")
     paths = [
         root.joinpath("protocols.toml"),
@@ -212,7 +212,7 @@ def _mig_profiles_by_gpu() -> Mapping[str, tuple[MigProfile, ...]]:
 def mig_profiles(gpu: Gpu) -> tuple[MigProfile, ...]:
     """Return the MIG slices that a whole GPU can be cut into, smallest first.
 
-    The result is empty if the GPU cannot be cut, or if Tilecast has no facts about its slices.
+    The result is empty if the GPU cannot be cut, or if Tilecast has no data about its slices.
     """
     return () if gpu.mig else _mig_profiles_by_gpu().get(gpu.name, ())
 
@@ -231,10 +231,10 @@ def find_slice(gpu: Gpu, profile: str) -> Gpu:
 
 
 def find_gpu(name: str) -> Gpu:
-    """Return the GPU whose name or product string is `name`; for `GPU-MIG-PROFILE`, the MIG slice.
+    """Return the GPU whose name or product string is `name`; for `GPU-MIG-PROFILE`, return the MIG slice.
 
-    A name that differs from a shipped one only in memory, power or clock, such as `A100-PCIe-96GB`, is a board that is
-    derived from it (`boards.derive_board`).
+    A name that differs from a shipped GPU only in memory, power or clock, such as `A100-PCIe-96GB`, is a board that
+    `boards.derive_board` derives from that GPU.
 
     Raises:
         SpecError: no GPU has the name; the message offers the nearest name, or the limit that the board exceeds.

@@ -1,7 +1,7 @@
-"""GPUs that no file describes whole: boards with another memory, power or clock, and facts that leave something open.
+"""GPUs that no shipped file describes completely.
 
-A board is derived from the shipped GPU of the same chip and form (its sibling). Facts of a GPUPool take what they leave
-open from the shipped GPU that they describe.
+A board with another memory, power or clock is derived from its sibling, the shipped GPU of the same chip and form
+factor. If a GPUPool gives incomplete specifications of a shipped GPU, its file supplies the missing ones.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _TYPE = re.compile(r"hbm\d?[a-z]?|gddr\d[a-z]?")
 
 @dataclass(frozen=True, slots=True)
 class _Board:
-    """Words of a normalised product string: those that name the chip and form, and those that a board may vary."""
+    """Words of a normalised product string: some name the chip and form, the others give memory, power or clock."""
 
     stem: str
     memory_gb: int | None = None
@@ -36,7 +36,7 @@ class _Board:
 
     @classmethod
     def parse(cls, product: str) -> _Board:
-        """Split a normalised product string, for instance `h100-sxm-64gb-hbm2e`."""
+        """Return the words of a normalised product string, for instance `h100-sxm-64gb-hbm2e`, sorted by meaning."""
         stem: list[str] = []
         found: dict[str, Any] = {}
         for word in product.split("-"):
@@ -52,14 +52,17 @@ class _Board:
                     stem.append(word)
         return cls("-".join(stem), **found)
 
-    def nominal_gb(self, gpu: Gpu) -> float:
-        """Return the GPU's memory as its makers round it: the size here, unless that is the size of a host's memory."""
+    def find_nominal_gb(self, gpu: Gpu) -> float:
+        """Return the GPU's memory in GB as its maker rounds it.
+
+        This is the size in the product string, unless that is the size of a host's memory.
+        """
         whole = gpu.memory_bytes / GIB
-        return self.memory_gb if self.memory_gb and _is_same_size(self.memory_gb, whole) else whole
+        return self.memory_gb if self.memory_gb and _is_nearly_equal(self.memory_gb, whole) else whole
 
     @property
     def varies(self) -> bool:
-        """Whether the product string states anything that a board may vary."""
+        """Whether the product string gives a memory, power or clock."""
         return any((self.memory_gb, self.memory_type, self.power_w, self.clock_mhz))
 
 
@@ -72,17 +75,18 @@ def read_boards() -> BoardsFile:
 def derive_board(product: str, table: Mapping[str, Gpu]) -> Gpu | None:
     """Return the board that a normalised product string describes as a variant of a shipped GPU.
 
-    The sibling is the shipped GPU of the same chip and form with the nearest size of memory. Memory of a stated type
-    has as many stacks as its size needs. Otherwise, memory of twice or half the size is as fast as the sibling's, since
-    the chips are denser, and memory of another size has more or fewer of the same chips. Rates of tensor cores follow
-    the cube root of power, and all rates of the chip follow its clock.
+    The sibling is the shipped GPU of the same chip and form factor with the nearest size of memory. If the string names
+    the type of memory, the board has as many stacks of it as the size needs. Otherwise, memory of twice or half the
+    size is as fast as the sibling's, since the chips are denser. Memory of any other size has more or fewer of the same
+    chips, and its bandwidth is proportional to the size. Rates of tensor cores follow the cube root of power, and all
+    rates of the chip follow its clock.
 
     Args:
         product: the product string, normalised by `normalise_product`.
         table: the shipped GPUs by name.
 
     Returns:
-        The board; the shipped GPU itself if nothing differs; None if no shipped GPU has the chip and form.
+        The board. If it equals the shipped GPU, that GPU. If no shipped GPU has the chip and form factor, None.
 
     Raises:
         SpecError: the memory, power or clock is too far from that of the sibling.
@@ -95,7 +99,7 @@ def derive_board(product: str, table: Mapping[str, Gpu]) -> Gpu | None:
 
     def distance(pair: tuple[Gpu, _Board]) -> tuple[float, bool, bool, int]:
         gpu, known = pair
-        nominal = known.nominal_gb(gpu)
+        nominal = known.find_nominal_gb(gpu)
         other_type = board.memory_type not in ("", known.memory_type)
         # Without a stated size, the GPU that the chip and form alone name is the sibling.
         other_size = board.memory_gb is None and known.varies
@@ -104,22 +108,22 @@ def derive_board(product: str, table: Mapping[str, Gpu]) -> Gpu | None:
     gpu, known = min(related, key=distance)
     limits, changes, words = read_boards(), dict[str, Any](), [gpu.name]
 
-    def require(name: str, ratio: float, stated: str) -> None:
+    def require(name: str, ratio: float, value: str) -> None:
         if not 1 / limits.max_ratio <= ratio <= limits.max_ratio:
-            problem = f"{stated} of {name} is {ratio:.2g} times that of {gpu.name}"
+            problem = f"{value} of {name} is {ratio:.2g} times that of {gpu.name}"
             raise SpecError("gpu", problem, "correct it, or give the facts of the GPU in a GPUPool")
 
-    nominal = known.nominal_gb(gpu)
+    nominal = known.find_nominal_gb(gpu)
     size = board.memory_gb or nominal
-    is_same_size = _is_same_size(size, nominal) or _is_same_size(size, gpu.memory_bytes / GIB)
-    bandwidth = _bandwidth(gpu, size, nominal, board.memory_type)
-    has_same_rate = _is_same_size(bandwidth, gpu.memory_bandwidth_bytes_per_s)
+    is_same_size = _is_nearly_equal(size, nominal) or _is_nearly_equal(size, gpu.memory_bytes / GIB)
+    bandwidth = _estimate_bandwidth(gpu, size, nominal, board.memory_type)
+    has_same_rate = _is_nearly_equal(bandwidth, gpu.memory_bandwidth_bytes_per_s)
     if not is_same_size or not has_same_rate:
         require("memory", size / nominal, f"{size:g} GB")
         words += [f"{size:g}gb", *filter(None, [board.memory_type])]
         changes["memory_bytes"] = gpu.memory_bytes * (1.0 if is_same_size else size / nominal)
         changes["memory_bandwidth_bytes_per_s"] = bandwidth
-    if board.power_w and not _is_same_size(board.power_w, gpu.tdp_w):
+    if board.power_w and not _is_nearly_equal(board.power_w, gpu.tdp_w):
         require("power", board.power_w / gpu.tdp_w, f"{board.power_w} W")
         words.append(f"{board.power_w}w")
         share = (board.power_w / gpu.tdp_w) ** (1 / 3)
@@ -141,7 +145,7 @@ def derive_board(product: str, table: Mapping[str, Gpu]) -> Gpu | None:
 
 
 def describe_board(gpu: Gpu, sibling: GpuFile) -> GpuFile:
-    """Return the figures of a derived board as a GPU file, from the file of its sibling."""
+    """Return the GPU file of a derived board: the file of its sibling with the figures of the board."""
     figures = {
         "name": gpu.name,
         "product": gpu.product,
@@ -163,16 +167,20 @@ CLOCKED = ("boost_clock_hz", "l2_bandwidth_bytes_per_s", "fp16_accumulate_flops"
 """Rates of a chip that follow its clock, beside its peaks."""
 
 
-def _is_same_size(one: float, other: float) -> bool:
-    return abs(one / other - 1) <= read_boards().same_size
+def _is_nearly_equal(first: float, second: float) -> bool:
+    """Return whether the relative difference of two figures is at most `same_size` of `boards.toml`."""
+    return abs(first / second - 1) <= read_boards().same_size
 
 
-def _bandwidth(gpu: Gpu, size: float, nominal: float, memory_type: str) -> float:
-    """Return the bandwidth of `size` GB in bytes per second, where the sibling `gpu` has `nominal` GB."""
+def _estimate_bandwidth(gpu: Gpu, size: float, nominal: float, memory_type: str) -> float:
+    """Return the memory bandwidth of a board in bytes per second.
+
+    The board has `size` GB of `memory_type`, and its sibling `gpu` has `nominal` GB.
+    """
     stack = read_boards().stacks.get(memory_type)
     if stack is not None:
         return size / stack.gb * stack.bandwidth_gb_per_s * 1e9
-    is_alike = any(_is_same_size(size / nominal, factor) for factor in (0.5, 1.0, 2.0))
+    is_alike = any(_is_nearly_equal(size / nominal, factor) for factor in (0.5, 1.0, 2.0))
     return gpu.memory_bandwidth_bytes_per_s * (1.0 if is_alike else size / nominal)
 
 
@@ -180,40 +188,45 @@ FIGURES = ("compute_capability", "sm_count", "memory_bandwidth_gb_per_s", "boost
 """Figures that together tell which product a GPU is."""
 
 
-def complete_facts(facts: GpuFile, known: Iterable[GpuFile]) -> tuple[GpuFile, str]:
-    """Return facts with what they leave open taken from the shipped file that describes the same product.
+def complete_specifications(specifications: GpuFile, shipped_files: Iterable[GpuFile]) -> tuple[GpuFile, str]:
+    """Return the specifications of a GPU, completed from the shipped file of the same product.
 
-    These are the rate of FP16 accumulation and the sustained ratios. The same product has the same product string, or
-    else the same figures.
+    Missing are at most the rate of FP16 accumulation and the sustained ratios. Two files describe the same product if
+    the product strings are equal, or if all `FIGURES` and the peaks are close.
 
     Args:
-        facts: the facts of a GPU, as a user states them.
-        known: the shipped files.
+        specifications: the specifications of a GPU that a user wrote.
+        shipped_files: the GPU files of Tilecast.
 
     Returns:
-        The facts, and the name of the shipped GPU; an empty name if it is a product of its own.
+        The specifications and the name of the shipped GPU. If no shipped file describes the product, the name is empty.
     """
-    key, files = normalise_product(facts.product), list(known)
+    key, files = normalise_product(specifications.product), list(shipped_files)
     named = (one for one in files if key in map(normalise_product, (one.name, one.product, *one.aliases)))
-    alike = (one for one in files if all(_is_close(facts, one, name) for name in FIGURES) and _same_peaks(facts, one))
+    alike = (
+        item
+        for item in files
+        if all(_is_close(specifications, item, name) for name in FIGURES) and _has_same_peaks(specifications, item)
+    )
     same = next(chain(named, alike), None)
     if same is None:
-        return facts, ""
-    open_facts: dict[str, Any] = {}
-    if facts.fp16_accumulate_tflops is None and same.fp16_accumulate_tflops and "fp16" in facts.peak_tflops:
-        scale = facts.peak_tflops["fp16"] / same.peak_tflops["fp16"]
-        open_facts["fp16_accumulate_tflops"] = same.fp16_accumulate_tflops * scale
-    if not facts.sustained_ratio:
-        open_facts["sustained_ratio"] = same.sustained_ratio
-    return facts.model_copy(update=open_facts), same.name
+        return specifications, ""
+    missing: dict[str, Any] = {}
+    peaks = specifications.peak_tflops
+    if specifications.fp16_accumulate_tflops is None and same.fp16_accumulate_tflops and "fp16" in peaks:
+        scale = peaks["fp16"] / same.peak_tflops["fp16"]
+        missing["fp16_accumulate_tflops"] = same.fp16_accumulate_tflops * scale
+    if not specifications.sustained_ratio:
+        missing["sustained_ratio"] = same.sustained_ratio
+    return specifications.model_copy(update=missing), same.name
 
 
-def _is_close(one: GpuFile, other: GpuFile, name: str) -> bool:
-    return math.isclose(getattr(one, name), getattr(other, name), rel_tol=read_boards().same_figure)
+def _is_close(first: GpuFile, second: GpuFile, name: str) -> bool:
+    return math.isclose(getattr(first, name), getattr(second, name), rel_tol=read_boards().same_figure)
 
 
-def _same_peaks(one: GpuFile, other: GpuFile) -> bool:
+def _has_same_peaks(first: GpuFile, second: GpuFile) -> bool:
     return all(
-        math.isclose(rate, other.peak_tflops.get(name, 0.0), rel_tol=read_boards().same_figure)
-        for name, rate in one.peak_tflops.items()
+        math.isclose(rate, second.peak_tflops.get(name, 0.0), rel_tol=read_boards().same_figure)
+        for name, rate in first.peak_tflops.items()
     )

@@ -60,23 +60,23 @@ def node_types() -> Mapping[str, NodeType]:
 def _read_network(row: Mapping[str, Any]) -> Link | None:
     if "inter" in row:
         return find_link(row["inter"])
-    return ethernet_link(row["network_gbit_per_s"]) if "network_gbit_per_s" in row else None
+    return build_ethernet_link(row["network_gbit_per_s"]) if "network_gbit_per_s" in row else None
 
 
 def find_node_type(name: str) -> NodeType | None:
-    """Return the instance type with a name, in any letter case; None if no file has it."""
-    return node_types().get(name) or _types_by_folded_name().get(name.casefold())
+    """Return the instance type with a name in any letter case. If no file has the name, return None."""
+    return node_types().get(name) or _index_types_by_name().get(name.casefold())
 
 
 @cache
-def _types_by_folded_name() -> Mapping[str, NodeType]:
+def _index_types_by_name() -> Mapping[str, NodeType]:
     return {name.casefold(): kind for name, kind in node_types().items()}
 
 
-def machine_with_gpus(name: str, gpu: Gpu, gpus: int) -> NodeType | None:
-    """Return the type of a machine to which GPUs are added (Google's N1); None if the price of either is not known.
+def add_gpus_to_machine(name: str, gpu: Gpu, gpus: int) -> NodeType | None:
+    """Return the type of a machine to which GPUs are added (Google's N1).
 
-    Its price is the price of the machine plus the prices of its GPUs.
+    Its price is the price of the machine plus the prices of its GPUs. If one of these prices is unknown, return None.
     """
     for table in _read_node_files().values():
         machine, extra = table.get("machines", {}).get(name), table.get("extra_gpus", {}).get(gpu.name)
@@ -85,37 +85,39 @@ def machine_with_gpus(name: str, gpu: Gpu, gpus: int) -> NodeType | None:
     return None
 
 
-def usual_node_type(gpu: Gpu) -> NodeType | None:
-    """Return the instance type that is assumed for a GPU of which only the name is known; None if no cloud offers it.
+def find_usual_node_type(gpu: Gpu) -> NodeType | None:
+    """Return the instance type to assume when only the GPU's name is known. If no cloud offers the GPU, return None.
 
-    The type has as many GPUs as the maker's own system, or the largest number below. Of several such types, one with a
-    price is preferred.
+    The type has as many GPUs as the maker's system, or else the largest number below that. Among several such types,
+    a type with a price is preferred.
     """
-    most = default_gpus_per_node(gpu)
+    most = find_default_gpus_per_node(gpu)
     types = [kind for kind in node_types().values() if kind.gpu == gpu.name and kind.gpus <= most]
     return max(types, key=lambda kind: (kind.gpus, kind.price_per_hour is not None), default=None)
 
 
-def ethernet_link(gbit_per_s: float) -> Link:
+def build_ethernet_link(gbit_per_s: float) -> Link:
     """Return an Ethernet link of `gbit_per_s` per node, with the overheads of the shipped 10 Gb/s link."""
     rate = gbit_per_s * GIGABIT_BYTES_PER_S
     return replace(find_link("ethernet-10"), name=f"ethernet-{gbit_per_s:g}", bandwidth_bytes_per_s=rate)
 
 
 def find_network(name: str) -> Link:
-    """Return the link between nodes with a name; `ethernet-N` is Ethernet of N Gb/s unless a file describes it.
+    """Return the link between nodes with a name.
+
+    If no file describes `ethernet-N`, return Ethernet of N Gb/s.
 
     Raises:
         SpecError: there is no such link.
     """
     rate = re.fullmatch(r"ethernet-(\d{1,4}(?:\.\d{1,3})?)", name)
     if rate is not None and name not in links() and float(rate[1]) > 0:
-        return ethernet_link(float(rate[1]))
+        return build_ethernet_link(float(rate[1]))
     return find_link(name)
 
 
-def default_network(gpu: Gpu, gpus_per_node: int) -> Link:
-    """Return the network that is assumed for nodes of which only the GPU is known."""
+def find_default_network(gpu: Gpu, gpus_per_node: int) -> Link:
+    """Return the network between nodes to assume when only the GPU of the nodes is known."""
     rows = _read_node_files()["defaults.toml"]["network"]
     name = gpu.sibling or gpu.name
     fitting = (
@@ -126,10 +128,10 @@ def default_network(gpu: Gpu, gpus_per_node: int) -> Link:
     return find_link(next(fitting)["inter"])
 
 
-def default_gpus_per_node(gpu: Gpu) -> int:
-    """Return the GPUs that are assumed for a node of which only the GPU is known.
+def find_default_gpus_per_node(gpu: Gpu) -> int:
+    """Return the number of GPUs per node to assume when only the GPU is known.
 
-    They are as many as in the maker's own system, or else 8.
+    This is the number in the maker's system, or 8 if no such system is known.
     """
     rows = _read_node_files()["defaults.toml"]["network"]
     name = gpu.sibling or gpu.name

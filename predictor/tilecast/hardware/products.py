@@ -15,7 +15,7 @@ FP32_LIMITED: tuple[Precision, ...] = ("tf32", "fp16", "bf16")
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """A GPU model. Rates are dense, per second, and from the data sheet unless named sustained."""
+    """A GPU model. Rates are per second and without sparsity; they come from the data sheet unless named sustained."""
 
     name: str
     product: str
@@ -95,11 +95,11 @@ class MigProfile:
 
     @property
     def share(self) -> float:
-        """Share of the GPU that nobody else can use: the larger of its compute and memory shares."""
+        """Fraction of the GPU that a slice occupies: the larger of its fractions of compute and of memory."""
         return max(self.compute_share, self.memory_share)
 
     def slice_gpu(self, gpu: Gpu) -> Gpu:
-        """Return the slice of a GPU as a GPU.
+        """Return a `Gpu` that describes this slice of a whole GPU.
 
         Its clocks are those of the whole GPU. Its rates follow its number of multiprocessors and of memory slices.
         """
@@ -134,10 +134,10 @@ MESSAGE = "message"
 
 @dataclass(frozen=True, slots=True)
 class LinkProtocol:
-    """Costs of a protocol on a link, and its share of the link's rate.
+    """Costs of a protocol on a link.
 
-    `start_s` is paid once and `hop_s` for each hop, in seconds. Bulk data reach `share` of the rate that they reach on
-    the link.
+    Every message takes `start_s` seconds once and `hop_s` seconds for each hop. Large messages reach the fraction
+    `share` of the rate that large messages reach on the link.
     """
 
     start_s: float
@@ -147,7 +147,10 @@ class LinkProtocol:
 
 @dataclass(frozen=True, slots=True)
 class NetworkTier:
-    """A tier of a network: `nodes` nodes share a switch whose uplinks carry 1/oversubscription of the nodes' rate."""
+    """Tier of a network.
+
+    `nodes` nodes share a switch, whose uplinks carry 1/oversubscription of the nodes' total rate.
+    """
 
     nodes: int
     oversubscription: float
@@ -197,7 +200,7 @@ class Link:
 
 @dataclass(frozen=True, slots=True)
 class Pool:
-    """Nodes of one kind that a job may use, with all facts that a price depends on."""
+    """Nodes of one kind that a job may use, with everything that its predicted time and price depend on."""
 
     name: str
     gpu: Gpu
@@ -226,7 +229,7 @@ class Pool:
 
     @property
     def is_partial_node(self) -> bool:
-        """Whether the pool is a part of one node."""
+        """Whether the pool is only a fraction of one node."""
         return self.max_nodes == 1 and self.usual_gpus_per_node > self.gpus_per_node
 
     @property
@@ -235,6 +238,6 @@ class Pool:
 
     @property
     def domain(self) -> int:
-        """GPUs that the link inside nodes joins: those of a node, or of all whole nodes of an NVLink domain."""
+        """Number of GPUs that the link inside nodes joins: those of a node, or of all whole nodes of a domain."""
         wide = self.intra.domain if self.intra.switched and self.intra.beyond is None else 0
         return max(wide // self.gpus_per_node, 1) * self.gpus_per_node

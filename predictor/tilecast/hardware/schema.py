@@ -50,7 +50,7 @@ class GpuFile(_FactModel):
     sources: dict[str, Source] = Field(min_length=1)
 
     def to_gpu(self) -> Gpu:
-        """Return the facts as a GPU in SI units."""
+        """Return the GPU that the file describes, in SI units."""
         return Gpu(
             name=self.name,
             product=self.product,
@@ -125,7 +125,7 @@ class ProtocolFile(_FactModel):
 
 
 class ConstantsFile(_FactModel):
-    """Constants of one type of link: a table of `protocols.toml`, or a part of a link file."""
+    """Constants of one type of link, from a table of `protocols.toml` or a section of a link file."""
 
     ll: ProtocolFile | None = None
     ll128: ProtocolFile | None = None
@@ -172,21 +172,22 @@ class LinkFile(_FactModel):
             raise ValueError("a number of GPUs appears twice")
         return wired
 
-    def to_link(self, known: Mapping[str, Link]) -> Link:
-        """Return the facts as a link in SI units.
+    def to_link(self, other_links: Mapping[str, Link]) -> Link:
+        """Return the link that the file describes, in SI units.
 
-        `known` holds the links that `beyond` may name.
+        `other_links` holds the links that `beyond` may name.
 
         Raises:
-            SpecError: the table of protocols or the link beyond the domain is unknown, or that link is this one or has
-                another beyond itself, or a protocol's share of the bandwidth exceeds all of it.
+            SpecError: the table of protocols or the link in `beyond` is unknown. `beyond` names this link, or a link
+                that has a `beyond` too. A protocol has more than the whole bandwidth.
         """
-        if self.beyond and (self.beyond == self.name or (self.beyond in known and known[self.beyond].beyond)):
-            raise chain_error(self)
-        beyond = find_named(known, self.beyond, f"{self.name}: beyond") if self.beyond else None
+        next_link = other_links.get(self.beyond or "")
+        if self.beyond and (self.beyond == self.name or (next_link and next_link.beyond)):
+            raise build_chain_error(self)
+        beyond = find_named(other_links, self.beyond, f"{self.name}: beyond") if self.beyond else None
         constants = self.protocols
         if isinstance(constants, str):
-            constants = find_named(protocol_tables(), constants, f"{self.name}: protocols")
+            constants = find_named(read_protocol_tables(), constants, f"{self.name}: protocols")
         stated = {name: one for name in (*PROTOCOLS, MESSAGE) if (one := getattr(constants, name))}
         for name, one in stated.items():
             if one.share * self.efficiency > 1:
@@ -227,8 +228,8 @@ def normalise_product(product: str) -> str:
     return "-".join(words)
 
 
-def chain_error(link: LinkFile) -> SpecError:
-    """Return the error of a link whose `beyond` is the link itself, or has another link beyond it."""
+def build_chain_error(link: LinkFile) -> SpecError:
+    """Return the error for a link whose `beyond` names the link itself, or names a link that has a `beyond` too."""
     problem = f"{link.beyond!r} is the link itself or has another beyond it"
     return SpecError(f"{link.name}: beyond", problem, "name a link that has none beyond it")
 
@@ -253,7 +254,7 @@ def find_named(table: Mapping[str, NamedT], name: str, field: str) -> NamedT:
 
 
 @cache
-def protocol_tables() -> Mapping[str, ConstantsFile]:
+def read_protocol_tables() -> Mapping[str, ConstantsFile]:
     """Return the tables of `protocols.toml`, by name."""
     table = shipped.read_table("tilecast.hardware", "protocols.toml")
     return {name: ConstantsFile.model_validate(row) for name, row in table.items()}

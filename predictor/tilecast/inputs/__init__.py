@@ -1,4 +1,4 @@
-"""Read inputs of users: jobs (`job`), pools (`pools`), measured steps (`measurements`) and queues (`queue`).
+"""Read the inputs of users: jobs, pools, measured steps and queues.
 
-Read `job` first: it converts every kind of input to one TrainingJob document.
+Read `job` first. It converts every supported description of a job to a TrainingJob document.
 """

@@ -1,4 +1,4 @@
-"""PEFT's `adapter_config.json`: the base and the rank of a LoRA, as LoraConfig of PEFT 0.17 writes them."""
+"""Read the base model and the rank of a LoRA adapter from PEFT's `adapter_config.json` (as PEFT 0.17 writes it)."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ Fields that only scale (`lora_alpha`, `alpha_pattern`, `use_rslora`) cost nothin
 
 @dataclass(frozen=True, slots=True)
 class Adapter:
-    """LoRA of one rank beside every dense layer of a preset."""
+    """A LoRA adapter: the preset of its base model, and the rank that every dense layer gets."""
 
     base: str
     rank: int
@@ -41,15 +41,16 @@ class Adapter:
 
 
 def is_adapter(document: Mapping[str, Any]) -> bool:
-    """Return whether a document is an `adapter_config.json`."""
+    """Return whether a parsed document is an `adapter_config.json`."""
     return "peft_type" in document
 
 
 def read_adapter(config: Mapping[str, Any], file: str) -> Adapter:
-    """Read an adapter from the contents of a file; `file` is its name in errors.
+    """Return the adapter that a parsed `adapter_config.json` describes. Errors call the document `file`.
 
     Raises:
-        SpecError: the adapter is no LoRA, trains whole layers beside it, or its base is no preset that has adapters.
+        SpecError: the adapter is not a LoRA, or also trains whole layers. The base model is no preset, or a preset
+            whose family has no adapters.
     """
     kind, rank, whole = (config.get(key) for key in ("peft_type", "r", "modules_to_save"))
     plain = "give its base's preset or config.json with --lora-rank R for what a LoRA of rank R takes"
@@ -69,7 +70,7 @@ def read_adapter(config: Mapping[str, Any], file: str) -> Adapter:
 
 
 def _find_base_preset(name: object, field: str, rank: int) -> str:
-    """Return the name of the preset that an adapter's base names.
+    """Return the name of the preset for an adapter's base model `name`. Errors name `field`, and suggest `rank`.
 
     Raises:
         SpecError: there is no such preset, or its family has no adapters.

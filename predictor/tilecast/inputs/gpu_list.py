@@ -1,7 +1,7 @@
-"""Read the list of `--gpus`: GPUs or instance types, with counts and links.
+"""Parse the value of `--gpus`: GPUs or cloud instance types, with counts and links.
 
 h100-sxm:16                         16 GPUs in the usual nodes of that GPU
-8xh100                              the same, with the count in front
+8xh100                              8 GPUs, with the count in front of the name
 h100-sxm:3x4                        3 nodes of 4 GPUs
 p5.48xlarge:2                       2 nodes of a cloud's instance type
 h100-sxm:16@infiniband-ndr-8x400    a named link, between nodes or inside them
@@ -24,12 +24,12 @@ _REMEDY = "write NAME:COUNT, for instance h100-sxm:16, h100-sxm:2x8 (nodes x GPU
 
 
 def parse_gpu_list(text: str) -> list[Pool]:
-    """Return the pools of a list such as `h100-sxm:16@infiniband-ndr-8x400,p4d.24xlarge:2`.
+    """Return a pool for each entry of a list such as `h100-sxm:16@infiniband-ndr-8x400,p4d.24xlarge:2`.
 
-    A pool has the name of its GPU; if several pools have the same GPU, those of instance types have their type's name.
+    A pool is named after its GPU. If several pools have that GPU, a pool of an instance type is named after the type.
 
     Raises:
-        SpecError: an entry cannot be read, names nothing known, or has the name of another entry.
+        SpecError: an entry cannot be read or names an unknown GPU, or two pools would have equal names.
     """
     pools = [_parse_entry(item.strip()) for item in text.split(",")]
     gpus = [pool.gpu.name for pool in pools]
@@ -50,13 +50,13 @@ def assumed_pool(gpu: Gpu, count: int) -> Pool:
     Raises:
         SpecError: the GPUs do not fill whole nodes.
     """
-    offered, server_gpus = instances.usual_node_type(gpu), instances.default_gpus_per_node(gpu)
+    offered, server_gpus = instances.find_usual_node_type(gpu), instances.find_default_gpus_per_node(gpu)
     # A virtual machine with a single GPU has the GPU's price, but it is not what larger jobs run on.
     usual = None if offered and offered.gpus == 1 < server_gpus else offered
     whole = usual.gpus if usual else server_gpus
     per_node = min(count, whole)
     if count % per_node:
-        example = f"{gpu.name}:{_split_evenly(count, whole)}"
+        example = f"{gpu.name}:{_format_equal_nodes(count, whole)}"
         remedy = f"give a multiple of {per_node}, fewer, or nodes x GPUs, for instance {example}"
         raise SpecError("--gpus", f"{gpu.name}:{count} does not fill nodes of {per_node} GPUs", remedy)
     return Pool(
@@ -65,7 +65,7 @@ def assumed_pool(gpu: Gpu, count: int) -> Pool:
         gpus_per_node=per_node,
         max_nodes=count // per_node,
         intra=find_link(gpu.intra_link),
-        inter=(usual and usual.inter) or instances.default_network(gpu, whole),
+        inter=(usual and usual.inter) or instances.find_default_network(gpu, whole),
         node_type=usual.name if usual else "",
         price_per_gpu_hour=offered.price_per_gpu_hour if offered else None,
         currency=offered.currency if offered else "USD",
@@ -76,7 +76,7 @@ def assumed_pool(gpu: Gpu, count: int) -> Pool:
 
 @dataclass(frozen=True, slots=True)
 class _Entry:
-    """Entry of the list: a name, a number of GPUs or of nodes, and, if it is stated, the GPUs of a node."""
+    """Entry of a GPU list: a name, a number of GPUs or nodes, and optionally the number of GPUs per node."""
 
     text: str
     name: str
@@ -85,7 +85,7 @@ class _Entry:
 
 
 def _parse_entry(text: str) -> Pool:
-    """Return the pool of an entry."""
+    """Return the pool that one entry of the list describes."""
     body, *links = text.split("@")
     entry = _read_counts(body.strip())
     node_type = instances.find_node_type(entry.name)
@@ -96,7 +96,7 @@ def _parse_entry(text: str) -> Pool:
 
 
 def _read_counts(text: str) -> _Entry:
-    """Read the name and the counts of `NAME:COUNT`, `NAME:NODESxGPUS` or `COUNTxNAME`."""
+    """Parse `NAME:COUNT`, `NAME:NODESxGPUS` or `COUNTxNAME` into a name and counts."""
     name, colon, counts = text.partition(":")
     if not colon and (front := re.fullmatch(r"(\d+) *[x*] *(\D.*)", text)):
         name, counts = front[2], front[1]
@@ -110,7 +110,7 @@ def _read_counts(text: str) -> _Entry:
 
 
 def _pool_of_gpu(entry: _Entry, gpu: Gpu) -> Pool:
-    """Return a pool of a GPU by name, in its usual nodes or in nodes of the stated size."""
+    """Return a pool for an entry that names a GPU. Nodes have the entry's size, or by default the GPU's usual size."""
     if entry.per_node is None:
         return assumed_pool(gpu, entry.count)
     usual = assumed_pool(gpu, 1)
@@ -124,10 +124,10 @@ def _pool_of_gpu(entry: _Entry, gpu: Gpu) -> Pool:
 
 
 def _pool_of_type(entry: _Entry, node_type: instances.NodeType) -> Pool:
-    """Return a pool of nodes of an instance type; the entry's count is a number of nodes, not of GPUs.
+    """Return a pool for an entry that names an instance type. The entry's count is a number of nodes, not of GPUs.
 
     Raises:
-        SpecError: the stated GPUs of a node are not those of the type, nor fewer where the type allows it.
+        SpecError: the entry's number of GPUs per node does not exist for the type.
     """
     gpu, per_node = find_gpu(node_type.gpu), entry.per_node or node_type.gpus
     if per_node != node_type.gpus and not (node_type.any_size and per_node < node_type.gpus):
@@ -140,7 +140,7 @@ def _pool_of_type(entry: _Entry, node_type: instances.NodeType) -> Pool:
         gpus_per_node=per_node,
         max_nodes=entry.count,
         intra=find_link(gpu.intra_link),
-        inter=known or instances.default_network(gpu, node_type.gpus),
+        inter=known or instances.find_default_network(gpu, node_type.gpus),
         node_type=node_type.name,
         price_per_gpu_hour=node_type.price_per_gpu_hour,
         currency=node_type.currency,
@@ -150,18 +150,18 @@ def _pool_of_type(entry: _Entry, node_type: instances.NodeType) -> Pool:
 
 
 def _set_link(pool: Pool, link: Link) -> Pool:
-    """Return the pool with another link: between its nodes if the link has ports of a node, else inside them."""
+    """Return the pool with a new link: between nodes if the link's bandwidth is per node, inside nodes otherwise."""
     if link.per_node:
         return replace(pool, inter=link, layers={**pool.layers, "interNode": STATED})
     return replace(pool, intra=link, layers={**pool.layers, "intraNode": STATED})
 
 
-def _split_evenly(count: int, most: int) -> str:
-    """Return the counts of equal nodes, of at most `most` GPUs, that hold `count` GPUs."""
-    per_node = max(size for size in range(1, most + 1) if count % size == 0)
+def _format_equal_nodes(count: int, max_per_node: int) -> str:
+    """Return `NODESxGPUS` for `count` GPUs in equal nodes, as large as possible with at most `max_per_node` GPUs."""
+    per_node = max(size for size in range(1, max_per_node + 1) if count % size == 0)
     return f"{count // per_node}x{per_node}"
 
 
 def _pool_name(node_type: str) -> str:
-    """Return the name of a pool of an instance type, as names of Kubernetes objects are written."""
+    """Return the pool name for an instance type, with only the characters that Kubernetes names allow."""
     return re.sub(r"[^a-z0-9.-]+", "-", node_type.casefold())

@@ -1,4 +1,4 @@
-"""Read a job from a preset's name, a file or an object, and return it as a TrainingJob document.
+"""Convert a preset's name, a file or a Python object to a TrainingJob document.
 
 Readers of manifests and graphs are imported inside functions, because a preset does not need them.
 """
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class JobInput:
-    """TrainingJob, either read from a file or built from flags."""
+    """A TrainingJob document that was read from a file or built from flags, with its ConfigMaps."""
 
     document: Document
     config_maps: Mapping[str, Document] = field(default_factory=dict)
@@ -53,10 +53,10 @@ class JobInput:
     """Job of another kind from which the TrainingJob was derived."""
 
     def request(self) -> Request:
-        """Return the request for advice that the job makes.
+        """Return the checked request for advice that the document describes.
 
         Raises:
-            SpecError: the job is invalid; a field that a flag filled is named by the flag.
+            SpecError: the job is invalid. If a flag filled the wrong field, the error names the flag.
         """
         try:
             return training_job.read_request(self.document, self.config_maps)
@@ -64,19 +64,22 @@ class JobInput:
             if self.source and error.field not in self.flags:
                 from tilecast import jobs
 
-                raise jobs.locate_in_annotations(error) from None
-            raise self.named_by_flag(error) from None
+                raise jobs.point_error_to_annotation(error) from None
+            raise self.cite_flag(error) from None
 
-    def named_by_flag(self, error: SpecError) -> SpecError:
-        """Return the error under the flag that filled its field; the field's path may lack the prefix `spec.`."""
+    def cite_flag(self, error: SpecError) -> SpecError:
+        """Return the error with the flag that filled its field as its place. Without such a flag, return it unchanged.
+
+        The field of the error may lack the prefix `spec.`.
+        """
         flag = self.flags.get(error.field) or self.flags.get(f"spec.{error.field}")
         return error if flag is None else error.at(flag)
 
     def with_field(self, path: Sequence[str], value: object, flag: str) -> JobInput:
-        """Return the job with a new value in the field of its spec at `path`; errors about the field name `flag`.
+        """Return a copy of the job with `value` at `path` in its spec. Later errors about the field name `flag`.
 
         Raises:
-            SpecError: the parent of the field is no mapping.
+            SpecError: the parent of the field is not a mapping.
         """
         document = deepcopy(self.document)
         spec = place = document.get("spec")
@@ -91,7 +94,7 @@ class JobInput:
         return replace(self, document=document, flags={**self.flags, ".".join(("spec", *path)): flag})
 
     def number(self, path: Sequence[str]) -> float | None:
-        """Return the number in a field of the spec, or None if there is none."""
+        """Return the number at `path` in the spec. Return None if the field is missing or not a number."""
         place: Any = self.document.get("spec")
         for part in path:
             place = place.get(part) if isinstance(place, Mapping) else None
@@ -99,10 +102,10 @@ class JobInput:
 
 
 def read_job(options: JobOptions) -> JobInput:
-    """Return the job that the options describe.
+    """Return the job that the options name, with the options' values set in its spec.
 
     Raises:
-        SpecError: the file cannot be read or holds no job, or an option does not suit it.
+        SpecError: the file cannot be read or contains no job, or an option does not apply to the job.
     """
     result = (
         _read_named_job(options, options.job) if isinstance(options.job, str) else _read_object(options, options.job)
@@ -116,7 +119,7 @@ def read_job(options: JobOptions) -> JobInput:
 
 
 def _read_named_job(options: JobOptions, name: str) -> JobInput:
-    """Return the job of a path or of a preset's name."""
+    """Return the job for `name`, which is a path of a file or folder, or a preset's name."""
     if (held := _file_in_folder(name)) is not None:
         options, name = replace(options, job=held), held
     if name.lower().endswith(".onnx"):
@@ -134,10 +137,10 @@ def _read_named_job(options: JobOptions, name: str) -> JobInput:
 
 
 def _read_object(options: JobOptions, job: object) -> JobInput:
-    """Return the job of a trace, of a mapping, or of a config of Transformers.
+    """Return the job for a `Trace`, a mapping, or a config object of Transformers.
 
     Raises:
-        SpecError: the object is none of these.
+        SpecError: the object has another type.
     """
     if isinstance(job, Trace):
         return _job_of_model(options, *_graph_in_config_map("traced", graph_document.write(job)))
@@ -155,24 +158,27 @@ _WEIGHTS = (".pt", ".pth", ".bin", ".safetensors", ".ckpt", ".gguf", ".h5", ".pk
 
 
 def _find_preset(name: str) -> str:
-    """Return the name of the preset that `name` means.
+    """Return the canonical name of the preset that `name` refers to.
 
     Raises:
-        SpecError: there is none; if the config.json of such a model could be read, the remedy says so.
+        SpecError: there is no such preset. If config.json files of this model family can be read, the remedy says so.
     """
     try:
         return zoo.preset(name).name
     except SpecError as error:
-        kind, kinds = _with_hyphens(name.rpartition("/")[2]), set(map(_with_hyphens, huggingface.supported_types()))
+        kind, kinds = (
+            _normalize_model_type(name.rpartition("/")[2]),
+            set(map(_normalize_model_type, huggingface.supported_types())),
+        )
         is_of_one = any(re.match(rf"{re.escape(known)}[-\d]", kind) for known in kinds)
-        is_known = kind in kinds and not zoo.presets_of_family(name)
+        is_known = kind in kinds and not zoo.list_presets_by_prefix(name)
         if is_known or ("did you mean" not in error.remedy and is_of_one):
             remedy = "give its config.json, which can be read; `tilecast show models` lists the presets"
             raise error.at(error.field, remedy) from None
         raise
 
 
-def _with_hyphens(name: str) -> str:
+def _normalize_model_type(name: str) -> str:
     return name.lower().replace("_", "-")
 
 
@@ -183,15 +189,15 @@ _READERS: Mapping[str, Callable[[Any], object]] = {
 """Readers of options that may be texts with a unit."""
 
 
-def read_onnx(target: str, sequence: int | None) -> Trace:
-    """Return the graph of an ONNX file, with its open dimension set to `sequence` tokens if given.
+def read_onnx(path: str, sequence: int | None) -> Trace:
+    """Return the operator graph of the ONNX file `path`. If given, `sequence` replaces its dynamic dimension (tokens).
 
     Raises:
-        SpecError: `sequence` is no valid length, or the file is no graph that can be read.
+        SpecError: `sequence` is out of range, or the file is not a readable graph.
     """
     if sequence is not None and not 1 <= sequence <= base.MAX_SEQUENCE:
         raise SpecError("--seq", f"{sequence} is no number of tokens", "give an integer from 1")
-    return onnx_file.read(Path(target), sequence)
+    return onnx_file.read(Path(path), sequence)
 
 
 _FOLDER = (adapters.FILE, "config.json")
@@ -199,10 +205,12 @@ _FOLDER = (adapters.FILE, "config.json")
 
 
 def _file_in_folder(job: str) -> str | None:
-    """Return the path of the file that describes the model in a folder; None if `job` is no folder or names a preset.
+    """Return the path of the model's config in the folder `job`. Return None if `job` is no folder.
+
+    Also return None if the folder has no config, but `job` is the name of a preset.
 
     Raises:
-        SpecError: the folder has no such file, and no preset has its name.
+        SpecError: the folder has no config, and `job` is not the name of a preset.
     """
     if not os.path.isdir(job):  # noqa: PTH112 (never raises)
         return None
@@ -218,14 +226,13 @@ def _file_in_folder(job: str) -> str | None:
 
 
 def _adapter_job(options: JobOptions, config: Document) -> JobInput:
-    """Return the job of a PEFT adapter: LoRA of the adapter's rank on its base model.
+    """Return the job that trains a PEFT LoRA adapter on its base model.
 
-    The flag `--lora-rank` takes precedence over the adapter's rank. A warning names the parts that are priced and that
-    are not.
-
+    The flag `--lora-rank` takes precedence over the adapter's rank. A warning says what is priced and lists the fields
+    of the adapter that are not.
 
     Raises:
-        SpecError: the adapter is no LoRA on a preset.
+        SpecError: the adapter is not a LoRA, or its base model is not a preset.
     """
     adapter = adapters.read_adapter(config, options.title)
     notes = []
@@ -249,7 +256,7 @@ def _read_job_file(options: JobOptions, name: str) -> JobInput:
 
 
 def _job_from_documents(options: JobOptions, items: Sequence[Document], text: str, name: str) -> JobInput:
-    """Return the job in parsed documents; `name` stands for the documents in errors."""
+    """Return the only job among the documents that `text` contains. Errors call the text `name`."""
     from tilecast import jobs
     from tilecast.inputs.manifest import ManifestJob
 
@@ -289,7 +296,7 @@ def _job_from_documents(options: JobOptions, items: Sequence[Document], text: st
 
 
 def _warn_about_quantization(name: str, quantization: object) -> None:
-    """Warn that the quantization in a config.json is not priced, and name the flag that prices it."""
+    """Warn that the forecast ignores the quantization in a config.json, and suggest flags that include it."""
     method = quantization.get("quant_method") if isinstance(quantization, Mapping) else None
     text = f"quantization_config ({method})" if isinstance(method, str) else "quantization_config"
     fp8, others = (
@@ -305,7 +312,7 @@ def _warn(text: str) -> None:
 
 
 def _graph_in_config_map(name: str, graph: str) -> tuple[str, dict[str, Any], dict[str, Document]]:
-    """Return the job's name, model source and ConfigMaps for a graph stored in a ConfigMap."""
+    """Return a job's name, its `spec.model`, and a ConfigMap by name that contains the text of a graph."""
     named = base.to_object_name(name)
     reference = {"graphRef": {"configMapKeyRef": {"name": named}}}
     return named, reference, {named: {"kind": "ConfigMap", "data": {"graph.json": graph}}}
@@ -314,7 +321,7 @@ def _graph_in_config_map(name: str, graph: str) -> tuple[str, dict[str, Any], di
 def _job_of_model(
     options: JobOptions, name: str, model: dict[str, Any], config_maps: Mapping[str, Document] | None = None
 ) -> JobInput:
-    """Return the TrainingJob of a model with the training options that flags give.
+    """Return a new TrainingJob for a `spec.model`, with training options from the flags.
 
     Raises:
         SpecError: `--batch` is missing.

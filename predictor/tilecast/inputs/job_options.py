@@ -1,4 +1,4 @@
-"""Options of a job: flags of the command line and keywords of the Python API, with the fields of the spec they set."""
+"""Options of a job: command-line flags that are also keywords of the Python API, and set fields of the spec."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ from tilecast.spec import (
 
 
 def split_words(text: str) -> list[str]:
-    """Return the words of a list with commas or plus signs."""
+    """Return the words of a text that separates them by commas or plus signs."""
     return [word.strip() for word in text.replace("+", ",").split(",")]
 
 
 @dataclass(frozen=True, slots=True)
 class JobOption:
-    """Option of a job: the path of its field in the spec, and its argument on the command line."""
+    """An option of a job: the path of the spec field that it sets, and its command-line argument."""
 
     path: str
     help: str | None = None
@@ -137,7 +137,7 @@ JOB_OPTIONS: Mapping[str, JobOption] = {**BARE_OPTIONS, **ANY_OPTIONS}
 
 @dataclass(frozen=True, slots=True)
 class JobOptions:
-    """Job, and values of options that override its fields."""
+    """The user's description of a job, with values of options that override fields of its spec."""
 
     job: object
     """A preset's name, a path or "-", the mapping of a TrainingJob, of a Hugging Face config or of a graph, a config of
@@ -147,10 +147,10 @@ class JobOptions:
 
     @classmethod
     def from_values(cls, job: object, values: Mapping[str, Any]) -> JobOptions:
-        """Return the options among named values; values of None and other names are left out."""
+        """Return the options for a job. Values that are None or have unknown names are ignored."""
         return cls(job, {name: values[name] for name in JOB_OPTIONS if values.get(name) is not None})
 
     @property
     def title(self) -> str:
-        """Name of the job in errors: its name or path, or "model" for an object."""
+        """Name of the job in errors: its name or path if it is a string, and "model" otherwise."""
         return self.job if isinstance(self.job, str) else "model"

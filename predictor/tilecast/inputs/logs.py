@@ -1,7 +1,7 @@
 """Read the seconds of a training step from the log of a run.
 
-Every format of a line is a row of `FORMATS`. The step of a log is the median of its steady steps: the first steps, in
-which kernels are compiled and caches filled, are left out, and a median ignores pauses for evaluation and checkpoints.
+Each supported line format is a row of `FORMATS`. The result is the median of the steps after warm-up, in which kernels
+are compiled and caches filled. A median ignores pauses for evaluation and checkpoints.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ _UNITS: Mapping[str, Callable[[float], float]] = {
 
 @dataclass(frozen=True, slots=True)
 class LogFormat:
-    """Lines that a training program writes about a step.
+    """A format of the lines that a training program logs for its steps.
 
-    `pattern` has the groups `step` (a number) and either `seconds` or `time` (when the line was written). A group
-    `unit` is a key of `_UNITS`; `unit` of the record is the unit of lines without the group.
+    The pattern has a group `step` (a number), and a group `seconds` (duration) or `time` (when the line was written).
+    An optional group `unit` matches a key of `_UNITS`. The field `unit` applies to patterns without that group.
     """
 
     name: str
@@ -69,7 +69,7 @@ FORMATS: Sequence[LogFormat] = (
 
 @dataclass(frozen=True, slots=True)
 class LoggedStep:
-    """Step of a run as its log shows it."""
+    """The duration of a run's step, as read from its log."""
 
     seconds: float
     """Median of the steady steps."""
@@ -79,13 +79,13 @@ class LoggedStep:
 
 
 def read_logged_step(path: str) -> LoggedStep:
-    """Return the step that a log shows.
+    """Return the median duration of a step from a log file.
 
     Args:
         path: a log with lines of one of `FORMATS`, or a `trainer_state.json` of Transformers.
 
     Raises:
-        SpecError: the log cannot be read, or shows no step.
+        SpecError: the log cannot be read, or contains too few steps.
     """
     text = _read_bounded_text(path)
     logged = _read_trainer_state(text) if text.lstrip().startswith("{") else None
@@ -98,34 +98,34 @@ def read_logged_step(path: str) -> LoggedStep:
 
 
 def find_logged_step(lines: Iterable[str]) -> LoggedStep | None:
-    """Return the step that the lines of a log show; None if no line shows one."""
+    """Return the median duration of a step from the lines of a log, or None if they contain too few steps."""
     bounded = [_COLOUR.sub("", line[:MAX_LINE]) for line in lines]
     for item in FORMATS:
         found = [match for line in bounded if (match := item.pattern.search(line))]
-        seconds = _step_seconds(item, found)
+        seconds = _list_steady_seconds(item, found)
         if seconds:
             return LoggedStep(statistics.median(seconds), len(seconds), item.name)
     return None
 
 
-def _step_seconds(item: LogFormat, found: Sequence[re.Match[str]]) -> list[float]:
-    """Return the seconds of the steady steps; several ranks may have written a line about the same step."""
-    if "time" in item.pattern.groupindex:
-        return _seconds_between_lines(found)
+def _list_steady_seconds(log_format: LogFormat, matches: Sequence[re.Match[str]]) -> list[float]:
+    """Return the seconds of each step after warm-up. If several ranks logged a step, the first line counts."""
+    if "time" in log_format.pattern.groupindex:
+        return _seconds_between_lines(matches)
     by_step: dict[int, float] = {}
-    for match in found:
+    for match in matches:
         groups = match.groupdict()
-        value, unit = float(groups["seconds"]), groups.get("unit") or item.unit
+        value, unit = float(groups["seconds"]), groups.get("unit") or log_format.unit
         if value > 0:
             by_step.setdefault(int(groups["step"]), _UNITS[unit](value))
     return _leave_out_warm_up(list(by_step.values()))
 
 
-def _seconds_between_lines(found: Sequence[re.Match[str]]) -> list[float]:
-    """Return the seconds of a step between each line and the next, without those across a restart."""
+def _seconds_between_lines(matches: Sequence[re.Match[str]]) -> list[float]:
+    """Return the seconds per step from the times of consecutive lines. Intervals across a restart are left out."""
     times: dict[int, datetime] = {}
-    for match in found:
-        # A pattern of digits also matches what is no time of a calendar.
+    for match in matches:
+        # The pattern also matches digits that form no valid date.
         with suppress(ValueError):
             times.setdefault(int(match["step"]), datetime.fromisoformat(match["time"].replace(",", ".")))
     pairs = list(times.items())
@@ -134,18 +134,18 @@ def _seconds_between_lines(found: Sequence[re.Match[str]]) -> list[float]:
         for (before, earlier), (step, later) in pairwise(pairs)
         if step > before
     ]
-    # A line may stand for many steps, so the first interval alone holds the warm-up.
+    # A line may cover many steps, so the whole warm-up is in the first interval.
     return [value for value in seconds[1:] if value > 0]
 
 
 def _leave_out_warm_up(seconds: Sequence[float]) -> list[float]:
-    """Return the seconds of steps without the first ones; a log with hardly more steps than these shows none."""
+    """Return the seconds of the steps after warm-up, which is empty if the log ends during warm-up."""
     first = max(WARM_UP_STEPS, int(WARM_UP_SHARE * len(seconds)))
     return list(seconds[first:])
 
 
 def _read_trainer_state(text: str) -> LoggedStep | None:
-    """Return the mean step of a finished run of Transformers' Trainer; None if the text is not its state."""
+    """Return the mean step from the text of a `trainer_state.json`. For other texts or unfinished runs, return None."""
     try:
         state = untrusted.parse_json(text)
     except ValueError:
@@ -161,7 +161,7 @@ def _read_trainer_state(text: str) -> LoggedStep | None:
 
 
 def _read_bounded_text(path: str) -> str:
-    """Return the text of a file of at most `MAX_BYTES`; bytes that are no UTF-8 are replaced.
+    """Return the text of a file of at most `MAX_BYTES` bytes. Invalid UTF-8 is replaced.
 
     Raises:
         SpecError: the file cannot be read, or is too large.

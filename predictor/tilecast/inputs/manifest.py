@@ -1,4 +1,4 @@
-"""Files with a job of another kind: advised as they stand, and printed as they should be committed."""
+"""Read a manifest of a Kubernetes job (such as a PyTorchJob), and print it with the advised fields changed."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tilecast.spec import SpecError
 
 @dataclass(frozen=True, slots=True)
 class ManifestJob:
-    """Job of another kind in the text of a file."""
+    """A Kubernetes job that is not a TrainingJob, with the text of the manifest that contains it."""
 
     text: str
     index: int
@@ -28,10 +28,10 @@ class ManifestJob:
 
     @classmethod
     def from_documents(cls, text: str, objects: Sequence[documents.Document]) -> ManifestJob | None:
-        """Return the only job of a file, or None if the file has none.
+        """Return the job of a manifest, given its text and its parsed objects. Return None if no object is a job.
 
         Raises:
-            SpecError: the file has several jobs, or the job does not have the shape of its kind.
+            SpecError: the file has several jobs, or the job lacks fields that its kind requires.
         """
         places = [index for index, document in enumerate(objects) if jobs.is_job(document)]
         if not places:
@@ -40,12 +40,12 @@ class ManifestJob:
             raise SpecError("kind", f"the file holds {len(places)} jobs", "give a file with one of them")
         document = objects[places[0]]
         by_name = {(str(item.get("kind")), metadata_name(item)): item for item in objects}
-        job = jobs.read_job(document, by_name.get(jobs.runtime_of(document) or ("", "")))
+        job = jobs.read_job(document, by_name.get(jobs.find_runtime(document) or ("", "")))
         return cls(text, places[0], document, jobs.resolve_claims(job, by_name))
 
     @property
     def program(self) -> tuple[str, ...]:
-        """Python program in the job's own command, with its arguments; empty if the command names none."""
+        """Path and arguments of the Python program that the job's command runs, empty if it runs none."""
         return commands.find_program(self.document, self.job)
 
     def narrow_request(
@@ -55,36 +55,35 @@ class ManifestJob:
         labels: Iterable[Mapping[str, str]],
         devices: Mapping[str, Sequence[PublishedDevice]] | None,
     ) -> tuple[Request, candidates.JobCandidates]:
-        """Return the request with the job's own GPUs as the baseline, and the pools that the job may use.
+        """Return the request with the job's current pool and GPUs as baseline, and the pools that the job may use.
 
         Raises:
-            SpecError: the job may use none of the pools that it allows.
+            SpecError: the job can run on none of the pools.
         """
         # The advice may change the number of pods, except in jobs where this takes more than changing a number.
         is_placed = not self.job.is_countable
         choice = candidates.find_candidates(self.job, pools, labels, None, devices, is_placed=is_placed)
-        return candidates.request_with_baseline(request, self.job, choice, is_placed=is_placed), choice
+        return candidates.build_job_request(request, self.job, choice, is_placed=is_placed), choice
 
     def edited_manifest(self, advice: Advice, choice: candidates.JobCandidates, command: str = "") -> str:
-        """Return the text of the file with the advised fields of the job changed and all other bytes kept.
+        """Return the manifest's text with the job's fields changed as advised. All other text stays as it is.
 
-        YAML aliases in the file are written out first, so that a change in one place does not affect another. Without a
-        recommendation the file is returned unchanged.
-
+        YAML aliases are expanded first, so that a change of an aliased value affects one field only. Without a
+        recommendation in the advice, return the text unchanged.
 
         Args:
             advice: the advice for the job.
             choice: the pools that the job may use.
-            command: bash script that every pod with GPUs shall run; empty keeps the job's own command.
+            command: bash script that replaces the command of every pod with GPUs. If empty, commands stay.
 
         Raises:
-            SpecError: no pod of the job requests a GPU, and the job has its pod templates itself, not in a runtime.
+            SpecError: the job has its own pod templates (not those of a runtime), and none of them requests a GPU.
         """
         if advice.best is None:
             return self.text
-        if jobs.runtime_of(self.document) is None:
+        if jobs.find_runtime(self.document) is None:
             jobs.require_gpus(self.job)
-        put = candidates.place_manifest(advice.best, self.job, choice)
+        put = candidates.find_manifest_placement(advice.best, self.job, choice)
         changes = jobs.compute_changes(self.document, self.job, put)
         changes += commands.replace_commands(self.document, self.job, command) if command else []
         return edit_yaml(documents.expand_aliases(self.text), changes, self.index)

@@ -1,4 +1,4 @@
-"""`--measured` and the step behind `--baseline`: measured steps as people write them."""
+"""Parse the measured steps that users write in `--measured` and at the end of `--baseline`."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _REMEDY = "write for instance a100-80:8=1.9s, a100-80:8/tp=2,dp=4=450ms, or a100
 
 
 class MeasuredStep(PartSeconds):
-    """Entry of a file of measured steps, with the fields of a report of `tilecast_observe`."""
+    """An entry of a file of measured steps. The fields are those of a report of `tilecast_observe`."""
 
     pool: str = Field(min_length=1, max_length=63, description="Pool or GPU that the job ran on.")
     gpus: int = Field(ge=1, le=10**6, description="GPUs that it ran on.")
@@ -39,8 +39,8 @@ class _RunsFile(ApiModel):
 
 
 @dataclass(frozen=True, slots=True)
-class StatedRun:
-    """Measured step with the name of its pool, which is not yet looked up."""
+class UnresolvedRun:
+    """A measured step as a user wrote it, with the name of its pool or GPU."""
 
     pool: str
     gpus: int
@@ -50,16 +50,18 @@ class StatedRun:
     field: str = "--measured"
 
 
-def parse_measurements(texts: Sequence[str]) -> tuple[float | None, list[StatedRun]]:
-    """Read the values of `--measured`: the seconds of a single value without a pool, and the steps that name pools.
+def parse_measurements(texts: Sequence[str]) -> tuple[float | None, list[UnresolvedRun]]:
+    """Parse the values of `--measured`. Return the seconds of a value without a pool, and the runs that name a pool.
 
-    A log may stand for the seconds: `@train.log`, or `a100-80:8=@train.log`.
+    The seconds are None unless the only value names no pool.
+
+    The name of a log may replace the seconds: `@train.log`, or `a100-80:8=@train.log`.
 
     Raises:
-        SpecError: a text is neither, or a file does not contain measured steps.
+        SpecError: a value cannot be parsed, or a file does not contain measured steps.
     """
     seconds: float | None = None
-    lines: list[StatedRun] = []
+    lines: list[UnresolvedRun] = []
     for text in texts:
         if text.startswith("@") and len(texts) == 1 and (step := _read_log_alone(text[1:])) is not None:
             seconds = step
@@ -74,8 +76,10 @@ def parse_measurements(texts: Sequence[str]) -> tuple[float | None, list[StatedR
     return seconds, lines
 
 
-def split_baseline(text: str) -> tuple[str, list[StatedRun]]:
-    """Return the text of the baseline without its measured step, and a list with that step, if there is one."""
+def split_baseline(text: str) -> tuple[str, list[UnresolvedRun]]:
+    """Split `POOL:N[:PLAN]=STEP` at the last equals sign. Return the baseline and a list with the measured run.
+
+    If the text has no step, return it whole with an empty list."""
     head, equals, step = text.rpartition("=")
     if not equals or _STEP.fullmatch(step.strip()) is None or (head.count(":") == 2 and _ends_in_plan_key(head)):
         return text, []
@@ -85,7 +89,7 @@ def split_baseline(text: str) -> tuple[str, list[StatedRun]]:
 
 
 def _ends_in_plan_key(head: str) -> bool:
-    """Return whether the text before the last equals sign ends in a key of a plan."""
+    """Return whether a text ends in a key of a plan, such as `dp`, so that a degree follows rather than a step."""
     return re.search(r"[:,][a-z]+$", head) is not None
 
 
@@ -96,7 +100,7 @@ def _parse_seconds(text: str) -> float:
         raise SpecError("--measured", f"cannot read {text[:40]!r}", _REMEDY) from None
 
 
-def _parse_run(text: str, field: str) -> StatedRun:
+def _parse_run(text: str, field: str) -> UnresolvedRun:
     head, _, step = text.rpartition("=")
     if step.startswith("@"):
         seconds = read_logged_step(step[1:]).seconds
@@ -106,17 +110,17 @@ def _parse_run(text: str, field: str) -> StatedRun:
         raise SpecError(field, f"{step[:40]!r} is no step time", _REMEDY)
     where, _, plan = head.partition("/")
     pool, gpus = reading.parse_name_and_count(field, where)
-    return StatedRun(pool, gpus, Stated.parse(plan, field) if plan else None, seconds, field=field)
+    return UnresolvedRun(pool, gpus, Stated.parse(plan, field) if plan else None, seconds, field=field)
 
 
 def _read_log_alone(name: str) -> float | None:
-    """Return the seconds of a step that a log shows; None if the file is JSON with runs."""
+    """Return the seconds of a step from a log file. Return None if `name` is a JSON file of runs."""
     if not name or (name.endswith(".json") and not name.endswith("trainer_state.json")):
         return None
     return read_logged_step(name).seconds
 
 
-def _read_runs_file(name: str) -> list[StatedRun]:
+def _read_runs_file(name: str) -> list[UnresolvedRun]:
     if not name:
         raise SpecError("--measured", "@ names no file", "write @FILE.json")
     try:
@@ -127,7 +131,7 @@ def _read_runs_file(name: str) -> list[StatedRun]:
         ) from None
     runs = validate_model(_RunsFile, document if isinstance(document, Mapping) else {"runs": document}, name).runs
     return [
-        StatedRun(
+        UnresolvedRun(
             one.pool,
             one.gpus,
             Stated.parse(one.plan, f"{name}: plan") if one.plan else None,
@@ -139,21 +143,21 @@ def _read_runs_file(name: str) -> list[StatedRun]:
     ]
 
 
-def find_measured_pools(lines: Sequence[StatedRun], pools: Sequence[Pool]) -> list[Measurement]:
-    """Return the steps with their pools: one of `pools`, or else the usual nodes of a GPU of that name.
+def find_measured_pools(runs: Sequence[UnresolvedRun], pools: Sequence[Pool]) -> list[Measurement]:
+    """Return the runs with their pools. If no pool has a run's name, the name is a GPU, in nodes of its usual size.
 
     Raises:
-        SpecError: a name is neither that of a pool nor of a GPU.
+        SpecError: a run names neither a pool nor a known GPU.
     """
     named = {pool.name: pool for pool in pools}
     measurements = []
-    for one in lines:
-        pool = named.get(one.pool) or _assumed_pool(one)
-        measurements.append(Measurement(pool, one.gpus, one.seconds, one.plan, one.parts, one.field))
+    for run in runs:
+        pool = named.get(run.pool) or _assumed_pool(run)
+        measurements.append(Measurement(pool, run.gpus, run.seconds, run.plan, run.parts, run.field))
     return measurements
 
 
-def _assumed_pool(run: StatedRun) -> Pool:
+def _assumed_pool(run: UnresolvedRun) -> Pool:
     try:
         gpu = find_gpu(run.pool)
     except SpecError as error:

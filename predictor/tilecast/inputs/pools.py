@@ -1,4 +1,4 @@
-"""Read pools: GPUs by name, nodes in a file or in memory, or a cluster that kubectl reaches."""
+"""Read pools from a list of GPUs, from Node objects in a file or in memory, or from a cluster through kubectl."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class PoolOptions:
-    """Options that say where a job may run; one of `nodes`, `gpus` and `context` is needed."""
+    """Options that say where a job may run. At least one of `nodes`, `gpus` and `context` must be set."""
 
     nodes: str | None = None
     """File of Nodes, GPUPools and ResourceSlices, or "-"; or their text, where it begins with a brace."""
@@ -35,16 +35,22 @@ class PoolOptions:
 
     @classmethod
     def from_attributes(cls, values: object) -> PoolOptions:
-        """Return the options among the attributes of an object, such as the arguments of a command line."""
+        """Return the options with the attributes of a parsed command line. Other attributes are ignored."""
         known = {item.name for item in fields(cls)}
         return cls(**{name: value for name, value in vars(values).items() if name in known})
 
     @classmethod
     def from_arguments(cls, nodes: object, gpus: object, context: str | None, calibration: str | None) -> PoolOptions:
-        """Return the options for nodes as a path or as objects, and GPUs as a text or as counts by name.
+        """Return the options for arguments of the Python API.
+
+        Args:
+            nodes: a path, or Node objects as dictionaries.
+            gpus: a text as for `--gpus`, or a mapping from a GPU's name to its count.
+            context: a context of kubectl.
+            calibration: path of a file of corrections.
 
         Raises:
-            SpecError: more than one of nodes, GPUs and a context is given.
+            SpecError: more than one of `nodes`, `gpus` and `context` is set.
         """
         several = [
             name for name, value in (("gpus", gpus), ("nodes", nodes), ("context", context)) if value is not None
@@ -63,10 +69,10 @@ class PoolOptions:
 
 
 def read_pools(options: PoolOptions) -> Sequence[Pool]:
-    """Return the pools that the arguments name; nodes that are in no pool are reported on standard error.
+    """Return the pools that the options name. Warn about nodes that are in no pool.
 
     Raises:
-        SpecError: no pools are named, or the input cannot be read or has no GPU.
+        SpecError: the options name no pools, or the input cannot be read or contains no GPU.
     """
     path = options.calibration
     table = _read_corrections(path) if path else None
@@ -90,10 +96,10 @@ def _read_corrections(file: str) -> calibration.Calibration:
 
 
 def read_nodes_report(options: PoolOptions) -> NodesReport:
-    """Return the pools of `--nodes` or `--context` that a job can use now. The result is cached.
+    """Return the pools of `--nodes` or `--context` with their usable nodes, and the nodes left out. Results are cached.
 
     Raises:
-        SpecError: neither is given, or the nodes cannot be read.
+        SpecError: neither option is set, or the nodes cannot be read.
     """
     return _cached_nodes_report(options.context, options.nodes)
 
@@ -112,13 +118,13 @@ def _cached_nodes_report(context: str | None, file: str | None) -> NodesReport:
 
 
 def clear_cached_nodes() -> None:
-    """Read nodes anew when they are needed next."""
+    """Clear the cached nodes, so that the next call reads them again."""
     _cached_nodes_report.cache_clear()
     _cached_cluster_text.cache_clear()
 
 
 def pool_notes(options: PoolOptions, pools: Sequence[Pool]) -> tuple[str, ...]:
-    """Return sentences on the assumptions about `pools` and on remarks about their nodes."""
+    """Return sentences for the user: assumptions about the pools, and remarks about their nodes."""
     if options.gpus:
         assumed = [pool for pool in pools if ASSUMED in pool.layers.values()]
         shapes = "; ".join(map(_describe_nodes, assumed))
@@ -137,7 +143,7 @@ def pool_notes(options: PoolOptions, pools: Sequence[Pool]) -> tuple[str, ...]:
 
 
 def _describe_nodes(pool: Pool) -> str:
-    """Return a description of a pool's nodes and of the links inside and between them."""
+    """Return a phrase that describes a pool's nodes, with the links inside nodes and between nodes."""
     count = f"{pool.max_nodes} nodes" if pool.max_nodes > 1 else "1 node"
     wide = min(pool.domain, pool.max_gpus)
     inside = [f"{pool.intra.name} {f'over {wide} GPUs' if wide > pool.gpus_per_node else 'inside'}"]
@@ -148,14 +154,14 @@ def _describe_nodes(pool: Pool) -> str:
 
 
 def pools_by_node(options: PoolOptions) -> dict[str, str]:
-    """Return the name of each node's pool; empty if pools are named by `--gpus`."""
+    """Return the name of the pool for each node's name. With `--gpus`, there are no nodes and the mapping is empty."""
     if options.gpus:
         return {}
     return {node: item.pool.name for item in read_nodes_report(options).entries for node in item.members}
 
 
 def read_node_labels(options: PoolOptions) -> list[Mapping[str, str]]:
-    """Return the labels of the nodes that have GPUs; empty if pools are named by `--gpus`."""
+    """Return the labels of each node that has GPUs. With `--gpus`, there are no nodes and the list is empty."""
     if options.gpus:
         return []
     from tilecast import nodes
@@ -166,16 +172,18 @@ def read_node_labels(options: PoolOptions) -> list[Mapping[str, str]]:
 
 
 def read_devices(options: PoolOptions) -> Mapping[str, Sequence[PublishedDevice]] | None:
-    """Return the devices of ResourceSlices by pool; None where pools are named by `--gpus`."""
+    """Return the devices that ResourceSlices publish, by pool name. With `--gpus`, return None."""
     return None if options.gpus else read_nodes_report(options).devices
 
 
 @cache
 def _cached_cluster_text(context: str | None, file: str | None) -> tuple[str, str]:
-    """Return nodes and pools as text, and the name of their source; the result is cached to read standard input once.
+    """Return the text of Node, GPUPool and ResourceSlice objects, and the name of the text's source for errors.
+
+    The result is cached, because standard input can be read only once.
 
     Raises:
-        SpecError: no source is given, or it cannot be read.
+        SpecError: neither a context nor a file is given, or reading it fails.
     """
     if context:
         return _kubectl_nodes(context), f"context {context}"
@@ -198,10 +206,10 @@ def _kubectl_nodes(context: str) -> str:
 
 
 def run_kubectl(context: str | None, *arguments: str, remedy: str) -> str:
-    """Run kubectl in a context, or in the current one, and return its standard output.
+    """Run kubectl and return its standard output. If `context` is None, kubectl uses its current context.
 
     Raises:
-        SpecError: kubectl cannot be run, or fails; the error has the given remedy.
+        SpecError: kubectl cannot be started, or fails. On failure, the error suggests `remedy`.
     """
     command = ["kubectl", *(["--context", context] if context else []), *arguments]
     try:

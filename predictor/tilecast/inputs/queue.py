@@ -1,4 +1,4 @@
-"""Read the jobs of a queue from documents: TrainingJobs, jobs of other kinds, and Kueue's quotas."""
+"""Read a queue from Kubernetes objects: TrainingJobs, other kinds of jobs, and Kueue's quotas."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from tilecast.api.fields import as_mapping, value_at_path
 from tilecast.hardware import Pool
 from tilecast.inputs.reading import metadata_name, read_text
 from tilecast.jobs import Priorities, PriorityClass, kueue
+from tilecast.jobs.candidates import build_job_request as narrowed
 from tilecast.jobs.candidates import find_candidates
-from tilecast.jobs.candidates import request_with_baseline as narrowed
-from tilecast.jobs.quantities import pod_gpus
+from tilecast.jobs.quantities import count_pod_gpus
 from tilecast.nodes import PublishedDevice
 from tilecast.planner.options import job_options
 from tilecast.planner.problem import JobOption, QueuedJob, UnplannedJob, start_running
@@ -28,10 +28,10 @@ _KUEUE = ("LocalQueue", "ClusterQueue", "ResourceFlavor")
 
 
 def read_documents(name: str) -> list[Document]:
-    """Return all documents of a file, of standard input (`-`), or of the YAML and JSON files of a folder.
+    """Return all documents of a file, of standard input (`-`), or of all YAML and JSON files in a folder.
 
     Raises:
-        SpecError: a file cannot be read, or there is no document.
+        SpecError: a file cannot be read, or there are no documents.
     """
     path = Path(name)
     files = sorted(item for item in path.iterdir() if item.suffix in _ENDINGS) if path.is_dir() else [path]
@@ -46,7 +46,7 @@ _ENDINGS = (".yaml", ".yml", ".json")
 
 @dataclass(frozen=True, slots=True)
 class QueueDocuments:
-    """Documents that describe a queue, grouped by their roles."""
+    """Kubernetes objects that describe a queue, grouped by kind."""
 
     jobs: tuple[Document, ...]
     others: Mapping[tuple[str, str], Document]
@@ -58,7 +58,7 @@ class QueueDocuments:
 
     @classmethod
     def from_documents(cls, results: Sequence[Document]) -> QueueDocuments:
-        """Group documents by kind; a job that a TrainingJob has as its target is planned as that TrainingJob only.
+        """Return documents grouped by kind. Jobs that are the target of a TrainingJob are left out of `jobs`.
 
         Raises:
             SpecError: none of the documents is a job.
@@ -94,17 +94,19 @@ class QueueDocuments:
             tuple(by_kind.get("Pod", {}).values()),
         )
 
-    def held(self, pool_of: Mapping[str, str]) -> Counter[str]:
-        """Return the number of GPUs that pods hold in each pool.
+    def count_held_gpus(self, pools_by_node: Mapping[str, str]) -> Counter[str]:
+        """Return the number of GPUs in each pool that unfinished pods hold, by pool name.
 
         Args:
-            pool_of: the pool of each node.
+            pools_by_node: name of the pool for each node's name.
         """
         held = Counter[str]()
         for pod in self.pods:
             spec, status = (as_mapping(pod.get(part)) for part in ("spec", "status"))
-            if status.get("phase") not in ("Succeeded", "Failed") and (pool := pool_of.get(str(spec.get("nodeName")))):
-                held[pool] += pod_gpus(pod)
+            if status.get("phase") not in ("Succeeded", "Failed") and (
+                pool := pools_by_node.get(str(spec.get("nodeName")))
+            ):
+                held[pool] += count_pod_gpus(pod)
         return held
 
 
@@ -119,7 +121,7 @@ def _namespace(document: Document) -> str:
 
 @dataclass(frozen=True, slots=True)
 class ReadQueue:
-    """Jobs of a queue that could be read, reasons for the unreadable ones, and quotas."""
+    """The jobs of a queue, the jobs that cannot be planned (with reasons), and quotas. Made by `JobQueueReader`."""
 
     jobs: tuple[QueuedJob, ...]
     unplanned: tuple[UnplannedJob, ...]
@@ -129,9 +131,9 @@ class ReadQueue:
 
 @dataclass(frozen=True, slots=True)
 class JobQueueReader:
-    """Reader of jobs for a set of pools; equal jobs are priced once."""
+    """A reader that prices the jobs of a queue on a set of pools. Equal jobs are priced once."""
 
-    given: QueueDocuments
+    documents: QueueDocuments
     pools: Sequence[Pool]
     labels: Sequence[Mapping[str, str]]
     """Labels of every node with GPUs."""
@@ -141,34 +143,34 @@ class JobQueueReader:
     _priced: dict[object, tuple[JobOption, ...]] = field(default_factory=dict)
 
     def read(self) -> ReadQueue:
-        """Return all jobs of the queue that have not ended."""
+        """Return the jobs of the queue that have not finished."""
         results, refused, quotas = list[QueuedJob](), list[UnplannedJob](), dict[str, dict[str, int]]()
-        for document, name in zip(self.given.jobs, _unique_names(self.given.jobs), strict=True):
+        for document, name in zip(self.documents.jobs, _unique_names(self.documents.jobs), strict=True):
             try:
-                job = self._job(document, name, quotas)
+                job = self._read_document(document, name, quotas)
             except SpecError as error:
                 refused.append(UnplannedJob(name, f"{error.field}: {error.problem}", error.remedy))
             else:
                 results += [] if job is None else [job]
         return ReadQueue(tuple(results), tuple(refused), quotas)
 
-    def _job(self, document: Document, name: str, quotas: dict[str, dict[str, int]]) -> QueuedJob | None:
+    def _read_document(self, document: Document, name: str, quotas: dict[str, dict[str, int]]) -> QueuedJob | None:
         if document.get("kind") == training_job.KIND:
-            request = training_job.read_request(document, self.given.config_maps)
+            request = training_job.read_request(document, self.documents.config_maps)
             present = (request.baseline.pool, request.baseline.gpus) if request.baseline else None
-            return self._queued(document, name, request, self.pools, present)
-        runtime = self.given.others.get(jobs.runtime_of(document) or ("", ""))
-        job = jobs.resolve_claims(jobs.read_job(document, runtime), self.given.others)
+            return self._build_queued_job(document, name, request, self.pools, present)
+        runtime = self.documents.others.get(jobs.find_runtime(document) or ("", ""))
+        job = jobs.resolve_claims(jobs.read_job(document, runtime), self.documents.others)
         if job.is_finished or job.is_owned:
             return None
         try:
             request = training_job.read_request(
-                training_job.training_job_document(job.name, jobs.read_annotations(job)), self.given.config_maps
+                training_job.training_job_document(job.name, jobs.read_annotations(job)), self.documents.config_maps
             )
         except SpecError as error:
-            raise jobs.locate_in_annotations(error) from None
+            raise jobs.point_error_to_annotation(error) from None
         has_quota = job.queue and self._has_queues and not job.has_claims
-        queue = kueue.find_queue(self.given.kueue, job.namespace, job.queue) if has_quota else None
+        queue = kueue.find_queue(self.documents.kueue, job.namespace, job.queue) if has_quota else None
         possible = find_candidates(job, self.pools, self.labels, queue, self.devices, is_placed=not job.is_countable)
         request = narrowed(request, job, possible, is_placed=not job.is_countable)
         owner = queue.cluster_queue if queue else ""
@@ -176,33 +178,35 @@ class JobQueueReader:
             if item.flavor is not None:
                 quotas.setdefault(item.pool.name, {})[owner] = item.flavor.quota
         present = (possible.baseline.pool, possible.baseline.gpus) if possible.baseline else None
-        results = self._queued(document, name, request, possible.pools, present, owner, job.pod_priority_class)
+        results = self._build_queued_job(
+            document, name, request, possible.pools, present, owner, job.pod_priority_class
+        )
         is_running = bool(document.get("status")) and job.has_started and present is not None
-        return self._running(document, results) if is_running else results
+        return self._with_remaining_work(document, results) if is_running else results
 
     @property
     def _has_queues(self) -> bool:
-        return bool(self.given.kueue.cluster_queues)
+        return bool(self.documents.kueue.cluster_queues)
 
-    def _queued(
+    def _build_queued_job(
         self, document: Document, name: str, request: Request, pools: Sequence[Pool], present: tuple[str, int] | None,
         queue: str = "", pod_class: str = "",
     ) -> QueuedJob:  # fmt: skip
         metadata = as_mapping(document.get("metadata"))
         labels = as_mapping(metadata.get("labels"))
-        arrival = self._since(metadata.get("creationTimestamp"))
+        arrival = self._seconds_until(metadata.get("creationTimestamp"))
         return QueuedJob(
             name=name,
-            options=self._options(request, pools),
+            options=self._price_options(request, pools),
             arrival_s=arrival,
             weight=jobs.read_weight(as_mapping(metadata.get("annotations"))),
-            priority=self.given.priorities.find_priority(str(labels.get(jobs.PRIORITY_CLASS, "")), pod_class),
+            priority=self.documents.priorities.find_priority(str(labels.get(jobs.PRIORITY_CLASS, "")), pod_class),
             deadline_s=None if request.deadline_s is None else request.deadline_s + arrival,
             queue=queue,
             present=present,
         )
 
-    def _options(self, request: Request, pools: Sequence[Pool]) -> tuple[JobOption, ...]:
+    def _price_options(self, request: Request, pools: Sequence[Pool]) -> tuple[JobOption, ...]:
         key = repr((replace(request, name="", baseline=None), [(pool.name, pool.max_gpus) for pool in pools]))
         if key not in self._priced:
             self._priced[key] = job_options(request, pools)
@@ -212,21 +216,21 @@ class JobQueueReader:
             raise SpecError("no pool can run it", problem, refused[0].remedy if refused else "see `tilecast advise`")
         return self._priced[key]
 
-    def _since(self, time: object) -> float:
-        """Return the seconds from now to a past time, which are negative; 0 if there is no such time."""
+    def _seconds_until(self, time: object) -> float:
+        """Return the (negative) seconds from now to an ISO 8601 time. Return 0 for a future or an invalid time."""
         try:
             at = datetime.fromisoformat(str(time))
         except ValueError:
             return 0.0
         return min((at - self.now).total_seconds(), 0.0) if at.tzinfo else 0.0
 
-    def _running(self, document: Document, job: QueuedJob) -> QueuedJob:
-        """Return a running job with its remaining work, by the forecast on its present pool."""
-        return start_running(job, -self._since(value_at_path(document, ("status", "startTime"))))
+    def _with_remaining_work(self, document: Document, job: QueuedJob) -> QueuedJob:
+        """Return the job as running, with the work that remains by the forecast on its present pool."""
+        return start_running(job, -self._seconds_until(value_at_path(document, ("status", "startTime"))))
 
 
 def _unique_names(documents: Sequence[Document]) -> list[str]:
-    """Return the shortest name for each document that is unique: name, namespace and name, or with its kind too."""
+    """Return a unique name for each document: the shortest of NAME, NAMESPACE/NAME and KIND/NAMESPACE/NAME."""
     ways = [[_job_name(item, way) for item in documents] for way in range(3)]
     counts = [Counter(names) for names in ways]
     return [

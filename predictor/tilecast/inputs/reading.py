@@ -1,4 +1,4 @@
-"""Read files, standard input, and values that people write: durations, amounts, names with counts."""
+"""Read files and standard input, and parse values of flags: durations, amounts, names with counts."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from tilecast.spec import SpecError
 
 
 class InputWarning(UserWarning):
-    """Something in an input that is left out or assumed."""
+    """A warning that something in an input is ignored or assumed."""
 
 
 def parse_seconds(text: str, flag: str = "--deadline") -> int:
-    """Read a time such as `5400`, `90min`, `36h` or `14d` as whole seconds.
+    """Parse a duration such as `5400`, `90min`, `36h` or `14d` into whole seconds. Errors name `flag`.
 
     Raises:
         SpecError: the text is something else.
@@ -29,7 +29,7 @@ def parse_seconds(text: str, flag: str = "--deadline") -> int:
 
 
 def parse_amount(text: str) -> dict[str, Any]:
-    """Read an amount with its currency, such as `5000` or `5000 EUR`; USD if none is given.
+    """Parse an amount of money, such as `5000` or `5000 EUR`, into `amount` and `currency`. The default is USD.
 
     Raises:
         SpecError: the text is something else.
@@ -43,7 +43,7 @@ def parse_amount(text: str) -> dict[str, Any]:
 
 
 def parse_name_and_count(flag: str, text: str) -> tuple[str, int]:
-    """Read the name and the count of `NAME:COUNT`.
+    """Parse `NAME:COUNT` into a name and a count. Errors name `flag`.
 
     Raises:
         SpecError: the text is something else.
@@ -55,10 +55,10 @@ def parse_name_and_count(flag: str, text: str) -> tuple[str, int]:
 
 
 def read_text(name: str) -> str:
-    """Return the text of a file, or of standard input if the name is a dash.
+    """Return the text of a file. If the name is a dash, return the text of standard input.
 
     Raises:
-        SpecError: the input cannot be read, or is no UTF-8 text.
+        SpecError: the input cannot be read, or is not UTF-8 text.
     """
     try:
         if name == "-" and sys.stdin is None:
@@ -71,16 +71,16 @@ def read_text(name: str) -> str:
 
 
 def to_flag(name: str) -> str:
-    """Return the flag of an option's name."""
+    """Return the command-line flag for an option's name: `lora_rank` becomes `--lora-rank`."""
     return f"--{name.replace('_', '-')}"
 
 
 def means_file(job: str) -> bool:
-    """Return whether an argument means a file, whether or not the file exists."""
+    """Return whether an argument is a dash, ends as YAML and JSON files do, or is the path of an existing file."""
     return job == "-" or job.endswith((".yaml", ".yml", ".json")) or os.path.isfile(job)  # noqa: PTH113 (never raises)
 
 
 def metadata_name(document: Mapping[str, object]) -> str:
-    """Return the name in a document's metadata, or empty text if there is none."""
+    """Return `metadata.name` of a document, or an empty string if the document has no metadata."""
     metadata = document.get("metadata")
     return str(metadata.get("name")) if isinstance(metadata, Mapping) else ""

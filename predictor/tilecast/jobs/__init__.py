@@ -1,12 +1,18 @@
 """Jobs of existing kinds: the properties that advice reads from them, and the fields that advice changes in them.
 
 `interface` defines the properties of a kind of job, and each module of `kinds` describes one kind. `kueue` reads the
-queues that jobs wait in, `candidates` finds the pools that a job may use, and `priorities` finds its order of
-admission. `changes` and `commands` compute the fields to write. All functions are pure and work on dictionaries. Read
-`interface` first.
+queues that jobs wait in. `candidates` finds the pools that a job may use. `priorities` finds a job's priority.
+`changes` and `commands` compute the fields to write. All functions are pure and work on dictionaries. Read `interface`
+first.
 """
 
-from tilecast.jobs.annotations import locate_in_annotations, name_annotation, read_annotations, read_mode, read_weight
+from tilecast.jobs.annotations import (
+    point_error_to_annotation,
+    point_message_to_annotation,
+    read_annotations,
+    read_mode,
+    read_weight,
+)
 from tilecast.jobs.changes import compute_changes
 from tilecast.jobs.claims import find_claim_objects, resolve_claims
 from tilecast.jobs.interface import (
@@ -14,8 +20,8 @@ from tilecast.jobs.interface import (
     Placement,
     Pods,
     add_tolerations,
-    choose_selector,
-    chosen_labels,
+    list_labels_to_record,
+    merge_node_selector,
     remove_node_choice,
 )
 from tilecast.jobs.keys import (
@@ -34,7 +40,7 @@ from tilecast.jobs.keys import (
     TRAINING,
     WEIGHT,
 )
-from tilecast.jobs.kinds import JOB_KINDS, is_job, runtime_of
+from tilecast.jobs.kinds import JOB_KINDS, find_runtime, is_job
 from tilecast.jobs.priorities import Priorities, PriorityClass
 from tilecast.jobs.reading import read_job, read_without_pods, require_gpus
 
@@ -60,13 +66,14 @@ __all__ = [
     "Priorities",
     "PriorityClass",
     "add_tolerations",
-    "choose_selector",
-    "chosen_labels",
     "compute_changes",
     "find_claim_objects",
+    "find_runtime",
     "is_job",
-    "locate_in_annotations",
-    "name_annotation",
+    "list_labels_to_record",
+    "merge_node_selector",
+    "point_error_to_annotation",
+    "point_message_to_annotation",
     "read_annotations",
     "read_job",
     "read_mode",
@@ -75,5 +82,4 @@ __all__ = [
     "remove_node_choice",
     "require_gpus",
     "resolve_claims",
-    "runtime_of",
 ]  # fmt: skip

@@ -14,7 +14,7 @@ from tilecast.spec import SpecError
 
 
 def read_annotations(job: Job) -> dict[str, Any]:
-    """Return the spec of a TrainingJob that a job's annotations describe, unchecked.
+    """Return the spec of the TrainingJob that a job's annotations describe, as a mapping that is not validated yet.
 
     Raises:
         SpecError: an annotation is missing or cannot be read; the message names the annotation.
@@ -34,16 +34,19 @@ def read_annotations(job: Job) -> dict[str, Any]:
     return spec
 
 
-def locate_in_annotations(error: SpecError) -> SpecError:
-    """Return an error about a field of the spec with the annotation's name in place of the field."""
+def point_error_to_annotation(error: SpecError) -> SpecError:
+    """Return an error about a field of a TrainingJob as an error about the annotation that sets the field.
+
+    An error about any other field is returned unchanged.
+    """
     for field_, mark in _FIELDS.items():
         if error.field == field_ or error.field.startswith(f"{field_}."):
             return error.at(mark + error.field.removeprefix(field_))
     return error
 
 
-def name_annotation(text: str) -> str:
-    """Return an error message about a TrainingJob with the annotation's name in place of the field."""
+def point_message_to_annotation(text: str) -> str:
+    """Return an error message with a leading field of a TrainingJob replaced by the annotation that sets the field."""
     name = next((field_ for field_ in _FIELDS if text.startswith(field_)), None)
     return text if name is None else _FIELDS[name] + text.removeprefix(name)
 
@@ -57,10 +60,10 @@ _FIELDS = {
 
 
 def read_mode(job: Job) -> Mode:
-    """Return the mode that a job's annotation requests; Advise if there is no annotation.
+    """Return the mode that a job's annotation requests. Without the annotation, return "Advise".
 
     Raises:
-        SpecError: there is no such mode.
+        SpecError: the annotation names an unknown mode.
     """
     given = job.annotations.get(MODE, "Advise")
     for mode in MODES:
@@ -70,10 +73,10 @@ def read_mode(job: Job) -> Mode:
 
 
 def read_weight(annotations: Mapping[str, object]) -> float:
-    """Return the weight of a job in the plan of a queue, from its annotations; 1 if they state none.
+    """Return the weight of a job's completion time in the plan of a queue, from its annotations. The default is 1.
 
     Raises:
-        SpecError: the annotation is not a weight.
+        SpecError: the annotation is not a number above 0 and up to 1e6.
     """
     text = str(annotations.get(WEIGHT, "1"))
     try:

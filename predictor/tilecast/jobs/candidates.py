@@ -1,4 +1,4 @@
-"""Pools that a job may use, given its pods, queue and mode, and the pool that it would run on without advice."""
+"""Pools that a job may use, and the pool that the job would run on without advice."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Labels: TypeAlias = Mapping[str, str]
 
 @dataclass(frozen=True, slots=True)
 class CandidatePool:
-    """A pool that a job may use, limited to the nodes and GPUs that the job can have."""
+    """A pool that a job may use, reduced to the nodes and GPUs that the job can get."""
 
     pool: Pool
     """The pool, with no more nodes and GPUs than the job can have."""
@@ -40,7 +40,7 @@ class CandidatePool:
 
 @dataclass(frozen=True, slots=True)
 class JobCandidates:
-    """Pools that a job may use, rejections of the other pools, and the pool that the job uses without advice."""
+    """Pools that a job may use, reasons against all other pools, and the pool that the job uses without advice."""
 
     usable: tuple[CandidatePool, ...]
     rejections: tuple[Rejection, ...]
@@ -52,9 +52,9 @@ class JobCandidates:
     def pools(self) -> list[Pool]:
         return [item.pool for item in self.usable]
 
-    def candidate_of(self, pool: str) -> CandidatePool:
-        """Return the candidate whose pool has a name."""
-        return next(item for item in self.usable if item.pool.name == pool)
+    def find_candidate(self, pool_name: str) -> CandidatePool:
+        """Return the candidate with the given pool name. A name that is no candidate raises StopIteration."""
+        return next(item for item in self.usable if item.pool.name == pool_name)
 
 
 def find_candidates(
@@ -66,27 +66,26 @@ def find_candidates(
     *,
     is_placed: bool,
 ) -> JobCandidates:
-    """Return the pools that a job may use, and the rejections of the other pools.
+    """Return the pools that a job may use, the other pools with reasons, and the pool used without advice.
 
     Args:
         job: the job.
         pools: the pools of the cluster.
         nodes: the labels of every node that has GPUs.
         queue: the job's queue, if Kueue manages it.
-        devices: the devices that ResourceSlices publish, by pool; None if slices are not read, and claims then restrict
-            nothing.
-        is_placed: whether the advice will be written into the job (mode Initial). A pool must then fit the pods of the
-            job unchanged, and may have no taint that they do not tolerate.
+        devices: the devices that ResourceSlices publish, by pool name. None ignores the job's ResourceClaims.
+        is_placed: whether the advice will be written into the job (mode Initial). The nodes of a pool must then have
+            enough GPUs for a pod, and the pods must tolerate every taint of the pool.
 
     Raises:
         SpecError: a selector of the job's ResourceClaims cannot be evaluated.
     """
-    kinds = _count_by_labels(job, pools, nodes, queue)
+    kinds = _count_nodes_by_labels(job, pools, nodes, queue)
     usable, rejections = list[CandidatePool](), list[Rejection]()
     for pool in sorted(pools, key=lambda item: item.name):
         met = () if devices is None else match_devices(job, devices.get(pool.name, ()))
         candidate = (
-            _reject_unmet(pool, met) if isinstance(met, str) else _judge_pool(job, pool, kinds, queue, is_placed)
+            _reject_for_claim(pool, met) if isinstance(met, str) else _check_pool(job, pool, kinds, queue, is_placed)
         )
         if isinstance(candidate, Rejection):
             rejections.append(candidate)
@@ -97,54 +96,60 @@ def find_candidates(
     )
 
 
-def request_with_baseline(asked: Request, job: Job, possible: JobCandidates, *, is_placed: bool) -> Request:
-    """Return the request of a job, with its own GPUs as the baseline.
+def build_job_request(request: Request, job: Job, candidates: JobCandidates, *, is_placed: bool) -> Request:
+    """Return a request for advice with the limits of an existing job, and its present GPUs as the baseline.
 
-    If the advice will be written into the job, its number of GPUs stays unchanged. It may change only if the kind can
-    be resized and the user's constraints name a number.
+    Rejected pools are removed from the allowed pools. If the advice will be written into the job, the request keeps
+    the job's number of GPUs. It may differ only if the job can be resized and the constraints name a number.
+
+    Args:
+        request: the request that the user wrote.
+        job: the job.
+        candidates: the pools that the job may use.
+        is_placed: whether the advice will be written into the job.
 
     Raises:
         SpecError: every pool that the user allows is rejected.
     """
-    limits = asked.constraints
+    limits = request.constraints
     is_open = job.is_resizable and (limits.gpus is not None or limits.max_gpus is not None)
     if is_placed and job.gpus and not is_open:
         limits = replace(limits, gpus=job.gpus, max_gpus=None, max_nodes=None)
-    why = {item.pool: item for item in possible.rejections}
+    why = {item.pool: item for item in candidates.rejections}
     if limits.allowed_pools and why.keys() >= set(limits.allowed_pools):
         first = why[limits.allowed_pools[0]]
         raise SpecError("spec.constraints.allowedPools", f"{first.pool}: {first.message}", first.remedy)
     limits = replace(limits, allowed_pools=tuple(name for name in limits.allowed_pools if name not in why))
-    return replace(asked, name=job.name, constraints=limits, baseline=asked.baseline or possible.baseline)
+    return replace(request, name=job.name, constraints=limits, baseline=request.baseline or candidates.baseline)
 
 
-def order_by_quota(advice: Advice, possible: JobCandidates) -> Advice:
-    """Return advice with offers that have free quota first, and with rejections of the pools the job may not use."""
+def order_by_quota(advice: Advice, candidates: JobCandidates) -> Advice:
+    """Return advice with the offers within free Kueue quota first, and with the rejections of the candidates added."""
     now, later = list[Offer](), list[Offer]()
     for offer in advice.offers:
-        candidate = possible.candidate_of(offer.pool.name)
+        candidate = candidates.find_candidate(offer.pool.name)
         named = _name_met_requests(offer, candidate.device_requests)
         if candidate.flavor is None or candidate.has_room(offer.gpus):
             now.append(named)
         else:
             later.append(replace(named, reason=f"{named.reason}; waits for quota of {candidate.flavor.name}"))
-    return replace(advice, offers=(*now, *later), rejections=(*advice.rejections, *possible.rejections))
+    return replace(advice, offers=(*now, *later), rejections=(*advice.rejections, *candidates.rejections))
 
 
 def _name_met_requests(offer: Offer, requests: tuple[str, ...]) -> Offer:
-    """Return the offer with the names of the ResourceClaim requests that its devices meet."""
+    """Return the offer with `requests`, the ResourceClaim requests that its devices meet, in its reason."""
     if not requests:
         return offer
     reason = f"{offer.reason}; meets request {' and '.join(requests)}"[:MAX_REASON]
     return replace(offer, device_requests=requests, reason=reason)
 
 
-def place_created_job(offer: Offer, job: Job, possible: JobCandidates) -> Placement | None:
-    """Return the placement of an offer in an existing job; None if the job cannot have the GPUs in whole pods.
+def find_job_placement(offer: Offer, job: Job, candidates: JobCandidates) -> Placement | None:
+    """Return the node selector, tolerations and pod count that put an existing job onto an offer's pool.
 
-    The number of pods changes only if the offer has another number of GPUs and the job can be resized.
+    GPUs per pod stay unchanged. If the job cannot be resized to the GPUs of the offer in whole pods, return None.
     """
-    candidate = possible.candidate_of(offer.pool.name)
+    candidate = candidates.find_candidate(offer.pool.name)
     pods = None
     if offer.gpus != job.gpus:
         if not job.is_resizable or offer.gpus % job.gpus_per_pod:
@@ -153,24 +158,24 @@ def place_created_job(offer: Offer, job: Job, possible: JobCandidates) -> Placem
     return Placement(candidate.node_selector, candidate.tolerations, pods)
 
 
-def place_manifest(offer: Offer, job: Job, possible: JobCandidates) -> Placement:
-    """Return the placement of an offer in a manifest that is not created yet.
+def find_manifest_placement(offer: Offer, job: Job, candidates: JobCandidates) -> Placement:
+    """Return the node selector, tolerations and counts that put a job manifest onto an offer's pool.
 
-    If the manifest states the number of pods as a plain number, it becomes the number of nodes. Each pod then gets the
-    GPUs of one node.
+    The job does not exist in the cluster yet. If plain numbers in the manifest determine the number of pods, the job
+    gets one pod per node of the offer, with all of that node's GPUs.
     """
-    candidate = possible.candidate_of(offer.pool.name)
+    candidate = candidates.find_candidate(offer.pool.name)
     if not job.is_countable or (offer.gpus == job.gpus and offer.gpus_per_node == job.gpus_per_pod):
         return Placement(candidate.node_selector, candidate.tolerations)
     return Placement(candidate.node_selector, candidate.tolerations, offer.nodes, offer.gpus_per_node)
 
 
-def _count_by_labels(
+def _count_nodes_by_labels(
     job: Job, pools: Sequence[Pool], nodes: Iterable[Labels], queue: LocalQueue | None
 ) -> list[tuple[Labels, int]]:
-    """Return the distinct sets of relevant node labels, with the number of nodes of each set.
+    """Return the distinct label sets of the nodes, each with its number of nodes.
 
-    Labels are relevant if a selector, flavor or affinity of these arguments names them.
+    Only labels that a pool, a flavor of the queue, or the job's selector or affinity names are kept.
     """
     keys = {key for pool in pools for key in pool.node_selector}
     keys |= {key for flavor in (queue.flavors if queue else ()) for key in flavor.node_labels}
@@ -182,21 +187,21 @@ def _count_by_labels(
     return [(dict(kind), count) for kind, count in sorted(counted.items())]
 
 
-def _reject_unmet(pool: Pool, request: str) -> Rejection:
-    """Return the rejection of a pool whose devices do not meet a request of the job's ResourceClaims."""
+def _reject_for_claim(pool: Pool, request: str) -> Rejection:
+    """Return the rejection of a pool because its devices do not meet a named ResourceClaim request of the job."""
     message = f"no device that ResourceSlices publish for its nodes meets request {request[:100]}"
     return Rejection(pool.name, "ClaimNotMet", message, "widen the request's selectors, or add an alternative to it")
 
 
-def _judge_pool(
+def _check_pool(
     job: Job, pool: Pool, kinds: Sequence[tuple[Labels, int]], queue: LocalQueue | None, is_placed: bool
 ) -> CandidatePool | Rejection:
-    """Return the part of a pool that a job may use, or the rejection of the pool.
+    """Return a pool reduced to the nodes and GPUs that a job may use. If the job may use none, return a rejection.
 
     Args:
         job: the job.
         pool: the pool.
-        kinds: sets of node labels with the number of nodes of each.
+        kinds: distinct sets of node labels, each with its number of nodes.
         queue: the job's queue, if Kueue manages it.
         is_placed: whether the advice will be written into the job.
     """
@@ -234,7 +239,7 @@ def _judge_pool(
 
 
 def _limit_to_quota(pool: Pool, nodes: int, flavor: Flavor | None) -> CandidatePool:
-    """Return a pool as a candidate with at most `nodes` nodes, and at most the quota of a flavor."""
+    """Return a pool as a candidate with at most `nodes` nodes. A flavor also limits its GPUs to the flavor's quota."""
     limited = replace(pool, max_nodes=min(pool.max_nodes, nodes))
     if flavor is None:
         return CandidatePool(limited, None, pool.node_selector, pool.tolerations)
@@ -251,26 +256,26 @@ def _flavor_selects(flavor: Flavor, labels: Labels) -> bool:
 def _find_baseline(
     job: Job, pools: Sequence[Pool], kinds: Sequence[tuple[Labels, int]], queue: LocalQueue | None
 ) -> Baseline | None:
-    """Return the only pool that the job's selectors leave, or the pool of the flavor that Kueue tries first.
+    """Return the pool and GPUs that the job uses without advice. If they are not known for certain, return None.
 
-    It is None if the result is not exactly one pool.
+    The job's node selector and affinity choose the pool. With Kueue, the flavor that Kueue would assign limits it too.
     """
     if not job.gpus:
         return None
     own = [labels for labels, _ in kinds if all(_pods_accept(pods, labels, lambda key: True) for pods in job.workers)]
     if queue is not None:
         allowed = replace(queue, flavors=tuple(f for f in queue.flavors if any(_flavor_selects(f, one) for one in own)))
-        first = allowed.first_flavor(job.gpus)
+        first = allowed.find_first_flavor(job.gpus)
         own = [labels for labels in own if first is not None and _flavor_selects(first, labels)]
     names = {pool.name for pool in pools for labels in own if pool.node_selector.items() <= labels.items()}
     return Baseline(names.pop(), job.gpus) if len(names) == 1 else None
 
 
 def _job_accepts(job: Job, labels: Labels, is_placed: bool) -> bool:
-    """Return whether a job accepts nodes with some labels, apart from selectors that advice replaces.
+    """Return whether the selectors of a job that advice cannot replace accept a node with the given labels.
 
-    The selectors that stay are selectors by other labels, pinned selectors and, if the advice will be written, the
-    whole node affinity.
+    Advice replaces selectors by the labels of `choice_labels`. It cannot replace pinned selectors. If advice will be
+    written into the job, it cannot replace the node affinity either.
     """
     return all(
         pods.pinned.items() <= labels.items()
@@ -279,20 +284,20 @@ def _job_accepts(job: Job, labels: Labels, is_placed: bool) -> bool:
     )
 
 
-def _pods_accept(pods: Pods, labels: Labels, counts: Callable[[str], bool], whole_affinity: bool = False) -> bool:
-    """Return whether pods may run on a node with some labels.
+def _pods_accept(pods: Pods, labels: Labels, is_checked: Callable[[str], bool], whole_affinity: bool = False) -> bool:
+    """Return whether the node selector and affinity of pods accept a node with the given labels.
 
     Args:
         pods: the pods.
         labels: labels of the node.
-        counts: function that returns whether selectors by a label key count.
-        whole_affinity: whether all terms of the affinity count.
+        is_checked: function that returns whether requirements on a label key are checked.
+        whole_affinity: whether every requirement of the affinity is checked, whatever its label key.
     """
-    if any(labels.get(key) != value for key, value in pods.node_selector.items() if counts(key)):
+    if any(labels.get(key) != value for key, value in pods.node_selector.items() if is_checked(key)):
         return False
     terms = [term.get("matchExpressions") or () for term in pods.affinity]
     return not terms or any(
-        all(_expression_matches(item, labels) for item in term if whole_affinity or counts(str(item.get("key"))))
+        all(_expression_matches(item, labels) for item in term if whole_affinity or is_checked(str(item.get("key"))))
         for term in terms
     )
 
@@ -324,7 +329,10 @@ _OPERATORS: Mapping[str, Callable[[str | None, list[str]], bool]] = {
 
 
 def _find_untolerated_taint(job: Job, pool: Pool) -> str:
-    """Return a taint of the pool that the job does not tolerate, except the usual taint of GPU nodes; empty if none."""
+    """Return a taint of the pool that the job does not tolerate, as text. If there is none, return "".
+
+    The usual taint of GPU nodes, nvidia.com/gpu, is ignored.
+    """
     for taint in pool.tolerations:
         key, value, effect = taint.get("key", ""), taint.get("value", ""), taint.get("effect", "")
         is_usual = key == gpu_resource()

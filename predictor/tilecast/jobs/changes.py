@@ -1,4 +1,4 @@
-"""Fields of a job that advice changes."""
+"""Changes of a job's fields that put the job onto the nodes of the advice."""
 
 from __future__ import annotations
 
@@ -8,17 +8,18 @@ from tilecast.jobs.quantities import count_or_default, format_like
 
 
 def compute_changes(
-    document: Document, job: Job, placement: Placement, *, runtime_patches: bool = True
+    document: Document, job: Job, placement: Placement, *, has_runtime_patches: bool = True
 ) -> list[FieldChange]:
-    """Return the field changes that put a job on the nodes of a placement, without fields that have the value already.
+    """Return the field changes that put a job onto the nodes of a placement.
 
-    Labels that choose nodes are replaced, and every other label of a selector is kept. Tolerations are added.
+    In node selectors, only labels that describe kinds of GPU nodes are replaced. Tolerations are added. Fields that
+    already have the new value are left out.
 
     Args:
         document: the job's document.
         job: the job that `read_job` returned for the document.
-        placement: nodes, pods and GPUs per pod to write.
-        runtime_patches: whether the API of a TrainJob has `runtimePatches` (Trainer 2.2 and later) rather than
+        placement: the node selector, tolerations, pod count and GPUs per pod to write.
+        has_runtime_patches: whether the API of a TrainJob has `runtimePatches` (Trainer 2.2 and later) rather than
             `podTemplateOverrides`.
     """
     changed = list[FieldChange]()
@@ -26,13 +27,13 @@ def compute_changes(
         changed += job.kind.resize(document, placement.pods)
     if placement.gpus_per_pod is not None and placement.gpus_per_pod != job.gpus_per_pod:
         changed += job.kind.set_gpus(document, job, placement.gpus_per_pod)
-        changed += _set_processes(document, job, placement.gpus_per_pod)
-    changed += job.kind.place(document, job, placement, runtime_patches=runtime_patches)
+        changed += _change_process_count(document, job, placement.gpus_per_pod)
+    changed += job.kind.place(document, job, placement, has_runtime_patches=has_runtime_patches)
     return [change for change in changed if value_at_path(document, change.path) != change.value]
 
 
-def _set_processes(document: Document, job: Job, gpus: int) -> list[FieldChange]:
-    """Return the change that sets one process per GPU, if the job states how many processes a pod has."""
+def _change_process_count(document: Document, job: Job, gpus: int) -> list[FieldChange]:
+    """Return the change that sets one process per GPU. If the job sets no process count, return an empty list."""
     path = job.kind.processes
     given = None if path is None else value_at_path(document, path)
     return [FieldChange(path, format_like(given, gpus))] if path is not None and count_or_default(given, 0) else []

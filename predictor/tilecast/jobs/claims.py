@@ -1,4 +1,4 @@
-"""GPUs that a job's ResourceClaims request, and the devices that meet the requests."""
+"""GPUs that a job's ResourceClaims request, and the published devices that meet these requests."""
 
 from __future__ import annotations
 
@@ -22,16 +22,17 @@ from tilecast.nodes import PublishedDevice, gpu_device_classes
 from tilecast.spec import SpecError
 
 
-def find_claim_objects(job: Job, known: Mapping[tuple[str, str], Document]) -> set[tuple[str, str]]:
-    """Return kind and name of the objects that determine which GPUs a job's claims request.
+def find_claim_objects(job: Job, objects: Mapping[tuple[str, str], Document]) -> set[tuple[str, str]]:
+    """Return (kind, name) of the objects that must be read to know which GPUs a job's ResourceClaims request.
 
-    These are claims and templates, and the device classes that those of them in `known` name.
+    These are the job's ResourceClaims and ResourceClaimTemplates. If `objects` holds a claim or template, its
+    DeviceClasses are included too.
     """
     named = {(item.kind, item.object) for pods in job.pods for item in pods.claims}
     classes = {
         (CLASS, name)
         for key in named
-        for request in list_requests(known.get(key, {}))
+        for request in list_requests(objects.get(key, {}))
         for option in list_alternatives(request)
         if (name := str(option.get("deviceClassName", ""))) and name not in gpu_device_classes()
     }
@@ -39,14 +40,14 @@ def find_claim_objects(job: Job, known: Mapping[tuple[str, str], Document]) -> s
 
 
 def resolve_claims(job: Job, objects: Mapping[tuple[str, str], Document]) -> Job:
-    """Return the job with the GPUs that its pods request by ResourceClaims.
+    """Return the job with the GPUs of its ResourceClaims added to the GPUs of its pods.
 
     Args:
-        job: the job without these GPUs.
-        objects: ResourceClaimTemplates, ResourceClaims and DeviceClasses by kind and name.
+        job: the job, with GPUs from container resources alone.
+        objects: ResourceClaimTemplates, ResourceClaims and DeviceClasses by (kind, name).
 
     Raises:
-        SpecError: a claim cannot be read, requests MIG slices or all GPUs of a node, or is shared by pods.
+        SpecError: a claim is missing, requests MIG slices or all GPUs of a node, or is shared by several pods.
     """
     pods = tuple(_resolve_pod_claims(pods, objects) for pods in job.pods)
     # Another number of GPUs per pod would need another claim template, and other jobs may name the present one.
@@ -71,7 +72,9 @@ def _resolve_pod_claims(pods: Pods, objects: Mapping[tuple[str, str], Document])
 
 
 def match_devices(job: Job, devices: Sequence[PublishedDevice]) -> tuple[str, ...] | str:
-    """Return the first alternative of each request that a pool's devices meet; else the name of an unmet request.
+    """Return the names of the request alternatives that a pool's devices meet, one for each GPU request of a job.
+
+    The first alternative that a device meets is taken. If no device meets a request, return its name as a string.
 
     Raises:
         SpecError: a selector cannot be evaluated.

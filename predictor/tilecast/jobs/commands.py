@@ -1,4 +1,4 @@
-"""Commands of the containers with GPUs: the Python program that they run, and a script that replaces it."""
+"""Commands of the containers that request GPUs: reading their Python program, and replacing it by a script."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from tilecast.jobs.interface import Job
 
 
 def find_program(document: Document, job: Job) -> tuple[str, ...]:
-    """Return the Python program that a job's GPU containers run, and its arguments, as the job states them.
+    """Return the Python file that a job's GPU containers run, followed by its arguments.
 
-    It is empty if no word of the command names a Python program.
+    If no word of a command ends in `.py`, return an empty tuple.
     """
     for container in job.kind.containers(document, job).values():
         words = [str(word) for key in ("command", "args") for word in container.get(key) or ()]
@@ -20,12 +20,11 @@ def find_program(document: Document, job: Job) -> tuple[str, ...]:
 
 
 def replace_commands(document: Document, job: Job, script: str) -> list[FieldChange]:
-    """Return the changes that make every GPU container run a bash script.
+    """Return the changes that make every GPU container of a job run a bash script.
 
-    If the script uses MASTER_ADDR and the job's kind knows the address of the first pod, the script first exports the
-    address.
+    If the script uses MASTER_ADDR, an export of that variable is put first for kinds that do not set it themselves.
     """
-    address = job.kind.main_address(document, job)
+    address = job.kind.find_main_address(document, job)
     lines = f'export MASTER_ADDR="{address}"\n{script}' if address and "$MASTER_ADDR" in script else script
     words = {"command": ["bash", "-c"], "args": [lines]}
     containers = job.kind.containers(document, job)

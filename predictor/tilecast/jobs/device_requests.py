@@ -29,7 +29,7 @@ _MACRO = re.compile(r"\b(?:all|exists|exists_one|map|filter)\s*\(")
 
 @dataclass(frozen=True, slots=True)
 class ClaimReference:
-    """Entry of a pod's `resourceClaims`, with the object that determines which devices the pod gets."""
+    """Entry of a pod's `resourceClaims`, with the ResourceClaim or template that it names."""
 
     name: str
     """Name of the entry in the pod."""
@@ -40,7 +40,7 @@ class ClaimReference:
 
 @dataclass(frozen=True, slots=True)
 class DeviceRequest:
-    """One alternative of a request for GPUs."""
+    """Number of GPUs and CEL selectors of one alternative of a request in a ResourceClaim."""
 
     name: str
     """Name of the claim and request, and of the subrequest if several are listed: `gpus/trainer/h100`."""
@@ -51,7 +51,7 @@ class DeviceRequest:
 
 
 def read_references(spec: Document) -> tuple[ClaimReference, ...]:
-    """Return the entries of a pod spec's `resourceClaims` that name an object."""
+    """Return the entries of a pod spec's `resourceClaims` that name a ResourceClaim or a ResourceClaimTemplate."""
     named = (
         ClaimReference(str(entry.get("name", "")), kind, str(entry[field]))
         for entry in mappings_in(spec.get("resourceClaims"))
@@ -62,26 +62,26 @@ def read_references(spec: Document) -> tuple[ClaimReference, ...]:
 
 
 def list_requests(document: Document) -> list[Document]:
-    """Return the requests of a ResourceClaim, or of the claims that a template makes."""
+    """Return the device requests of a ResourceClaim or ResourceClaimTemplate document."""
     path = ("spec", "spec") if document.get("kind") == TEMPLATE else ("spec",)
     return mappings_in(value_at_path(document, (*path, "devices", "requests")))
 
 
 def list_alternatives(request: Document) -> list[Document]:
-    """Return the alternatives of a request in the order in which the scheduler tries them."""
+    """Return the alternatives of a device request, in the order in which the scheduler tries them."""
     return mappings_in(request.get("firstAvailable")) or [as_mapping(request.get("exactly")) or request]
 
 
 def read_request(
     where: str, claim: str, request: Document, objects: Mapping[tuple[str, str], Document]
 ) -> tuple[DeviceRequest, ...]:
-    """Return the alternatives of a request that are GPUs; none if it requests other devices.
+    """Return the alternatives of a device request that ask for GPUs. Alternatives for other devices are left out.
 
     Args:
-        where: the object that holds the request, for error messages.
+        where: kind and name of the object that holds the request, for error messages.
         claim: the name of the claim in the pod.
         request: an entry of `spec.devices.requests`.
-        objects: the DeviceClasses by kind and name.
+        objects: the DeviceClasses by (kind, name).
 
     Raises:
         SpecError: the request is for MIG slices, for all GPUs of a node, or for an invalid number of GPUs.
@@ -115,7 +115,7 @@ def _list_expressions(holder: Document) -> tuple[str, ...]:
 
 
 def meets_request(request: DeviceRequest, device: PublishedDevice) -> bool:
-    """Return whether a device meets a request.
+    """Return whether a device satisfies every CEL selector of a request.
 
     Raises:
         SpecError: a selector cannot be evaluated.
@@ -125,7 +125,7 @@ def meets_request(request: DeviceRequest, device: PublishedDevice) -> bool:
 
 @lru_cache(maxsize=4096)
 def _evaluate_selector(selector: str, device: PublishedDevice) -> bool:
-    """Return whether a CEL selector selects a device; False if the device lacks an attribute that the selector reads.
+    """Return whether a CEL selector is true for a device. If the device lacks an attribute it reads, return False.
 
     Raises:
         SpecError: the selector is too long, or uses a part of CEL that is not supported here.
@@ -150,7 +150,7 @@ def _evaluate_selector(selector: str, device: PublishedDevice) -> bool:
 
 
 def _device_variable(device: PublishedDevice) -> dict[str, Any]:
-    """Return the value of the CEL variable `device`."""
+    """Return a device as the value of the CEL variable `device`: driver, attributes and capacity by domain and name."""
     attributes, capacity = dict[str, dict[str, Any]](), dict[str, dict[str, Any]]()
     for place, facts in ((attributes, device.attributes), (capacity, device.capacity)):
         for qualified, value in facts:
@@ -161,7 +161,7 @@ def _device_variable(device: PublishedDevice) -> dict[str, Any]:
 
 
 def _parse_version(text: str) -> list[int]:
-    """Return a semantic version as a list of its numbers, which compares in order; suffixes are dropped."""
+    """Return a semantic version as [major, minor, patch]. A suffix such as `-rc1` is dropped."""
     match = re.fullmatch(
         r"v?(\d{1,9})(?:\.(\d{1,9}))?(?:\.(\d{1,9}))?(?:[-+].*)?", text.removeprefix(VERSION), re.ASCII
     )

@@ -1,4 +1,4 @@
-"""`JobKind`, the interface of a kind of job, and the values that a job is read into.
+"""The interface of a kind of job, `JobKind`, and the dataclasses `Job` and `Pods` that hold a job that was read.
 
 Field names are those of Kubernetes 1.36, JobSet v1alpha2, Kubeflow Trainer v1alpha1 (2.1 to 2.3) and the training
 operator's v1. All functions are pure and work on dictionaries.
@@ -14,14 +14,14 @@ from typing import Any, ClassVar
 from tilecast.api.fields import Document, FieldChange, Path, value_at_path
 from tilecast.jobs import keys
 from tilecast.jobs.device_requests import ClaimReference, DeviceRequest, read_references
-from tilecast.jobs.quantities import count_or_default, format_like, requested_gpus
+from tilecast.jobs.quantities import count_or_default, count_requested_gpus, format_like
 from tilecast.jobs.shapes import POD, require_shape
 from tilecast.nodes import choice_labels, gpu_resource
 
 
 @dataclass(frozen=True, slots=True)
 class Pods:
-    """Group of identical pods of a job."""
+    """A group of identical pods of a job, with the fields of their pod spec that advice depends on."""
 
     name: str
     """Name of the replica type or replicated job; empty for a batch Job."""
@@ -79,17 +79,17 @@ class Job:
 
     @property
     def gpus_per_pod(self) -> int:
-        """GPUs of the pod with the most."""
+        """Largest number of GPUs of any pod. Without pods, it is 0."""
         return max((item.gpus for item in self.pods), default=0)
 
     @property
     def has_claims(self) -> bool:
-        """Whether pods request devices by ResourceClaims."""
+        """Whether any pod requests devices by a ResourceClaim."""
         return any(item.claims for item in self.pods)
 
     @property
     def other_scheduler(self) -> str:
-        """Name of the batch scheduler that decides where the job runs, KAI or Volcano; empty if neither does."""
+        """Name of the KAI or Volcano scheduler if it schedules the job. Otherwise it is empty."""
         named = (item.scheduler for item in self.pods if item.scheduler in keys.BATCH_SCHEDULERS)
         by_queue = (
             name for name, key in keys.BATCH_SCHEDULERS.items() if key in self.labels or key in self.annotations
@@ -98,62 +98,61 @@ class Job:
 
     @property
     def workload_priority_class(self) -> str:
-        """Name of the WorkloadPriorityClass by which Kueue admits the job; empty if its pods' class decides."""
+        """Name of the WorkloadPriorityClass on the job's label. Without the label, it is empty."""
         return self.labels.get(keys.PRIORITY_CLASS, "")
 
     @property
     def pod_priority_class(self) -> str:
-        """Name of the PriorityClass that Kueue uses for the job: that of its first pods that name one."""
+        """First PriorityClass that a pod template of the job names. If none is named, it is empty."""
         return next((item.priority_class for item in self.pods if item.priority_class), "")
 
     @property
     def queue(self) -> str:
-        """Name of the LocalQueue that admits the job; empty if Kueue does not manage it."""
+        """Name of the LocalQueue that will admit the job. If Kueue does not manage the job, it is empty."""
         return self.next_queue or self.current_queue
 
     @property
     def current_queue(self) -> str:
-        """Name of the LocalQueue that the job is in."""
+        """Name of the LocalQueue on the job's Kueue label. Without the label, it is empty."""
         return self.labels.get(keys.QUEUE, "")
 
     @property
     def next_queue(self) -> str:
-        """Name of the LocalQueue that the job moves to once it is placed; empty if it stays."""
+        """Name of the LocalQueue that Tilecast moves the job to after advice. If there is none, it is empty."""
         return self.annotations.get(keys.NEXT_QUEUE, "").strip() if self.current_queue else ""
 
     @property
     def gates(self) -> tuple[str, ...]:
-        """Names of the gates that must be removed before Kueue admits the job."""
+        """Names of the admission gates that keep Kueue from admitting the job."""
         names = (name.strip() for name in self.annotations.get(keys.ADMISSION_GATES, "").split(","))
         return tuple(filter(None, names))
 
     @property
     def is_gated(self) -> bool:
-        """Whether Kueue waits for Tilecast to remove its gate."""
+        """Whether the job has Tilecast's admission gate, which keeps Kueue from admitting the job."""
         return keys.ADVISOR in self.gates
 
     @property
     def is_parked(self) -> bool:
-        """Whether the job waits in one LocalQueue for Tilecast to move it to another."""
+        """Whether the job is suspended in a LocalQueue until Tilecast moves it to another LocalQueue."""
         return self.is_suspended and not self.has_started and self.next_queue not in ("", self.current_queue)
 
     @property
     def is_held(self) -> bool:
-        """Whether the job waits for Tilecast, and clearly for nobody else.
-
-        It is gated in Tilecast's name, or is parked in another queue than the one it names for Tilecast. Or its author
-        suspended it in mode Initial, without Kueue and before its first run.
-        """
+        """Whether the job waits for Tilecast: by an admission gate, in a LocalQueue, or suspended by its author."""
         return self.is_gated or self.is_parked or self.is_suspended_for_advice
 
     @property
     def is_suspended_for_advice(self) -> bool:
-        """Whether its author suspended it in mode Initial, without Kueue, and it has never run or been released."""
+        """Whether the job is suspended in mode Initial outside Kueue, has never run, and has no advice written yet."""
         by_mode = self.is_suspended and self.annotations.get(keys.MODE) == "Initial" and not self.queue
         return by_mode and keys.APPLIED not in self.annotations and not self.has_started
 
     def is_enabled(self, namespace_labels: Mapping[str, str]) -> bool:
-        """Return whether the job requests advice by label; its own label takes precedence over the namespace's."""
+        """Return whether the job, or else its namespace, has the label that requests advice.
+
+        An annotation on the job can refuse advice.
+        """
         if self.annotations.get(keys.IGNORE, "false").lower() == "true":
             return False
         return self.labels.get(keys.ENABLED, namespace_labels.get(keys.ENABLED, "")).lower() == "true"
@@ -161,7 +160,7 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Node selector, tolerations and numbers of pods and GPUs to write into a job; None leaves a number unchanged."""
+    """Node selector, tolerations, pod count and GPUs per pod to write into a job. None leaves a number unchanged."""
 
     node_selector: Mapping[str, str]
     tolerations: tuple[Mapping[str, str], ...] = ()
@@ -170,11 +169,10 @@ class Placement:
 
 
 class JobKind(ABC):
-    """One kind of job: its API, and the places of each property in its objects.
+    """Interface of one kind of job, such as PyTorchJob: its API, and how its fields are read and changed.
 
-    Only the subclass of a kind states properties of that kind. `tools/job_kinds.py` writes parts of the API, the chart
-    and the documentation from it. The methods that are not abstract fit kinds whose pod templates are in the job
-    itself.
+    `tools/job_kinds.py` generates parts of the API, the chart and the documentation from the subclasses. The methods
+    that are not abstract suit kinds that hold their pod templates in the job itself.
     """
 
     kind: ClassVar[str]
@@ -182,7 +180,7 @@ class JobKind(ABC):
     api_version: ClassVar[str]
     """Group and version."""
     runtimes: ClassVar[tuple[str, ...]] = ()
-    """Plurals of the kinds in the same group whose objects hold pod templates of a job (`runtime_of`)."""
+    """Plurals of the kinds in the same group whose objects hold pod templates of a job (`find_runtime`)."""
     finished: ClassVar[tuple[str, ...]] = ()
     """Conditions that end the job; a kind without conditions in its status overrides `is_finished`."""
     suspend: ClassVar[Path] = ("spec", "suspend")
@@ -202,62 +200,69 @@ class JobKind(ABC):
 
     @property
     def group(self) -> str:
-        """API group."""
+        """Group of the API, such as kubeflow.org."""
         return self.api_version.rpartition("/")[0]
 
     @property
     def version(self) -> str:
-        """Version of the API."""
+        """Version of the API, such as v1."""
         return self.api_version.rpartition("/")[2]
 
     def path(self, namespace: str, name: str = "") -> str:
-        """Return the path of a job in the API, or of all jobs of a namespace."""
+        """Return the API server's URL path of a job. Without a name, return the path of all jobs in the namespace."""
         return f"/apis/{self.api_version}/namespaces/{namespace}/{self.plural}" + (f"/{name}" if name else "")
 
     @abstractmethod
     def pods(self, document: Document, runtime: Document | None) -> Iterator[Pods]:
-        """Yield the pods of a job; `runtime` is the object that `runtime_of` names, if it is available."""
+        """Yield one `Pods` for each pod template of a job.
+
+        Args:
+            document: the job's document.
+            runtime: the object that `find_runtime` names; None if it is not available.
+        """
 
     @abstractmethod
     def is_active(self, status: Document) -> bool:
-        """Return whether the status shows pods that run or ran."""
+        """Return whether a job's status shows that pods run or have run."""
 
     def is_finished(self, status: Document) -> bool:
-        """Return whether the status says that the job has ended."""
+        """Return whether a job's status has a condition that ends the job, such as Complete or Failed."""
         states = {str(item.get("type")): item.get("status") for item in status.get("conditions") or ()}
         return any(states.get(name) == "True" for name in self.finished)
 
     @abstractmethod
     def resize(self, document: Document, pods: int) -> list[FieldChange]:
-        """Return the changes that give a manifest `pods` pods; none if changed numbers do not suffice."""
+        """Return the changes that give a job `pods` pods. If changing numbers cannot do so, return an empty list."""
 
     def is_resizable(self, document: Document) -> bool:
-        """Return whether the API allows the number of pods to change after creation, while suspended."""
+        """Return whether the API allows the pod count of a suspended job to change after the job was created."""
         return False
 
-    def runtime_of(self, document: Document) -> tuple[str, str] | None:
-        """Return kind and name of the object that holds the pod templates; None if the job holds them."""
+    def find_runtime(self, document: Document) -> tuple[str, str] | None:
+        """Return (kind, name) of the object that holds the pod templates. If the job holds them, return None."""
         return None
 
-    def place(self, document: Document, job: Job, placement: Placement, *, runtime_patches: bool) -> list[FieldChange]:
-        """Return the changes that put the pods with GPUs onto the nodes of a placement.
+    def place(
+        self, document: Document, job: Job, placement: Placement, *, has_runtime_patches: bool
+    ) -> list[FieldChange]:
+        """Return the changes that write a placement's node selector and tolerations into the pods with GPUs.
 
         Args:
             document: the job's document.
             job: the job that `read_job` returned for the document.
-            placement: nodes, pods and GPUs per pod to write.
-            runtime_patches: whether the API of a TrainJob has `runtimePatches`; other kinds ignore it.
+            placement: the placement to write; its pod count and GPUs per pod are not used here.
+            has_runtime_patches: whether the API of a TrainJob has `runtimePatches`; other kinds ignore this argument.
         """
         changes = []
         for pods in job.workers:
-            if (chosen := choose_selector(pods, placement.node_selector)) != dict(pods.node_selector):
+            if (chosen := merge_node_selector(pods, placement.node_selector)) != dict(pods.node_selector):
                 changes.append(FieldChange((*pods.path, "nodeSelector"), chosen))
             if (tolerations := add_tolerations(pods, placement.tolerations)) != list(pods.tolerations):
                 changes.append(FieldChange((*pods.path, "tolerations"), tolerations))
         return changes
 
     def remove_placement(self, document: Document, job: Job) -> list[FieldChange]:
-        """Return the changes that remove the node choice of advice from the pods with GPUs; tolerations stay."""
+        """Return the changes that remove the node labels of advice from the selectors of GPU pods. Tolerations stay."""
         return [
             FieldChange((*pods.path, "nodeSelector"), dict(pods.node_selector))
             for pods, before in zip(remove_node_choice(job).workers, job.workers, strict=True)
@@ -265,10 +270,9 @@ class JobKind(ABC):
         ]
 
     def set_gpus(self, document: Document, job: Job, gpus: int) -> list[FieldChange]:
-        """Return the changes that set the GPU count of every container that requests GPUs to `gpus`.
+        """Return the changes that make every container that requests GPUs request `gpus` GPUs.
 
-        They are for a manifest that is not created yet.
-
+        They suit only a manifest from which no job was created yet.
         """
         resource = gpu_resource()
         return [
@@ -280,33 +284,39 @@ class JobKind(ABC):
         ]
 
     def containers(self, document: Document, job: Job) -> dict[Path, Document]:
-        """Return the containers with GPUs, by the paths where their commands are written."""
+        """Return the containers that request GPUs, by the path whose `command` and `args` start each container."""
         return {
             (*pods.path, "containers", index): container
             for pods in job.workers
             for index, container in enumerate(value_at_path(document, pods.path)["containers"])
-            if requested_gpus(container.get("resources"))
+            if count_requested_gpus(container.get("resources"))
         }
 
-    def main_address(self, document: Document, job: Job) -> str:
-        """Return the shell text of the first pod's address inside a pod; empty if MASTER_ADDR is set already."""
+    def find_main_address(self, document: Document, job: Job) -> str:
+        """Return a shell expression for the first pod's address. If the kind sets MASTER_ADDR itself, return ""."""
         return ""
 
 
-def choose_selector(pods: Pods, chosen: Mapping[str, str]) -> dict[str, str]:
-    """Return the node selector of pods after a node choice; labels that do not describe the kind of node stay."""
+def merge_node_selector(pods: Pods, new_labels: Mapping[str, str]) -> dict[str, str]:
+    """Return the pods' node selector with `new_labels` in place of labels that describe kinds of GPU nodes.
+
+    Other labels and pinned labels are kept.
+    """
     others = {key: value for key, value in pods.node_selector.items() if not is_choice_label(key) or key in pods.pinned}
-    return others | dict(chosen)
+    return others | dict(new_labels)
 
 
-def chosen_labels(job: Job, chosen: Mapping[str, str]) -> list[str]:
-    """Return the labels of a node choice that only `CHOSEN_LABELS` distinguishes from labels of the job's author."""
+def list_labels_to_record(job: Job, new_labels: Mapping[str, str]) -> list[str]:
+    """Return the keys of `new_labels` that the annotation `CHOSEN_LABELS` must record, sorted.
+
+    Without the annotation, nobody could tell later that advice added these labels and not the job's author.
+    """
     given = {key for pods in job.workers for key in pods.node_selector}
-    return sorted(key for key in chosen if key not in given and not is_choice_label(key))
+    return sorted(key for key in new_labels if key not in given and not is_choice_label(key))
 
 
 def remove_node_choice(job: Job) -> Job:
-    """Return a placed job without its node choice."""
+    """Return a job without the node selector labels that advice wrote into it."""
     ours = set(job.annotations.get(keys.CHOSEN_LABELS, "").split(","))
 
     def kept_selector(pods: Pods) -> Mapping[str, str]:
@@ -317,21 +327,27 @@ def remove_node_choice(job: Job) -> Job:
     return replace(job, pods=tuple(changed))
 
 
-def add_tolerations(pods: Pods, more: Sequence[Mapping[str, str]]) -> list[Mapping[str, Any]]:
-    """Return the tolerations of pods, together with tolerations that they lack."""
-    return [*pods.tolerations, *(item for item in more if item not in pods.tolerations)]
+def add_tolerations(pods: Pods, tolerations: Sequence[Mapping[str, str]]) -> list[Mapping[str, Any]]:
+    """Return the tolerations of pods, followed by those `tolerations` that the pods lack."""
+    return [*pods.tolerations, *(item for item in tolerations if item not in pods.tolerations)]
 
 
 def is_choice_label(label: str) -> bool:
-    """Return whether a node label distinguishes kinds of GPU nodes, so that advice may replace its value in a job."""
+    """Return whether a node label describes the kind of GPU node, so that advice may replace it in a selector."""
     return label in choice_labels()
 
 
 def read_pod_template(name: str, path: Path, count: int, spec: Document) -> Pods:
-    """Return the pods of one template: `count` pods of the spec at `path`.
+    """Return `count` identical pods as a pod spec describes them.
+
+    Args:
+        name: the name of the replica type or replicated job.
+        path: the path of the pod spec in the job; empty if another object holds the spec.
+        count: the number of pods.
+        spec: the pod spec.
 
     Raises:
-        SpecError: a part of the spec that is read does not have the shape of a pod spec.
+        SpecError: a field that is read has another type than in a pod spec.
     """
     require_shape(spec, POD, path or ("runtime",))
     required = value_at_path(spec, ("affinity", "nodeAffinity", "requiredDuringSchedulingIgnoredDuringExecution")) or {}
@@ -339,7 +355,7 @@ def read_pod_template(name: str, path: Path, count: int, spec: Document) -> Pods
         name=name,
         path=path,
         count=count,
-        gpus=sum(requested_gpus(item.get("resources")) for item in spec.get("containers") or ()),
+        gpus=sum(count_requested_gpus(item.get("resources")) for item in spec.get("containers") or ()),
         node_selector=dict(spec.get("nodeSelector") or {}),
         affinity=tuple(required.get("nodeSelectorTerms") or ()),
         tolerations=tuple(spec.get("tolerations") or ()),

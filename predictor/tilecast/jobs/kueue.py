@@ -1,4 +1,4 @@
-"""Flavors that a Kueue LocalQueue gives access to, their quotas, and the free parts of these quotas.
+"""ResourceFlavors that a Kueue LocalQueue gives access to, with total and free GPU quota.
 
 The functions are pure and work on objects of `kueue.x-k8s.io`. v1beta1 and v1beta2 have equal names for the fields used
 here, except for the cohort.
@@ -19,7 +19,7 @@ from tilecast.spec import SpecError
 
 @dataclass(frozen=True, slots=True)
 class Flavor:
-    """A kind of node with a quota of GPUs (ResourceFlavor)."""
+    """A Kueue ResourceFlavor with node labels, tolerations, and the GPU quota of one ClusterQueue."""
 
     name: str
     node_labels: Mapping[str, str]
@@ -32,14 +32,17 @@ class Flavor:
 
 @dataclass(frozen=True, slots=True)
 class LocalQueue:
-    """A LocalQueue with the flavors of its ClusterQueue that have GPUs, in the order in which Kueue tries them."""
+    """LocalQueue with those flavors of its ClusterQueue that have GPUs, in the order in which Kueue tries them."""
 
     name: str
     cluster_queue: str
     flavors: tuple[Flavor, ...]
 
-    def first_flavor(self, gpus: int) -> Flavor | None:
-        """Return the flavor that Kueue takes without advice: the first with room now, else the first with quota."""
+    def find_first_flavor(self, gpus: int) -> Flavor | None:
+        """Return the flavor that Kueue assigns to a job of `gpus` GPUs.
+
+        It is the first flavor with enough free quota, or else the first with enough quota. Without any, return None.
+        """
         now = (flavor for flavor in self.flavors if gpus <= flavor.free)
         ever = (flavor for flavor in self.flavors if gpus <= flavor.quota)
         return next(now, None) or next(ever, None)
@@ -47,7 +50,7 @@ class LocalQueue:
 
 @dataclass(frozen=True, slots=True)
 class KueueObjects:
-    """Kueue objects by name; LocalQueues by namespace and name."""
+    """LocalQueues by (namespace, name), and ClusterQueues and ResourceFlavors by name."""
 
     local_queues: Mapping[tuple[str, str], Document] = field(default_factory=dict)
     cluster_queues: Mapping[str, Document] = field(default_factory=dict)
@@ -55,10 +58,10 @@ class KueueObjects:
 
 
 def find_queue(objects: KueueObjects, namespace: str, name: str) -> LocalQueue:
-    """Return a LocalQueue with its flavors, by namespace and name.
+    """Return the LocalQueue of a namespace and name, with the GPU flavors of its ClusterQueue.
 
     Raises:
-        SpecError: the queue, its ClusterQueue, one of its flavors or a quota of GPUs does not exist.
+        SpecError: the LocalQueue, its ClusterQueue, a ResourceFlavor or any GPU quota is missing.
     """
     label = "kueue.x-k8s.io/queue-name"
     local = objects.local_queues.get((namespace, name))
@@ -66,42 +69,50 @@ def find_queue(objects: KueueObjects, namespace: str, name: str) -> LocalQueue:
         known = ", ".join(sorted(other for place, other in objects.local_queues if place == namespace)[:8])
         remedy = f"create it, or use one of {known}" if known else "create it"
         raise SpecError(label, f"there is no LocalQueue {name} in namespace {namespace}", remedy)
-    owner = str((local.get("spec") or {}).get("clusterQueue", ""))
-    cluster = objects.cluster_queues.get(owner)
+    cluster_queue_name = str((local.get("spec") or {}).get("clusterQueue", ""))
+    cluster = objects.cluster_queues.get(cluster_queue_name)
     if cluster is None:
-        raise SpecError(label, f"LocalQueue {name} names ClusterQueue {owner}, which does not exist", "create it")
-    siblings, given = _find_cohort_members(objects, owner), _list_gpu_flavors(cluster)
+        raise SpecError(
+            label, f"LocalQueue {name} names ClusterQueue {cluster_queue_name}, which does not exist", "create it"
+        )
+    siblings, given = _find_cohort_members(objects, cluster_queue_name), _list_gpu_flavors(cluster)
     for missing in sorted({str(item["name"]) for item in given} - objects.flavors.keys()):
         raise SpecError(
-            label, f"ClusterQueue {owner} names ResourceFlavor {missing}, which does not exist", "create it"
+            label,
+            f"ClusterQueue {cluster_queue_name} names ResourceFlavor {missing}, which does not exist",
+            "create it",
         )
-    flavors = tuple(_read_flavor(objects, owner, siblings, item) for item in given)
+    flavors = tuple(_read_flavor(objects, cluster_queue_name, siblings, item) for item in given)
     if not flavors:
-        raise SpecError(label, f"ClusterQueue {owner} has no quota of {gpu_resource()}", "add it to a resource group")
-    return LocalQueue(name, owner, flavors)
+        raise SpecError(
+            label, f"ClusterQueue {cluster_queue_name} has no quota of {gpu_resource()}", "add it to a resource group"
+        )
+    return LocalQueue(name, cluster_queue_name, flavors)
 
 
 def _list_gpu_flavors(cluster_queue: Document) -> list[Document]:
-    """Return the entries of the flavors of a ClusterQueue that have a quota of GPUs."""
+    """Return the flavor entries of a ClusterQueue from resource groups that cover GPUs."""
     groups = (cluster_queue.get("spec") or {}).get("resourceGroups") or ()
     with_gpus = (group for group in groups if gpu_resource() in (group.get("coveredResources") or ()))
     return [item for group in with_gpus for item in group.get("flavors") or ()]
 
 
-def _read_flavor(objects: KueueObjects, owner: str, siblings: Iterable[str], given: Document) -> Flavor:
-    """Return a flavor of a ClusterQueue with its quota and the free part of it.
+def _read_flavor(
+    objects: KueueObjects, cluster_queue_name: str, siblings: Iterable[str], flavor_entry: Document
+) -> Flavor:
+    """Return a flavor of a ClusterQueue with its GPU quota and free GPUs, including what its cohort lends.
 
     Args:
         objects: all Kueue objects.
-        owner: name of the ClusterQueue.
+        cluster_queue_name: name of the ClusterQueue.
         siblings: names of the other ClusterQueues of its cohort.
-        given: entry of the flavor in the ClusterQueue.
+        flavor_entry: entry of the flavor in the ClusterQueue.
     """
-    name = str(given["name"])
+    name = str(flavor_entry["name"])
     flavor = objects.flavors.get(name, {})
-    own = next((item for _, item in _gpu_resources([given])), {})
+    own = next((item for _, item in _gpu_resources([flavor_entry])), {})
     nominal = parse_gpu_count(own.get("nominalQuota"))
-    reserved = read_quotas(objects.cluster_queues[owner]).reserved.get(name, 0)
+    reserved = read_quotas(objects.cluster_queues[cluster_queue_name]).reserved.get(name, 0)
     lent = taken = 0
     for sibling in siblings:
         other = read_quotas(objects.cluster_queues[sibling])
@@ -119,13 +130,13 @@ def _read_flavor(objects: KueueObjects, owner: str, siblings: Iterable[str], giv
     )
 
 
-def _find_cohort_members(objects: KueueObjects, owner: str) -> list[str]:
-    """Return the other ClusterQueues of the cohort, which lend the quota that they do not use."""
-    cohort = _cohort_name(objects.cluster_queues[owner])
+def _find_cohort_members(objects: KueueObjects, cluster_queue_name: str) -> list[str]:
+    """Return the names of the other ClusterQueues in a ClusterQueue's cohort. They lend quota that they do not use."""
+    cohort = _cohort_name(objects.cluster_queues[cluster_queue_name])
     return [
         name
         for name, item in sorted(objects.cluster_queues.items())
-        if cohort and name != owner and _cohort_name(item) == cohort
+        if cohort and name != cluster_queue_name and _cohort_name(item) == cohort
     ]
 
 
@@ -136,7 +147,7 @@ def _cohort_name(cluster_queue: Document) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Quotas:
-    """GPUs of one ClusterQueue by flavor; a flavor without any is absent."""
+    """Nominal, lendable and reserved GPUs of one ClusterQueue, by flavor name. A flavor with 0 GPUs is absent."""
 
     nominal: Mapping[str, int]
     lendable: Mapping[str, int]
@@ -145,7 +156,7 @@ class Quotas:
 
 
 def read_quotas(cluster_queue: Document) -> Quotas:
-    """Return the GPU quotas of a ClusterQueue; parts that do not have the expected shape count as 0."""
+    """Return the GPU quotas of a ClusterQueue. Malformed fields count as 0 GPUs."""
     nominal, lendable, reserved = Counter[str](), Counter[str](), Counter[str]()
     for group in mappings_in(as_mapping(cluster_queue.get("spec")).get("resourceGroups")):
         for name, quota in _gpu_resources(group.get("flavors")):
@@ -158,13 +169,13 @@ def read_quotas(cluster_queue: Document) -> Quotas:
 
 
 def read_node_labels(resource_flavor: Document) -> dict[str, str]:
-    """Return the node labels of a ResourceFlavor."""
+    """Return `spec.nodeLabels` of a ResourceFlavor. If absent, return an empty mapping."""
     labels = as_mapping(as_mapping(resource_flavor.get("spec")).get("nodeLabels"))
     return {str(key): str(value) for key, value in labels.items()}
 
 
 def _gpu_resources(flavors: object) -> Iterator[tuple[str, Document]]:
-    """Yield the name and the GPU resource of each flavor that has one."""
+    """Yield (flavor name, resource entry) for each GPU resource of a list of flavors."""
     for flavor in mappings_in(flavors):
         for resource in mappings_in(flavor.get("resources")):
             if resource.get("name") == gpu_resource():

@@ -1,4 +1,4 @@
-"""Priority of a job as Kueue determines it, from the objects of both kinds of priority classes."""
+"""Priority of a job as Kueue determines it, from WorkloadPriorityClasses and PriorityClasses."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tilecast.api.fields import Document
 
 @dataclass(frozen=True, slots=True)
 class PriorityClass:
-    """A WorkloadPriorityClass of Kueue or a PriorityClass of pods."""
+    """Value of a Kueue WorkloadPriorityClass or a Kubernetes PriorityClass."""
 
     value: int
     is_default: bool = False
@@ -18,27 +18,27 @@ class PriorityClass:
 
     @classmethod
     def from_object(cls, body: Document) -> PriorityClass:
-        """Return the priority class that an object defines; its value is 0 if the object has none."""
+        """Return the priority class that a Kubernetes object defines. A missing value counts as 0."""
         value = body.get("value")
         return cls(value if isinstance(value, int) else 0, body.get("globalDefault") is True)
 
 
 @dataclass(frozen=True, slots=True)
 class Priorities:
-    """Known priority classes of Kueue's Workloads and of pods, by name."""
+    """WorkloadPriorityClasses and PriorityClasses of a cluster, by name."""
 
     of_workloads: Mapping[str, PriorityClass] = field(default_factory=dict)
     of_pods: Mapping[str, PriorityClass] = field(default_factory=dict)
 
     def find_priority(self, workload_class: str, pod_class: str) -> int:
-        """Return the priority of a job (Kueue, `ExtractPriority` of pkg/controller/jobframework).
+        """Return the priority that Kueue gives a job (Kueue, `ExtractPriority` of pkg/controller/jobframework).
 
-        It comes from the WorkloadPriorityClass, else from the pods' PriorityClass, else from the cluster's default
-        class (the lowest of several), else it is 0.
+        The WorkloadPriorityClass is used if the job names it, or else the PriorityClass of its pods. An unknown class
+        has priority 0. If the job names no class, the lowest default PriorityClass of the cluster is used, or else 0.
 
         Args:
-            workload_class: the name on the job's label; empty if it has none.
-            pod_class: the name in the pods; empty if they have none.
+            workload_class: name of the WorkloadPriorityClass on the job's label; empty without the label.
+            pod_class: name of the PriorityClass in the pod templates; empty without a name.
         """
         if workload_class or pod_class:
             classes, name = (self.of_workloads, workload_class) if workload_class else (self.of_pods, pod_class)

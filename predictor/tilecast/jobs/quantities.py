@@ -1,4 +1,4 @@
-"""Numbers of pods and GPUs in the notations that jobs use."""
+"""Reading of pod and GPU counts from the fields of jobs and pods."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from tilecast.nodes.quantities import parse_count, parse_gpu_count
 MAX_COUNT = 10**9 - 1
 
 
-def count_or_default(value: object, otherwise: int = 1) -> int:
-    """Return a whole number up to `MAX_COUNT` from a number or text; `otherwise` for anything else."""
+def count_or_default(value: object, default: int = 1) -> int:
+    """Return a number or text as a whole number up to `MAX_COUNT`. For any other value, return `default`."""
     number = parse_count(value)
-    return otherwise if number is None or number > MAX_COUNT else number
+    return default if number is None or number > MAX_COUNT else number
 
 
-def requested_gpus(resources: Document | None) -> int:
-    """Return the GPUs of a `resources` block: the larger of limit and request, which Kubernetes keeps equal."""
+def count_requested_gpus(resources: Document | None) -> int:
+    """Return the GPUs that a container's `resources` request: the larger of its limit and its request."""
     parts = resources or {}
     return max(count_or_default((parts.get(part) or {}).get(gpu_resource()), 0) for part in ("limits", "requests"))
 
 
-def pod_gpus(pod: Document) -> int:
-    """Return the GPUs that a pod holds: those of its containers, or of an init container that requests more."""
+def count_pod_gpus(pod: Document) -> int:
+    """Return the GPUs that a pod holds: the sum over its containers, or more if an init container has more."""
     spec = as_mapping(pod.get("spec"))
     every = [
         [
@@ -37,10 +37,10 @@ def pod_gpus(pod: Document) -> int:
 
 
 def format_like(example: object, number: int) -> int | str:
-    """Return a number as text if `example` is text, else as it is."""
+    """Return a number as text if `example` is text. Otherwise return the number."""
     return str(number) if isinstance(example, str) else number
 
 
-def has_any_count(entries: Iterable[Document], *counts: str) -> bool:
-    """Return whether any entry of a status has one of the named counts above zero."""
-    return any(count_or_default(entry.get(name), 0) for entry in entries for name in counts)
+def has_any_count(entries: Iterable[Document], *fields: str) -> bool:
+    """Return whether any status entry has a value above 0 in any of the named fields."""
+    return any(count_or_default(entry.get(name), 0) for entry in entries for name in fields)

@@ -1,4 +1,4 @@
-"""Reading of a job of any kind into the properties that advice depends on."""
+"""Reading of a job document of any known kind into a `Job`."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ _mapping = partial(read_mapping, remedy=AS_SERVED)
 
 
 def read_job(document: Document, runtime: Document | None = None) -> Job:
-    """Return the job that a document of one of `JOB_KINDS` describes.
+    """Return the job that a document describes, of any kind in `JOB_KINDS`.
 
     Args:
         document: the job's document.
-        runtime: the TrainingRuntime or ClusterTrainingRuntime that a TrainJob names (`runtime_of`), if it is available.
+        runtime: the TrainingRuntime or ClusterTrainingRuntime that a TrainJob names; None if it is not available.
 
     Raises:
-        SpecError: the document is of another kind, or does not have the shape of its kind.
+        SpecError: the document is of an unknown kind, or a field that is read has a wrong type.
     """
     kind = find_kind(document)
     try:
@@ -36,12 +36,12 @@ def read_job(document: Document, runtime: Document | None = None) -> Job:
 
 
 def read_without_pods(document: Document) -> Job:
-    """Return the job that a document describes, without its pods.
+    """Return the job that a document describes, with no pods, so that invalid pod templates raise no error.
 
-    Of the spec, only the field that suspends the job is read, so that invalid pod templates raise no error.
+    Only metadata, status and the field that suspends the job are read.
 
     Raises:
-        SpecError: the document is of another kind, or its metadata or status does not have the expected shape.
+        SpecError: the document is of an unknown kind, or its metadata or status has a wrong type.
     """
     kind = find_kind(document)
     try:
@@ -76,7 +76,7 @@ def require_gpus(job: Job) -> None:
     """Raise SpecError unless the job requests GPUs.
 
     Raises:
-        SpecError: the job requests none.
+        SpecError: the job requests no GPUs.
     """
     if not job.gpus:
         remedy = f"add {gpu_resource()} to {job.kind.gpu_field}"

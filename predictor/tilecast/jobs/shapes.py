@@ -1,8 +1,7 @@
-"""Expected shapes of the parts of a job that are read.
+"""Expected types of the fields of a job that are read.
 
-A shape is a type, a list of one shape for a list of such values, or a mapping of keys to shapes. The key `EVERY`
-matches all keys. Values that a shape does not name may be anything, because the API server checks the rest (PodSpec of
-core/v1).
+A shape is `str`, a list with the shape of every item, or a mapping of keys to shapes. The key `EVERY` matches all
+keys. Keys that a shape does not name are not checked here, because the API server checks them (PodSpec of core/v1).
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ POD: Shape = {
 
 
 def require_shape(value: object, shape: Shape, path: Path) -> None:
-    """Raise SpecError unless a value has a shape; None has every shape, except inside a list.
+    """Raise SpecError unless a value has the expected shape. None is accepted, except as an item of a list.
 
     Args:
         value: the value.
@@ -63,15 +62,15 @@ def require_shape(value: object, shape: Shape, path: Path) -> None:
         raise _wrong_shape_error(value, path, "text")
 
 
-def count_at(document: object, path: Path, absent: int = 1) -> int:
-    """Return the number of pods, or of jobs, at a path of a document; `absent` if there is no value.
+def read_count_at(document: object, path: Path, default: int = 1) -> int:
+    """Return the whole number at a path of a document. If there is no value, return `default`.
 
     Raises:
-        SpecError: the value is not such a number.
+        SpecError: the value is not a whole number up to `MAX_COUNT`.
     """
     value = value_at_path(document, path)
     if value is None:
-        return absent
+        return default
     number = None if isinstance(value, bool) else parse_count(value)
     if number is None or number > MAX_COUNT:
         raise SpecError(
@@ -81,7 +80,7 @@ def count_at(document: object, path: Path, absent: int = 1) -> int:
 
 
 def format_path(path: Path) -> str:
-    """Return a path as text, for messages: `spec.containers[0].name`."""
+    """Return a path as text for messages, such as `spec.containers[0].name`."""
     first, *rest = path
     return str(first) + "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in rest)
 

@@ -1,7 +1,7 @@
 """Durations of kernels on a GPU: roofline, tiles and waves, and a learned utilization.
 
-`seconds` predicts the durations of a whole `KernelTable` at once. Kinds of kernels with a neural network
-(`features.network_family`) go through one onnxruntime call. The other kinds are bound by bandwidth and go through
+`predict_kernel_times` predicts the durations of a whole `KernelTable` at once. Kinds of kernels with a neural network
+(`features.find_network_family`) go through one onnxruntime call. The other kinds are bound by bandwidth and go through
 `formulas`. A duration includes the kernel's ramp of a few microseconds on the GPU, but not the CPU's launch.
 
 Durations obey these laws. None is NaN. The FLOP rate never exceeds the dense peak (after Winograd's reduction). The
@@ -51,7 +51,7 @@ class KernelTimes:
     """Whether a product on tensor cores has two sides or more that no library is tuned for. No measured table has such
     products, so they are priced like regular ones."""
     implicit: Floats
-    """`features.tensor_rate_doublings` for convolutions that run as matrix products on tensor cores; else 0."""
+    """`features.count_tensor_rate_doublings` for convolutions that run as matrix products on tensor cores; else 0."""
 
     @property
     def utilization(self) -> Floats:
@@ -59,11 +59,14 @@ class KernelTimes:
         return self.roofline_s / self.seconds
 
     def tiling(self) -> tiles.Tiling:
-        """Return how each kernel is tiled, (N,) each; kinds without tiles have one tile and one wave."""
+        """Return how each kernel is split into tiles, as arrays (N,).
+
+        A kernel without tiles has one tile and one wave.
+        """
         columns = np.ones((6, len(self.table)))
         for kind, precision, rows, dims in _group_kernels(self.table):
             if kind.name in features.PRODUCTS:
-                sides, units = features.PRODUCTS[kind.name](dims), tiles.compute_units(precision, self.gpu)
+                sides, units = features.PRODUCTS[kind.name](dims), tiles.find_compute_units(precision, self.gpu)
                 tiling = tiles.choose_tiling(sides.m, sides.n, sides.k, sides.batch, self.gpu, units)
                 columns[:, rows] = [tiling.rows, tiling.cols, tiling.split_k, tiling.tiles, tiling.waves, tiling.fill]
         return tiles.Tiling(*columns)
@@ -91,13 +94,13 @@ def predict_kernel_times(
     flat: list[Rows] = []
     for kind, precision, rows, dims in _group_kernels(table):
         _require_valid_sizes(kind, dims)
-        if kind.name == "gemm" and tiles.compute_units(precision, gpu) == "tensor":
+        if kind.name == "gemm" and tiles.find_compute_units(precision, gpu) == "tensor":
             irregular[rows] = features.has_irregular_sides(dims)
         plain = features.compute_work(kind, precision, dims)
         compute_s = plain.flops / gpu.peak(precision) if kind.name in features.PRODUCTS else np.zeros(len(rows))
         roofline[rows] = np.maximum(compute_s, formulas.memory_floor_s(plain.moved_bytes, gpu))
         name = name_cases(kind, precision, dims, gpu)
-        priced, family = plain, features.network_family(kind.name, precision, gpu)
+        priced, family = plain, features.find_network_family(kind.name, precision, gpu)
         if family == "conv_simt":
             share[rows] = np.where(dims["k_d"] > 1, constants.shipped_constants().kernels.volume_share, 1.0)
         if kind.name == "conv" and family == "gemm_tensor":
@@ -107,7 +110,7 @@ def predict_kernel_times(
             if not (measured.all() and features.is_image_convolution(dims)[0]):
                 # Such convolutions were not measured on this GPU's tensor cores: they are priced as implicit GEMMs.
                 priced, name = features.pack_groups_into_gemm(plain), np.full(len(rows), "tensor")
-                implicit[rows] = features.tensor_rate_doublings(gpu, precision)
+                implicit[rows] = features.count_tensor_rate_doublings(gpu, precision)
         for text in sorted(set(name.tolist())):
             part = name == text
             if context := learned.find_context(family, text, gpu):
@@ -122,7 +125,7 @@ def predict_kernel_times(
 
 
 class _NetworkBatch:
-    """Inputs of the neural networks for kernels on one GPU, by network, which one call of the runtime evaluates."""
+    """Inputs of the neural networks for kernels on one GPU. One call of the ONNX runtime evaluates all of them."""
 
     def __init__(self, learned: utilization.UtilizationModel, gpu: Gpu) -> None:
         self.learned, self.gpu, self.fed = learned, gpu, gpu.without_fp32_limit()
@@ -138,7 +141,7 @@ class _NetworkBatch:
         Raises:
             SpecError: the model file expects other columns.
         """
-        asked = features.network_inputs(family, work, self.fed, precision)
+        asked = features.compute_network_inputs(family, work, self.fed, precision)
         network = self.learned.description.networks[family]
         if asked.names != network.columns:
             raise SpecError("utilization model", f"expects other columns for {family}", utilization.REMEDY)
@@ -164,24 +167,24 @@ class _NetworkBatch:
 
 
 def _price_by_formula(
-    kind: Kind, dims: Dims, part: Mask, plain: features.KernelWork, gpu: Gpu, ceiling: utilization.BandwidthCeiling
+    kind: Kind, dims: Dims, mask: Mask, plain: features.KernelWork, gpu: Gpu, ceiling: utilization.BandwidthCeiling
 ) -> Floats:
     """Return the seconds of the kernels of one kind that no network predicts, (n,).
 
     Args:
         kind: the kind of the kernels.
         dims: dimensions of all kernels of the group.
-        part: mask of the n kernels to price.
+        mask: which kernels of the group to price. It is True for n of them.
         plain: work of all kernels of the group.
         gpu: the GPU.
         ceiling: fitted bandwidth ceiling of the kernels.
     """
-    moved = plain.moved_bytes[part]
+    moved = plain.moved_bytes[mask]
     if kind.name == "direct_conv":
-        return formulas.direct_conv_s(plain.flops[part], moved, gpu, ceiling)
-    count = formulas.count_rows(dims, plain.moved_bytes)[part]
-    cols = dims["cols"][part] if "cols" in dims else formulas.THREADS
-    drawn_s = formulas.random_numbers_s(dims["drawn"] * dims["elements"], gpu)[part] if "drawn" in dims else 0.0
+        return formulas.direct_conv_s(plain.flops[mask], moved, gpu, ceiling)
+    count = formulas.count_rows(dims, plain.moved_bytes)[mask]
+    cols = dims["cols"][mask] if "cols" in dims else formulas.THREADS
+    drawn_s = formulas.random_numbers_s(dims["drawn"] * dims["elements"], gpu)[mask] if "drawn" in dims else 0.0
     return formulas.bandwidth_bound_s(moved, count, gpu, ceiling, cols) + drawn_s
 
 
@@ -192,10 +195,10 @@ _DEPTH_COLUMNS = [KINDS["conv"].dims.index(name) for name in ("in_d", "k_d", "ou
 
 
 def _bound_convolutions(times: KernelTimes, rows: Rows, model: Path | None) -> KernelTimes:
-    """Return the times, where times of parts bound the times of the convolutions in `rows`.
+    """Return the times with bounds on the convolutions in `rows`; a bound comes from the times of smaller convolutions.
 
     The convolutions have one group and run on a GPU that was measured. A convolution takes no longer than 2, 4, 8, …
-    parts of its batch one after the other. A library may run these parts instead, and few batch sizes were measured. A
+    equal parts of its batch in sequence. A library may run these parts instead, and few batch sizes were measured. A
     convolution over volumes takes no less time than one of its slices.
     """
 
@@ -219,7 +222,7 @@ def _bound_convolutions(times: KernelTimes, rows: Rows, model: Path | None) -> K
 
 
 def model_info(model: Path | None = None) -> tuple[str, str]:
-    """Return version and SHA-256 of the model file that `seconds` uses.
+    """Return version and SHA-256 of the model file that `predict_kernel_times` uses.
 
     Raises:
         SpecError: the file is damaged.
@@ -236,7 +239,7 @@ def name_cases(kind: Kind, precision: str, dims: Dims, gpu: Gpu) -> Names:
     count = len(next(iter(dims.values())))
     if kind.name == "gemm":
         is_measured = gpu.compute_capability < constants.shipped_constants().kernels.unmeasured_fp8_capability
-        units = "fp8" if precision == "fp8" and is_measured else tiles.compute_units(precision, gpu)
+        units = "fp8" if precision == "fp8" and is_measured else tiles.find_compute_units(precision, gpu)
         names = [units, f"{units} irregular"]
         code = features.has_irregular_sides(dims).astype(int) if units == "simt" else np.zeros(count, int)
     elif kind.name == "conv":
@@ -258,9 +261,9 @@ ATTENTION_CASES = ("forward full", "forward causal", "backward full", "backward 
 
 
 def _group_kernels(table: KernelTable) -> list[tuple[Kind, str, Rows, Dims]]:
-    """Return the kernels by kind and precision, each group with its rows and their dimensions.
+    """Return groups of kernels by kind and precision, each with the rows of its kernels and their dimensions.
 
-    Convolutions form two groups by `features.is_image_convolution`.
+    Convolutions are also grouped by `features.is_image_convolution`.
     """
     groups: list[tuple[Kind, str, Rows, Dims]] = []
     for kind, rows, dims in table.groups():

@@ -6,7 +6,7 @@ Together with the non-negative weights of the network (`utilization`), this prov
 non-decreasing. Details of a product are the fill of its last wave and the alignment of its sides. They may rise or
 fall, and their effect is bounded by the growth of the rest when a dimension is doubled.
 
-`network_inputs` is the entry point.
+`compute_network_inputs` is the entry point.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ class MatrixProduct:
     batch: Floats
 
 
-def gemm_product(dims: Dims) -> MatrixProduct:
+def build_gemm_product(dims: Dims) -> MatrixProduct:
     """Return the dimensions of GEMMs as matrix products."""
     return MatrixProduct(dims["m"], dims["n"], dims["k"], dims["batch"])
 
 
-def conv_product(dims: Dims) -> MatrixProduct:
-    """Return convolutions as the implicit GEMMs that cuDNN runs, by direction (Chetlur et al., arXiv 1410.0759)."""
+def build_conv_product(dims: Dims) -> MatrixProduct:
+    """Return convolutions as cuDNN's implicit GEMMs for each direction (Chetlur et al., arXiv 1410.0759)."""
     outputs = dims["batch"] * dims["out_d"] * dims["out_h"] * dims["out_w"]
     inputs = dims["batch"] * dims["in_d"] * dims["in_h"] * dims["in_w"]
     volume = dims["k_d"] * dims["k_h"] * dims["k_w"]
@@ -56,15 +56,15 @@ def conv_product(dims: Dims) -> MatrixProduct:
 
 
 def is_image_convolution(dims: Dims) -> npt.NDArray[np.bool_]:
-    """Return which convolutions are over images in one group, like the measured ones on tensor cores, (N,) bool."""
+    """Return whether each convolution is over images and in one group, as measured on tensor cores, (N,) bool."""
     return np.asarray((dims["groups"] == 1) & (dims["k_d"] == 1) & (dims["in_d"] == 1) & (dims["out_d"] == 1))
 
 
-def tensor_rate_doublings(gpu: Gpu, precision: str) -> float:
-    """Return log2 of the byte rate of a multiprocessor's tensor cores over the usual rate, at least 0.
+def count_tensor_rate_doublings(gpu: Gpu, precision: str) -> float:
+    """Return log2 of the byte rate of a multiprocessor's tensor cores, relative to the usual rate, at least 0.
 
-    The rate of addresses and loads of an implicit GEMM stayed the same over generations of GPUs. With each doubling,
-    arithmetic hides less of them.
+    Address computations and loads of an implicit GEMM are equally fast on all generations of GPUs. With each doubling,
+    arithmetic hides less of their time.
     """
     rate = gpu.peak(precision) / (gpu.sm_count * gpu.boost_clock_hz) * ELEMENT_BYTES[precision]
     return max(float(np.log2(rate / constants.shipped_constants().kernels.usual_tensor_rate)), 0.0)
@@ -82,11 +82,16 @@ def pack_groups_into_gemm(work: KernelWork) -> KernelWork:
     together = np.minimum(np.maximum(np.ceil(packed / np.minimum(c_in, c_out)), 1.0), dims["groups"])
     packs = dims["groups"] / together
 
-    def packed_side(channels: Floats) -> Floats:
+    def count_packed_channels(channels: Floats) -> Floats:
         return np.minimum(np.maximum(channels, packed), channels * dims["groups"])
 
-    product = conv_product(
-        {**dims, "groups": packs, "c_in": packed_side(c_in) * packs, "c_out": packed_side(c_out) * packs}
+    product = build_conv_product(
+        {
+            **dims,
+            "groups": packs,
+            "c_in": count_packed_channels(c_in) * packs,
+            "c_out": count_packed_channels(c_out) * packs,
+        }
     )
     sides = {"batch": product.batch, "m": product.m, "n": product.n, "k": product.k}
     gemm_dims = {**sides, "accumulated": np.zeros(len(product.m))}
@@ -94,10 +99,10 @@ def pack_groups_into_gemm(work: KernelWork) -> KernelWork:
 
 
 def uses_winograd(dims: Dims, precision: str) -> npt.NDArray[np.bool_]:
-    """Return which convolutions cuDNN runs by Winograd, (N,) bool.
+    """Return whether cuDNN runs each convolution by Winograd's algorithm, (N,) bool.
 
-    They are in FP32 over flat images, 3 × 3 with stride one and one group (cuDNN API: cudnnConvolutionForward, which
-    has no Winograd algorithm for three-dimensional convolutions).
+    This holds in FP32 over flat images, for 3 × 3 filters with stride one and one group (cuDNN API:
+    cudnnConvolutionForward, which has no Winograd algorithm for three-dimensional convolutions).
     """
     if precision != "fp32":
         return np.zeros(len(dims["batch"]), bool)
@@ -106,29 +111,29 @@ def uses_winograd(dims: Dims, precision: str) -> npt.NDArray[np.bool_]:
     return np.asarray(square & has_stride_one)
 
 
-def attention_product(dims: Dims) -> MatrixProduct:
+def build_attention_product(dims: Dims) -> MatrixProduct:
     """Return fused attention as the thread blocks of FlashAttention-2 see it: query rows × head size per head."""
     return MatrixProduct(dims["seq_q"], dims["head_dim"], dims["seq_kv"], dims["batch"] * dims["heads"])
 
 
 PRODUCTS: Mapping[str, Callable[[Dims], MatrixProduct]] = {
-    "gemm": gemm_product,
-    "conv": conv_product,
-    "attention": attention_product,
+    "gemm": build_gemm_product,
+    "conv": build_conv_product,
+    "attention": build_attention_product,
 }
 """Functions that turn dimensions into a matrix product, by the kinds that compute more than they move."""
 ROWWISE = ("softmax", "layernorm", "rmsnorm")
 """Row-wise kinds that a network may refine; `formulas` prices them if the model file has no such network."""
 
 
-def network_family(kind: str, precision: str, gpu: Gpu) -> str:
-    """Return the name of the network that predicts a kind of kernel on a GPU; without a network, the kind.
+def find_network_family(kind: str, precision: str, gpu: Gpu) -> str:
+    """Return the name of the network that predicts a kind of kernel on a GPU. If there is no network, return the kind.
 
     On tensor cores a convolution is an implicit GEMM and shares the network of GEMMs. In FP32 convolutions have a
     separate network, because of Winograd.
     """
     if kind in ("gemm", "conv"):
-        units = tiles.compute_units(precision, gpu)
+        units = tiles.find_compute_units(precision, gpu)
         return "conv_simt" if (kind, units) == ("conv", "simt") else f"gemm_{units}"
     return "rows" if kind in ROWWISE else kind
 
@@ -138,7 +143,7 @@ def _log2_cycles(seconds: Floats, gpu: Gpu) -> Floats:
     return np.log2(1.0 + seconds * gpu.boost_clock_hz)
 
 
-def _network_columns(work: KernelWork, gpu: Gpu, precision: str) -> tuple[tuple[str, ...], Floats]:
+def _compute_network_columns(work: KernelWork, gpu: Gpu, precision: str) -> tuple[tuple[str, ...], Floats]:
     """Return names, (D,), and values, (N, D), of the columns of the network that predicts the kernels."""
     moved = work.moved_bytes
     columns = {
@@ -148,15 +153,15 @@ def _network_columns(work: KernelWork, gpu: Gpu, precision: str) -> tuple[tuple[
         "l2_doubles": np.log2(1.0 + 0.5 * moved / gpu.l2_bytes),
     }
     if work.kind in PRODUCTS:
-        columns |= _product_columns(work, PRODUCTS[work.kind](work.dims), gpu, precision)
+        columns |= _compute_product_columns(work, PRODUCTS[work.kind](work.dims), gpu, precision)
     elif work.kind in ROWWISE:
-        columns |= _rowwise_columns(work.dims, moved, gpu)
+        columns |= _compute_rowwise_columns(work.dims, moved, gpu)
     else:
         return (), np.zeros((len(moved), 0))
     return tuple(columns), np.array(list(columns.values())).T
 
 
-def _product_columns(work: KernelWork, product: MatrixProduct, gpu: Gpu, precision: str) -> dict[str, Floats]:
+def _compute_product_columns(work: KernelWork, product: MatrixProduct, gpu: Gpu, precision: str) -> dict[str, Floats]:
     ratio = gpu.sustained_ratio[precision]
     if work.kind == "attention":
         ratio = gpu.sustained_ratio.get("attention", ratio)
@@ -182,12 +187,12 @@ def _product_columns(work: KernelWork, product: MatrixProduct, gpu: Gpu, precisi
         "left_cycles": _log2_cycles(left / dram, gpu),
     }
     if work.kind != "attention":
-        columns["aligned_cycles"] = _log2_cycles(work.flops * _alignment_waste(work) / peak, gpu)
-        columns["narrow_cycles"] = _log2_cycles(_narrow_channel_flops(work) / gpu.peak("fp32"), gpu)
+        columns["aligned_cycles"] = _log2_cycles(work.flops * _compute_padding_ratio(work) / peak, gpu)
+        columns["narrow_cycles"] = _log2_cycles(_count_narrow_channel_flops(work) / gpu.peak("fp32"), gpu)
     for name, share in SPILL_SHARES.items():
         spilled = np.clip(2.0 * (work.moved_bytes - share * gpu.l2_bytes), 0.0, work.moved_bytes)
         columns[f"spilled_{name}"] = _log2_cycles(spilled / dram, gpu)
-    if work.kind != "attention" and tiles.compute_units(precision, gpu) == "simt":
+    if work.kind != "attention" and tiles.find_compute_units(precision, gpu) == "simt":
         for name, after_s in HEATED_S.items():
             beyond = np.clip(work.flops / peak / after_s - 1.0, 0.0, 1.0)
             columns[f"heated_{name}"] = _log2_cycles(work.flops / peak * beyond, gpu)
@@ -211,8 +216,8 @@ def _product_columns(work: KernelWork, product: MatrixProduct, gpu: Gpu, precisi
     return columns
 
 
-def _alignment_waste(work: KernelWork) -> Floats:
-    """Return the FLOPs that tensor cores compute with padding over the FLOPs without padding, (N,).
+def _compute_padding_ratio(work: KernelWork) -> Floats:
+    """Return the ratio of FLOPs that tensor cores compute with padding to the FLOPs without padding, (N,).
 
     The channels, or the two sides of a GEMM that are contiguous in memory, are padded to whole words.
     """
@@ -227,15 +232,15 @@ def _alignment_waste(work: KernelWork) -> Floats:
     return waste
 
 
-def _narrow_channel_flops(work: KernelWork) -> Floats:
-    """Return the FLOPs of convolutions whose channels do not fill a word, which run without tensor cores, (N,)."""
+def _count_narrow_channel_flops(work: KernelWork) -> Floats:
+    """Return the FLOPs of convolutions that run without tensor cores, as channels do not fill a word, (N,)."""
     if work.kind != "conv":
         return np.zeros(len(work.flops))
     channels = work.dims["c_in"] / work.dims["groups"]
     return work.flops * np.minimum(channels, WORD / 2) / channels
 
 
-def _rowwise_columns(dims: Dims, moved: Floats, gpu: Gpu) -> dict[str, Floats]:
+def _compute_rowwise_columns(dims: Dims, moved: Floats, gpu: Gpu) -> dict[str, Floats]:
     in_flight = gpu.sm_count * moved / dims["rows"] / gpu.l2_bytes
     missed = moved * (1.0 + np.clip(4.0 * in_flight, 0.0, 1.0))
     return {
@@ -260,10 +265,10 @@ class KernelWork:
     exact: bool = True
     """Whether the kernels run as the kind states; a convolution priced as a matrix product does not."""
 
-    def take(self, part: npt.NDArray[np.bool_]) -> KernelWork:
-        """Return the chosen kernels."""
-        dims = {name: column[part] for name, column in self.dims.items()}
-        return replace(self, dims=dims, flops=self.flops[part], moved_bytes=self.moved_bytes[part])
+    def take(self, mask: npt.NDArray[np.bool_]) -> KernelWork:
+        """Return the kernels at which `mask`, (N,), is True."""
+        dims = {name: column[mask] for name, column in self.dims.items()}
+        return replace(self, dims=dims, flops=self.flops[mask], moved_bytes=self.moved_bytes[mask])
 
 
 def compute_work(kind: Kind, precision: str, dims: Dims) -> KernelWork:
@@ -293,18 +298,18 @@ class NetworkInputs:
     details: Floats
 
 
-def network_inputs(family: str, work: KernelWork, gpu: Gpu, precision: str) -> NetworkInputs:
+def compute_network_inputs(family: str, work: KernelWork, gpu: Gpu, precision: str) -> NetworkInputs:
     """Return the inputs of a network for N kernels; kinds that no network predicts have no columns."""
     grown = REFINED.get(family, ())
     if grown and work.exact and work.kind in REFINED_KINDS:
         key = (work.kind, precision, grown, *(column.tobytes() for column in work.dims.values()))
         larger, details = _GPU_INDEPENDENT.get(
-            key, lambda: (_append_doubled(work, grown, precision), _side_details(work.dims))
+            key, lambda: (_append_doubled(work, grown, precision), _compute_side_details(work.dims))
         )
-        names, columns = _network_columns(larger, gpu, precision)
+        names, columns = _compute_network_columns(larger, gpu, precision)
         stacked = columns.T.reshape(-1, 1 + len(grown), len(work.flops)).transpose(1, 2, 0)
-        return NetworkInputs(names, stacked, np.array([*details, *_wave_details(work.dims, gpu)]).T)
-    names, own = _network_columns(work, gpu, precision)
+        return NetworkInputs(names, stacked, np.array([*details, *_compute_wave_details(work.dims, gpu)]).T)
+    names, own = _compute_network_columns(work, gpu, precision)
     same = np.broadcast_to(own, (1 + len(grown), *own.shape))
     return NetworkInputs(names, same, np.zeros((len(own), DETAILS if grown else 0)))
 
@@ -319,7 +324,7 @@ def _append_doubled(work: KernelWork, grown: Sequence[str], precision: str) -> K
 
 
 _GPU_INDEPENDENT: Memo[tuple[KernelWork, list[Floats]]] = Memo(8)
-"""Inputs of refined kernels that are equal on every GPU: results of `_append_doubled` and `_side_details`."""
+"""Inputs of refined kernels that are equal on every GPU: results of `_append_doubled` and `_compute_side_details`."""
 
 
 def join_inputs(parts: Sequence[NetworkInputs]) -> NetworkInputs:
@@ -330,24 +335,24 @@ def join_inputs(parts: Sequence[NetworkInputs]) -> NetworkInputs:
     return NetworkInputs(parts[0].names, columns, np.concatenate([part.details for part in parts]))
 
 
-def _side_details(dims: Dims) -> list[Floats]:
-    """Return the details of N products that are equal on every GPU, (N,) each.
+def _compute_side_details(dims: Dims) -> list[Floats]:
+    """Return the details of N products that do not depend on the GPU, as columns of (N,).
 
-    They are the position of every side between two powers of two (as an angle), its alignment, and its odd part.
+    For every side, they are its position between two powers of two (as an angle), its alignment, and its odd factor.
     """
     columns = []
     for side in (dims["m"], dims["n"], dims["k"]):
         angle = 2.0 * np.pi * np.log2(side)
         columns += [np.cos(angle), np.sin(angle), *(np.where(side % unit == 0, 1.0, 0.0) for unit in ALIGNMENTS)]
-        columns.append(np.log2(odd_part(side)))
+        columns.append(np.log2(find_odd_factor(side)))
     return columns
 
 
-def _wave_details(dims: Dims, gpu: Gpu) -> list[Floats]:
-    """Return the details of N products that depend on the GPU, (N,) each.
+def _compute_wave_details(dims: Dims, gpu: Gpu) -> list[Floats]:
+    """Return the details of N products that depend on the GPU, as columns of (N,).
 
-    They are the fill of the last wave and the share of one wave, for every candidate tile. Like the details of sides,
-    they may change times with any sign and in any direction.
+    For every candidate tile, they are the busy fraction of the waves, and one over the number of waves. Like the
+    details of sides, they may raise or lower a time.
     """
     columns = []
     for tile in tiles.CANDIDATES["tensor"]:
@@ -356,7 +361,7 @@ def _wave_details(dims: Dims, gpu: Gpu) -> list[Floats]:
     return columns
 
 
-def odd_part(side: Floats) -> Floats:
+def find_odd_factor(side: Floats) -> Floats:
     """Return the largest odd factor of N sizes, (N,).
 
     For a fraction the digits of its mantissa count, so that doubling never changes the result.
@@ -366,11 +371,11 @@ def odd_part(side: Floats) -> Floats:
 
 
 def has_irregular_sides(dims: Dims) -> npt.NDArray[np.bool_]:
-    """Return which products have two or more sides that no library is tuned for, (N,) bool.
+    """Return whether two or more sides of each product are sizes that no library is tuned for, (N,) bool.
 
     Such a side is no small multiple of a power of two.
     """
-    middle = np.sort(np.stack([odd_part(dims[name]) for name in ("m", "n", "k")]), axis=0)[1]
+    middle = np.sort(np.stack([find_odd_factor(dims[name]) for name in ("m", "n", "k")]), axis=0)[1]
     return np.asarray(middle > constants.shipped_constants().regular_odd_part)
 
 

@@ -23,15 +23,15 @@ from tilecast.kernels.utilization import BandwidthCeiling, name_die
 from tilecast.spec import Floats
 
 
-def dram_bytes(moved: Floats, gpu: Gpu) -> Floats:
-    """Return the bytes that go to DRAM: none up to one L2, all from two L2 on, (N,)."""
+def count_dram_bytes(moved: Floats, gpu: Gpu) -> Floats:
+    """Return the bytes that go to DRAM, (N,): none up to the size of the L2, and all from twice that size on."""
     return np.clip(2.0 * (moved - gpu.l2_bytes), 0.0, moved)
 
 
 def memory_floor_s(moved: Floats, gpu: Gpu) -> Floats:
-    """Return the least seconds in which any kernel can move some bytes, (N,).
+    """Return the fewest seconds in which any kernel can move `moved` bytes, (N,).
 
-    The seconds are those at L2 bandwidth and, beyond two L2, at DRAM bandwidth.
+    The L2 bandwidth bounds them. Beyond twice the size of the L2, the DRAM bandwidth bounds them too.
     """
     beyond = np.where(moved > 2.0 * gpu.l2_bytes, moved / gpu.memory_bandwidth_bytes_per_s, 0.0)
     return np.maximum(moved / gpu.l2_bandwidth_bytes_per_s, beyond)
@@ -54,7 +54,7 @@ def bandwidth_bound_s(
 
     Args:
         moved: bytes that each kernel must move.
-        rows: rows that the bytes are in; 0 for kernels without rows.
+        rows: rows that the bytes are in, or 0 for kernels without rows.
         gpu: the GPU.
         ceiling: fitted ceiling of the kernels.
         cols: elements of a row.
@@ -68,7 +68,7 @@ def bandwidth_bound_s(
     streamed = dram_share * gpu.memory_bandwidth_bytes_per_s
     # Data from memory pass through the cache, so the cache is no slower.
     cached = traffic / np.maximum(ceiling.l2_share * gpu.l2_bandwidth_bytes_per_s, streamed)
-    spilled = dram_bytes(traffic, gpu) / streamed
+    spilled = count_dram_bytes(traffic, gpu) / streamed
     each_row = rows * ceiling.row_cycles * block / (gpu.sm_count * gpu.boost_clock_hz)
     one_row = row_bytes / (ceiling.sm_bytes_per_clock * gpu.boost_clock_hz)
     slowest: Floats = np.maximum.reduce([cached, spilled, each_row, one_row])
@@ -81,5 +81,5 @@ def random_numbers_s(numbers: Floats, gpu: Gpu) -> Floats:
 
 
 def count_rows(dims: Dims, moved: Floats) -> Floats:
-    """Return the rows of kernels of row-wise kinds, and zero for other kinds, (N,)."""
+    """Return the number of rows of each row-wise kernel, and zero for other kinds, (N,)."""
     return dims["rows"] if "rows" in dims else np.zeros(len(moved))

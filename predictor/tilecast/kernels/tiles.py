@@ -24,7 +24,7 @@ TENSOR_PRECISIONS: tuple[str, ...] = ("tf32", "fp16", "bf16", *QUANTIZED)
 
 @dataclass(frozen=True, slots=True)
 class TileCandidate:
-    """A tile shape, and the share of the SM's peak that its inner loop reaches with a long `k`.
+    """A tile shape, and the fraction of the SM's peak that its inner loop reaches with a long `k`.
 
     A tile of `rows` × `cols` loads rows + cols operands for rows × cols products. So shared memory and the L2 cache
     bound small tiles, and `efficiency` grows with the harmonic mean of the sides.
@@ -42,8 +42,11 @@ CANDIDATES: Mapping[str, tuple[TileCandidate, ...]] = {
 """Tiles that libraries choose from, by the units that run them."""
 
 
-def compute_units(precision: str, gpu: Gpu) -> str:
-    """Return the units that run a matrix product, `tensor` or `simt`; FP16 on Pascal has no tensor cores."""
+def find_compute_units(precision: str, gpu: Gpu) -> str:
+    """Return the units that run a matrix product: `tensor` for tensor cores or `simt` for CUDA cores.
+
+    FP16 on Pascal has no tensor cores.
+    """
     has_tensor_cores = gpu.compute_capability >= constants.shipped_constants().kernels.tensor_core_capability
     return "tensor" if precision in TENSOR_PRECISIONS and has_tensor_cores else "simt"
 

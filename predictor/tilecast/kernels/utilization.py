@@ -58,7 +58,7 @@ class _ModelPart(BaseModel):
 
 
 class Spread(_ModelPart):
-    """Relative half-width of the 90 % interval, for GPUs in the training data and for other GPUs."""
+    """Relative half-widths of the 90 % interval: one for GPUs in the training data and one for other GPUs."""
 
     seen: float
     unseen: float
@@ -66,15 +66,18 @@ class Spread(_ModelPart):
     """Half-width by die, for dies with enough measured samples."""
 
     def half_width_on(self, gpu: Gpu, measured: bool) -> float:
-        """Return the half-width on a GPU; `measured` says whether its die is in the training data."""
+        """Return the half-width of the range on a GPU.
+
+        `measured` says whether the GPU's die is in the training data.
+        """
         return self.dies.get(name_die(gpu), self.seen) if measured else self.unseen
 
 
 class TrainedNetwork(_ModelPart):
-    """Description of one network of the file.
+    """Description of a network in the model file.
 
-    A context index is `dies.index(die) * len(cases) + cases.index(case)`. The first die has an empty name, which means
-    no GPU in particular.
+    A context index is `dies.index(die) * len(cases) + cases.index(case)`. The first die has an empty name, which stands
+    for any GPU.
     """
 
     columns: tuple[str, ...]
@@ -91,7 +94,7 @@ class TrainedNetwork(_ModelPart):
     """Number of dimensions whose doubling the network reads; zero if details do not refine the network."""
     details: int = 0
 
-    def empty_inputs(self) -> NetworkInputs:
+    def build_empty_inputs(self) -> NetworkInputs:
         """Return the inputs of one kernel whose columns are all zero."""
         return NetworkInputs(
             self.columns, np.zeros((1 + self.doubled, 1, len(self.columns))), np.zeros((1, self.details))
@@ -130,7 +133,7 @@ class ModelDescription(_ModelPart):
 
 
 def name_die(gpu: Gpu) -> str:
-    """Return the generation and the number of a GPU's SMs as text; GPUs with equal text run kernels equally fast."""
+    """Return a text with a GPU's compute capability and SM count; GPUs with equal text run kernels equally fast."""
     return f"{gpu.compute_capability:g}x{gpu.sm_count}"
 
 
@@ -155,7 +158,7 @@ class UtilizationModel:
     """An `onnxruntime.InferenceSession`; onnxruntime ships no types."""
 
     def find_context(self, family: str, case: str, gpu: Gpu) -> KernelContext | None:
-        """Return the context of a case on a GPU in a network; None if formulas price the case.
+        """Return the bias row and spread of a network for a case on a GPU. If formulas predict the case, return None.
 
         Raises:
             SpecError: the case needs a network and the file has none.
@@ -183,7 +186,7 @@ class UtilizationModel:
     def log2_cycles(
         self, inputs: Mapping[str, NetworkInputs], contexts: Mapping[str, npt.NDArray[np.int64]]
     ) -> dict[str, Floats]:
-        """Return log2 of durations in clock cycles by family, (N,) each, by one call of the runtime.
+        """Return log2 of the kernels' durations in clock cycles, (N,) for each family, from one call of the runtime.
 
         Args:
             inputs: inputs of the network of each family.
@@ -192,7 +195,7 @@ class UtilizationModel:
         feed: dict[str, npt.NDArray[Any]] = {}
         for family, network in self.description.networks.items():
             # The runtime computes every family; one without inputs gets a single row of zeros.
-            asked = inputs.get(family) or network.empty_inputs()
+            asked = inputs.get(family) or network.build_empty_inputs()
             feed[f"{family}_columns"] = np.ascontiguousarray(asked.columns, np.float32)
             feed[f"{family}_context"] = np.asarray(contexts.get(family, np.zeros(1)), np.int64)
             if network.details:
@@ -206,16 +209,19 @@ _model, _model_sha256 = "", ""
 
 
 def use_model(path: str, sha256: str = "") -> None:
-    """Use the model file at `path` instead of the shipped one; refuse it if its SHA-256 is not `sha256`.
+    """Use the model file at `path` instead of the shipped file, and refuse it if its SHA-256 is not `sha256`.
 
-    Either may be empty. A program calls this function once, where it starts.
+    An empty `path` keeps the shipped file, and an empty `sha256` skips the check. A program calls this function once,
+    where it starts.
     """
     global _model, _model_sha256
     _model, _model_sha256 = path, sha256
 
 
 def load_model(path: Path | None = None) -> UtilizationModel:
-    """Return the model of a file; without a path, the model of `use_model`, else the shipped one.
+    """Return the model in the file at `path`.
+
+    Without a path, return the model that `use_model` chose, or else the shipped model.
 
     Raises:
         SpecError: the file cannot be read, is not ONNX, is not a model of this format, or has another digest than
@@ -262,7 +268,7 @@ def _load_file(path: Path | None, sha256: str) -> UtilizationModel:
 
 
 def _check_networks(description: ModelDescription, session: Any, name: str) -> None:
-    """Raise SpecError unless the networks of a file have the inputs and outputs that its description states."""
+    """Raise SpecError unless the file's networks have the inputs and outputs that its metadata describe."""
     inputs = {item.name: item.shape for item in session.get_inputs()}
     outputs = {item.name for item in session.get_outputs()}
     for kind, network in description.networks.items():

@@ -1,9 +1,9 @@
 """Learn corrections of forecasts from measured steps.
 
-The logarithm of raw forecast over measurement is a sum of independent deviations. Groups of runs share deviations: the
-cluster, a GPU, a precision and model family on it, a range of GPU counts, and one workload. The last deviation belongs
-to the run alone. Across all GPUs, runs of one framework and model family share another deviation. `calibration.toml`
-has the variance of each.
+The logarithm of raw forecast over measurement is a sum of independent deviations (random effects). Groups of runs have
+deviations in common: the cluster, a GPU, a precision and model family on a GPU, a range of GPU counts, and one
+workload. Runs of one framework and model family have another deviation in common on all GPUs. The last deviation is
+that of the single run. `calibration.toml` has the variances of all deviations.
 
 Given the runs so far, the expected deviation of a new run is the best linear unbiased prediction (Henderson 1975;
 Robinson, Statistical Science 6, 1991). It shrinks the estimate of each group towards the coarser group that contains
@@ -13,7 +13,7 @@ A group counts only once it has `MIN_OBSERVATIONS` observations, so that no sing
 the others are moved towards them (Huber's weights). If the newest runs of a pool contradict its older ones, the older
 ones no longer count.
 
-`Run` is the input and `Calibration` the output; `fit` computes one from the other by a `RunFit`.
+`Run` is the input and `Calibration` the output. `fit_calibration` computes a `Calibration` from runs by a `RunFit`.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from typing import TypeAlias, TypeVar
 
 import numpy as np
 
-from tilecast.learning.consensus import Consensus, Party
+from tilecast.learning.consensus import Consensus, Contributor
 from tilecast.model import Model
 from tilecast.shipped import FactFile
 from tilecast.spec import Floats, Ints, Workload
@@ -62,28 +62,28 @@ ValueT = TypeVar("ValueT", Floats, np.float64)
 
 
 def relative_error(predicted: ValueT, observed: ValueT) -> ValueT:
-    """Return the signed relative error, (predicted - observed) / observed.
+    """Return the signed relative error, (predicted - observed) / observed, of numbers or of arrays (n,).
 
-    +0.3 means that the forecast is 30 % too slow. Columns have shape (n,).
+    +0.3 means that the forecast step is 30 % too long.
     """
     return (predicted - observed) / observed
 
 
 def digest_workload(workload: Workload) -> str:
-    """Return a short hash of all properties of a workload that its step depends on."""
+    """Return a hash of 8 hexadecimal digits of all properties of a workload that its step time depends on."""
     text = json.dumps(replace(workload, steps=None), sort_keys=True, default=_to_json_value)
     return hashlib.sha256(text.encode()).hexdigest()[:8]
 
 
 def _to_json_value(value: object) -> object:
-    """Return a record as a mapping, and any other value that JSON does not know as text."""
+    """Return a model or dataclass as a mapping, and any other value as text, for `json.dumps`."""
     if isinstance(value, Model):
         return value.document()
     return {item.name: getattr(value, item.name) for item in fields(value)} if is_dataclass(value) else repr(value)
 
 
 def name_gpu_range(gpus: int) -> str:
-    """Return the name of the range that a GPU count falls into: 1, 2-8, 9-64 or >64."""
+    """Return the range of a GPU count as text: "1", "2-8", "9-64" or ">64"."""
     return next(name for limit, name in GPU_RANGES if gpus <= limit)
 
 
@@ -96,9 +96,9 @@ GroupKey: TypeAlias = tuple[str, ...]
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One job that ran: its properties, and the seconds of its step as forecast, uncorrected, and as measured.
+    """A job that ran: its properties, and the seconds of its step by raw forecast and by measurement.
 
-    The measured step is a median of `observations` reports.
+    The measured step is the median of `observations` reports.
     """
 
     pool: str
@@ -111,13 +111,13 @@ class Run:
     observed_s: float
     observations: int = 1
     framework: str = ""
-    """Name by `framework_of`; empty if unknown, and then the run shares no deviation by framework."""
+    """Name by `name_framework`; empty if unknown. Such a run shares no deviation by framework."""
     namespace: str = ""
     """Namespace that the job ran in."""
 
     @property
     def deviation(self) -> float:
-        """log(predicted / observed)."""
+        """Natural logarithm of predicted over observed step time. It is positive if the forecast is too long."""
         return math.log(self.predicted_s / self.observed_s)
 
 
@@ -130,18 +130,18 @@ SOFTWARE = "software"
 
 
 def name_framework(workload: Workload) -> str:
-    """Return the name of a workload's framework, "none" where it has none."""
+    """Return the name of a workload's framework. If it has no framework, return "none"."""
     return workload.framework or "none"
 
 
 def group_of_run(run: Run) -> GroupKey:
-    """Return the finest group of a run."""
+    """Return the key of the finest group of a run: GPU, precision, family, GPU range and workload."""
     return (run.gpu, run.precision, run.family, run.scale, run.workload)
 
 
 @dataclass(frozen=True, slots=True)
 class Correction:
-    """Correction of one group. The calibrated forecast is the raw forecast times `ratio`."""
+    """Correction of the forecasts for one group of runs. The corrected forecast is the raw forecast times `ratio`."""
 
     group: GroupKey = ()
     ratio: float = 1.0
@@ -158,7 +158,7 @@ class Correction:
 
 @dataclass(frozen=True, slots=True)
 class Calibration:
-    """Corrections by group.
+    """Corrections of forecasts, learned from runs.
 
     A group without a correction uses the correction of the next coarser group. Without any, forecasts do not change.
     """
@@ -172,51 +172,55 @@ class Calibration:
         """Number of runs that the corrections are learned from."""
         return max((item.runs for item in self.corrections), default=0)
 
-    def correction_of_group(self, key: GroupKey) -> Correction:
-        """Return the correction that applies to a group."""
+    def find_group_correction(self, key: GroupKey) -> Correction:
+        """Return the correction for a group, or else for the next coarser group that has a correction."""
         return _find_correction(self._corrections_by_group(), key)
 
     def _corrections_by_group(self) -> dict[GroupKey, Correction]:
         return {item.group: item for item in self.corrections}
 
-    def correction_of_workload(self, gpu: str, workload: Workload, gpus: int) -> Correction:
-        """Return the correction of a workload on `gpus` GPUs of a kind."""
+    def find_workload_correction(self, gpu: str, workload: Workload, gpus: int) -> Correction:
+        """Return the correction for a workload on `gpus` GPUs. Its ratio includes the ratio of framework and family."""
         if not self.corrections:
             return Correction()
-        correction = self.correction_of_group(
+        correction = self.find_group_correction(
             (gpu, workload.precision, workload.model.family, name_gpu_range(gpus), digest_workload(workload))
         )
         return replace(
-            correction, ratio=correction.ratio * self.software_ratio(name_framework(workload), workload.model.family)
+            correction,
+            ratio=correction.ratio * self.find_software_ratio(name_framework(workload), workload.model.family),
         )
 
-    def software_ratio(self, framework: str, family: str) -> float:
-        """Return the ratio of a framework and family, which multiplies the ratio of the group."""
+    def find_software_ratio(self, framework: str, family: str) -> float:
+        """Return the factor for a framework and model family, by which the ratio of a group is multiplied."""
         return next((item.ratio for item in self.software if item.group == (framework, family)), 1.0)
 
-    def factors_by_gpus(self, gpu: str, workload: Workload, gpus: Ints) -> tuple[Floats, Floats]:
-        """Return ratio and width of a workload for each GPU count, (n,) each."""
+    def list_factors_by_gpus(self, gpu: str, workload: Workload, gpus: Ints) -> tuple[Floats, Floats]:
+        """Return the factors on forecast and on width of its range for each GPU count, (n,) each."""
         ratio, width = np.ones(len(gpus)), np.ones(len(gpus))
         if self.corrections:
             named = digest_workload(workload)
-            software = self.software_ratio(name_framework(workload), workload.model.family)
+            software = self.find_software_ratio(name_framework(workload), workload.model.family)
             least = 0.0
             for most, name in GPU_RANGES:
                 rows = (gpus > least) & (gpus <= most)
-                one = self.correction_of_group((gpu, workload.precision, workload.model.family, name, named))
+                one = self.find_group_correction((gpu, workload.precision, workload.model.family, name, named))
                 ratio[rows], width[rows], least = one.ratio * software, one.width, most
         return ratio, width
 
     def differs(self, other: Calibration, tolerance: float = 0.01) -> bool:
-        """Return whether a forecast or its range would change by more than the tolerance.
+        """Return whether any ratio differs by more than the relative tolerance from that of the other calibration.
 
-        The tolerance of widths is five times as large. Calibrations also differ if the runs of a group have doubled, or
-        if its own runs reach `PROVEN_RUNS` in only one of them.
+        Widths may differ five times as much. Calibrations also differ if one has at least twice as many runs for a
+        group, or if only one of them has `PROVEN_RUNS` runs of the group itself.
         """
         if self is other:
             return False
         names = {item.group for item in (*self.software, *other.software)}
-        if any(abs(math.log(self.software_ratio(*name) / other.software_ratio(*name))) > tolerance for name in names):
+        if any(
+            abs(math.log(self.find_software_ratio(*name) / other.find_software_ratio(*name))) > tolerance
+            for name in names
+        ):
             return True
         mine, theirs = self._corrections_by_group(), other._corrections_by_group()
         return any(
@@ -226,7 +230,7 @@ class Calibration:
 
 
 def _find_correction(by_group: Mapping[GroupKey, Correction], key: GroupKey) -> Correction:
-    """Return the correction of a group, or of the next coarser group that has one."""
+    """Return the correction for a group, or else for the next coarser group that has a correction."""
     return next((by_group[key[:depth]] for _, depth in reversed(LEVELS) if key[:depth] in by_group), Correction())
 
 
@@ -242,49 +246,47 @@ def _corrections_differ(one: Correction, other: Correction, tolerance: float) ->
 
 @cache
 def shipped_deviations() -> Mapping[str, float]:
-    """Return the standard deviations of `calibration.toml` by level."""
+    """Return the standard deviation of each level of deviations from `calibration.toml`, by level name."""
     file = FactFile.read_shipped("tilecast.learning", "calibration.toml")
     return file.read_numbers("deviation", (*(name for name, _ in LEVELS), SOFTWARE, "run", "report"))
 
 
 def fit_calibration(runs: Sequence[Run], sigmas: Mapping[str, float] | None = None) -> Calibration:
-    """Return the corrections of all groups that have runs, and of the coarser groups that contain them.
-
-    All runs count fully.
+    """Return the corrections that a set of runs gives, with no limit on the influence of a namespace.
 
     Args:
-        runs: oldest first; runs that `drift_start` supersedes are left out.
-        sigmas: standard deviations to use instead of `shipped_deviations()`.
+        runs: the runs, oldest first. Runs before a drift are left out (`find_drift_start`).
+        sigmas: standard deviations by level; None for `shipped_deviations()`.
     """
-    return RunFit.from_runs(current_runs(runs), sigmas or shipped_deviations()).calibration()
+    return RunFit.from_runs(keep_current_runs(runs), sigmas or shipped_deviations()).calibration()
 
 
 def leave_one_out_errors(runs: Sequence[Run], sigmas: Mapping[str, float] | None = None) -> Floats:
-    """Return the signed relative error of every current run under a calibration from the other runs, (n,)."""
+    """Return the signed relative error of each current run's forecast, corrected by all other runs, (n,)."""
     error: Floats = np.expm1(
-        RunFit.from_runs(current_runs(runs), sigmas or shipped_deviations()).leave_one_out_residuals()
+        RunFit.from_runs(keep_current_runs(runs), sigmas or shipped_deviations()).leave_one_out_residuals()
     )
     return error
 
 
-def current_runs(runs: Iterable[Run]) -> list[Run]:
-    """Return the runs that still count; of a pool that drifted, these are the runs since then."""
+def keep_current_runs(runs: Iterable[Run]) -> list[Run]:
+    """Return the runs without those that came before a drift of their pool."""
     by_pool: dict[str, list[Run]] = {}
     for run in runs:
         by_pool.setdefault(run.pool, []).append(run)
     out = []
     for members in by_pool.values():
-        since = drift_start(members)
+        since = find_drift_start(members)
         out += members[since or 0 :]
     return out
 
 
-def drift_start(runs: Sequence[Run]) -> int | None:
-    """Return the index of the run at which a pool's errors began to differ; None if they did not.
+def find_drift_start(runs: Sequence[Run]) -> int | None:
+    """Return the index of the run at which the forecast errors of a pool shifted. If they did not, return None.
 
-    The newest runs, from half of `DRIFT_WINDOW` to `DRIFT_WINDOW` of them, are compared with the runs before. The
-    comparison uses medians, and the median absolute deviation as the spread. If several numbers of runs tell them
-    apart, the one with the least absolute deviation counts.
+    The last k runs are compared with all earlier runs, for k from half of `DRIFT_WINDOW` to `DRIFT_WINDOW`. A shift is
+    a difference of medians above `DRIFT_LIMIT` standard errors. If several k show a shift, the k that leaves the least
+    absolute deviation is used.
     """
     deviation = np.array([run.deviation for run in runs])
     floor = shipped_deviations()["report"]
@@ -292,14 +294,14 @@ def drift_start(runs: Sequence[Run]) -> int | None:
     for count in range(DRIFT_WINDOW // 2, min(DRIFT_WINDOW, len(runs) - DRIFT_WINDOW // 2) + 1):
         old, new = deviation[:-count], deviation[-count:]
         rest = np.concatenate([old - np.median(old), new - np.median(new)])
-        error = MEDIAN_ERROR * max(_robust_spread(rest), floor) * math.sqrt(1 / len(new) + 1 / len(old))
+        error = MEDIAN_ERROR * max(_estimate_spread(rest), floor) * math.sqrt(1 / len(new) + 1 / len(old))
         if abs(float(np.median(new) - np.median(old))) > DRIFT_LIMIT * error:
             segments.append((float(np.abs(rest).sum()), len(runs) - count))
     return min(segments)[1] if segments else None
 
 
 def robust_median(values: Sequence[float]) -> float:
-    """Return the median of a window of reports without outliers.
+    """Return the median of positive values after outliers are removed.
 
     Outliers are more than five standard deviations away from the median. The standard deviation comes from the median
     absolute deviation, and is at least 1 % of the median.
@@ -310,8 +312,8 @@ def robust_median(values: Sequence[float]) -> float:
     return statistics.median(value for value, far in zip(values, away, strict=True) if far <= reach)
 
 
-def _robust_spread(residuals: Floats) -> float:
-    """Return the standard deviation that follows from the median absolute deviation."""
+def _estimate_spread(residuals: Floats) -> float:
+    """Return the standard deviation of residuals, estimated from their median absolute value."""
     return MAD_TO_DEVIATION * float(np.median(np.abs(residuals)))
 
 
@@ -321,9 +323,10 @@ _Effect: TypeAlias = tuple[str, GroupKey]
 
 @dataclass(frozen=True)
 class RunFit:
-    """Fit to the runs of one party, which have full weight, and to the deviations that runs of other parties support.
+    """Bayesian fit of group deviations to the runs of one namespace, with a prior from other namespaces.
 
-    An effect is the deviation of one group, in its standard deviations. Runs are n rows, effects m columns.
+    An effect is the deviation of one group, in units of its standard deviation. Arrays have n runs and m effects. Runs
+    of this namespace have full weight, and those of other namespaces enter by the consensus.
     """
 
     runs: tuple[Run, ...]
@@ -354,22 +357,27 @@ class RunFit:
 
     @classmethod
     def from_runs(cls, runs: Sequence[Run], sigmas: Mapping[str, float]) -> RunFit:
-        """Return the fit of some runs alone, without effects learned from others."""
+        """Return the fit to the given runs only, without a prior from other namespaces.
+
+        Args:
+            runs: the runs.
+            sigmas: standard deviations by level.
+        """
         counts: Counter[_Effect] = Counter()
         for run in runs:
-            for effect in _effects_of_run(run):
+            for effect in _list_effects(run):
                 counts[effect] += run.observations
         if counts["cluster", ()] < MIN_OBSERVATIONS:
             counts.clear()
         shared = [
-            [effect for effect in _effects_of_run(run, _SHARED) if counts[effect] >= MIN_OBSERVATIONS] for run in runs
+            [effect for effect in _list_effects(run, _SHARED) if counts[effect] >= MIN_OBSERVATIONS] for run in runs
         ]
         index: dict[Hashable, int] = {name: column for column, name in enumerate(dict.fromkeys(chain(*shared)))}
         shares = np.zeros((len(runs), len(index)))
         for row, effects in enumerate(shared):
             for effect in effects:
                 shares[row, index[effect]] = sigmas[effect[0]]
-        noise = _unshared_covariance(runs, sigmas, counts)
+        noise = _build_unshared_covariance(runs, sigmas, counts)
         deviation = np.array([run.deviation for run in runs])
         inverse = _invert(noise + shares @ shares.T)
         return cls(
@@ -377,7 +385,7 @@ class RunFit:
             sigmas=sigmas,
             others=(),
             counts=counts,
-            members=Counter(effect for run in runs for effect in _effects_of_run(run)),
+            members=Counter(effect for run in runs for effect in _list_effects(run)),
             index=index,
             mean=np.zeros(len(index)),
             covariance=np.eye(len(index)),
@@ -388,10 +396,14 @@ class RunFit:
             robust_deviation=_limit_outliers(inverse, deviation),
         )
 
-    def with_consensus(self, consensus: Consensus, others: tuple[RunFit, ...]) -> RunFit:
-        """Return the fit of these runs, given the consensus of other parties.
+    def add_consensus(self, consensus: Consensus, others: tuple[RunFit, ...]) -> RunFit:
+        """Return the fit to these runs with a consensus of other namespaces as the prior.
 
-        This fit must not have used a consensus already.
+        The fit must not have a consensus yet.
+
+        Args:
+            consensus: the consensus.
+            others: the fits of the namespaces that the consensus is from.
         """
         index = {name: column for column, name in enumerate(dict.fromkeys((*consensus.index, *self.index)))}
         shares = np.zeros((len(self.runs), len(index)))
@@ -411,16 +423,16 @@ class RunFit:
         )
 
     @cached_property
-    def party(self) -> Party:
-        """The runs as a party of a consensus."""
-        return Party.from_deviations(tuple(self.index), self.shares, self.noise, self.robust_deviation)
+    def contributor(self) -> Contributor:
+        """The runs of this fit, as input of a consensus."""
+        return Contributor.from_deviations(tuple(self.index), self.shares, self.noise, self.robust_deviation)
 
     def leave_one_out_residuals(self) -> Floats:
-        """Return each run's deviation minus the deviation that the other runs predict, (n,)."""
+        """Return the deviation of each run minus the deviation that all other runs predict, (n,)."""
         return _leave_one_out_errors(self.inverse, self.robust_deviation, self.deviation)[0]
 
     def calibration(self) -> Calibration:
-        """Return the correction of every group that was observed often enough."""
+        """Return the corrections of all groups with at least `MIN_OBSERVATIONS` observations."""
         counts, members, most = Counter(self.counts), Counter(self.members), Counter[_Effect]()
         for one, is_apart in zip(self.others, self.consensus.disagrees if self.consensus else (), strict=True):
             counts.update({effect: count for effect, count in one.counts.items() if effect[0] in _SHARED})
@@ -431,7 +443,7 @@ class RunFit:
         effects = sorted(
             (effect for effect, count in counts.items() if count >= MIN_OBSERVATIONS), key=lambda effect: effect[1]
         )
-        ratio, width = self._group_factors(effects)
+        ratio, width = self._estimate_group_factors(effects)
         runs = sum(len(one.runs) for one in (self, *self.others))
         by_group, by_software = list[Correction](), list[Correction]()
         for effect, each, wide in zip(effects, ratio.tolist(), width.tolist(), strict=True):
@@ -441,18 +453,18 @@ class RunFit:
             (by_software if is_software else by_group).append(correction)
         return Calibration(tuple(by_group), tuple(by_software))
 
-    def _group_factors(self, effects: Sequence[_Effect]) -> tuple[Floats, Floats]:
-        """Return the factors on forecasts of groups, and the half-widths of their ranges, (k,) each."""
+    def _estimate_group_factors(self, effects: Sequence[_Effect]) -> tuple[Floats, Floats]:
+        """Return for k groups the factors on forecasts and on the half-widths of their ranges, (k,) each."""
         if not effects:
             return np.ones(0), np.ones(0)
         loadings = np.zeros((len(self.index), len(effects)))
         local = np.zeros((len(self.runs), len(effects)))
         rows_of: dict[_Effect, list[int]] = {}
         for row, run in enumerate(self.runs):
-            for effect in _containing_groups(group_of_run(run)):
+            for effect in _list_containing_groups(group_of_run(run)):
                 rows_of.setdefault(effect, []).append(row)
         for column, (level, key) in enumerate(effects):
-            for effect in ((level, key),) if level == SOFTWARE else _containing_groups(key):
+            for effect in ((level, key),) if level == SOFTWARE else _list_containing_groups(key):
                 if effect in self.index:
                     loadings[self.index[effect], column] = self.sigmas[effect[0]]
                 elif effect[0] not in _SHARED and self.counts.get(effect, 0) >= MIN_OBSERVATIONS:
@@ -465,17 +477,17 @@ class RunFit:
         if self.consensus is not None:
             gain = self.covariance @ self.shares.T @ self.inverse
             left_open = self.covariance - gain @ self.shares @ self.covariance
-            explained -= self.consensus.unconfirmed_variance(left_open, left - gain @ shared)
+            explained -= self.consensus.find_unconfirmed_variance(left_open, left - gain @ shared)
         width = np.sqrt((before - explained) / before) * self._spread_factor
         return np.clip(np.exp(-expected), 1 / MAX_RATIO, MAX_RATIO), width
 
     @cached_property
     def _spread_factor(self) -> float:
-        """Factor by which the spread of runs exceeds the assumed one.
+        """Ratio of the observed spread of runs to the spread that the variances predict.
 
-        It is the 90 % quantile of the errors in units of the assumed spread. It is weighed against 1 / (1 - `COVERAGE`)
-        runs that spread as assumed, the number needed to know a quantile. Without own runs it is the median of the
-        factors of others, except the smallest.
+        It comes from the 90 % quantile of the leave-one-out errors, shrunk towards 1 as by 1 / (1 - `COVERAGE`) runs
+        with the predicted spread. Without runs of this namespace, it is the median over other namespaces, where the
+        smallest ratio is left out.
         """
         if not self.counts:
             is_apart = self.consensus.disagrees if self.consensus else ()
@@ -490,29 +502,36 @@ class RunFit:
 
 
 _SHARED = ("cluster", "gpu", "kind", SOFTWARE)
-"""Levels of deviations that parties share; deviations of finer groups belong to one's own runs."""
+"""Levels of deviations that contributors share; deviations of finer groups belong to one's own runs."""
 _ALL = (*(name for name, _ in LEVELS), SOFTWARE)
 
 
-def _containing_groups(key: GroupKey) -> list[_Effect]:
-    """Return the group of a key and all coarser groups that contain it."""
+def _list_containing_groups(key: GroupKey) -> list[_Effect]:
+    """Return the effects of a group and of all coarser groups that contain it."""
     return [(name, key[:depth]) for name, depth in LEVELS if depth <= len(key)]
 
 
-def _effects_of_run(run: Run, levels: Collection[str] = _ALL) -> list[_Effect]:
-    """Return the deviations that a run has in common with others."""
+def _list_effects(run: Run, levels: Collection[str] = _ALL) -> list[_Effect]:
+    """Return the effects of the groups that a run belongs to, at the given levels."""
     software: list[_Effect] = [(SOFTWARE, (run.framework, run.family))] if run.framework else []
-    return [effect for effect in (*_containing_groups(group_of_run(run)), *software) if effect[0] in levels]
+    return [effect for effect in (*_list_containing_groups(group_of_run(run)), *software) if effect[0] in levels]
 
 
-def _unshared_covariance(runs: Sequence[Run], sigmas: Mapping[str, float], counts: Mapping[_Effect, int]) -> Floats:
-    """Return the covariance of the parts of deviations that runs do not share with other parties, (n, n).
+def _build_unshared_covariance(
+    runs: Sequence[Run], sigmas: Mapping[str, float], counts: Mapping[_Effect, int]
+) -> Floats:
+    """Return the covariance of the deviations that other namespaces cannot share, (n, n).
 
-    These parts belong to the run itself, to finer groups, and to groups that were observed too rarely.
+    They are those of single runs, of the levels outside `_SHARED`, and of groups with too few observations.
+
+    Args:
+        runs: the runs.
+        sigmas: standard deviations by level.
+        counts: number of observations of each group.
     """
     own = np.array([sigmas["run"] ** 2 + sigmas["report"] ** 2 / run.observations for run in runs])
     for row, run in enumerate(runs):
-        own[row] += sum(sigmas[name] ** 2 for name, key in _effects_of_run(run) if counts[name, key] < MIN_OBSERVATIONS)
+        own[row] += sum(sigmas[name] ** 2 for name, key in _list_effects(run) if counts[name, key] < MIN_OBSERVATIONS)
     covariance: Floats = np.diag(own)
     for name, depth in LEVELS:
         if name not in _SHARED and len(runs):
@@ -524,7 +543,12 @@ def _unshared_covariance(runs: Sequence[Run], sigmas: Mapping[str, float], count
 
 
 def _limit_outliers(inverse: Floats, deviation: Floats) -> Floats:
-    """Return the deviations of runs, (n,), where outliers are moved towards the predictions of the other runs."""
+    """Return the deviations of runs, (n,), with outliers moved towards what the other runs predict.
+
+    Args:
+        inverse: inverse covariance of the deviations, (n, n).
+        deviation: deviations of the runs, (n,).
+    """
     robust = deviation
     for _ in range(5):
         residual, spread = _leave_one_out_errors(inverse, robust, deviation)
@@ -533,9 +557,14 @@ def _limit_outliers(inverse: Floats, deviation: Floats) -> Floats:
 
 
 def _leave_one_out_errors(inverse: Floats, robust: Floats, deviation: Floats) -> tuple[Floats, Floats]:
-    """Return each run's deviation minus the prediction of the others, and the standard deviation of that, (n,) each.
+    """Return leave-one-out prediction errors of deviations and their standard deviations, (n,) each.
 
-    See Rasmussen and Williams 2006, equations 5.10 to 5.12.
+    Source: Rasmussen and Williams 2006, equations 5.10 to 5.12.
+
+    Args:
+        inverse: inverse covariance of the deviations, (n, n).
+        robust: deviations from which to predict, (n,).
+        deviation: deviations to compare with the predictions, (n,).
     """
     precision = np.diag(inverse)
     expected = robust - (inverse @ robust) / precision

@@ -1,26 +1,26 @@
 """Correct the forecasts of a job on every GPU, count and plan from measured runs of the same job.
 
-A deviation is the logarithm of raw forecast over measurement, without the part that the cluster's other runs explain
-(`calibration`). It is a sum of parts that runs of one job share:
+A deviation is the logarithm of forecast over measurement, where the forecast is already corrected by `calibration`. It
+is a sum of independent deviations that runs of one job have in common if they agree in:
 
-* one of the job, wherever it runs;
-* one of the GPU's architecture;
-* one of the recipe on one GPU: the ZeRO stage and the recomputation of its plan;
-* one of the split of the model by its plan, on one architecture;
-* one of the shape of its kernels: that split, precision, sequence length and micro-batch, on one architecture;
-* one of exactly the same setting;
-* and one of the run alone.
+* the job;
+* the architecture of the GPU;
+* the GPU, and ZeRO stage and recomputation of the plan ("recipe");
+* the architecture, and how the plan splits the model ("split");
+* the architecture, split, precision, sequence length and micro-batch, and so the shapes of kernels ("shape");
+* everything ("setting").
 
-`calibration.toml` has the variance of each part. The expected deviation of a setting is the best linear unbiased
-prediction c' K^-1 d (Henderson 1975; Robinson, Statistical Science 6, 1991). So a run moves all forecasts of its own
-job, by as much as the two settings share, and no forecasts of other jobs. A few settings are odd: their own part has a
-much larger variance. So a small deviation is carried over almost whole, and of a very large one little is.
+One more deviation is that of the single run.
 
-A run may report the time of its collectives or its update. Then each of them has a separate deviation, and the rest of
-the step has another. The wait for links is carried over to the exchanges of other plans, and the time of the update to
-their updates.
+`calibration.toml` has the variances. The expected deviation of a setting is the best linear unbiased prediction
+c' K^-1 d (Henderson 1975; Robinson, Statistical Science 6, 1991). So a run changes only forecasts of its job, and more
+the more the settings agree. A few settings are odd: their deviation "setting" has a much larger variance. So a small
+deviation is transferred almost whole to other settings, and only little of a very large deviation.
 
-`JobRuns.factors_of_plans` is the entry point. `part_deviations` and `correct_parts` deal with the parts of steps.
+A run may report the time of its collectives or of its optimizer step. Then these parts of the step have deviations
+apart from the rest of the step, and correct the corresponding parts of other plans.
+
+`JobRuns.find_plan_factors` is the entry point. `part_deviations` and `correct_parts` deal with the parts of steps.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ MAX_RATIO = 3.0
 MAX_CHANGE_BY_OTHERS = 0.1
 """Largest relative change of a job's forecasts where all its runs are of other workloads under the job's name."""
 LEVELS = ("job", "architecture", "recipe", "split", "shape", "setting")
-"""Deviations that runs of one job share, in the order of `shared_levels`."""
+"""Deviations that runs of one job share, in the order of `find_shared_levels`."""
 REST = "together"
 SEPARATE_PARTS = ("communication", "optimizer")
 """Parts of a step that are corrected alone if a run reports them; all others are corrected together (`REST`)."""
@@ -61,7 +61,7 @@ ALL_COLUMNS = tuple(item.name for item in fields(Plans))
 
 @dataclass(frozen=True, slots=True)
 class RunSetting:
-    """A GPU and the properties of a workload there that deviations of its forecast may depend on."""
+    """A GPU and the properties of a workload on which the deviation of a forecast may depend."""
 
     gpu: str
     architecture: str
@@ -71,15 +71,15 @@ class RunSetting:
 
     @classmethod
     def from_workload(cls, gpu: str, architecture: str, workload: Workload) -> RunSetting:
-        """Return the setting of a workload on a GPU."""
+        """Return the setting of a workload on a GPU of an architecture."""
         return cls(gpu, architecture, workload.precision, workload.sequence_length, workload.global_batch)
 
 
 @dataclass(frozen=True, slots=True)
 class MeasuredParts:
-    """Seconds of the parts of a measured step, None for a part that its run does not report.
+    """Seconds of the parts of a measured step. A part that the run does not report is None.
 
-    Parts do not overlap. A pass includes the collectives that it waits for, unless they are reported as communication.
+    Parts do not overlap. Forward and backward include collectives that they wait for, unless `communication_s` does.
     """
 
     input_s: float | None = None
@@ -92,22 +92,22 @@ class MeasuredParts:
 
     @property
     def values(self) -> tuple[float | None, ...]:
-        """All parts, in order."""
+        """Seconds of all parts: input, forward, backward, optimizer, communication. An unreported part is None."""
         return self.input_s, self.forward_s, self.backward_s, self.optimizer_s, self.communication_s
 
     @property
     def sum_s(self) -> float:
-        """Sum of the reported parts."""
+        """Sum of the reported parts in seconds."""
         return sum(one or 0.0 for one in self.values)
 
     def scale_by(self, factor: float) -> MeasuredParts:
-        """Return the parts of a step that is `factor` times as long."""
+        """Return the parts with all seconds multiplied by a factor."""
         return MeasuredParts(*(None if one is None else one * factor for one in self.values))
 
     def blend_with(self, newer: MeasuredParts, weight: float) -> MeasuredParts:
-        """Return these parts moved towards newer ones by a weight.
+        """Return the weighted mean of these parts and newer parts, where the newer parts have weight `weight`.
 
-        A part that only one of the two reports keeps the reported value.
+        A part that only one of the two has keeps that value.
         """
         both = zip(self.values, newer.values, strict=True)
         return MeasuredParts(
@@ -116,7 +116,7 @@ class MeasuredParts:
 
     @property
     def measured_parts_s(self) -> dict[str, float]:
-        """Reported parts that `SEPARATE_PARTS` lists."""
+        """Seconds of communication and optimizer step by name, as far as the run reports them."""
         known = zip(SEPARATE_PARTS, (self.communication_s, self.optimizer_s), strict=True)
         return {name: value for name, value in known if value is not None}
 
@@ -127,7 +127,7 @@ NO_PARTS = MeasuredParts()
 
 @dataclass(frozen=True, slots=True)
 class JobRun:
-    """A measured run of the job."""
+    """A measured run of a job: its setting, plan and deviations."""
 
     place: RunSetting  # names of fields are part of `inputs_hash`
     plan: Plan
@@ -147,11 +147,14 @@ class JobRun:
     is_relative: bool = False
     """Whether it is of another workload under the job's name; then deviations of its plan and shape are ignored."""
 
-    def deviations_of_parts(self, is_across: bool | None) -> tuple[float, ...]:
-        """Return the deviations of the parts corrected together and of each of `SEPARATE_PARTS`, for one kind of plans.
+    def list_deviations(self, is_across: bool | None) -> tuple[float, ...]:
+        """Return the deviations (rest of the step, communication, optimizer) that apply to plans of one kind.
 
-        `is_across` is one of `LINK_KINDS`. A part that is not reported deviates like the rest, and so does the wait for
+        A part that the run does not report gets the deviation of the rest. Communication does too if the run used
         links of another kind.
+
+        Args:
+            is_across: kind of the plans, one of `LINK_KINDS`.
         """
         is_same_kind = is_across == (self.plan.gpus > self.gpus_per_node)
         parts = dict(self.parts if is_same_kind else self.parts_elsewhere)
@@ -162,17 +165,17 @@ class JobRun:
 def part_deviations(
     expected_s: Mapping[str, float], exchanged_s: float, spent_s: float, measured_parts_s: Mapping[str, float]
 ) -> tuple[tuple[str, float], ...]:
-    """Return the deviations of the parts of a step that were measured separately, and the deviation of the rest.
+    """Return (name, log(forecast / measurement)) for each measured part of a step and for the rest of the step.
 
-    `correct_parts` with their inverse exponentials turns the forecast into the measured step. For exposed
-    communication, the time of all collectives, hidden ones included, is added to both sides of the ratio. So a run that
-    waits although all collectives were to be hidden shows which share is not hidden, and gives no infinite ratio.
+    With these deviations, `correct_parts` turns the forecast into the measured step. For communication, the forecast
+    time of all collectives is added to numerator and denominator, so that the ratio stays finite.
 
     Args:
-        expected_s: the parts of the forecast.
-        exchanged_s: seconds of all collectives by the same forecast, hidden ones included.
+        expected_s: forecast seconds of all parts, by name.
+        exchanged_s: forecast seconds of all collectives, including those that computation hides.
         spent_s: seconds of the measured step.
-        measured_parts_s: seconds of it that some of `SEPARATE_PARTS` took, less than all, each with a forecast above 0.
+        measured_parts_s: measured seconds of some of `SEPARATE_PARTS`, by name. Their sum is less than `spent_s`, and
+            their forecasts are above 0.
     """
     rest_s = sum(expected_s.values()) - sum(expected_s[name] for name in measured_parts_s)
     rest = rest_s / (spent_s - sum(measured_parts_s.values()))
@@ -184,10 +187,14 @@ def part_deviations(
 
 
 def correct_parts(parts_s: Mapping[str, Floats], hidden_s: Floats, ratios: Floats) -> dict[str, Floats]:
-    """Return the parts of steps, (n,) each, times the ratios of `JobRuns.factors_of_plans`, (3, n).
+    """Return corrected seconds of the parts of n steps, (n,) each, by name.
 
-    No step becomes longer or shorter by more than `MAX_RATIO`. `hidden_s` are the seconds of collectives that
-    computation hides, (n,).
+    No step becomes longer or shorter by more than the factor `MAX_RATIO`.
+
+    Args:
+        parts_s: forecast seconds of the parts, by name, (n,) each.
+        hidden_s: seconds of collectives that computation hides, (n,).
+        ratios: factors on the rest, communication and optimizer from `JobRuns.find_plan_factors`, (3, n).
     """
     rest, exposed, update = ratios
     parts = {name: value * rest for name, value in parts_s.items()}
@@ -199,8 +206,8 @@ def correct_parts(parts_s: Mapping[str, Floats], hidden_s: Floats, ratios: Float
     return {name: value * within for name, value in parts.items()}
 
 
-def shared_levels(run: JobRun, setting: RunSetting, plans: Plans) -> Mask:
-    """Return which deviations a run shares with each of the plans at a setting: a row for each of `LEVELS`, (6, n)."""
+def find_shared_levels(run: JobRun, setting: RunSetting, plans: Plans) -> Mask:
+    """Return at which of the 6 `LEVELS` a run agrees with each of n plans at a setting, a mask (6, n)."""
     of_run, run_plan = run.place, Plans.from_plans(run.plan)
     kernels = (of_run.precision, of_run.sequence_length) == (setting.precision, setting.sequence_length)
     architecture = of_run.architecture == setting.architecture
@@ -226,10 +233,10 @@ def shared_levels(run: JobRun, setting: RunSetting, plans: Plans) -> Mask:
 
 @cache
 def shipped_deviations() -> Mapping[str, float]:
-    """Return the standard deviations of `calibration.toml` for runs of one job, by name.
+    """Return the standard deviations for runs of one job from `calibration.toml`, by level name.
 
-    The mapping also has `odd`, the deviation of an odd setting, `odd_share`, the share of settings that are odd, and
-    `narrowing`.
+    The mapping also has `run` and `report`, `odd` for odd settings, the fraction `odd_share` of odd settings, and the
+    exponent `narrowing` of ranges.
     """
     keys = (*LEVELS, "run", "report", "odd", "odd_share", "narrowing")
     table = FactFile.read_shipped("tilecast.learning", "calibration.toml").read_values("job", keys)
@@ -238,45 +245,48 @@ def shipped_deviations() -> Mapping[str, float]:
 
 @dataclass(frozen=True, slots=True)
 class JobRuns:
-    """Runs of one job, and the corrections that follow from them; without runs, forecasts do not change."""
+    """Measured runs of one job, from which its forecasts are corrected. Without runs, forecasts do not change."""
 
     runs: tuple[JobRun, ...] = ()
 
-    def factors_of_plans(
+    def find_plan_factors(
         self, setting: RunSetting, plans: Plans, gpus_per_node: int, sigmas: Mapping[str, float] | None = None
     ) -> tuple[Floats, Floats]:
-        """Return the factors on parts of the steps of plans, (3, n), and on the half-width of their ranges, (n,).
+        """Return factors on parts of the steps of n plans, (3, n), and on the half-widths of their ranges, (n,).
 
-        The first row of the factors is for the parts that are corrected together, the others are for `SEPARATE_PARTS`.
+        The rows are for communication (second), the optimizer (third), and the rest of the step (first).
 
         Args:
             setting: the GPU and the properties of the workload.
             plans: the plans, (n,).
-            gpus_per_node: GPUs of a node there.
-            sigmas: standard deviations to use instead of `shipped_deviations()`.
+            gpus_per_node: GPUs per node of the pool.
+            sigmas: standard deviations by level; None for `shipped_deviations()`.
         """
         if not self.runs:
             return np.ones((1 + len(SEPARATE_PARTS), len(plans))), np.ones(len(plans))
         run_plans = Plans.from_plans(*(one.plan for one in self.runs))
         mutual = np.stack(
-            [self._shared_levels(one.place, run_plans.take(np.array([k]))) for k, one in enumerate(self.runs)], axis=-1
+            [self._find_shared_levels(one.place, run_plans.take(np.array([k]))) for k, one in enumerate(self.runs)],
+            axis=-1,
         )
         reports = np.array([one.reports for one in self.runs])
-        shared = self._shared_levels(setting, plans)
+        shared = self._find_shared_levels(setting, plans)
         of_job = [name in ("job", "architecture") for name in LEVELS]
         relative = np.array([one.is_relative for one in self.runs])
         shared &= np.array(of_job)[:, None, None] | ~relative[:, None]
         deviation, most = np.array([[one.deviation for one in self.runs]]), np.array([[MAX_RATIO]])
-        judged = deviation
+        deviation_for_odds = deviation
         if any(one.parts for one in self.runs):
-            links = [[one.deviations_of_parts(is_across) for one in self.runs] for is_across in LINK_KINDS]
+            links = [[one.list_deviations(is_across) for one in self.runs] for is_across in LINK_KINDS]
             of_parts = np.array(links).swapaxes(-1, -2)
             deviation = of_parts.reshape(-1, len(self.runs))
-            # A part such as a wait may be many times its forecast. Whether a setting is odd is judged by the rest.
-            judged = np.broadcast_to(of_parts[:, :1], of_parts.shape).reshape(deviation.shape)
+            # A part such as a wait may be many times its forecast. The rest tells whether a setting is odd.
+            deviation_for_odds = np.broadcast_to(of_parts[:, :1], of_parts.shape).reshape(deviation.shape)
             most = np.tile([[MAX_RATIO], [MAX_EXPOSED_RATIO], [MAX_RATIO]], (len(LINK_KINDS), 1))
         known = sigmas or shipped_deviations()
-        ratio, width = correction_factors(known, mutual[:, :, 0], shared, deviation, reports, judged)
+        ratio, width = estimate_correction_factors(
+            known, mutual[:, :, 0], shared, deviation, reports, deviation_for_odds
+        )
         most = np.minimum(most, 1 + MAX_CHANGE_BY_OTHERS) if relative.all() else most
         shape = (len(LINK_KINDS), 1 + len(SEPARATE_PARTS), len(plans))
         ratios = np.broadcast_to(np.clip(ratio, 1 / most, most), (shape[0] * shape[1], shape[2])).reshape(shape)
@@ -284,60 +294,66 @@ class JobRuns:
         return np.where(plans.pipeline > 1, pipelines, np.where(plans.gpus > gpus_per_node, across, inside)), width
 
     def waited_s(self, plans: Plans, gpus_per_node: int) -> Floats:
-        """Return the seconds that steps of plans wait for the data loader of each node, (n,).
+        """Return the seconds per step that n plans wait for the data loader, (n,).
 
         They are proportional to the samples that a node loads, at the mean rate of the runs.
         """
-        each = [one.waited_s / samples_per_node(Plans.from_plans(one.plan), one.gpus_per_node)[0] for one in self.runs]
-        return float(np.mean(each)) * samples_per_node(plans, gpus_per_node)
+        each = [
+            one.waited_s / count_samples_per_node(Plans.from_plans(one.plan), one.gpus_per_node)[0] for one in self.runs
+        ]
+        return float(np.mean(each)) * count_samples_per_node(plans, gpus_per_node)
 
-    def _shared_levels(self, setting: RunSetting, plans: Plans) -> Mask:
-        """Return the deviations that each run shares with each of the plans at a setting, (6, k, n)."""
-        return np.stack([shared_levels(one, setting, plans) for one in self.runs], axis=1)
+    def _find_shared_levels(self, setting: RunSetting, plans: Plans) -> Mask:
+        """Return at which of the 6 `LEVELS` each of k runs agrees with each of n plans at a setting, (6, k, n)."""
+        return np.stack([find_shared_levels(one, setting, plans) for one in self.runs], axis=1)
 
 
-def samples_per_node(plans: Plans, gpus_per_node: int) -> Floats:
-    """Return the samples of a step that each node loads, (n,)."""
+def count_samples_per_node(plans: Plans, gpus_per_node: int) -> Floats:
+    """Return the samples that each node loads per step, for n plans, (n,)."""
     samples = plans.data * plans.micro_batch * plans.gradient_accumulation
     return np.asarray(samples / np.ceil(plans.gpus / gpus_per_node))
 
 
-def correction_factors(
+def estimate_correction_factors(
     sigmas: Mapping[str, float],
-    mutual: Mask,
+    shared_by_runs: Mask,
     shared: Mask,
     deviation: Floats,
     reports: Ints,
-    judged: Floats | None = None,
+    deviation_for_odds: Floats | None = None,
 ) -> tuple[Floats, Floats]:
-    """Return the factors on steps, and on the half-width of their ranges, (…, n) each.
+    """Return the factors on n forecast steps and on the half-widths of their ranges, (…, n) each.
 
-    Leading axes are different jobs. The settings of a job's runs are either usual or odd. The variance of a setting's
-    own part differs between the two, and the two predictions are weighted by the likelihood of the runs under each.
-    Ranges use the mean variance, so that they do not depend on measurements. Ratios are not bounded here.
+    Leading axes are different jobs. The prediction is a mixture of two: one for usual settings and one for odd
+    settings, weighted by the likelihood of the runs. Ranges use the mean variance, so they do not depend on
+    measurements. The factors are not limited here.
 
     Args:
         sigmas: standard deviations as in `shipped_deviations`.
-        mutual: which of `LEVELS` the runs share with each other, (6, …, k, k).
-        shared: which of them the runs share with the settings to correct, (6, …, k, n).
+        shared_by_runs: at which of `LEVELS` the runs agree with each other, (6, …, k, k).
+        shared: at which of `LEVELS` the runs agree with the settings to correct, (6, …, k, n).
         deviation: deviations of the runs, (…, k).
         reports: number of reports of the runs, (…, k).
-        judged: the deviations that tell whether the settings are odd, (…, k), if they are not those of `deviation`.
+        deviation_for_odds: deviations that determine whether settings are odd, (…, k); None for `deviation`.
     """
-    judged = deviation if judged is None else judged
+    deviation_for_odds = deviation if deviation_for_odds is None else deviation_for_odds
     noise = (sigmas["run"] ** 2 + sigmas["report"] ** 2 / reports)[..., None] * np.eye(deviation.shape[-1])
     odd_share = sigmas["odd_share"]
     variances = {own: np.array([sigmas[name] ** 2 for name in (*LEVELS[:-1], own)]) for own in (LEVELS[-1], "odd")}
     odds, expected = [], []
     for variance, share in zip(variances.values(), (1 - odd_share, odd_share), strict=True):
-        covariance, target = (np.tensordot(variance, one, 1) for one in (mutual, shared))
-        weighed, told = (np.linalg.solve(covariance + noise, one[..., None])[..., 0] for one in (deviation, judged))
-        odds.append(np.log(share) - 0.5 * ((judged * told).sum(-1) + np.linalg.slogdet(covariance + noise)[1]))
+        covariance, target = (np.tensordot(variance, one, 1) for one in (shared_by_runs, shared))
+        weighed, told = (
+            np.linalg.solve(covariance + noise, one[..., None])[..., 0] for one in (deviation, deviation_for_odds)
+        )
+        odds.append(
+            np.log(share) - 0.5 * ((deviation_for_odds * told).sum(-1) + np.linalg.slogdet(covariance + noise)[1])
+        )
         expected.append((weighed[..., None] * target).sum(-2))
     odd = 1 / (1 + np.exp(np.clip(odds[0] - odds[1], -50, 50)))[..., None]
     mean = (1 - odd) * expected[0] + odd * expected[1]
     variance = (1 - odd_share) * variances[LEVELS[-1]] + odd_share * variances["odd"]
-    covariance, target = (np.tensordot(variance, one, 1) for one in (mutual, shared))
+    covariance, target = (np.tensordot(variance, one, 1) for one in (shared_by_runs, shared))
     explained = (target * np.linalg.solve(covariance + noise, target)).sum(-2) / (variance.sum() + sigmas["run"] ** 2)
     left = 1.0 - np.clip(explained, 0.0, 1.0)
     return np.exp(-mean), np.asarray(left ** sigmas["narrowing"])

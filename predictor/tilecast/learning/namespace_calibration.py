@@ -1,4 +1,4 @@
-"""Learn corrections from runs that the namespaces of a cluster share.
+"""Learn corrections for each namespace of a cluster from the runs of all namespaces.
 
 A namespace follows its own runs and those of trusted namespaces, as `calibration` describes. The influence of every
 other namespace is bounded (`consensus`): its runs move no forecast of another namespace by more than `MAX_INFLUENCE`.
@@ -22,7 +22,7 @@ from tilecast.learning.calibration import (
     Calibration,
     Run,
     RunFit,
-    current_runs,
+    keep_current_runs,
     shipped_deviations,
 )
 from tilecast.learning.consensus import Consensus, find_consensus
@@ -39,12 +39,12 @@ MAX_INFLUENCE = 0.1
 
 
 class NamespaceCalibration:
-    """Runs of a cluster that namespaces share, and the calibration of each namespace.
+    """Runs of all namespaces of a cluster, and the calibration that follows for each namespace.
 
     Args:
-        runs: oldest first.
-        trusted: namespaces whose runs count fully for every namespace.
-        previous: an earlier state, from which unchanged parts are reused.
+        runs: the runs, oldest first.
+        trusted: namespaces whose runs have full weight for every namespace.
+        previous: an earlier calibration, from which fits of unchanged namespaces are reused.
     """
 
     def __init__(
@@ -54,7 +54,9 @@ class NamespaceCalibration:
         of_namespace: dict[str, list[Run]] = {}
         for run in runs:
             of_namespace.setdefault(run.namespace, []).append(run)
-        self.runs = {name: tuple(current_runs(accepted_runs(members))) for name, members in of_namespace.items()}
+        self.runs = {
+            name: tuple(keep_current_runs(keep_accepted_runs(members))) for name, members in of_namespace.items()
+        }
         """Runs that count, by namespace."""
         self._trusted = tuple(name for name in self.runs if name in trusted)
         self._own_fits: dict[str, RunFit] = {
@@ -70,16 +72,16 @@ class NamespaceCalibration:
 
     @cached_property
     def bounded(self) -> frozenset[str]:
-        """Namespaces whose influence on the forecasts of others is at its bound."""
+        """Namespaces whose influence on the forecasts of other namespaces is cut to `MAX_INFLUENCE`."""
         bounded = zip(self._own_fits, self._consensus.is_at_limit, strict=True)
         return frozenset(name for name, is_bounded in bounded if is_bounded)
 
     def fit(self, namespace: str | None = None) -> Calibration:
-        """Return the corrections for the jobs of a namespace; None means a namespace without runs."""
+        """Return the corrections for jobs of a namespace. Use None for a namespace without runs."""
         return self._find_fit(namespace).calibration()
 
     def leave_one_out_errors(self, namespace: str) -> Floats:
-        """Return the signed relative errors of a namespace's current runs, each predicted from all other runs, (n,)."""
+        """Return the signed relative error of each run's forecast in a namespace, corrected by all other runs, (n,)."""
         error: Floats = np.expm1(self._find_fit(namespace).leave_one_out_residuals())
         return error[: len(self.runs[namespace])]
 
@@ -100,28 +102,31 @@ class NamespaceCalibration:
         else:
             full = dict.fromkeys(name for name in (namespace, *self._trusted) if name in self.runs)
             own = RunFit.from_runs([run for name in full for run in self.runs[name or ""]], self._sigmas)
-        parties, start = [one.party for one in others.values()], None
+        contributors, start = [one.contributor for one in others.values()], None
         if namespace is not None:
             shifts = dict(zip(self._own_fits, self._consensus.shifts, strict=True))
             start = np.array([shifts[name] for name in others])
-        consensus = find_consensus(parties, self._limit, own.party, start)
+        consensus = find_consensus(contributors, self._limit, own.contributor, start)
         if namespace is None:
             self._common_consensus = consensus
-        return own.with_consensus(consensus, tuple(others.values()))
+        return own.add_consensus(consensus, tuple(others.values()))
 
 
-def accepted_runs(runs: Sequence[Run]) -> list[Run]:
-    """Return the runs of a namespace that `quarantine_reasons` does not exclude."""
+def keep_accepted_runs(runs: Sequence[Run]) -> list[Run]:
+    """Return the runs of a namespace that may be learned from (see `quarantine_reasons`)."""
     return [run for run, why in zip(runs, quarantine_reasons(runs), strict=True) if not why]
 
 
 def quarantine_reasons(runs: Sequence[Run]) -> list[str]:
-    """Return the reason why each run of a namespace is excluded from learning; empty if it counts.
+    """Return for each run of a namespace why it is excluded from learning: "Absurd", "Unconfirmed" or "" if it is not.
 
-    An `Absurd` run deviates from its forecast by more than any correction can. An `Unconfirmed` run deviates by more
-    than `MAX_JUMP` from the median of the earlier runs of its pool, and too few runs there agree with it. That is fewer
-    than `MIN_CONFIRMING_RUNS`, itself included. A pool's first `DRIFT_WINDOW // 2` runs are neither checked nor counted
-    as confirmation. Only its newest `DRIFT_WINDOW` runs are checked. Runs are oldest first.
+    An absurd run differs from its forecast by more than the factor `MAX_RATIO`. An unconfirmed run differs by more than
+    the factor `MAX_JUMP` from the median of the earlier runs of its pool, and fewer than `MIN_CONFIRMING_RUNS` runs of
+    the pool, itself included, agree with it. The first `DRIFT_WINDOW // 2` runs of a pool are neither checked nor
+    counted as agreeing. Only the newest `DRIFT_WINDOW` runs of a pool are checked.
+
+    Args:
+        runs: the runs, oldest first.
     """
     deviation = np.array([run.deviation for run in runs])
     reasons = ["Absurd" if abs(one) > math.log(MAX_RATIO) else "" for one in deviation]

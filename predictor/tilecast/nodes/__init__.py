@@ -1,17 +1,17 @@
-"""Discovery of pools from nodes: the GPUs of a cluster, their node shapes and their links.
+"""Discovery of GPU pools from the nodes of a cluster.
 
-Facts come from sources in a fixed order, and the first source that answers is used:
+Each property of a node comes from the first of these sources that has it:
 
 * a GPUPool that a user wrote;
 * the devices of ResourceSlices;
 * the labels of `labels.toml` (GPU Feature Discovery, then labels of clouds);
 * the instance types of `hardware/nodes`.
 
-If no source answers, the node is left out and the report says why. Only the network may be assumed, and then its source
-is `default`.
+If no source has a property, the node is left out and the report says why. Only the network may be assumed, and then its
+source is `default`.
 
-A pool describes the nodes that the cluster has. Call `discover_pools(..., now=True)` for the part of each pool that a
-job can use now. The remarks of a pool describe conditions of only some of its nodes. Read `discovery` first.
+A pool describes all its nodes in the cluster. Call `discover_pools(..., now=True)` to count only nodes and GPUs that a
+job can use now. The remarks of a pool describe conditions of some of its nodes. Read `discovery` first.
 """
 
 from __future__ import annotations
@@ -56,11 +56,10 @@ Documents: TypeAlias = list[documents.Document]
 def parse_objects(text: str, name: str = "nodes") -> tuple[Documents, Documents, Documents]:
     """Return the Node, GPUPool and ResourceSlice documents of a YAML or JSON text.
 
-    The text is as `kubectl get nodes,gpupools -o json` prints it. If a node is listed more than once, as in
-    concatenated lists, the last entry counts.
+    `kubectl get nodes,gpupools -o json` prints such text. If a node is listed more than once, the last entry is used.
 
     Raises:
-        SpecError: the text is not YAML, or holds another kind.
+        SpecError: the text is not YAML, or has an object of another kind.
     """
     by_kind: dict[str, Documents] = {"Node": [], gpu_pool.KIND: [], "ResourceSlice": []}
     for index, document in enumerate(documents.load_documents(text, name)):

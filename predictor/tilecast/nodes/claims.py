@@ -1,4 +1,4 @@
-"""Assignment of nodes to the GPUPools that users wrote."""
+"""Assignment of nodes to the GPUPools that select them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tilecast.spec import SpecError
 
 @dataclass(slots=True)
 class NodeClaims:
-    """Nodes of each GPUPool that a user wrote, and the pools that discovery remembers."""
+    """GPUPools that users wrote with the nodes they select, and GPUPools that discovery wrote earlier."""
 
     specs: dict[str, gpu_pool.GPUPoolSpec] = field(default_factory=dict)
     """Specs of the pools that users wrote, by name."""
@@ -26,7 +26,10 @@ class NodeClaims:
 def claim_nodes(
     nodes: Sequence[Node], gpupools: Iterable[Mapping[str, Any]]
 ) -> tuple[NodeClaims, dict[str, SpecError]]:
-    """Assign nodes to GPUPool documents; also return the errors of invalid documents by name."""
+    """Return which GPUPool selects each node, and the errors of invalid GPUPool documents by name.
+
+    If several GPUPools select a node, the alphabetically first GPUPool gets it.
+    """
     claims, invalid = NodeClaims(), {}
     for position, document in enumerate(gpupools):
         try:
@@ -50,5 +53,5 @@ def claim_nodes(
 
 
 def selected_labels(spec: gpu_pool.GPUPoolSpec) -> Mapping[str, str]:
-    """Return the labels by which a pool selects nodes; none if it selects no nodes."""
+    """Return the labels by which a GPUPool selects nodes. If it selects no nodes, return an empty mapping."""
     return spec.selector or ({gpu_pool.NODE_TYPE_LABEL: spec.node_type} if spec.node_type else {})

@@ -10,7 +10,7 @@ VERSION = "version:"
 
 @dataclass(frozen=True, slots=True)
 class PublishedDevice:
-    """A device of a ResourceSlice, without the attributes that distinguish identical devices."""
+    """A device of a ResourceSlice without serial numbers and the like, so that equal devices compare equal."""
 
     kind: str
     """Whole GPU or MIG slice, spelled as in labels.toml."""

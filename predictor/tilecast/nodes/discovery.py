@@ -1,7 +1,7 @@
-"""Discovery of the pools that nodes form, and of the GPUPools that record them.
+"""Discovery of the pools that nodes form, and writing of GPUPools that record these pools.
 
-The GPUPools that discovery wrote are its memory. A pool keeps its name, its selector and the size that it can grow to
-while its nodes come and go.
+Discovery reads the GPUPools that it wrote before. So a pool keeps its name, its selector and its largest size while
+its nodes come and go.
 """
 
 from __future__ import annotations
@@ -35,24 +35,23 @@ def discover_pools(
     *,
     now: bool = False,
 ) -> NodesReport:
-    """Return the pools that nodes form, after the GPUPools that users wrote have claimed nodes.
+    """Return the GPU pools of a cluster: one per GPUPool of a user, and the pools that all other nodes form.
 
-    A pool has one GPU product in one node shape over one kind of link at one price. It is named after its GPU, followed
-    by the shape if two pools share a GPU. Once discovery has written a GPUPool, the pool keeps its name.
+    Nodes form one pool if they have the same GPU, number of GPUs, network and price. A pool is named after its GPU,
+    followed by its number of GPUs per node if two pools have the same GPU.
 
     Args:
         nodes: Node objects, or results of `read_node`.
         gpupools: GPUPool objects, written by users and by discovery.
         slices: ResourceSlice objects, or results of `read_resource_slice`.
-        forget: names of pools of discovery whose missing nodes are gone for good.
-        now: whether to count only the nodes and GPUs that a job can use now, for advice that is followed at once.
-            Otherwise a pool has all nodes of the cluster, so that a node that restarts causes no new advice.
+        forget: names of discovered pools whose missing nodes will not return.
+        now: whether to count only the nodes and GPUs that a job can use now. Otherwise all nodes are counted.
 
     Raises:
-        SpecError: an object does not have the shape of a Node. An invalid GPUPool does not raise; it is in `invalid`.
+        SpecError: an object is no valid Node. Invalid GPUPools are returned in `invalid` instead.
     """
     all_nodes = [item if isinstance(item, Node) else read_node(item) for item in nodes]
-    offered = _devices_by_node(slices)
+    offered = _group_devices_by_node(slices)
     node_facts: dict[int, NodeFacts] = {}
     problems: dict[tuple[str, str, str], list[str]] = defaultdict(list)
     others = 0
@@ -66,8 +65,8 @@ def discover_pools(
             problems[identity.code, identity.message, identity.remedy].append(item.name)
         else:
             node_facts[index] = identity
-    claimed = _user_pools(claims, all_nodes, node_facts, invalid, now=now)
-    discovered_pools = _discovered_pools(claims, all_nodes, node_facts, {*claims.specs, *invalid}, forget, now=now)
+    claimed = _list_user_pools(claims, all_nodes, node_facts, invalid, now=now)
+    discovered_pools = _list_discovered_pools(claims, all_nodes, node_facts, {*claims.specs, *invalid}, forget, now=now)
     left_out = tuple(OmittedNodes(*why, tuple(sorted(names))) for why, names in sorted(problems.items()))
     current = {item.pool.name for item in discovered_pools}
     obsolete = tuple(sorted(set(claims.remembered) - current))
@@ -76,13 +75,18 @@ def discover_pools(
 
 
 def _add_devices(entry: FoundPool, offered: Mapping[str, Sequence[PublishedDevice]]) -> FoundPool:
-    """Return the pool with the distinct devices that ResourceSlices publish for its nodes."""
+    """Return the pool with the distinct devices of its nodes.
+
+    Args:
+        entry: the pool without devices.
+        offered: the devices that ResourceSlices publish, by node name.
+    """
     devices = dict.fromkeys(device for name in entry.members for device in offered.get(name, ()))
     return replace(entry, devices=tuple(devices))
 
 
-def _devices_by_node(slices: Iterable[Mapping[str, Any] | ResourceSlice]) -> dict[str, list[PublishedDevice]]:
-    """Return the devices of each node, from the newest generation of each pool of ResourceSlices."""
+def _group_devices_by_node(slices: Iterable[Mapping[str, Any] | ResourceSlice]) -> dict[str, list[PublishedDevice]]:
+    """Return devices by node name. Only the newest generation of each pool of ResourceSlices is used."""
     known = [item if isinstance(item, ResourceSlice) else read_resource_slice(item) for item in slices]
     newest: dict[tuple[str, str], int] = defaultdict(int)
     for item in filter(None, known):
@@ -94,7 +98,7 @@ def _devices_by_node(slices: Iterable[Mapping[str, Any] | ResourceSlice]) -> dic
     return devices
 
 
-def _user_pools(
+def _list_user_pools(
     claims: NodeClaims,
     nodes: Sequence[Node],
     node_facts: Mapping[int, NodeFacts],
@@ -102,9 +106,9 @@ def _user_pools(
     *,
     now: bool,
 ) -> list[FoundPool]:
-    """Return the pools that users wrote, and add invalid ones to `invalid`.
+    """Return the pools of the GPUPools that users wrote. Errors of invalid GPUPools are added to `invalid`.
 
-    A size that a user stated is kept, whatever state the nodes are in.
+    The number of nodes that a user wrote is kept, even if some of the nodes cannot be used.
     """
     pools = []
     for name in sorted(claims.specs):
@@ -127,23 +131,23 @@ def _user_pools(
     return pools
 
 
-def _discovered_pools(
+def _list_discovered_pools(
     claims: NodeClaims,
     nodes: Sequence[Node],
     node_facts: Mapping[int, NodeFacts],
-    taken: Collection[str],
+    used_names: Collection[str],
     forget: Collection[str],
     *,
     now: bool,
 ) -> list[FoundPool]:
-    """Return the pools of nodes that no user's pool owns, and remembered pools whose nodes may return.
+    """Return the pools of nodes that no GPUPool of a user selects, and earlier pools whose nodes may return.
 
     Args:
-        claims: nodes of users' pools, and remembered pools.
+        claims: the GPUPools of users with their nodes, and the GPUPools that discovery wrote earlier.
         nodes: all nodes.
-        node_facts: facts of the nodes with known GPUs, by position.
-        taken: names of pools that users wrote.
-        forget: names of pools whose missing nodes are gone for good.
+        node_facts: properties of the nodes with known GPUs, by position in `nodes`.
+        used_names: names of GPUPools that users wrote.
+        forget: names of discovered pools whose missing nodes will not return.
         now: whether to count only nodes that a job can use now.
     """
     groups: dict[str, list[int]] = defaultdict(list)
@@ -155,18 +159,18 @@ def _discovered_pools(
         known.setdefault(claims.remembered[name][0].identity, name)
     absent = [name for name in sorted(claims.remembered) if known.get(claims.remembered[name][0].identity) != name]
     absent += [name for identity, name in known.items() if identity not in groups]
-    returning = [name for name in absent if _can_return(name, claims, nodes, forget)]
-    without_nodes = [_pool_without_nodes(name, *claims.remembered[name]) for name in returning]
+    returning = [name for name in absent if _can_get_nodes(name, claims, nodes, forget)]
+    without_nodes = [_build_pool_without_nodes(name, *claims.remembered[name]) for name in returning]
     names = {identity: known[identity] for identity in groups if identity in known}
     old = [claims.remembered[names[identity]][1].selector if identity in names else {} for identity in groups]
-    select = naming.select_groups(nodes, list(groups.values()), old)
+    select = naming.choose_selectors(nodes, list(groups.values()), old)
     grouped = {
         identity: group_nodes(members, nodes, node_facts, select[position], now=now)
         for position, (identity, members) in enumerate(groups.items())
     }
     new = {identity: item for identity, item in grouped.items() if identity not in names}
-    used = {*taken, *names.values(), *(item.pool.name for item in without_nodes)}
-    names |= dict(zip(new, naming.name_pools(list(new.values()), used), strict=True))
+    used = {*used_names, *names.values(), *(item.pool.name for item in without_nodes)}
+    names |= dict(zip(new, naming.choose_pool_names(list(new.values()), used), strict=True))
     out = list(without_nodes)
     for identity, item in grouped.items():
         name, most = names[identity], item.pool.max_nodes
@@ -180,11 +184,11 @@ def _discovered_pools(
     return sorted(out, key=lambda item: item.pool.name)
 
 
-def _can_return(name: str, claims: NodeClaims, nodes: Sequence[Node], forget: Collection[str]) -> bool:
-    """Return whether a remembered pool without nodes may have nodes again.
+def _can_get_nodes(name: str, claims: NodeClaims, nodes: Sequence[Node], forget: Collection[str]) -> bool:
+    """Return whether a pool that discovery recorded earlier, and that has no nodes now, may get nodes again.
 
-    It may not if it is forgotten, selects no nodes or has no size. It may not either if a user's pool would claim nodes
-    with its labels, or if an existing node matches its selector.
+    It may not if its name is in `forget`, or if its GPUPool has no labels or no size. It may not if a user's GPUPool
+    selects nodes with these labels, or if an existing node matches its selector.
     """
     spec = claims.remembered[name][1]
     labels = {**selected_labels(spec), **({gpu_pool.NODE_TYPE_LABEL: spec.node_type} if spec.node_type else {})}
@@ -195,14 +199,14 @@ def _can_return(name: str, claims: NodeClaims, nodes: Sequence[Node], forget: Co
     return not any(spec.selector.items() <= item.labels.items() for item in nodes)
 
 
-def _pool_without_nodes(name: str, note: gpu_pool.Discovery, spec: gpu_pool.GPUPoolSpec) -> FoundPool:
-    """Return a remembered pool that has no nodes now."""
+def _build_pool_without_nodes(name: str, note: gpu_pool.Discovery, spec: gpu_pool.GPUPoolSpec) -> FoundPool:
+    """Return a pool without nodes from its record `note` and from the spec that discovery wrote."""
     pool, facts = override_pool(name, spec, source="discovered")
     return FoundPool(pool, 0, 0, 0, facts, note=note, spot=bool(spec.spot))
 
 
 def gpupool_document(source: FoundPool) -> dict[str, Any] | None:
-    """Return the GPUPool document that discovery writes for a pool; None for a pool that a user wrote."""
+    """Return the GPUPool document that discovery writes for a pool. If a user wrote the pool, return None."""
     if source.note is None:
         return None
     pool = source.pool

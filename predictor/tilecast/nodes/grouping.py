@@ -1,4 +1,4 @@
-"""Formation of a pool from nodes of one kind."""
+"""Formation of a pool from nodes with equal GPUs, network and price."""
 
 from __future__ import annotations
 
@@ -23,25 +23,25 @@ def group_nodes(
     *,
     now: bool = False,
 ) -> FoundPool:
-    """Return the pool that some nodes form, named after its GPU.
+    """Return the pool that the given nodes form, named after its GPU.
 
     Args:
-        members: positions of the pool's nodes; the facts of the first node describe the properties that all share.
+        members: positions in `nodes` of the pool's nodes. The first node gives the properties that all of them share.
         nodes: all nodes.
-        node_facts: facts of the nodes, by position.
+        node_facts: properties of nodes, by position in `nodes`.
         selector: labels that select the nodes.
-        keys: topology labels that a user named; empty for the known ones.
+        keys: topology labels that a user named; empty for those of `labels.toml`.
         now: whether to count only nodes that a job can use now.
     """
     first, there = node_facts[members[0]], [nodes[index] for index in members]
     types = {item.node_type for item in there}
-    use = find_usable_nodes(there, [node_facts[index] for index in members], counted=now)
+    use = find_usable_nodes(there, [node_facts[index] for index in members], usable_only=now)
     gpus_per_node = use.gpus_per_node if now else min(node_facts[index].gpus for index in members)
     intra, domain_source = _find_intra_link(
         [item for item in there if not (now and item.unavailable)], first.gpu, gpus_per_node
     )
     currency = first.kind.currency if first.kind else "USD"
-    facts = _pool_facts(first, gpus_per_node, intra, domain_source, currency)
+    facts = _list_pool_properties(first, gpus_per_node, intra, domain_source, currency)
     taints = sorted({taint for item in there for taint in item.taints if taint[2] != "PreferNoSchedule"})
     pool = Pool(
         name=first.gpu.name,
@@ -52,7 +52,7 @@ def group_nodes(
         inter=first.inter,
         node_type=types.pop() if len(types) == 1 else "",
         node_selector=selector,
-        tolerations=tuple(_tolerate_taint(*taint) for taint in taints),
+        tolerations=tuple(_build_toleration(*taint) for taint in taints),
         price_per_gpu_hour=first.price,
         currency=currency,
         layers={name: source for name, (_, source) in facts.items()},
@@ -65,14 +65,24 @@ def group_nodes(
         facts=facts,
         members=tuple(sorted(item.name for item in there)),
         spot=all(node_facts[index].spot for index in members),
-        topology=_topology_levels(there, keys or label_table().topology.keys),
+        topology=_count_topology_levels(there, keys or label_table().topology.keys),
         unusable=len(members) - use.nodes,
         remarks=use.remarks,
     )
 
 
-def _pool_facts(first: NodeFacts, gpus_per_node: int, intra: Link, domain_source: str, currency: str) -> Facts:
-    """Return value and source of each fact of a pool, from the facts of one of its nodes."""
+def _list_pool_properties(
+    first: NodeFacts, gpus_per_node: int, intra: Link, domain_source: str, currency: str
+) -> Facts:
+    """Return (value, source) of each property of a pool, by name.
+
+    Args:
+        first: properties of one node of the pool.
+        gpus_per_node: GPUs per node of the pool.
+        intra: the link between the GPUs of a node.
+        domain_source: source of the size of the NVLink domain; empty if a domain is one node.
+        currency: currency of the price.
+    """
     facts: Facts = {
         "gpu": (first.gpu.name, first.gpu_source),
         "gpusPerNode": (str(gpus_per_node), first.count_source),
@@ -87,10 +97,10 @@ def _pool_facts(first: NodeFacts, gpus_per_node: int, intra: Link, domain_source
 
 
 def _find_intra_link(members: Sequence[Node], gpu: Gpu, gpus_per_node: int) -> tuple[Link, str]:
-    """Return the link between the GPUs of a node, and the source of its NVLink domain; "" if it joins one node.
+    """Return the link between the GPUs of a node, and the source of the size of its NVLink domain.
 
-    The source is the label of the nodes' domains if the labels say that domains are smaller or larger than the
-    product's.
+    The source is "gpu" for the size that the GPU product has. It is a label key if that label of the nodes shows
+    another size. If an NVLink domain does not reach beyond one node, the source is "".
     """
     intra = find_link(gpu.intra_link)
     if gpu.mig or intra.beyond is not None or intra.domain <= gpus_per_node:
@@ -105,12 +115,12 @@ def _find_intra_link(members: Sequence[Node], gpu: Gpu, gpus_per_node: int) -> t
     return intra, "gpu"
 
 
-def _topology_levels(members: Sequence[Node], keys: Iterable[str]) -> tuple[TopologyLevel, ...]:
+def _count_topology_levels(members: Sequence[Node], keys: Iterable[str]) -> tuple[TopologyLevel, ...]:
     counted = ((key, Counter(item.labels[key] for item in members if key in item.labels)) for key in keys)
     return tuple(TopologyLevel(key, len(counts), max(counts.values())) for key, counts in counted if counts)[:16]
 
 
-def _tolerate_taint(key: str, value: str, effect: str) -> dict[str, str]:
-    """Return the toleration of a taint."""
+def _build_toleration(key: str, value: str, effect: str) -> dict[str, str]:
+    """Return the toleration, as in a pod spec, of the taint with this key, value and effect."""
     match = {"operator": "Equal", "value": value} if value else {"operator": "Exists"}
     return {"key": key, **match, "effect": effect}

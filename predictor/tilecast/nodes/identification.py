@@ -1,8 +1,8 @@
-"""Identification of a node's GPU, its number of GPUs and its network, each from the first source that states it.
+"""Identification of a node's GPU, its number of GPUs and its network, each from the first source that has it.
 
 The sources are, in order: a user's GPUPool, the devices of ResourceSlices, the labels of `labels.toml` (GPU Feature
-Discovery, then labels of clouds), the instance types of `hardware/nodes`. If no source answers, the node has a problem.
-Only the network may be assumed; then its source is `default`.
+Discovery, then labels of clouds), the instance types of `hardware/nodes`. If no source has it, the node has a problem.
+Only the network may be assumed, and then its source is `default`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,13 @@ from dataclasses import dataclass
 from tilecast.api import gpu_pool
 from tilecast.api.base import format_value
 from tilecast.hardware import Gpu, Link, find_gpu, find_slice, mig_profiles
-from tilecast.hardware.instances import NodeType, default_network, ethernet_link, find_node_type, machine_with_gpus
+from tilecast.hardware.instances import (
+    NodeType,
+    add_gpus_to_machine,
+    build_ethernet_link,
+    find_default_network,
+    find_node_type,
+)
 from tilecast.nodes.devices import PublishedDevice
 from tilecast.nodes.labels import LabelSource, label_table
 from tilecast.nodes.objects import Node, find_profile
@@ -32,7 +38,7 @@ _UNCUT = "select them with a GPUPool that states mig, or disable MIG on the node
 
 @dataclass(frozen=True, slots=True)
 class NodeFacts:
-    """Facts about one node from all sources."""
+    """GPU, number of GPUs, network and instance type of one node, with the sources of these properties."""
 
     gpu: Gpu
     gpus: int
@@ -47,28 +53,28 @@ class NodeFacts:
 
     @property
     def is_offered(self) -> bool:
-        """Whether the node offers its GPUs to pods; GPUs that only labels or its type state may be out of reach."""
+        """Whether a device plugin or a Dynamic Resource Allocation driver offers the GPUs to pods."""
         return self.count_source in (CAPACITY, RESOURCE_SLICE)
 
     @property
     def price(self) -> float | None:
-        """List price of one GPU, or of a MIG slice's share of one.
+        """List price of one GPU, or of one MIG slice, per hour.
 
-        It is None for spot nodes, because their price changes by the hour.
+        It is None if unknown, and for spot nodes, because their price changes by the hour.
         """
         price = None if self.kind is None or self.spot else self.kind.price_per_gpu_hour
         return None if price is None else price * self.gpu.share
 
     @property
     def identity(self) -> str:
-        """Text that all nodes of one pool have in common: GPUs, network and price."""
+        """Text with GPUs, network and price. Nodes with equal texts form one pool."""
         market = "spot" if self.spot else "no price" if self.price is None else f"{self.price:.6g}"
         return f"{self.gpus} x {self.gpu.name}, {self.inter.name}, {market}"
 
 
 @dataclass(frozen=True, slots=True)
 class NodeProblem:
-    """Reason why a node with GPUs is in no pool."""
+    """Reason why a node with GPUs is in no pool, and a remedy."""
 
     code: str
     message: str
@@ -78,11 +84,13 @@ class NodeProblem:
 def identify_node(
     node: Node, spec: gpu_pool.GPUPoolSpec | None, devices: Sequence[PublishedDevice]
 ) -> NodeFacts | NodeProblem | None:
-    """Return the facts of a node, or the problem that keeps it out of every pool; None if it has no GPU.
+    """Return the properties of a GPU node, or the problem that keeps it out of every pool.
+
+    If the node has no GPU, return None.
 
     Args:
         node: the node.
-        spec: the spec of the user's GPUPool that selects the node.
+        spec: the spec of the user's GPUPool that selects the node; None if there is none.
         devices: the devices that ResourceSlices publish for the node.
     """
     table = label_table()
@@ -94,7 +102,7 @@ def identify_node(
     kind = find_node_type(node.node_type)
     gpu, gpu_source = _identify_gpu(node, spec, kind, whole)
     if gpu is None:
-        return _unknown_gpu_problem(node, whole)
+        return _explain_unknown_gpu(node, whole)
     if profile and not gpu.mig:
         try:
             gpu = find_slice(gpu, profile)
@@ -105,8 +113,8 @@ def identify_node(
     if counted is None:
         return NodeProblem("UnknownAccelerator", f"nothing says how many {gpu.name} a node has", _INSTALL)
     gpus, usable, count_source = counted
-    kind = kind or machine_with_gpus(node.node_type, gpu, gpus)
-    physical = _labelled_gpus(node) or (None if kind is None else kind.gpus)
+    kind = kind or add_gpus_to_machine(node.node_type, gpu, gpus)
+    physical = _count_labelled_gpus(node) or (None if kind is None else kind.gpus)
     if not gpu.mig and count_source == CAPACITY and physical is not None and gpus > physical:
         message = f"the GPUs are shared between pods (a node offers {gpus} and has {physical})"
         return NodeProblem("SharedGpu", message, _UNSHARE)
@@ -118,7 +126,16 @@ def identify_node(
 def _find_sharing_problem(
     node: Node, profile: str | None, whole: Sequence[str], devices: Sequence[PublishedDevice]
 ) -> NodeProblem | None:
-    """Return the problem of a node whose GPUs are cut or shared, unless the MIG profile of its slices is known."""
+    """Return the problem of a node whose GPUs are cut by MIG or shared between pods. If there is none, return None.
+
+    MIG slices are no problem if their profile is known.
+
+    Args:
+        node: the node.
+        profile: the MIG profile of its slices; None if it is unknown or the GPUs are whole.
+        whole: products of the whole GPUs that ResourceSlices publish for the node.
+        devices: all devices that ResourceSlices publish for the node.
+    """
     table = label_table()
     if not whole and any(device.kind == table.dra_slice for device in devices):
         remedy = "disable MIG on the nodes meant for training"
@@ -138,9 +155,9 @@ def _find_sharing_problem(
 
 
 def _find_mig_profile(node: Node, spec: gpu_pool.GPUPoolSpec | None) -> str | None:
-    """Return the MIG profile of the slices that a node offers.
+    """Return the MIG profile of the slices that a node offers, such as 1g.10gb.
 
-    It is None if its GPUs are whole, or are cut into several kinds of slices of which no source chooses one.
+    If the GPUs are whole, return None. If a node has several profiles and nothing chooses one, return None too.
     """
     if spec is not None and spec.mig is not None:
         return spec.mig
@@ -156,12 +173,17 @@ def _find_mig_profile(node: Node, spec: gpu_pool.GPUPoolSpec | None) -> str | No
 
 
 def _find_label_source(node: Node) -> LabelSource | None:
-    """Return the first source of `labels.toml` whose product label the node has; None if it has none of them."""
+    """Return the first source of `labels.toml` whose product label the node has. If it has none, return None."""
     return next((source for source in label_table().sources if source.product in node.labels), None)
 
 
-def _unknown_gpu_problem(node: Node, whole: Sequence[str]) -> NodeProblem | None:
-    """Return the reason why the node's GPU is unknown; None if the node has no GPU."""
+def _explain_unknown_gpu(node: Node, whole: Sequence[str]) -> NodeProblem | None:
+    """Return the reason why a node's GPU is unknown. If the node has no GPU, return None.
+
+    Args:
+        node: the node.
+        whole: products of the whole GPUs that ResourceSlices publish for the node.
+    """
     code, table, named = "UnknownAccelerator", label_table(), _find_label_source(node)
     if whole:
         products = ", ".join(format_value(product) for product in sorted(set(whole))[:3])
@@ -194,7 +216,14 @@ def _unknown_gpu_problem(node: Node, whole: Sequence[str]) -> NodeProblem | None
 def _identify_gpu(
     node: Node, spec: gpu_pool.GPUPoolSpec | None, kind: NodeType | None, whole: Sequence[str]
 ) -> tuple[Gpu | None, str]:
-    """Return the GPU of a node and the source that names it; None and "" if no source names a known one."""
+    """Return the GPU of a node and the name of its source. If no source names a known GPU, return None and "".
+
+    Args:
+        node: the node.
+        spec: the spec of the user's GPUPool that selects the node.
+        kind: the instance type of the node, if it is known.
+        whole: products of the whole GPUs that ResourceSlices publish for the node.
+    """
     if spec is not None and spec.gpu is not None:
         try:
             return spec.gpu.gpu(), "override"
@@ -207,7 +236,9 @@ def _identify_gpu(
             return None, ""
     for source in label_table().sources:
         product = node.labels.get(source.product)
-        name = None if product is None else source.gpu_name(product, parse_count(node.labels.get(source.memory_mib)))
+        name = (
+            None if product is None else source.find_gpu_name(product, parse_count(node.labels.get(source.memory_mib)))
+        )
         if name is not None:
             try:
                 return find_gpu(name), source.name
@@ -222,10 +253,10 @@ def _identify_gpu(
 def _count_gpus(
     node: Node, spec: gpu_pool.GPUPoolSpec | None, kind: NodeType | None, gpu: Gpu, devices: int
 ) -> tuple[int, int, str] | None:
-    """Return the node's GPUs or MIG slices, how many of them pods may use, and the source of these numbers.
+    """Return (total, usable, source): a node's GPUs or MIG slices, and how many of them pods may use.
 
-    It is None if no source states them. If a device plugin reports no GPU at all, labels still give the number, but
-    none of the GPUs are usable.
+    If a device plugin reports 0 GPUs, the total comes from labels and 0 are usable. If no source has the number,
+    return None.
     """
     cut = {name: (total, usable) for name, total, usable in node.slices}
     if gpu.mig in cut:
@@ -247,18 +278,18 @@ def _count_gpus(
     return total, total if node.gpus is None else 0, source
 
 
-def _labelled_gpus(node: Node) -> int | None:
-    """Return the number of physical GPUs that the labels of a node state; None if they state none."""
+def _count_labelled_gpus(node: Node) -> int | None:
+    """Return the number of physical GPUs from a node's labels. If no label has it, return None."""
     counts = (parse_count(node.labels.get(source.count)) for source in label_table().sources if source.count)
     return next((number for number in counts if number), None)
 
 
 def _identify_network(node: Node, kind: NodeType | None, gpu: Gpu, gpus: int) -> tuple[Link, str]:
-    """Return the link to other nodes, and the source that names it."""
+    """Return the network link of a node to other nodes, and the name of the source."""
     if kind is not None and kind.inter is not None and (gpus >= kind.gpus or not kind.any_size):
         return kind.inter, "instance type"
     rates = ((source, parse_count(node.labels.get(source.network_mbit_per_s))) for source in label_table().sources)
     labelled = next(((source, rate) for source, rate in rates if rate), None)
     if labelled is not None:
-        return ethernet_link(labelled[1] / 1000), labelled[0].name
-    return default_network(gpu, _labelled_gpus(node) or gpus), "default"
+        return build_ethernet_link(labelled[1] / 1000), labelled[0].name
+    return find_default_network(gpu, _count_labelled_gpus(node) or gpus), "default"

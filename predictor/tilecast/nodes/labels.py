@@ -1,4 +1,4 @@
-"""The table `labels.toml`: the meaning of nodes' labels and resources, checked when it is read."""
+"""The table `labels.toml`, which says what labels and resources of nodes mean. It is validated when it is read."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class _TableModel(BaseModel):
 
 
 class ProductAlias(_TableModel):
-    """A product string that the GPU files do not list, and the GPU that it means."""
+    """A product name in a label that the GPU files do not list, and the GPU that it means."""
 
     value: str
     gpu: str
@@ -28,7 +28,7 @@ class ProductAlias(_TableModel):
 
 
 class LabelSource(_TableModel):
-    """The labels by which one maker of labels describes the GPUs of a node."""
+    """Label keys by which one labeller, such as GPU Feature Discovery, describes the GPUs of a node."""
 
     name: str
     product: str
@@ -40,8 +40,15 @@ class LabelSource(_TableModel):
     network_mbit_per_s: str = ""
     values: tuple[ProductAlias, ...] = ()
 
-    def gpu_name(self, product: str, memory_mib: int | None) -> str | None:
-        """Return the name or product of the GPU that a product label means; None if it is ambiguous."""
+    def find_gpu_name(self, product: str, memory_mib: int | None) -> str | None:
+        """Return the GPU name that a product label means, or the label's value if no alias matches it.
+
+        If the memory contradicts all aliases, or does not decide between several GPUs, return None.
+
+        Args:
+            product: value of the product label.
+            memory_mib: GPU memory from the memory label; None if absent.
+        """
         rows = [row for row in self.values if normalise_product(row.value) == normalise_product(product)]
         if not rows:
             return product
@@ -55,10 +62,10 @@ class LabelSource(_TableModel):
 
 
 class PartitionRule(_TableModel):
-    """Label that says that GPUs are cut, shared or virtual.
+    """Label whose value can show that the GPUs of a node are cut by MIG, shared or virtual.
 
-    It says so if its value contains `contains`, equals one of `equals`, is a number greater than `above`, or matches
-    the regular expression `pattern`.
+    The value shows it if it contains `contains`, is in `equals`, is a number greater than `above`, or matches the
+    regular expression `pattern`.
     """
 
     code: str
@@ -72,7 +79,7 @@ class PartitionRule(_TableModel):
     pattern: str | None = None
 
     def matches(self, text: str | None) -> bool:
-        """Return whether a label's value says that the GPU is not a whole one; None is a label that is absent."""
+        """Return whether a label's value shows that GPUs are cut, shared or virtual. None is an absent label."""
         if text is None:
             return False
         number = parse_count(text)
@@ -92,25 +99,25 @@ class LabelValue(_TableModel):
 
 
 class TransientTaints(_TableModel):
-    """Taints that report a passing state of a node."""
+    """Keys of taints that report a temporary state of a node, such as a missing network."""
 
     prefixes: tuple[str, ...]
     keys: tuple[str, ...]
 
     def matches(self, key: str) -> bool:
-        """Return whether the taint with this key only reports a passing state of the node."""
+        """Return whether a taint with this key reports a temporary state of a node."""
         return key in self.keys or key.startswith(self.prefixes)
 
 
 class TopologyLabels(_TableModel):
-    """Labels whose values tell which nodes are near each other."""
+    """Label keys such as zone or rack. Nodes with an equal value are close to each other in the network."""
 
     keys: tuple[str, ...]
     source: str
 
 
 class LabelTable(_TableModel):
-    """The schema of `labels.toml`."""
+    """Content of `labels.toml`."""
 
     instance_type: tuple[str, ...]
     gpu_resource: str
@@ -134,7 +141,7 @@ class LabelTable(_TableModel):
     topology: TopologyLabels
 
     def is_other_gpu(self, resource: str) -> bool:
-        """Return whether a resource is an accelerator of another vendor; a row that ends in a star is a prefix."""
+        """Return whether an extended resource is an accelerator of a vendor other than NVIDIA."""
         return any(
             resource.startswith(row[:-1]) if row.endswith("*") else resource == row for row in self.other_gpu_resources
         )
@@ -152,18 +159,18 @@ def gpu_resource() -> str:
 
 
 def gpu_driver() -> str:
-    """Return the name of the DRA driver that publishes GPUs."""
+    """Return the name of the Dynamic Resource Allocation driver that publishes NVIDIA GPUs."""
     return label_table().dra_driver
 
 
 def gpu_device_classes() -> tuple[str, str]:
-    """Return the DeviceClasses of whole GPUs and of MIG slices that the chart of NVIDIA's DRA driver creates."""
+    """Return the names of NVIDIA's DeviceClass for whole GPUs and of its DeviceClass for MIG slices."""
     return label_table().dra_class, label_table().dra_slice_class
 
 
 @cache
 def choice_labels() -> frozenset[str]:
-    """Return the node labels that distinguish kinds of GPU nodes."""
+    """Return the keys of node labels that describe the kind of GPU node: GPU, count, memory, instance type, spot."""
     table = label_table()
     keys = {key for source in table.sources for key in (source.product, source.count, source.memory_mib) if key}
     return frozenset(keys | set(table.instance_type) | {mark.label for mark in table.spot})

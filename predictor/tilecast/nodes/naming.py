@@ -10,24 +10,25 @@ from tilecast.nodes.objects import Node
 from tilecast.nodes.report import FoundPool
 
 
-def name_pools(unnamed: Sequence[FoundPool], taken: Iterable[str]) -> list[str]:
-    """Return a short name for each pool: its GPU, then properties that distinguish pools of one GPU, then a number.
+def choose_pool_names(pools: Sequence[FoundPool], used_names: Iterable[str]) -> list[str]:
+    """Return a short unused name for each pool.
+
+    The name is the GPU's. If this is not unique, GPUs per node, node type or a number are appended.
 
     Args:
-        unnamed: the pools.
-        taken: names that are in use.
+        pools: the pools to name.
+        used_names: names that are in use.
     """
-    pools = [item.pool for item in unnamed]
-    base = [item.pool.gpu.name + ("-spot" if item.spot else "") for item in unnamed]
-    shape = [f"{name}-{pool.gpus_per_node}x" for name, pool in zip(base, pools, strict=True)]
+    base = [item.pool.gpu.name + ("-spot" if item.spot else "") for item in pools]
+    shape = [f"{name}-{item.pool.gpus_per_node}x" for name, item in zip(base, pools, strict=True)]
     typed = [
-        f"{name}-{''.join(ch if ch.isalnum() else '-' for ch in (pool.node_type or pool.inter.name).lower())}"
-        for name, pool in zip(base, pools, strict=True)
+        f"{name}-{''.join(ch if ch.isalnum() else '-' for ch in (item.pool.node_type or item.pool.inter.name).lower())}"
+        for name, item in zip(base, pools, strict=True)
     ]
-    used, out = set(taken), list[str]()
-    for index in range(len(unnamed)):
+    used, out = set(used_names), list[str]()
+    for index in range(len(pools)):
         choices = (names[index] for names in (base, shape, typed) if names.count(names[index]) == 1)
-        numbered = (f"{shape[index][:56]}-{number}" for number in range(2, len(unnamed) + len(used) + 3))
+        numbered = (f"{shape[index][:56]}-{number}" for number in range(2, len(pools) + len(used) + 3))
         short = (name[:63].rstrip("-.") for name in (*choices, *numbered))
         name = next(name for name in short if name not in used)
         used.add(name)
@@ -35,59 +36,62 @@ def name_pools(unnamed: Sequence[FoundPool], taken: Iterable[str]) -> list[str]:
     return out
 
 
-def select_groups(
-    nodes: Sequence[Node], groups: Sequence[Sequence[int]], old: Sequence[Mapping[str, str]]
+def choose_selectors(
+    nodes: Sequence[Node], groups: Sequence[Sequence[int]], old_selectors: Sequence[Mapping[str, str]]
 ) -> list[dict[str, str]]:
-    """Return labels that select each group of nodes: exactly its nodes where possible.
+    """Return a node selector for each group of nodes, which selects exactly the nodes of the group if possible.
 
-    The old labels of a group are kept while they select all of its nodes and no others. Otherwise the fewest labels
-    that do so are used: first labels that describe nodes, then also labels that name their node pool. If no labels do
-    so, all descriptive labels that its nodes share are used.
+    A group's old selector is kept while it is exact. Otherwise the exact selector with the fewest labels is used.
+    Labels that name a node pool are used only if labels that describe nodes do not suffice. If no selector is exact,
+    all descriptive labels that the nodes share are used.
 
     Args:
         nodes: all nodes.
-        groups: positions of the nodes of each group.
-        old: labels that selected each group before; empty for a new group.
+        groups: positions in `nodes` of the nodes of each group.
+        old_selectors: the selector of each group before; empty for a new group.
     """
     table = label_table()
     keys = [source.product for source in table.sources] + list(table.instance_type)
     keys += [key for source in table.sources for key in (source.count, source.memory_mib) if key]
     keys += [mark.label for mark in table.spot]
-    telling = len(keys)
+    descriptive_count = len(keys)
     keys += table.node_pool
     values = [tuple(item.labels.get(key) for key in keys) for item in nodes]
     home = {index: position for position, group in enumerate(groups) for index in group}
     kinds: dict[tuple[tuple[str | None, ...], int], None] = {
         (value, home.get(index, -1)): None for index, value in enumerate(values)
     }
-    return [_select_group(keys, telling, kinds, position, old[position]) for position in range(len(groups))]
+    return [
+        _choose_selector(keys, descriptive_count, kinds, position, old_selectors[position])
+        for position in range(len(groups))
+    ]
 
 
-def _select_group(
+def _choose_selector(
     keys: Sequence[str],
-    telling: int,
+    descriptive_count: int,
     kinds: Iterable[tuple[tuple[str | None, ...], int]],
-    position: int,
-    old: Mapping[str, str],
+    group_index: int,
+    old_selector: Mapping[str, str],
 ) -> dict[str, str]:
-    """Return labels that select one group of nodes (`select_groups`).
+    """Return the node selector of one group of nodes, as `choose_selectors` describes.
 
     Args:
         keys: label keys in order of preference.
-        telling: how many of the keys describe nodes; the others name their node pool.
-        kinds: distinct pairs of label values and position of a group, -1 for none.
-        position: position of the group.
-        old: labels that selected the group before.
+        descriptive_count: number of first keys that describe nodes. The other keys name node pools.
+        kinds: distinct pairs of a node's label values and the index of its group; -1 for no group.
+        group_index: index of the group.
+        old_selector: the selector of the group before; empty for a new group.
     """
-    own = [value for value, owner in kinds if owner == position]
-    others = [value for value, owner in kinds if owner != position]
-    if old and old.keys() <= set(keys):
-        old_slots = [keys.index(key) for key in old]
-        chosen = [owner for value, owner in kinds if all(value[slot] == old[keys[slot]] for slot in old_slots)]
-        if chosen and chosen.count(position) == len(own) == len(chosen):
-            return dict(old)
+    own = [value for value, owner in kinds if owner == group_index]
+    others = [value for value, owner in kinds if owner != group_index]
+    if old_selector and old_selector.keys() <= set(keys):
+        old_slots = [keys.index(key) for key in old_selector]
+        chosen = [owner for value, owner in kinds if all(value[slot] == old_selector[keys[slot]] for slot in old_slots)]
+        if chosen and chosen.count(group_index) == len(own) == len(chosen):
+            return dict(old_selector)
     shared = [slot for slot, text in enumerate(own[0]) if text and all(value[slot] == text for value in own)]
-    first = [slot for slot in shared if slot < telling]
+    first = [slot for slot in shared if slot < descriptive_count]
     for candidates in (first, shared):
         for size in range(1, min(len(candidates), 3) + 1):
             for slots in combinations(candidates, size):

@@ -23,7 +23,7 @@ _PROFILE = re.compile(r"\d+g\.\d+gb", re.ASCII | re.IGNORECASE)
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """The fields of a Node object that determine its pool, small enough to keep thousands of nodes."""
+    """The fields of a Node object that determine its pool. A cluster may have thousands of nodes."""
 
     name: str
     labels: Mapping[str, str]
@@ -52,13 +52,13 @@ class Node:
 
     @property
     def node_type(self) -> str:
-        """Instance type of the node; empty if no label names it."""
+        """Instance type of the node. If no label names it, it is empty."""
         return next((self.labels[key] for key in label_table().instance_type if key in self.labels), "")
 
 
 @dataclass(frozen=True, slots=True)
 class ResourceSlice:
-    """The fields of a ResourceSlice that list the GPUs of a DRA driver on a node."""
+    """GPUs that a Dynamic Resource Allocation driver publishes for one node."""
 
     name: str
     node: str
@@ -69,10 +69,10 @@ class ResourceSlice:
 
 
 def read_node(document: Mapping[str, Any]) -> Node:
-    """Return the fields of a Node object that determine its pool.
+    """Return the fields of a Node document that determine its pool.
 
     Raises:
-        SpecError: the object does not have the shape of a Node.
+        SpecError: the document is no valid Node.
     """
     metadata = _mapping(document, "metadata", "node")
     name = str(metadata.get("name", ""))[:253]
@@ -91,14 +91,14 @@ def read_node(document: Mapping[str, Any]) -> Node:
     return Node(
         name=name,
         # Interned, since thousands of nodes share most of their labels.
-        labels={intern(str(key)): intern(_label_text(value)) for key, value in read_labels.items()},
+        labels={intern(str(key)): intern(_format_label(value)) for key, value in read_labels.items()},
         taints=tuple(
             sorted(
-                (str(item.get("key", "")), _label_text(item.get("value") or ""), str(item.get("effect", "")))
+                (str(item.get("key", "")), _format_label(item.get("value") or ""), str(item.get("effect", "")))
                 for item in taints
                 if item.get("key")
                 and item.get("effect") in _EFFECTS
-                and len(_label_text(item.get("value") or "")) <= 63
+                and len(_format_label(item.get("value") or "")) <= 63
                 if not table.transient_taints.matches(str(item.get("key", "")))
             )
         ),
@@ -110,17 +110,17 @@ def read_node(document: Mapping[str, Any]) -> Node:
         ),
         shared=tuple(sorted(shared)),
         has_capacity=bool(capacity),
-        unavailable=_why_unavailable(spec, conditions if isinstance(conditions, list) else (), taints),
+        unavailable=_explain_unavailable(spec, conditions if isinstance(conditions, list) else (), taints),
     )
 
 
 def read_resource_slice(document: Mapping[str, Any]) -> ResourceSlice | None:
-    """Return the GPUs that a ResourceSlice lists for a node; None if it has another driver, or no node.
+    """Return the GPUs that a ResourceSlice document lists for a node.
 
-    All versions of the API are read: attributes are in the device, or under its `basic`.
+    If the slice is of another driver or names no node, return None. In v1beta1, attributes are under `basic`.
 
     Raises:
-        SpecError: the object does not have the shape of a ResourceSlice.
+        SpecError: the document is no valid ResourceSlice.
     """
     metadata, spec = _mapping(document, "metadata", "resourceslice"), _mapping(document, "spec", "resourceslice")
     name, table = str(metadata.get("name", ""))[:253], label_table()
@@ -143,7 +143,7 @@ def read_resource_slice(document: Mapping[str, Any]) -> ResourceSlice | None:
 
 
 def _read_device(document: Mapping[str, Any], where: str) -> PublishedDevice:
-    """Return a device with its attributes and capacity; a name without a domain gets the driver's domain."""
+    """Return a device of a ResourceSlice. Attribute and capacity names without a domain get the driver's domain."""
     table, attributes = label_table(), _mapping(document, "attributes", f"{where}: device")
     capacity = _mapping(document, "capacity", f"{where}: device")
     kind, product = (_mapping(attributes, key, where).get("string") for key in ("type", "productName"))
@@ -167,7 +167,7 @@ def _read_device(document: Mapping[str, Any], where: str) -> PublishedDevice:
 
 @lru_cache(maxsize=1024)
 def _intern_device(device: PublishedDevice) -> PublishedDevice:
-    """Return the first device that was equal to this one; thousands of nodes have the same few devices."""
+    """Return an equal device that was passed before, or else this device, so that equal devices share memory."""
     return device
 
 
@@ -175,33 +175,36 @@ def _qualify_name(name: str) -> str:
     return name if "/" in name else f"{label_table().dra_driver}/{name}"
 
 
-def _read_attribute(given: object) -> bool | int | str | None:
-    """Return the value of an attribute; None for types that no GPU attribute has."""
-    if not isinstance(given, Mapping):
+def _read_attribute(typed_value: object) -> bool | int | str | None:
+    """Return the value of a device attribute. If its type is unknown, return None. Versions get prefix `version:`."""
+    if not isinstance(typed_value, Mapping):
         return None
-    number, version = given.get("int"), given.get("version")
-    if isinstance(given.get("bool"), bool):
-        return bool(given["bool"])
+    number, version = typed_value.get("int"), typed_value.get("version")
+    if isinstance(typed_value.get("bool"), bool):
+        return bool(typed_value["bool"])
     if isinstance(number, int) and not isinstance(number, bool):
         return number
-    if isinstance(given.get("string"), str):
-        return intern(str(given["string"]))
+    if isinstance(typed_value.get("string"), str):
+        return intern(str(typed_value["string"]))
     return intern(f"{VERSION}{version}") if isinstance(version, str) else None
 
 
-def _read_capacity(given: object) -> int:
-    """Return a capacity, which v1 and v1beta1 write under `value`."""
-    return parse_size(given.get("value") if isinstance(given, Mapping) else given) or 0
+def _read_capacity(capacity_entry: object) -> int:
+    """Return a device capacity in bytes or as a count. If it is unreadable, return 0."""
+    return parse_size(capacity_entry.get("value") if isinstance(capacity_entry, Mapping) else capacity_entry) or 0
 
 
 def find_profile(text: str) -> str:
-    """Return the MIG profile in a label or resource, without media extensions: 1g.10gb of `mig-1g.10gb.me`."""
+    """Return the MIG profile in a label value or resource name, such as 1g.10gb for `mig-1g.10gb.me`.
+
+    A text without a profile is returned unchanged.
+    """
     match = _PROFILE.search(text)
     return match[0].lower() if match else text
 
 
 def _is_shared_resource(resource: str) -> bool:
-    """Return whether a resource name is the device plugin's name for shares of GPUs or of MIG slices."""
+    """Return whether a resource name is that of time-sliced or MPS-shared GPUs or MIG slices (suffix `.shared`)."""
     table = label_table()
     is_nvidia = resource.startswith((table.gpu_resource, table.mig_resource_prefix))
     return is_nvidia and resource.endswith(table.shared_resource_suffix)
@@ -222,7 +225,9 @@ _EFFECTS = ("NoSchedule", "PreferNoSchedule", "NoExecute")
 """Effects of taints. The API server stores no taint without an effect or a key, or with a value above 63 characters."""
 
 
-def _why_unavailable(spec: Mapping[str, Any], conditions: Sequence[Any], taints: Sequence[Mapping[str, Any]]) -> str:
+def _explain_unavailable(
+    spec: Mapping[str, Any], conditions: Sequence[Any], taints: Sequence[Mapping[str, Any]]
+) -> str:
     if spec.get("unschedulable") in (True, "true"):
         return "cordoned"
     ready = [item for item in conditions if isinstance(item, Mapping) and item.get("type") == "Ready"]
@@ -243,6 +248,6 @@ def _require_mappings(value: object, where: str) -> Sequence[Mapping[str, Any]]:
     return listed
 
 
-def _label_text(value: object) -> str:
-    """Return a label's value as text; a hand-written file may hold a bare number or true."""
+def _format_label(value: object) -> str:
+    """Return a label's value as text. Hand-written YAML may hold a bare number or `true` instead of text."""
     return str(value).lower() if isinstance(value, bool) else str(value)

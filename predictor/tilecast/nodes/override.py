@@ -1,4 +1,4 @@
-"""The pool that a GPUPool and its nodes form together; facts in the spec take precedence over facts of the nodes."""
+"""The pool of a GPUPool that a user wrote. Fields of its spec take precedence over properties of its nodes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from tilecast.api.base import format_value
 from tilecast.api.gpu_pool import NODE_TYPE_LABEL, GPUPoolSpec, PoolLinks, find_pool_link
 from tilecast.hardware import Gpu, Link, Pool, find_gpu, find_link, find_slice
-from tilecast.hardware.instances import NodeType, default_network, find_node_type, machine_with_gpus
+from tilecast.hardware.instances import NodeType, add_gpus_to_machine, find_default_network, find_node_type
 from tilecast.nodes.report import Facts
 from tilecast.spec import SpecError
 
@@ -21,28 +21,28 @@ def override_pool(
     spot: bool = False,
     source: str = "override",
 ) -> tuple[Pool, Facts]:
-    """Return a pool with the facts of its spec in place of the facts of its nodes.
+    """Return the pool of a GPUPool, with fields of the spec in place of properties of the nodes.
 
     Args:
         name: the name of the GPUPool.
-        spec: the spec that the user wrote.
+        spec: the spec of the GPUPool.
         observed: the pool that its nodes form; None if there are no nodes now.
-        facts: the facts of `observed` with their sources.
-        spot: whether every node of the pool is a spot node; used if the spec does not say.
-        source: name of the source of facts in the spec.
+        facts: value and source of the properties of `observed`.
+        spot: whether every node of the pool is a spot node. It is used if the spec does not say.
+        source: name of the source that properties from the spec get.
 
     Returns:
-        The pool, and the value and source of every fact in it.
+        The pool, and value and source of its properties, by name.
 
     Raises:
-        SpecError: neither the user, nor the nodes, nor the instance type state the GPU, or the GPUs per node.
+        SpecError: the GPU, the GPUs per node or the number of nodes is in neither the spec nor any other source.
     """
     merged = _PoolMerge(spec, observed, dict(facts or {}), source)
     kind = find_node_type(spec.node_type) if spec.node_type else None
     gpu = merged.choose_gpu(kind)
     gpus_per_node = merged.choose_gpus_per_node(gpu, kind)
     max_nodes = merged.choose_max_nodes()
-    kind = kind or machine_with_gpus(spec.node_type or "", gpu, gpus_per_node)
+    kind = kind or add_gpus_to_machine(spec.node_type or "", gpu, gpus_per_node)
     intra = merged.choose_intra_link(gpu, gpus_per_node)
     inter = merged.choose_inter_link(gpu, gpus_per_node, kind)
     price, currency = merged.choose_price(gpu, kind, is_spot=spot if spec.spot is None else spec.spot)
@@ -70,7 +70,10 @@ def override_pool(
 
 @dataclass(frozen=True, slots=True)
 class _PoolMerge:
-    """The spec of a GPUPool and the pool that its nodes form. Methods choose facts and note them in `facts`."""
+    """The spec of a GPUPool and the pool that its nodes form.
+
+    Each method chooses one property of the resulting pool and records its value and source in `facts`.
+    """
 
     spec: GPUPoolSpec
     observed: Pool | None
@@ -144,7 +147,7 @@ class _PoolMerge:
         elif typed:
             inter, source = typed, "instance type"
         else:
-            inter, source = default_network(gpu, gpus_per_node), "default"
+            inter, source = find_default_network(gpu, gpus_per_node), "default"
         self.facts["interNode"] = (inter.name, source)
         return replace(inter, nics=stated.nics_per_node) if stated.nics_per_node else inter
 
@@ -171,7 +174,7 @@ def _find_mig_slice(gpu: Gpu, profile: str) -> Gpu:
 
 
 def _widen_domain(intra: Link, domain: int) -> Link:
-    """Return the link inside nodes with a domain of `domain` GPUs across several nodes."""
+    """Return the link with an NVLink domain of `domain` GPUs, which may span several nodes."""
     if intra.kind != "nvlink" or intra.wired or intra.beyond:
         remedy = "drop it, or name an NVLink with switches in spec.links.intraNode, for instance nvlink5-nvl72"
         raise SpecError("spec.links.nvlinkDomain", f"{intra.name} does not reach across nodes", remedy)

@@ -14,28 +14,28 @@ MAX_LENGTH = 64
 
 
 def parse_count(value: object) -> int | None:
-    """Return the whole number in a label or a resource quantity; None if it is not one."""
+    """Return a label value or a resource quantity as a whole number. If it is no whole number, return None."""
     text = str(value).strip()
     return int(text) if text.isascii() and text.isdigit() and len(text) <= 12 else None
 
 
 def parse_size(quantity: object) -> int | None:
-    """Return a quantity of bytes or pieces, such as 81559Mi, rounded up; None if the text is no such quantity."""
+    """Return a Kubernetes quantity such as 81559Mi as a whole number, rounded up. If it is invalid, return None."""
     text = str(quantity).strip()
     number = _parse_decimal(text) if len(text) <= MAX_LENGTH else None
     return None if number is None or not 0 <= number < MOST else ceil(number)
 
 
-def parse_gpu_count(quantity: object, absent: int = 0) -> int:
-    """Return a count of GPUs from a quantity, which may be written 16, "16" or "1k"; `absent` if it is no count."""
+def parse_gpu_count(quantity: object, default: int = 0) -> int:
+    """Return the GPU count of a quantity such as 16, "16" or "1k". If it is absent or invalid, return `default`."""
     if quantity is None:
-        return absent
+        return default
     number = _parse_decimal(str(quantity).strip())
-    return absent if number is None else min(int(number), UNLIMITED)
+    return default if number is None else min(int(number), UNLIMITED)
 
 
 def _parse_decimal(text: str) -> Decimal | None:
-    """Return the value of a quantity, `MOST` for a larger one; None if the text is no quantity."""
+    """Return a quantity as a decimal number of at most `MOST`. If the text is no quantity, return None."""
     scale = _SUFFIXES.get(text[-2:], _SUFFIXES.get(text[-1:]))
     digits = text if scale is None else text.rstrip("kMGTPEim")
     try:

@@ -12,12 +12,12 @@ from tilecast.nodes.devices import PublishedDevice
 from tilecast.spec import SpecError
 
 Facts = dict[str, tuple[str, str]]
-"""Value and source of each fact of a pool: gpu, gpusPerNode, intraNode, interNode, nvlinkDomain, price."""
+"""Value and source of each property of a pool: gpu, gpusPerNode, intraNode, interNode, nvlinkDomain, price."""
 
 
 @dataclass(frozen=True, slots=True)
 class TopologyLevel:
-    """Distribution of nodes under one topology label: distinct values, and the most nodes that share one."""
+    """Number of distinct values of one topology label, and the largest number of nodes with an equal value."""
 
     key: str
     domains: int
@@ -26,7 +26,7 @@ class TopologyLevel:
 
 @dataclass(frozen=True, slots=True)
 class FoundPool:
-    """A pool, its nodes, and the value and source of each of its facts."""
+    """A pool that discovery found, its nodes, and the sources of its properties."""
 
     pool: Pool
     nodes: int
@@ -52,7 +52,7 @@ class FoundPool:
 
 @dataclass(frozen=True, slots=True)
 class OmittedNodes:
-    """GPU nodes that are in no pool, and the reason.
+    """Names of GPU nodes that are in no pool for one reason, with a remedy.
 
     `code` is one of UnknownAccelerator, MigPartitioned, SharedGpu, VirtualGpu.
     """
@@ -65,7 +65,7 @@ class OmittedNodes:
 
 @dataclass(frozen=True, slots=True)
 class NodesReport:
-    """Pools that nodes and GPUPools form, and the nodes that are in no pool."""
+    """Result of discovery: the pools, the GPU nodes that are in no pool, and invalid GPUPools."""
 
     entries: tuple[FoundPool, ...]
     left_out: tuple[OmittedNodes, ...]
@@ -82,15 +82,15 @@ class NodesReport:
 
     @property
     def devices(self) -> dict[str, tuple[PublishedDevice, ...]]:
-        """Devices of ResourceSlices by pool; a pool without devices is absent."""
+        """Devices of ResourceSlices by pool name. A pool without devices is absent."""
         return {item.pool.name: item.devices for item in self.entries if item.devices}
 
     def with_calibration(self, table: Calibration) -> NodesReport:
-        """Return the report with a cluster's calibration in every pool."""
+        """Return the report with the given calibration of forecasts in every pool."""
         calibrated = (replace(item, pool=replace(item.pool, calibration=table)) for item in self.entries)
         return replace(self, entries=tuple(calibrated))
 
-    def refuse_invalid(self) -> None:
+    def raise_if_invalid(self) -> None:
         """Raise SpecError if a GPUPool is invalid.
 
         Raises:
@@ -100,13 +100,12 @@ class NodesReport:
             raise SpecError(f"GPUPool {name}: {error.field}", error.problem, error.remedy)
 
     def require_pools(self) -> tuple[Pool, ...]:
-        """Return the pools, for a caller that cannot continue without a pool.
+        """Return the pools. If none of them has usable nodes, raise SpecError.
 
         Raises:
-            SpecError: a GPUPool is invalid, or no pool has or can have a node; the message says which nodes were left
-                out and why.
+            SpecError: a GPUPool is invalid, or no pool has or can have a node. The message gives the reasons.
         """
-        self.refuse_invalid()
+        self.raise_if_invalid()
         empty = [item for item in self.entries if item.nodes and not item.pool.max_nodes and item.remarks]
         if self.entries and len(empty) < len(self.entries):
             return self.pools

@@ -1,4 +1,4 @@
-"""Nodes of a pool that a job can use now, their number of GPUs, and remarks about the other nodes."""
+"""Number of nodes and GPUs of a pool that a job can use now, and remarks about the other nodes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MAX_NAMES = 3
 
 @dataclass(frozen=True, slots=True)
 class UsableNodes:
-    """Number and size of the nodes of one pool that a job can use whole."""
+    """Number of usable nodes of a pool, GPUs per node, and remarks about the other nodes."""
 
     gpus_per_node: int
     nodes: int
@@ -25,16 +25,16 @@ class UsableNodes:
     """Sentences about the other nodes of the pool, and about requirements of all nodes on a job."""
 
 
-def find_usable_nodes(members: Sequence[Node], node_facts: Sequence[NodeFacts], *, counted: bool) -> UsableNodes:
-    """Return the GPUs per node that let a job use most GPUs of a pool, and how many nodes have so many usable.
+def find_usable_nodes(members: Sequence[Node], node_facts: Sequence[NodeFacts], *, usable_only: bool) -> UsableNodes:
+    """Return the GPUs per node with which a job can use most GPUs of a pool, and how many nodes have them usable.
 
     Args:
         members: the pool's nodes.
-        node_facts: the facts about each of them.
-        counted: whether the pool counts only the usable nodes; the remarks then say so.
+        node_facts: the properties of these nodes, in the same order.
+        usable_only: whether the pool will count only usable nodes. The remarks then say so.
     """
     whole = min(facts.gpus for facts in node_facts)
-    size = _best_gpus_per_node(
+    size = _choose_gpus_per_node(
         [facts.usable for item, facts in zip(members, node_facts, strict=True) if not item.unavailable], whole
     )
     remarks = []
@@ -45,8 +45,8 @@ def find_usable_nodes(members: Sequence[Node], node_facts: Sequence[NodeFacts], 
         elif facts.usable < size:
             why[f"short of GPUs (pods may use {facts.usable} of {facts.gpus})"].append(item.name)
     for reason, names in sorted(why.items()):
-        remarks.append(f"{_name_nodes(names, members)} {reason}{' and not counted' if counted else ''}")
-    if counted and size < whole:
+        remarks.append(f"{_name_nodes(names, members)} {reason}{' and not counted' if usable_only else ''}")
+    if usable_only and size < whole:
         remarks.append(f"pods may use {size} of the {whole} GPUs of a node; so many are counted")
     remarks += _remark_on_unoffered_gpus(members, node_facts)
     remarks += _remark_on_mig_slices(members)
@@ -54,22 +54,32 @@ def find_usable_nodes(members: Sequence[Node], node_facts: Sequence[NodeFacts], 
     return UsableNodes(size, len(members) - sum(map(len, why.values())), tuple(remarks))
 
 
-def _best_gpus_per_node(offers: Iterable[int], whole: int) -> int:
-    """Return all GPUs of a node while some node offers all, else the number that makes most GPUs usable."""
-    counts = Counter(offer for offer in offers if offer)
-    if not counts or max(counts) >= whole:
-        return whole
+def _choose_gpus_per_node(usable_counts: Iterable[int], full_count: int) -> int:
+    """Return the GPUs per node with which most GPUs are usable.
+
+    Args:
+        usable_counts: number of usable GPUs of each node.
+        full_count: number of GPUs of a node. It is returned if all GPUs of any node are usable, or none of any node.
+    """
+    counts = Counter(offer for offer in usable_counts if offer)
+    if not counts or max(counts) >= full_count:
+        return full_count
     return max(counts, key=lambda size: (size * sum(n for offer, n in counts.items() if offer >= size), size))
 
 
 def _name_nodes(names: Sequence[str], members: Sequence[Node]) -> str:
-    """Return the number of nodes as text, with the names of a few."""
+    """Return text such as `2 of 8 nodes (a, b) are`.
+
+    Args:
+        names: names of the nodes to describe.
+        members: all nodes of the pool.
+    """
     examples = ", ".join(format_value(name, quote=False) for name in sorted(names)[:MAX_NAMES])
     more = ", …" if len(names) > MAX_NAMES else ""
-    return f"{_say_share(len(names), len(members))} ({examples}{more}) {_is_or_are(len(names))}"
+    return f"{_describe_count(len(names), len(members))} ({examples}{more}) {_is_or_are(len(names))}"
 
 
-def _say_share(amount: int, total: int) -> str:
+def _describe_count(amount: int, total: int) -> str:
     if amount < total:
         return f"{amount} of {total} nodes"
     return "its only node" if total == 1 else f"all {total} nodes"
@@ -80,9 +90,9 @@ def _is_or_are(amount: int) -> str:
 
 
 def _remark_on_unoffered_gpus(members: Sequence[Node], node_facts: Sequence[NodeFacts]) -> list[str]:
-    """Return remarks on nodes whose GPUs no device plugin offers.
+    """Return remarks on nodes whose GPUs no device plugin offers to pods.
 
-    Nodes without a capacity, which only labels describe, are trusted.
+    Nodes that report no capacity at all get no remark.
     """
     resource = label_table().gpu_resource
     names = [
@@ -97,7 +107,7 @@ def _remark_on_unoffered_gpus(members: Sequence[Node], node_facts: Sequence[Node
 
 
 def _remark_on_mig_slices(members: Sequence[Node]) -> list[str]:
-    """Return remarks on nodes that offer whole GPUs together with MIG slices of other GPUs."""
+    """Return remarks on nodes that offer whole GPUs and also MIG slices."""
     both = [item for item in members if item.gpus and item.slices]
     if not both:
         return []
@@ -111,13 +121,15 @@ def _remark_on_mig_slices(members: Sequence[Node]) -> list[str]:
 
 
 def _remark_on_taints(members: Sequence[Node]) -> list[str]:
-    """Return remarks on the taints that a job has to tolerate."""
+    """Return remarks on the taints of the nodes that a job has to tolerate."""
     taints = Counter(taint for item in members for taint in item.taints if taint[2] != "PreferNoSchedule")
     remarks = []
     for (key, value, effect), amount in sorted(taints.items()):
         text = format_value(f"{key}={value}:{effect}" if value else f"{key}:{effect}", quote=False)
         which = (
-            "all nodes are" if amount == len(members) else f"{_say_share(amount, len(members))} {_is_or_are(amount)}"
+            "all nodes are"
+            if amount == len(members)
+            else f"{_describe_count(amount, len(members))} {_is_or_are(amount)}"
         )
         remarks.append(f"{which} tainted {text}, which a job has to tolerate")
     return remarks

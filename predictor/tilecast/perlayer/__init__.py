@@ -59,7 +59,7 @@ many micro-batches."""
 
 @dataclass(frozen=True, slots=True)
 class LayerGroup:
-    """Blocks with one strategy; `layers` are their numbers from 1, empty for a block that is no layer."""
+    """Consecutive blocks with one strategy. `layers` numbers them from 1, and is empty for a block that is no layer."""
 
     name: str
     layers: tuple[int, ...]
@@ -100,7 +100,7 @@ class PerLayer:
 
 @dataclass(frozen=True, slots=True)
 class StrategyChain:
-    """S strategies that one plan may mix, and the chain of the model's N blocks under them.
+    """Chain of a model's N blocks, with the costs of each block under S strategies that one plan may mix.
 
     `moving` is the part of the costs of changes in which activations move, (N - 1, S, S).
     """
@@ -117,14 +117,14 @@ def best(
     limits: Limits = NO_LIMITS,
     vary: tuple[Dimension, ...] | None = None,
 ) -> PerLayer | None:
-    """Return the best strategy of each layer on exactly `gpus` GPUs; None if nothing fits.
+    """Return the best strategy of each layer on exactly `gpus` GPUs, or None if nothing fits.
 
     Args:
         workload: the job.
         pool: the pool that it runs on.
         gpus: number of GPUs.
         limits: bounds on the strategies.
-        vary: dimensions that may differ between layers; None for those that the job's framework can vary, or for all
+        vary: dimensions that may differ between layers, or None for those that the job's framework can vary, or for all
             if the job names no framework.
 
     Raises:
@@ -193,7 +193,7 @@ class Families:
     def from_job(
         cls, workload: Workload, pool: Pool, gpus: int, limits: Limits, vary: tuple[Dimension, ...] | None
     ) -> Families | None:
-        """Return the strategies of a job; None if there are no plans or a single block.
+        """Return the strategies of a job, or None if there are no plans or a single block.
 
         Raises:
             SpecError: the workload does not train, or offloads.
@@ -237,7 +237,7 @@ class Families:
                     yield rows
 
     def uniform_s(self) -> Floats:
-        """Return the seconds of a step if all blocks use one strategy, (S,), whether it fits or not."""
+        """Return the seconds of a step if all blocks use one strategy, (S,). Memory is not considered."""
         workload, plans, costs, order = self.workload, self.plans, self.costs, self.order
         pairs, counts = np.unique(np.column_stack([order[:-1], order[1:]]), axis=0, return_counts=True)
         total = costs.alone_s[order].sum(axis=0) + exposed_seconds(
@@ -284,7 +284,10 @@ _COMMUNICATING = ("data", "tensor", "context", "expert")
 
 
 def cheapest_uniform(links: Chain) -> tuple[int | None, float]:
-    """Return the cheapest strategy that fits if all links use it, and its seconds; None if no strategy fits."""
+    """Return the cheapest strategy that fits if all blocks use it, with its seconds.
+
+    Return None if no strategy fits.
+    """
     seconds = links.cost.sum(axis=0) + np.diagonal(links.change, axis1=1, axis2=2).sum(axis=0)
     held = links.memory.sum(axis=0) + links.working.max(axis=0)
     seconds = np.where(held <= links.budget, seconds, np.inf)
@@ -293,7 +296,10 @@ def cheapest_uniform(links: Chain) -> tuple[int | None, float]:
 
 
 def _chains_with_tied_ends(workload: Workload, graph: Graph, order: Ints, family: StrategyChain) -> Iterator[Chain]:
-    """Yield the chain of a family; if embedding and head share weights, yield it once for each layout of both."""
+    """Yield the chain of a family of strategies.
+
+    If embedding and head share weights, yield one chain for each layout of both.
+    """
     model = workload.model
     ends = np.isin(order, [index_of_block(graph.blocks, block) for block in (*graph.first, *graph.last)])
     if not (model.vocab and model.tied_embeddings and graph.first and graph.last) or model.own(zoo.Transformer).classes:

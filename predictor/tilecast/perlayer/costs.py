@@ -174,5 +174,5 @@ def isolate_block(sharded: Sharded, block: Block) -> tuple[bool, Sharded]:
 
 
 def index_of_block(blocks: tuple[Block, ...], block: Block) -> int:
-    """Return the index of a block among blocks, by identity; -1 if it is not among them."""
+    """Return the index of a block in a list, compared by identity. Return -1 if the list lacks the block."""
     return next((index for index, other in enumerate(blocks) if other is block), -1)

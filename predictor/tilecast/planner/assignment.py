@@ -1,4 +1,4 @@
-"""An option for every job of a queue, the resulting start times in each pool, and the score under a policy."""
+"""A plan in progress: the option of every job, the simulated times in each pool, and the score under a policy."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ QueueScore: TypeAlias = tuple[float, ...]
 
 @dataclass(frozen=True, slots=True)
 class PoolTimeline:
-    """Jobs of one pool, their simulated times, and the pool's part of the score."""
+    """Jobs assigned to one pool, their simulated end times, and the terms that they add to the score."""
 
     jobs: list[int]
     """Rows of the jobs, in the order in which they may start."""
@@ -33,9 +33,9 @@ class PoolTimeline:
 
 @dataclass(slots=True)
 class Assignment:
-    """An option for every job.
+    """A plan that can be changed: the option of every job, and the simulated timeline of every pool.
 
-    Moves of jobs to other options change it. Each move simulates only the pools that it affects.
+    A move assigns another option to a job. Only the pools that a move affects are simulated again.
     """
 
     columns: QueueColumns
@@ -54,8 +54,8 @@ class Assignment:
 
     @property
     def score(self) -> QueueScore:
-        """Score of the whole queue."""
-        return _total_score(self.pools)
+        """Score of the plan under its policy. Lower is better."""
+        return _sum_scores(self.pools)
 
     @property
     def finish(self) -> Floats:
@@ -66,7 +66,11 @@ class Assignment:
         return ends
 
     def try_moves(self, moves: Mapping[int, int]) -> tuple[QueueScore, dict[int, PoolTimeline]]:
-        """Return the score after moves of some jobs to other options, and the changed pools; apply no move."""
+        """Return the score that moves would give, and new timelines by pool, without applying the moves.
+
+        Args:
+            moves: new options by job.
+        """
         members = dict[int, list[int]]()
         for job, option in moves.items():
             for pool in (int(self.columns.pool[self.option[job]]), int(self.columns.pool[option])):
@@ -78,10 +82,15 @@ class Assignment:
             line = members[int(self.columns.pool[option])]
             line.insert(bisect_left(line, job), job)
         changed = {pool: self._simulate_pool(pool, jobs, moves) for pool, jobs in members.items()}
-        return _total_score([changed.get(index, pool) for index, pool in enumerate(self.pools)]), changed
+        return _sum_scores([changed.get(index, pool) for index, pool in enumerate(self.pools)]), changed
 
     def apply_moves(self, moves: Mapping[int, int], changed: Mapping[int, PoolTimeline]) -> None:
-        """Apply moves with the changed pools that `try_moves` returned for them."""
+        """Apply moves.
+
+        Args:
+            moves: new options by job.
+            changed: the new timelines that `try_moves` returned for these moves.
+        """
         for job, option in moves.items():
             self.option[job] = option
         for pool, timeline in changed.items():
@@ -95,14 +104,20 @@ class Assignment:
         return made
 
     def _simulate_pool(self, pool: int, jobs: list[int], moves: Mapping[int, int]) -> PoolTimeline:
-        """Return the timeline of some jobs in a pool, with other options for the jobs in `moves`."""
+        """Return the simulated timeline of a pool.
+
+        Args:
+            pool: index of the pool.
+            jobs: jobs of the pool, in start order.
+            moves: new options of jobs that differ from `option`.
+        """
         self.simulated += len(jobs)
         if not jobs:
             return PoolTimeline(jobs, np.zeros(0), -math.inf, (), PoolSimulation([]))
         columns = self.columns
         options = np.array([moves.get(job, self.option[job]) for job in jobs])
         rows = np.array(jobs)
-        tasks = _pool_tasks(columns, pool, rows, options)
+        tasks = _build_pool_tasks(columns, pool, rows, options)
         simulation = self._resume_pool(pool, rows, tasks, moves) if moves else simulate_pool(columns.pools[pool], tasks)
         finish = np.array(simulation.begin) + columns.seconds[options]
         peaks, sums = self.policy.terms(columns, rows, options, finish)
@@ -110,9 +125,16 @@ class Assignment:
         return PoolTimeline(jobs, finish, peak, tuple(float(column.sum()) for column in sums), simulation)
 
     def _resume_pool(self, pool: int, rows: Ints, tasks: PoolTasks, moves: Mapping[int, int]) -> PoolSimulation:
-        """Simulate a pool after some moves, from the last stored moment that no move can affect."""
+        """Return the simulation of a pool after moves, resumed from the last stored state that no move can affect.
+
+        Args:
+            pool: index of the pool.
+            rows: jobs of the pool after the moves.
+            tasks: the requests of these jobs.
+            moves: new options by job.
+        """
         old, columns = self.pools[pool], self.columns
-        since = old.simulation.last_moment(self._count_untouched(pool, moves)) if old.simulation.moments else None
+        since = old.simulation.find_last_moment(self._count_untouched(pool, moves)) if old.simulation.moments else None
         if since is None:
             return simulate_pool(columns.pools[pool], tasks)
         begin = np.full(len(rows), math.inf)
@@ -122,10 +144,10 @@ class Assignment:
         return simulate_pool(columns.pools[pool], tasks, old.simulation, since, begin.tolist())
 
     def _count_untouched(self, pool: int, moves: Mapping[int, int]) -> int:
-        """Return how many jobs of a pool start before any of the moves can change a start.
+        """Return how many jobs of a pool start at unchanged times before moves can change any start.
 
-        A job that leaves changes no start before its own. A job that arrives changes no start before the last job ahead
-        of it in its line, because jobs of one line start in order.
+        A job that leaves the pool changes no earlier start. A job that joins the pool starts after the job ahead of it
+        with equal GPU count and queue, and changes no start before that job's.
         """
         old, columns = self.pools[pool], self.columns
         jobs, order = columns.problem.jobs, old.simulation.order
@@ -145,8 +167,15 @@ class Assignment:
         return count
 
 
-def _pool_tasks(columns: QueueColumns, pool: int, jobs: Ints, options: Ints) -> PoolTasks:
-    """Return the requests of some jobs to a pool."""
+def _build_pool_tasks(columns: QueueColumns, pool: int, jobs: Ints, options: Ints) -> PoolTasks:
+    """Return the GPUs, run times and queues of jobs of one pool as input of a simulation.
+
+    Args:
+        columns: the queue.
+        pool: index of the pool.
+        jobs: the jobs, (k,).
+        options: option of each job, (k,).
+    """
     quotas, arrival = columns.pools[pool].quotas, columns.arrival[jobs]
     return PoolTasks(
         gpus=columns.gpus[options].tolist(),
@@ -157,7 +186,7 @@ def _pool_tasks(columns: QueueColumns, pool: int, jobs: Ints, options: Ints) -> 
     )
 
 
-def _total_score(pools: Sequence[PoolTimeline]) -> QueueScore:
+def _sum_scores(pools: Sequence[PoolTimeline]) -> QueueScore:
     used = [pool for pool in pools if pool.jobs]
     if not used:
         return ()
@@ -167,7 +196,7 @@ def _total_score(pools: Sequence[PoolTimeline]) -> QueueScore:
 
 
 def is_better_score(score: QueueScore, other: QueueScore) -> bool:
-    """Return whether a score is better than another by more than rounding errors."""
+    """Return whether a score is lower than another score by more than rounding errors, in lexicographic order."""
     for one, two in zip(score, other, strict=True):
         if abs(one - two) > 1e-9 * max(abs(one), abs(two)):
             return one < two

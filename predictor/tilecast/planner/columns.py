@@ -1,4 +1,4 @@
-"""Arrays of a checked problem with one row per job or per option. Equal jobs share a class."""
+"""NumPy arrays of a checked queue problem, with one row per job or per option."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tilecast.spec import Floats, Ints
 
 @dataclass(frozen=True, slots=True)
 class QueueColumns:
-    """Arrays over jobs in the order in which Kueue starts them, (n,), and over the options of all jobs, (m,)."""
+    """Arrays of a queue: properties of its n jobs in start order, (n,), and of the m options of all jobs, (m,)."""
 
     problem: QueueProblem
     weight: Floats
@@ -49,14 +49,14 @@ class QueueColumns:
         return self.problem.pools
 
     def options_of(self, job: int) -> range:
-        """Return the indices of a job's options."""
+        """Return the indices of a job's options in the arrays over options."""
         return range(self.first[job], self.first[job + 1])
 
 
 def build_columns(problem: QueueProblem) -> QueueColumns:
-    """Return the columns of a checked problem."""
+    """Return the arrays of a problem that `check_problem` returned."""
     jobs = problem.jobs
-    given = [_available_options(job) for job in jobs]
+    given = [_list_available_options(job) for job in jobs]
     first = np.cumsum([0, *map(len, given)])
     places = {pool.name: index for index, pool in enumerate(problem.pools)}
     horizon = math.inf if problem.horizon_s is None else problem.horizon_s
@@ -66,12 +66,15 @@ def build_columns(problem: QueueProblem) -> QueueColumns:
         if id(some) not in same:
             same[id(some)] = equal.setdefault(some, len(equal))
     which = [same[id(some)] for some in given]
-    facts = [_option_columns(some, places) for some in equal]
+    facts = [_build_option_columns(some, places) for some in equal]
     pool, gpus, seconds, cost, width = (
         np.concatenate([facts[index][row] for index in which] or [np.zeros(0)]) for row in range(5)
     )
     kinds = dict[tuple[object, ...], int]()
-    kind = [kinds.setdefault((index, *_class_key(job)), len(kinds)) for job, index in zip(jobs, which, strict=True)]
+    kind = [
+        kinds.setdefault((index, *_list_class_properties(job)), len(kinds))
+        for job, index in zip(jobs, which, strict=True)
+    ]
     one_of = {number: job for job, number in zip(jobs, kind, strict=True)}
     shares = {number: isolated_s(job.options, problem.pools, len(jobs)) for number, job in one_of.items()}
     waited = [max(-job.arrival_s, 0.0) * job.is_running for job in jobs]
@@ -99,16 +102,17 @@ def build_columns(problem: QueueProblem) -> QueueColumns:
     )
 
 
-def _option_columns(options: Sequence[JobOption], places: Mapping[str, int]) -> Floats:
-    """Return pool, GPUs, seconds, cost and width of each option, (5, k)."""
+def _build_option_columns(options: Sequence[JobOption], places: Mapping[str, int]) -> Floats:
+    """Return five rows for k options: pool index, GPUs, seconds, cost and width of the range, (5, k)."""
     rows = [(places[item.pool], item.gpus, item.seconds, item.cost or 0.0, item.width) for item in options]
     return np.array(rows, dtype=float).reshape(-1, 5).T
 
 
-def _available_options(job: QueuedJob) -> tuple[JobOption, ...]:
-    """Return the options that a job can still take.
+def _list_available_options(job: QueuedJob) -> tuple[JobOption, ...]:
+    """Return the options that a job can still be given.
 
-    A running job has its present option. If it may move, it also has the others with the cost of a move added.
+    A running job can keep its present option. If it may move, its other options are included with the time of a move
+    added.
     """
     if not job.is_running:
         return job.options
@@ -120,7 +124,7 @@ def _available_options(job: QueuedJob) -> tuple[JobOption, ...]:
 
 
 def _add_move_time(option: JobOption, seconds: float) -> JobOption:
-    """Return an option with `seconds` added to its remaining run time, and its cost scaled to match."""
+    """Return an option with `seconds` added to its remaining run time, and its cost raised in proportion."""
     ratio = 1 + seconds / option.seconds
     cost = None if option.cost is None else option.cost * ratio
     ends = (option.seconds + seconds, option.lower_s + seconds, option.upper_s + seconds)
@@ -128,21 +132,27 @@ def _add_move_time(option: JobOption, seconds: float) -> JobOption:
 
 
 def _find_present_option(job: QueuedJob, options: Sequence[JobOption], start: int) -> int:
-    """Return the index of a job's present option among the options of all jobs; -1 if it has none."""
+    """Return the index of a job's present option in the arrays over options. If there is none, return -1.
+
+    Args:
+        job: the job.
+        options: the options of the job.
+        start: index of its first option.
+    """
     matches = (index for index, item in enumerate(options) if (item.pool, item.gpus) == job.present)
     return next((int(start) + index for index in matches), -1)
 
 
-def _class_key(job: QueuedJob) -> tuple[object, ...]:
-    """Return the properties in which jobs of one class agree besides their options."""
+def _list_class_properties(job: QueuedJob) -> tuple[object, ...]:
+    """Return the properties that jobs of one class have in common, besides their options."""
     return job.weight, job.priority, job.queue, job.deadline_s, job.present, job.is_advised, job.is_running
 
 
 def isolated_s(options: Sequence[JobOption], pools: Sequence[PoolCapacity], jobs: int) -> float:
-    """Return the seconds that a job takes with an equal share of the cluster: one of `jobs` parts of every pool.
+    """Return the run time in seconds of a job that has 1 / `jobs` of the GPU time of every pool.
 
-    The job uses its shares of the pools alternately, the fastest first, and never two at once. Finish-time fairness is
-    measured against this time (Themis, NSDI 2020, section 3; Gavel, OSDI 2020, section 4.2).
+    The job uses one pool at a time and prefers its fastest pools. Finish-time fairness compares with this time (Themis,
+    NSDI 2020, section 3; Gavel, OSDI 2020, section 4.2).
     """
     best = dict[str, tuple[float, float]]()
     for option in options:

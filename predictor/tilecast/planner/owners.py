@@ -1,8 +1,7 @@
-"""Exchange of places among the jobs of one owner, by the owner's weights and at nobody else's cost.
+"""Swaps between two jobs of one owner, by weights that the owner gives to its own jobs.
 
-A plan weighs jobs by weights that their owners cannot choose. The weights that an owner gives to its own jobs count
-afterwards. Two of its jobs exchange places if the job with the higher owner's weight gains, and no job of another owner
-ends later than before. Jobs of other owners keep their places, whatever the weights are.
+The search for a plan ignores these weights, so that no owner gains on other owners by them. Afterwards, two jobs of one
+owner swap pool and GPU count if the job with the higher weight ends earlier and no job of another owner ends later.
 """
 
 from __future__ import annotations
@@ -21,29 +20,31 @@ LEAST_GAIN = 0.03
 """Least gain of an exchange over the weighted completion times of both jobs, so that jobs do not move to and fro."""
 
 
-def exchange_places(current: Assignment, effort: int) -> None:
-    """Exchange places among the jobs of each owner by the owner's weights.
+def swap_within_owners(current: Assignment, effort: int) -> None:
+    """Swap pool and GPU count between jobs of one owner where the owner's weights favour it.
 
     Args:
-        current: the plan, which changes.
-        effort: most job starts to simulate.
+        current: the plan, which is changed in place.
+        effort: largest number of job starts to simulate.
     """
     columns = current.columns
     stop = current.simulated + effort
-    for members in _jobs_by_owner(columns):
+    for members in _group_jobs_by_owner(columns):
         for job in sorted(members, key=lambda one: -columns.problem.jobs[one].own_weight):
-            for other, moves in _promising_exchanges(current, members, job):
+            for other, moves in _list_promising_swaps(current, members, job):
                 if current.simulated >= stop:
                     return
                 score, changed = current.try_moves(moves)
-                is_wished = _policy_allows(current, score) and _owner_gains(current, changed, members, (job, other))
+                is_wished = _is_score_allowed(current, score) and _is_gain_of_owner(
+                    current, changed, members, (job, other)
+                )
                 if is_wished and not _delays_others(current, changed, members):
                     current.apply_moves(moves, changed)
                     break
 
 
-def _jobs_by_owner(columns: QueueColumns) -> Sequence[Sequence[int]]:
-    """Return the waiting jobs of each owner that gives its jobs different weights."""
+def _group_jobs_by_owner(columns: QueueColumns) -> Sequence[Sequence[int]]:
+    """Return one list of waiting jobs for each owner that gives its jobs different weights."""
     of_owner: dict[str, list[int]] = {}
     for number, job in enumerate(columns.problem.jobs):
         if job.owner and not job.is_running:
@@ -52,8 +53,14 @@ def _jobs_by_owner(columns: QueueColumns) -> Sequence[Sequence[int]]:
     return [members for members in of_owner.values() if len({jobs[one].own_weight for one in members}) > 1]
 
 
-def _promising_exchanges(current: Assignment, members: Sequence[int], job: int) -> list[tuple[int, Mapping[int, int]]]:
-    """Return jobs with a lower owner's weight, and the moves by which `job` and each of them exchange places."""
+def _list_promising_swaps(current: Assignment, members: Sequence[int], job: int) -> list[tuple[int, Mapping[int, int]]]:
+    """Return the most promising swaps of `job` with jobs of lower weight, as (other job, moves), best first.
+
+    Args:
+        current: the plan.
+        members: the waiting jobs of the owner.
+        job: the job that is to end earlier.
+    """
     columns, finish = current.columns, current.finish
     jobs, exchanges = columns.problem.jobs, list[tuple[float, int, Mapping[int, int]]]()
     for other in members:
@@ -70,34 +77,41 @@ def _promising_exchanges(current: Assignment, members: Sequence[int], job: int) 
     return [(other, moves) for _, other, moves in sorted(exchanges, key=lambda item: item[:2])[:TRIED]]
 
 
-def _find_option(columns: QueueColumns, job: int, like: int) -> int | None:
-    """Return the job's option with the pool and GPU count of option `like`; None if there is none."""
-    place = columns.pool[like], columns.gpus[like]
+def _find_option(columns: QueueColumns, job: int, other_option: int) -> int | None:
+    """Return the option of a job with the pool and GPU count of another option. If there is none, return None."""
+    place = columns.pool[other_option], columns.gpus[other_option]
     return next((one for one in columns.options_of(job) if (columns.pool[one], columns.gpus[one]) == place), None)
 
 
 def _compare_ends(current: Assignment, changed: Mapping[int, PoolTimeline]) -> tuple[Floats, Floats]:
-    """Return when every job ends now, and when it would end after the change, (n,) each."""
+    """Return the end of every job in the present plan and in the changed plan, two arrays of shape (n,)."""
     before, after = current.finish, current.finish
     for pool in changed.values():
         after[pool.jobs] = pool.finish
     return before, after
 
 
-def _policy_allows(current: Assignment, score: QueueScore) -> bool:
-    """Return whether the policy allows a score.
+def _is_score_allowed(current: Assignment, score: QueueScore) -> bool:
+    """Return whether the plan may get a score by a swap.
 
-    The completion policy allows every score, because its mean of completion times may be traded between an owner's
-    jobs. Under the other policies, the score may not get worse up to its deciding part.
+    The completion policy allows every score, because an owner may shift completion time between its jobs. Under other
+    policies, the deciding value and the values before it must not get worse.
     """
     part = current.policy.deciding + 1
     return current.policy.name == "completion" or score[:part] <= current.score[:part]
 
 
-def _owner_gains(
+def _is_gain_of_owner(
     current: Assignment, changed: Mapping[int, PoolTimeline], members: Sequence[int], pair: tuple[int, int]
 ) -> bool:  # fmt: skip
-    """Return whether the owner's jobs end earlier by its weights, by enough for the two jobs of the exchange."""
+    """Return whether a swap reduces the owner's weighted completion times by more than `LEAST_GAIN`.
+
+    Args:
+        current: the plan.
+        changed: the timelines after the swap, by pool.
+        members: the waiting jobs of the owner.
+        pair: the two jobs that swap.
+    """
     before, after = _compare_ends(current, changed)
     weight = np.array([current.columns.problem.jobs[one].own_weight for one in members])
     rows, two = np.array(members), np.isin(members, pair)
@@ -106,7 +120,7 @@ def _owner_gains(
 
 
 def _delays_others(current: Assignment, changed: Mapping[int, PoolTimeline], members: Sequence[int]) -> bool:
-    """Return whether a job of another owner would end later."""
+    """Return whether any job outside `members` would end later after the change."""
     before, after = _compare_ends(current, changed)
     is_other = np.ones(len(before), dtype=bool)
     is_other[np.array(members)] = False

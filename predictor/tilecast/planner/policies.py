@@ -1,4 +1,4 @@
-"""Policies that define the best plan of a queue, one record each."""
+"""Policies of a queue: each defines the objective by which plans are compared."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Terms: TypeAlias = tuple[Floats | None, tuple[Floats, ...]]
 
 @dataclass(frozen=True, slots=True)
 class QueuePolicy:
-    """Lexicographic objective of a queue's plan: the maximum over jobs of one quantity, then the sums of others."""
+    """Lexicographic objective of a plan: first the maximum of one quantity over jobs, then sums of other quantities."""
 
     name: str
     summary: str
@@ -37,7 +37,7 @@ def _completion_terms(columns: QueueColumns, jobs: Ints, options: Ints, finish: 
 
 
 def _completion_share(columns: QueueColumns, jobs: Ints, finish: Floats) -> Floats:
-    """Return each job's part of the weighted mean of completion times, (k,)."""
+    """Return the term of each of k jobs in the weighted mean of completion times, (k,) seconds."""
     return np.asarray(columns.share[jobs] * (finish - columns.arrival[jobs]))
 
 

@@ -1,4 +1,4 @@
-"""The values of a queue: jobs with the options to run each of them, and pools with their nodes and quotas."""
+"""A queue problem: jobs with options of how to run, and pools with nodes and quotas."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tilecast.spec import SpecError
 
 @dataclass(frozen=True, slots=True)
 class JobOption:
-    """One way to run a job: a pool, a number of GPUs, and the forecast for them."""
+    """One way to run a job: a pool and a number of GPUs, with forecast run time and cost."""
 
     pool: str
     gpus: int
@@ -28,13 +28,13 @@ class JobOption:
 
     @property
     def width(self) -> float:
-        """Half-width of the range, as a logarithm."""
+        """Half-width of the 90 % range of the run time, as a natural logarithm."""
         return math.log(self.upper_s / self.lower_s) / 2 if self.lower_s > 0 else 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class QueuedJob:
-    """A job that waits or runs. Times are seconds from now."""
+    """A waiting or running job that is to be planned. Times are in seconds from now."""
 
     name: str
     options: tuple[JobOption, ...]
@@ -65,14 +65,14 @@ LEAST_LEFT = 0.02
 
 
 def start_running(job: QueuedJob, ran_s: float) -> QueuedJob:
-    """Return a waiting job as a running one, with options for its remaining run.
+    """Return a job as running, with the run times and costs of its options reduced to the remaining run.
 
     Args:
-        job: the whole job; `present` is the pool and GPU count that it runs on.
+        job: the job, with options for the whole run. `present` is the pool and GPU count that it runs on.
         ran_s: seconds for which it has run.
 
     Raises:
-        SpecError: there is no forecast for the present pool and GPU count.
+        SpecError: the job has no option for the present pool and GPU count.
     """
     here = next((item for item in job.options if (item.pool, item.gpus) == job.present), None)
     if here is None:
@@ -82,19 +82,19 @@ def start_running(job: QueuedJob, ran_s: float) -> QueuedJob:
     return replace(job, options=tuple(_scale_option(item, left) for item in job.options), is_running=True)
 
 
-def _scale_option(option: JobOption, left: float) -> JobOption:
+def _scale_option(option: JobOption, remaining_fraction: float) -> JobOption:
     return replace(
         option,
-        seconds=option.seconds * left,
-        lower_s=option.lower_s * left,
-        upper_s=option.upper_s * left,
-        cost=None if option.cost is None else option.cost * left,
+        seconds=option.seconds * remaining_fraction,
+        lower_s=option.lower_s * remaining_fraction,
+        upper_s=option.upper_s * remaining_fraction,
+        cost=None if option.cost is None else option.cost * remaining_fraction,
     )
 
 
 @dataclass(frozen=True, slots=True)
 class PoolCapacity:
-    """Nodes of a pool, GPUs held by others, and the quotas of queues."""
+    """Nodes of a pool, GPUs that jobs outside the plan use, and quotas of queues."""
 
     name: str
     nodes: int
@@ -108,19 +108,19 @@ class PoolCapacity:
 
     @property
     def gpus(self) -> int:
-        """GPUs available to jobs."""
+        """GPUs of the pool that planned jobs can use."""
         return max(self.nodes * self.gpus_per_node - self.held_gpus, 0)
 
     @property
     def free(self) -> list[int]:
-        """Free GPUs of each node while no job runs. GPUs held by others fill whole nodes first."""
+        """GPUs of each node that planned jobs can use. GPUs held by others are assumed to fill whole nodes first."""
         held = [
             min(max(self.held_gpus - index * self.gpus_per_node, 0), self.gpus_per_node) for index in range(self.nodes)
         ]
         return [self.gpus_per_node - taken for taken in held]
 
     def can_hold(self, gpus: int) -> bool:
-        """Return whether a job of `gpus` GPUs can ever start: on one node, or on whole nodes."""
+        """Return whether a job of `gpus` GPUs fits into the empty pool, on one node or on whole nodes."""
         if gpus <= self.gpus_per_node:
             return gpus <= max(self.free, default=0)
         return gpus % self.gpus_per_node == 0 and gpus // self.gpus_per_node <= self.free.count(self.gpus_per_node)
@@ -128,7 +128,7 @@ class PoolCapacity:
 
 @dataclass(frozen=True, slots=True)
 class UnplannedJob:
-    """A job that cannot be planned as requested, with the problem and a remedy."""
+    """Name of a job that cannot be planned as requested, with the problem and a remedy."""
 
     job: str
     problem: str
@@ -139,7 +139,7 @@ class UnplannedJob:
 
 @dataclass(frozen=True, slots=True)
 class QueueProblem:
-    """Jobs and pools to plan."""
+    """Jobs to plan and pools to plan them on."""
 
     jobs: tuple[QueuedJob, ...]
     pools: tuple[PoolCapacity, ...]
@@ -147,15 +147,17 @@ class QueueProblem:
     """Time by which jobs without their own deadline are due, in seconds from now; used where cost decides."""
 
     def pool(self, name: str) -> PoolCapacity:
-        """Return the pool with that name."""
+        """Return the pool with the given name. An unknown name raises StopIteration."""
         return next(pool for pool in self.pools if pool.name == name)
 
 
 def check_problem(problem: QueueProblem) -> tuple[QueueProblem, tuple[UnplannedJob, ...]]:
-    """Return the problem without impossible options and jobs, in Kueue's start order, and the refused parts.
+    """Return the problem without impossible options and jobs, and the jobs that cannot be planned as requested.
+
+    The jobs are sorted in the order in which Kueue starts them.
 
     Raises:
-        SpecError: two jobs or two pools have the same name, or a pool or a quota has an invalid number.
+        SpecError: a name of a job or pool is not unique, or a pool or quota has an invalid number.
     """
     _require_unique_names("pools", [pool.name for pool in problem.pools])
     _require_unique_names("jobs", [job.name for job in problem.jobs])
@@ -168,8 +170,8 @@ def check_problem(problem: QueueProblem) -> tuple[QueueProblem, tuple[UnplannedJ
     for job in problem.jobs:
         key = id(job.options), job.queue, job.present, job.is_running
         if key not in undominated_options:
-            undominated_options[key] = drop_dominated(
-                job, [item for item in job.options if not _why_impossible(job, item, by_name)]
+            undominated_options[key] = keep_pareto_options(
+                job, [item for item in job.options if not _explain_impossible_option(job, item, by_name)]
             )
         feasible = replace(job, options=undominated_options[key])
         if not feasible.options:
@@ -199,8 +201,8 @@ def _check_pool(pool: PoolCapacity) -> None:
             raise SpecError(f"pool {pool.name}", f"queue {queue} has a quota of {quota}", "give a count from 0")
 
 
-def _why_impossible(job: QueuedJob, option: JobOption, pools: Mapping[str, PoolCapacity]) -> str:
-    """Return the reason why an option is impossible; empty if it is possible."""
+def _explain_impossible_option(job: QueuedJob, option: JobOption, pools: Mapping[str, PoolCapacity]) -> str:
+    """Return the reason why an option of a job is impossible. If the option is possible, return ""."""
     pool = pools.get(option.pool)
     if pool is None:
         return f"there is no pool {option.pool}"
@@ -219,15 +221,15 @@ def _why_impossible(job: QueuedJob, option: JobOption, pools: Mapping[str, PoolC
 
 
 def _refuse_job(job: QueuedJob, pools: Mapping[str, PoolCapacity]) -> UnplannedJob:
-    """Return the refusal of a job that has no possible option, with the reasons of its options."""
-    reasons = list(dict.fromkeys(_why_impossible(job, option, pools) for option in job.options))
+    """Return the refusal of a job without a possible option, with the reasons against its options."""
+    reasons = list(dict.fromkeys(_explain_impossible_option(job, option, pools) for option in job.options))
     if not reasons:
         return UnplannedJob(job.name, "no pool can run it", "see `tilecast advise` for what would help")
     return UnplannedJob(job.name, "; ".join(reasons[:3]), "give it fewer GPUs, another pool, or more quota")
 
 
-def drop_dominated(job: QueuedJob, options: Sequence[JobOption]) -> tuple[JobOption, ...]:
-    """Return the options that no other of the pool beats in GPUs, time and cost at once, and the present option."""
+def keep_pareto_options(job: QueuedJob, options: Sequence[JobOption]) -> tuple[JobOption, ...]:
+    """Return the options on the Pareto front of GPUs, time and cost in each pool, and always the present option."""
     remaining = list[JobOption]()
     for option in sorted(options, key=lambda item: (item.pool, item.gpus, item.seconds, item.cost or 0.0)):
         beaten = any(

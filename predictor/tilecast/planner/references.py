@@ -1,4 +1,4 @@
-"""Outcomes of a queue without a plan for all jobs: four ways in which people and Kueue place jobs."""
+"""Outcomes of a queue without a common plan: four usual ways to assign jobs to pools, for comparison."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tilecast.spec import Floats, Ints
 
 @dataclass(frozen=True, slots=True)
 class QueueOutcome:
-    """Option and end of each job."""
+    """Chosen option and simulated end of each job of a queue."""
 
     option: list[int]
     finish: Floats
@@ -26,23 +26,28 @@ class QueueOutcome:
 
 
 def choose_fastest(columns: QueueColumns) -> list[int]:
-    """Return the fastest option of each job, with the fewest GPUs if several are equally fast."""
+    """Return the fastest option of each job, or that with the fewest GPUs among equally fast options."""
     return _choose_least(columns, (columns.seconds, columns.gpus))
 
 
 def _choose_least(columns: QueueColumns, by: tuple[Floats | Ints, Floats | Ints]) -> list[int]:
-    """Return the option of each job with the least of one column, then the least of another, then the first."""
+    """Return the option of each job that is least by the columns `by`, in lexicographic order.
+
+    Args:
+        columns: the queue.
+        by: the two columns over options to compare, (m,) each.
+    """
     order = np.lexsort((by[1], by[0], columns.job))
     return [int(item) for item in order[columns.first[:-1]]]
 
 
 def choose_cheapest(columns: QueueColumns) -> list[int]:
-    """Return the cheapest option of each job, the fastest if several cost the same."""
+    """Return the cheapest option of each job, or the fastest among equally cheap options."""
     return _choose_least(columns, (columns.cost, columns.seconds))
 
 
 def choose_earliest(columns: QueueColumns) -> list[int]:
-    """Return the option by which each job ends first, given the choices of the jobs before it in the queue."""
+    """Return for each job, in queue order, the option with the earliest end after the jobs before it have chosen."""
     lines = [_FreeTimes(np.array(pool.free), pool.gpus_per_node) for pool in columns.pools]
     chosen = []
     for job in range(len(columns.weight)):
@@ -50,7 +55,7 @@ def choose_earliest(columns: QueueColumns) -> list[int]:
         best, ends = -1, (math.inf, 0)
         for item in columns.options_of(job):
             gpus = int(columns.gpus[item])
-            after = (max(lines[columns.pool[item]].when_free(gpus), begin) + columns.seconds[item], gpus)
+            after = (max(lines[columns.pool[item]].find_free_time(gpus), begin) + columns.seconds[item], gpus)
             if best < 0 or after < ends:
                 best, ends = item, after
         lines[columns.pool[best]].occupy(int(columns.gpus[best]), ends[0])
@@ -59,7 +64,7 @@ def choose_earliest(columns: QueueColumns) -> list[int]:
 
 
 class _FreeTimes:
-    """Times at which the GPUs of a pool become free, if no job passes another."""
+    """Times in seconds at which each GPU of a pool becomes free, if jobs start strictly in order."""
 
     def __init__(self, free: np.ndarray, per_node: int) -> None:
         self.per_node = per_node
@@ -67,47 +72,47 @@ class _FreeTimes:
         self.until[np.arange(per_node) < free[:, None]] = 0.0
         self._ready: dict[int, float] = {}
 
-    def when_free(self, gpus: int) -> float:
-        """Return when so many GPUs are free at once, on one node or on whole nodes."""
+    def find_free_time(self, gpus: int) -> float:
+        """Return the time in seconds at which `gpus` GPUs are first free at once, on one node or on whole nodes."""
         if gpus not in self._ready:
             self._ready[gpus] = float(
-                np.partition(self._node_free_times(gpus), self._nodes_needed(gpus) - 1)[self._nodes_needed(gpus) - 1]
+                np.partition(self._list_node_free_times(gpus), self._count_nodes(gpus) - 1)[self._count_nodes(gpus) - 1]
             )
         return self._ready[gpus]
 
     def occupy(self, gpus: int, end: float) -> None:
-        """Occupy the GPUs that are free first with a job of `gpus` GPUs, until its end."""
-        for node in np.argsort(self._node_free_times(gpus), kind="stable")[: self._nodes_needed(gpus)]:
+        """Mark the `gpus` GPUs that become free first as used until `end`, in seconds."""
+        for node in np.argsort(self._list_node_free_times(gpus), kind="stable")[: self._count_nodes(gpus)]:
             row = self.until[node]
             row[: min(gpus, self.per_node)] = end
             row.sort()
         self._ready = {}
 
-    def _nodes_needed(self, gpus: int) -> int:
+    def _count_nodes(self, gpus: int) -> int:
         return -(-gpus // self.per_node)
 
-    def _node_free_times(self, gpus: int) -> Floats:
-        """Return when each node has as many free GPUs as the job uses of it."""
+    def _list_node_free_times(self, gpus: int) -> Floats:
+        """Return the time in seconds at which each node has enough free GPUs for its part of a job, (nodes,)."""
         return self.until[:, min(gpus, self.per_node) - 1]
 
 
-def queue_outcome(columns: QueueColumns, option: list[int]) -> QueueOutcome:
-    """Return the simulated ends of jobs with one option for each job."""
+def simulate_options(columns: QueueColumns, option: list[int]) -> QueueOutcome:
+    """Return the simulated outcome of a queue for the given option of each job."""
     return QueueOutcome(option, Assignment(columns, POLICIES["completion"], list(option)).finish)
 
 
 def simulate_kueue(columns: QueueColumns) -> QueueOutcome:
-    """Simulate Kueue without advice.
+    """Return the simulated outcome of a queue that Kueue schedules without advice.
 
-    In the queue's order, each job uses the first pool of the list that has room now, and waits while none has. A job
-    keeps the number of GPUs that it requests, or the nearest number that the pool has an option for.
+    In queue order, each job starts on the first pool with room, and waits while no pool has room. It uses the number of
+    GPUs that it requests, or the nearest number for which it has an option on the pool.
     """
     count = len(columns.weight)
     rooms = [_PoolRoom(FreeNodes(pool.gpus_per_node, pool.free), dict(pool.quotas)) for pool in columns.pools]
     option, finish = [-1] * count, np.full(count, math.inf)
     coming = sorted((max(float(at), 0.0), job) for job, at in enumerate(columns.arrival))
     waiting, running = dict[int, list[int]](), list[tuple[float, int, list[int]]]()
-    line_of, wishes = _kueue_lines(columns)
+    line_of, wishes = _group_waiting_lines(columns)
     place = 0
     while place < count or running:
         moment = min(coming[place][0] if place < count else math.inf, running[0][0] if running else math.inf)
@@ -141,7 +146,7 @@ def simulate_kueue(columns: QueueColumns) -> QueueOutcome:
 
 @dataclass(slots=True)
 class _PoolRoom:
-    """Free GPUs and unused quotas of a pool."""
+    """Free GPUs of a pool and unused quotas of queues during a simulation."""
 
     nodes: FreeNodes
     quotas: dict[str, int]
@@ -160,14 +165,14 @@ class _PoolRoom:
         self.nodes.release(gpus, nodes)
 
 
-def _kueue_lines(columns: QueueColumns) -> tuple[dict[int, int], list[list[tuple[int, int, int]]]]:
-    """Return the line of each class of jobs, and the options that Kueue tries for the jobs of each line.
+def _group_waiting_lines(columns: QueueColumns) -> tuple[dict[int, int], list[list[tuple[int, int, int]]]]:
+    """Return the waiting line of each job class, and the options that Kueue tries for each waiting line.
 
-    Jobs with equal options in the same queue share a line, because none of them can start while the first cannot.
+    Jobs with equal options and an equal queue share a waiting line, because none can start while the first cannot.
     """
     lines, line_of, wishes = dict[tuple[object, ...], int](), dict[int, int](), list[list[tuple[int, int, int]]]()
     for kind, job in zip(*np.unique(columns.kind, return_index=True), strict=True):
-        wish = _kueue_options(columns, int(job))
+        wish = _list_kueue_options(columns, int(job))
         place = (columns.problem.jobs[int(job)].queue, *wish)
         if place not in lines:
             lines[place] = len(wishes)
@@ -176,10 +181,10 @@ def _kueue_lines(columns: QueueColumns) -> tuple[dict[int, int], list[list[tuple
     return line_of, wishes
 
 
-def _kueue_options(columns: QueueColumns, job: int) -> list[tuple[int, int, int]]:
-    """Return the options of a job that Kueue tries, in the order of pools.
+def _list_kueue_options(columns: QueueColumns, job: int) -> list[tuple[int, int, int]]:
+    """Return the options that Kueue tries for a job, in the order of pools.
 
-    Each is a pool, a number of GPUs and a position among the job's options.
+    Each option is a tuple (pool index, GPUs, position among the options of the job).
     """
     options = columns.options_of(job)
     present = int(columns.present[job])
@@ -197,10 +202,10 @@ def _kueue_options(columns: QueueColumns, job: int) -> list[tuple[int, int, int]
 REFERENCES: Mapping[str, tuple[str, Callable[[QueueColumns], QueueOutcome]]] = {
     "ownBest": (
         "each on its own best pool, first come first served",
-        lambda held: queue_outcome(held, choose_fastest(held)),
+        lambda held: simulate_options(held, choose_fastest(held)),
     ),
-    "earliest": ("each where it would finish first", lambda held: queue_outcome(held, choose_earliest(held))),
+    "earliest": ("each where it would finish first", lambda held: simulate_options(held, choose_earliest(held))),
     "flavors": ("Kueue's order of flavors", simulate_kueue),
-    "cheapest": ("each on its cheapest pool", lambda held: queue_outcome(held, choose_cheapest(held))),
+    "cheapest": ("each on its cheapest pool", lambda held: simulate_options(held, choose_cheapest(held))),
 }
 """Ways to place jobs without a plan for all of them, by name: a summary, and the function that returns the outcome."""

@@ -1,7 +1,7 @@
-"""Linear programs that bound every plan of a queue from below, and the shares of options in their solutions.
+"""Linear programs whose optimum is a lower bound of the score of every plan of a queue.
 
-The programs ignore nodes and the order of jobs: the GPUs of a pool can be divided freely. So the distance of a plan
-from the bound is at least its distance from the best plan. HiGHS solves the programs.
+The programs ignore node boundaries and the order of jobs, and divide the GPUs of a pool freely. So a plan is at most as
+far from the best plan as from the bound. HiGHS solves the programs.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _BISECTIONS = 10
 
 @dataclass(frozen=True, slots=True)
 class RelaxedSolution:
-    """Bound and option shares from a linear program."""
+    """Solution of a linear program: the lower bound, and how many jobs use each option."""
 
     bound: float | None
     """Value that no plan is below; None if the program was not solved."""
@@ -33,7 +33,7 @@ class RelaxedSolution:
 
 @dataclass(frozen=True, slots=True)
 class JobClasses:
-    """Classes of equal jobs, one row per class, and the options of these classes, (m,)."""
+    """Classes of equal jobs, and the m options of the classes. Each class is one row of a linear program."""
 
     jobs: list[Ints]
     """Jobs of each class, in order."""
@@ -46,7 +46,7 @@ class JobClasses:
 
     @classmethod
     def from_columns(cls, columns: QueueColumns) -> JobClasses:
-        """Return the classes of the jobs of a queue."""
+        """Return the classes of equal jobs of a queue."""
         order = np.argsort(columns.kind, kind="stable")
         bounds = np.flatnonzero(np.diff(columns.kind[order], prepend=-1))
         jobs = np.split(order, bounds[1:])
@@ -55,7 +55,7 @@ class JobClasses:
         return cls(jobs, np.concatenate(options), row, np.array([len(some) for some in jobs], dtype=float))
 
     def assign_options(self, columns: QueueColumns, share: Floats) -> list[int]:
-        """Return an option for every job: each class uses its options in proportion to the shares, evenly mixed."""
+        """Return an option for every job, so that each class uses its options in proportion to `share`, (m,)."""
         chosen = [-1] * len(columns.weight)
         for index, jobs in enumerate(self.jobs):
             places = np.flatnonzero(self.row == index)
@@ -69,12 +69,17 @@ class JobClasses:
 
 
 def bound_completion(columns: QueueColumns, classes: JobClasses, end_s: float) -> RelaxedSolution:
-    """Bound the weighted mean of completion times.
+    """Return a lower bound of the weighted mean of completion times.
 
-    Time is divided into parts, and a job may be worked on in any of them. It ends half its run after the mean of the
-    times at which it is worked on.
+    Time is divided into intervals, and a job may be spread over any of them. It ends half its run time after its mean
+    busy time.
 
     Source: the mean busy time relaxation of Schulz and Skutella (SIAM J. Discrete Math. 15, 2002).
+
+    Args:
+        columns: the jobs.
+        classes: classes of equal jobs.
+        end_s: seconds from now in which all jobs can be finished.
     """
     options = classes.option
     parts = int(np.clip(MOST_COLUMNS // len(options), 4, 64))
@@ -86,7 +91,7 @@ def bound_completion(columns: QueueColumns, classes: JobClasses, end_s: float) -
     column = np.arange(cost.size).reshape(cost.shape)
     class_row = np.broadcast_to(classes.row[:, None], cost.shape)
     pool_row = len(classes.count) + columns.pool[options][:, None] * parts + np.arange(parts)
-    room = (_gpus_by_pool(columns)[:, None] * np.diff(edges)).ravel()
+    room = (_count_gpus_by_pool(columns)[:, None] * np.diff(edges)).ravel()
     solved = _solve_program(
         cost.ravel(),
         [(class_row, column, np.ones_like(cost)), (pool_row, column, np.broadcast_to(area[:, None], cost.shape))],
@@ -94,7 +99,7 @@ def bound_completion(columns: QueueColumns, classes: JobClasses, end_s: float) -
         np.concatenate([classes.count, room]),
     )
     if solved is None:
-        return RelaxedSolution(None, _fastest_shares(columns, classes))
+        return RelaxedSolution(None, _count_fastest_options(columns, classes))
     value, taken = solved
     first = np.flatnonzero(np.diff(classes.row, prepend=-1))
     alone = float((classes.count * np.minimum.reduceat(length, first) * each[first]).sum())
@@ -103,29 +108,29 @@ def bound_completion(columns: QueueColumns, classes: JobClasses, end_s: float) -
 
 
 def bound_peak(
-    columns: QueueColumns, classes: JobClasses, since: Floats, scale: Floats, most: float
+    columns: QueueColumns, classes: JobClasses, since: Floats, scale: Floats, reachable: float
 ) -> RelaxedSolution:
-    """Bound the largest `(end - since) / scale` over all jobs, for policies that minimize it.
+    """Return a lower bound of the largest `(end - since) / scale` over all jobs, for policies that minimize it.
 
-    Bisection searches for the smallest value by which all jobs can be done. At each value every job has a deadline, and
-    the work that is due by any moment must fit before that moment.
+    Bisection searches for the smallest feasible value. Each value gives every job a deadline. The work that is due by a
+    moment must fit into the GPU time before that moment.
 
     Source: Lenstra, Shmoys and Tardos (Math. Programming 46, 1990), without their rounding step.
 
     Args:
         columns: the jobs.
-        classes: the same jobs, with equal ones as one class.
-        since: the time from which each job's duration counts, (n,).
-        scale: the divisor of each job's duration, (n,).
-        most: a value that some plan reaches, where the bisection starts.
+        classes: classes of equal jobs.
+        since: the time from which the duration of each job is measured, (n,).
+        scale: the divisor of the duration of each job, (n,).
+        reachable: upper end of the bisection, a value that some plan reaches.
     """
     late = np.array([since[some].max() for some in classes.jobs])
     scales = np.array([scale[some[0]] for some in classes.jobs])
     area = columns.seconds[classes.option] * columns.gpus[classes.option]
-    low, high, share = 0.0, most, _fastest_shares(columns, classes)
+    low, high, share = 0.0, reachable, _count_fastest_options(columns, classes)
     for _ in range(_BISECTIONS):
         middle = (low + high) / 2
-        solved = _least_price_within_due(columns, classes, late + middle * scales, area, 0.0)
+        solved = _minimize_price_by_deadline(columns, classes, late + middle * scales, area, 0.0)
         if solved is None:
             low = middle
         else:
@@ -134,26 +139,28 @@ def bound_peak(
 
 
 def bound_cost(columns: QueueColumns, classes: JobClasses, missed: float) -> RelaxedSolution:
-    """Bound the cost of all jobs if jobs of at most `missed` total weight miss their deadlines."""
+    """Return a lower bound of the cost of all jobs if jobs of at most `missed` total weight miss their deadlines."""
     due = np.array([columns.due[some].max() for some in classes.jobs])
     options = classes.option
-    rows = _least_price_within_due(columns, classes, due, columns.cost[options], missed)
+    rows = _minimize_price_by_deadline(columns, classes, due, columns.cost[options], missed)
     return RelaxedSolution(
-        None if rows is None else rows[0], _fastest_shares(columns, classes) if rows is None else rows[1]
+        None if rows is None else rows[0], _count_fastest_options(columns, classes) if rows is None else rows[1]
     )
 
 
-def _least_price_within_due(
+def _minimize_price_by_deadline(
     columns: QueueColumns, classes: JobClasses, due: Floats, price: Floats, missed: float
 ) -> tuple[float, Floats] | None:
-    """Return the least price, and the shares of options, by which classes end before they are due; None if impossible.
+    """Return the least total price to finish all jobs in time, and the number of jobs per option, (m,).
+
+    If that is impossible, return None.
 
     Args:
         columns: the jobs.
-        classes: the same jobs, with equal ones as one class.
-        due: when each class is due.
+        classes: classes of equal jobs.
+        due: deadline of each class in seconds from now.
         price: price of each option of the classes, (m,).
-        missed: most total weight of jobs that may end late.
+        missed: largest total weight of jobs that may end late.
     """
     options = classes.option
     area = columns.seconds[options] * columns.gpus[options]
@@ -168,7 +175,7 @@ def _least_price_within_due(
     pools = len(columns.pools)
     classes_count = len(classes.count)
     moment_row = classes_count + 1 + columns.pool[options][choice] * len(moments) + moment
-    room = (_gpus_by_pool(columns)[:, None] * moments).ravel()
+    room = (_count_gpus_by_pool(columns)[:, None] * moments).ravel()
     return _solve_program(
         np.concatenate([price, price]),
         [
@@ -188,12 +195,12 @@ _MOMENTS = 16
 """Number of moments by which the work that is due must fit. Ignoring other moments only lowers a bound."""
 
 
-def _gpus_by_pool(columns: QueueColumns) -> Floats:
+def _count_gpus_by_pool(columns: QueueColumns) -> Floats:
     return np.array([pool.gpus for pool in columns.pools], dtype=float)
 
 
-def _fastest_shares(columns: QueueColumns, classes: JobClasses) -> Floats:
-    """Return shares of options with which every class uses its fastest option, (m,)."""
+def _count_fastest_options(columns: QueueColumns, classes: JobClasses) -> Floats:
+    """Return the number of jobs per option, (m,), if every job uses its fastest option."""
     share = np.zeros(len(classes.option))
     for index, jobs in enumerate(classes.jobs):
         places = np.flatnonzero(classes.row == index)
@@ -209,15 +216,15 @@ def _solve_program(
     most: Floats | None = None,
     fold: int | None = None,
 ) -> tuple[float, Floats] | None:
-    """Return the minimum of a linear program and the variables that reach it; None if there is no feasible optimum.
+    """Return the minimum of a linear program and its optimal variables. If it has no optimum, return None.
 
     Args:
         price: coefficient of each variable; all variables are at least 0.
         entries: rows, columns and values of the constraints.
         lower: lower bound of each row.
         upper: upper bound of each row.
-        most: upper bound of each variable.
-        fold: number of variables after which they repeat; the result then has the sums of repeated ones.
+        most: upper bound of each variable; None for unbounded variables.
+        fold: number of distinct variables. The returned variables are then sums over variables that are `fold` apart.
     """
     row, column = (np.concatenate([item[part].ravel() for item in entries]) for part in (0, 1))
     value = np.concatenate([item[2].ravel() for item in entries])

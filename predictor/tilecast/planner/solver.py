@@ -1,6 +1,6 @@
-"""Search for a plan: list scheduling on the relaxation, then a local search that counts its simulations.
+"""Search for a plan: a start from the linear program or a simple rule, then a local search.
 
-The same queue always gets the same plan: no step depends on the clock, and random numbers come from a fixed seed.
+Equal queues get equal plans, because no step depends on the clock and random numbers have a fixed seed.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ MAX_LOSS = 0.03
 
 @dataclass(frozen=True, slots=True)
 class QueueSolution:
-    """An option for every job of a checked problem."""
+    """The plan that `solve` found: an option for every job, with its simulated ends, score and lower bound."""
 
     columns: QueueColumns
     policy: QueuePolicy
@@ -63,7 +63,10 @@ class QueueSolution:
 
     @property
     def gap(self) -> float | None:
-        """Distance of the plan from the bound, as a ratio of the bound; the best plan is no farther from the plan."""
+        """Relative distance of the plan from the lower bound. Without a bound, it is None.
+
+        The plan is at most this far from the best plan.
+        """
         if self.bound is None or not self.score:
             return None
         value = self.score[self.policy.deciding]
@@ -73,14 +76,13 @@ class QueueSolution:
 def solve(
     problem: QueueProblem, policy: str = "completion", *, effort: int = EFFORT, is_bounded: bool = True
 ) -> QueueSolution:
-    """Return a plan for a queue.
+    """Return a plan for a queue: one option for every job.
 
     Args:
         problem: jobs and pools.
         policy: a key of `POLICIES`.
-        effort: how many job starts may be simulated in search of a better plan.
-        is_bounded: whether to solve the relaxation, which bounds the distance from the best plan, and from which large
-            queues start.
+        effort: number of job starts that the search may simulate.
+        is_bounded: whether to solve the linear program, which gives the lower bound and a start of the search.
 
     Raises:
         SpecError: the policy is unknown, needs a price that a pool lacks, or the problem is invalid.
@@ -94,31 +96,31 @@ def solve(
         raise SpecError(f"pool {pool}", f"has no price, which policy {policy} needs", "give its GPUPool a price")
     if not feasible.jobs:
         return QueueSolution(columns, record, [], np.zeros(0), (), (), None, refused)
-    first = _starting_plan(columns, record)
+    first = _choose_starting_plan(columns, record)
     relaxed = None
     if is_bounded:
         classes = JobClasses.from_columns(columns)
         relaxed = _bound_score(columns, record, classes, first)
         spread = Assignment(columns, record, classes.assign_options(columns, relaxed.share))
         first = spread if is_better_score(spread.score, first.score) else first
-    current = _search_plan(first, effort // _RESUME_DIVISOR if _continues_plan(columns) else effort)
+    current = _search_plan(first, effort // _RESUME_DIVISOR if _is_plan_extended(columns) else effort)
     best = current.score
     _undo_small_changes(current, effort)
-    owners.exchange_places(current, effort // _RESUME_DIVISOR)
+    owners.swap_within_owners(current, effort // _RESUME_DIVISOR)
     bound = None if relaxed is None else relaxed.bound
     return QueueSolution(columns, record, current.option, current.finish, current.score, best, bound, refused)
 
 
-def _starting_plan(columns: QueueColumns, policy: QueuePolicy) -> Assignment:
-    """Return the best plan that needs no search: a reference, or the present plan.
+def _choose_starting_plan(columns: QueueColumns, policy: QueuePolicy) -> Assignment:
+    """Return the plan from which the search starts: the present plan or a reference, whichever is better.
 
-    The present plan wins while it is hardly worse. In a large queue with few new jobs, only the present plan is
-    considered.
+    The present plan is kept if it is hardly worse. In a large queue with few new jobs, it is always kept and the new
+    jobs are added to it.
     """
     is_new = columns.present < 0
     own = references.choose_fastest(columns)
     there = [own[job] if item < 0 else item for job, item in enumerate(columns.present.tolist())]
-    if _continues_plan(columns):
+    if _is_plan_extended(columns):
         current = Assignment(columns, policy, there)
         budget, promise = _TrialBudget(EFFORT), _estimate_gains(current)
         for job in np.flatnonzero(is_new).tolist():
@@ -135,31 +137,40 @@ def _starting_plan(columns: QueueColumns, policy: QueuePolicy) -> Assignment:
     return several[0] if is_kept else best
 
 
-def _continues_plan(columns: QueueColumns) -> bool:
-    """Return whether a large queue is planned from the present plan because few of its jobs are new."""
+def _is_plan_extended(columns: QueueColumns) -> bool:
+    """Return whether the queue is large and few of its jobs are new, so that the present plan is only extended."""
     return len(columns.present) > _MAX_SWAP_JOBS and float((columns.present < 0).mean()) < _MAX_NEW_SHARE
 
 
 def _is_nearly_best(policy: QueuePolicy, score: QueueScore, best: QueueScore) -> bool:
-    """Return whether a score is so little worse than the best that the difference does not matter."""
+    """Return whether the deciding value of a score is worse than the best by at most the fraction `MAX_LOSS`."""
     deciding = policy.deciding
     return score[:deciding] <= best[:deciding] and score[deciding] <= best[deciding] * (1 + MAX_LOSS)
 
 
-def _bound_score(columns: QueueColumns, policy: QueuePolicy, classes: JobClasses, first: Assignment) -> RelaxedSolution:
-    """Return the relaxation of a queue under a policy."""
+def _bound_score(
+    columns: QueueColumns, policy: QueuePolicy, classes: JobClasses, start_plan: Assignment
+) -> RelaxedSolution:
+    """Return the solution of the linear program that bounds the score of a queue under a policy.
+
+    Args:
+        columns: the queue.
+        policy: the policy.
+        classes: classes of equal jobs.
+        start_plan: any plan, as upper limit.
+    """
     if policy.name == "completion":
-        return relaxation.bound_completion(columns, classes, float(first.finish.max()))
+        return relaxation.bound_completion(columns, classes, float(start_plan.finish.max()))
     if policy.name == "cost":
-        return relaxation.bound_cost(columns, classes, first.score[0])
+        return relaxation.bound_cost(columns, classes, start_plan.score[0])
     ones = np.ones(len(columns.weight))
     if policy.name == "makespan":
-        return relaxation.bound_peak(columns, classes, 0 * ones, ones, first.score[0])
-    return relaxation.bound_peak(columns, classes, columns.arrival, columns.alone, first.score[0])
+        return relaxation.bound_peak(columns, classes, 0 * ones, ones, start_plan.score[0])
+    return relaxation.bound_peak(columns, classes, columns.arrival, columns.alone, start_plan.score[0])
 
 
 def _search_plan(first: Assignment, effort: int) -> Assignment:
-    """Return the best plan found by moves of single jobs, swaps of two, and restarts from random moves."""
+    """Return the best plan that a local search finds, with moves of jobs, swaps of two jobs and random restarts."""
     budget = _TrialBudget(effort)
     best = first.copy()
     _improve_plan(best, budget)
@@ -182,7 +193,7 @@ def _search_plan(first: Assignment, effort: int) -> Assignment:
 
 @dataclass(slots=True)
 class _TrialBudget:
-    """Number of trials that a search has left."""
+    """Number of job starts that a search may still simulate."""
 
     left: int
 
@@ -191,7 +202,7 @@ class _TrialBudget:
         return self.left <= 0
 
     def try_moves(self, current: Assignment, moves: dict[int, int]) -> bool:
-        """Apply the moves if they improve the score, and return whether they did."""
+        """Apply moves to the plan if they improve its score, and return whether they do."""
         before = current.simulated
         score, changed = current.try_moves(moves)
         self.left -= current.simulated - before + _TRIAL
@@ -202,7 +213,7 @@ class _TrialBudget:
 
 
 def _improve_plan(current: Assignment, budget: _TrialBudget) -> None:
-    """Move jobs, then swap pairs of them, until no trial improves the plan or the budget is spent."""
+    """Move single jobs and swap pairs of jobs until nothing improves the plan or the budget is spent."""
     while not budget.is_spent:
         is_better = False
         for job, options in _list_moves(current):
@@ -216,7 +227,7 @@ def _improve_plan(current: Assignment, budget: _TrialBudget) -> None:
 
 
 def _swap_pairs(current: Assignment, budget: _TrialBudget) -> bool:
-    """Exchange the pools of two jobs wherever that improves the plan, and return whether any exchange did."""
+    """Swap the pools of two jobs wherever that improves the plan. Return whether any swap was made."""
     columns, is_better = current.columns, False
     for one in range(len(current.option)):
         for two in range(one + 1, len(current.option)):
@@ -231,7 +242,7 @@ def _swap_pairs(current: Assignment, budget: _TrialBudget) -> bool:
 
 
 def _list_moves(current: Assignment) -> Sequence[tuple[int, Sequence[int]]]:
-    """Return jobs with the options to try, the most promising first; all of them for a small queue."""
+    """Return (job, options to try) pairs, the most promising first. In a small queue, all options are listed."""
     columns = current.columns
     promise = _estimate_gains(current)
     if len(current.option) <= _MAX_SWAP_JOBS:
@@ -247,7 +258,10 @@ def _list_moves(current: Assignment) -> Sequence[tuple[int, Sequence[int]]]:
 
 
 def _estimate_gains(current: Assignment) -> Floats:
-    """Return the estimated gain of each option, (m,), for its job and for the jobs behind it on both pools."""
+    """Return the estimated decrease of weighted completion times by a move to each option, (m,).
+
+    It includes the effect on jobs that start later in the old pool and in the new pool.
+    """
     columns = current.columns
     chosen = np.array(current.option)
     finish = current.finish
@@ -271,7 +285,7 @@ def _estimate_gains(current: Assignment) -> Floats:
 
 
 def _undo_small_changes(current: Assignment, effort: int) -> None:
-    """Undo changes from the present plan, job by job, that gain less than the forecasts can tell."""
+    """Return jobs to their present options if their moves gain less than the uncertainty of the forecasts."""
     columns, policy = current.columns, current.policy
     best, budget = current.score, _TrialBudget(effort)
     for job in np.flatnonzero((columns.present >= 0) & (columns.present != current.option)).tolist():

@@ -1,7 +1,7 @@
-"""Simulation of the start times of a pool's jobs as Kueue admits them: in order, whichever fits (`BestEffortFIFO`).
+"""Simulation of when Kueue starts the jobs of a pool: in queue order, skipping jobs that do not fit.
 
-A job uses GPUs of one node, or whole nodes. Of the nodes with enough free GPUs, the fullest is used. No job is
-preempted, and no GPUs are reserved for a job that does not fit yet.
+The strategy is Kueue's `BestEffortFIFO`. A job uses GPUs of one node, or whole nodes. Of the nodes with enough free
+GPUs, the fullest is used. No job is preempted, and no GPUs are reserved for a job that does not fit yet.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ TaskLine: TypeAlias = tuple[int, str]
 
 @dataclass(slots=True)
 class FreeNodes:
-    """Free GPUs of a pool's nodes, which change as jobs start and end."""
+    """Free GPUs of each node of a pool during a simulation."""
 
     per_node: int
     free: list[int]
@@ -40,7 +40,7 @@ class FreeNodes:
 
     @property
     def room(self) -> int:
-        """Most GPUs that a job could have now, on one node or on whole nodes."""
+        """Largest number of GPUs that a job could get now, on one node or on whole nodes."""
         whole = len(self._by_free[self.per_node])
         if whole:
             return whole * self.per_node
@@ -54,7 +54,7 @@ class FreeNodes:
         return gpus <= self.room
 
     def allocate(self, gpus: int) -> list[int]:
-        """Allocate `gpus` GPUs and return their nodes; the pool must have room."""
+        """Allocate `gpus` free GPUs and return the indices of their nodes. The pool must have room for them."""
         if gpus < self.per_node:
             node = next(reversed(next(filter(None, self._by_free[gpus:]))))
             self._set_free_gpus(node, self.free[node] - gpus)
@@ -67,7 +67,7 @@ class FreeNodes:
         return taken
 
     def release(self, gpus: int, nodes: Sequence[int]) -> None:
-        """Release the GPUs of a job on its nodes."""
+        """Release the GPUs that a job of `gpus` GPUs has on the given nodes."""
         each = min(gpus, self.per_node)
         for node in nodes:
             self._set_free_gpus(node, self.free[node] + each)
@@ -87,7 +87,7 @@ class FreeNodes:
 
 @dataclass(frozen=True, slots=True)
 class PoolTasks:
-    """Requests of jobs to one pool, in the order in which they may start. All lists have one length."""
+    """GPUs, run times and queues of the jobs of one pool, in queue order. All lists have equal lengths."""
 
     gpus: Sequence[int]
     seconds: Sequence[float]
@@ -101,7 +101,7 @@ class PoolTasks:
 
 @dataclass(slots=True)
 class QueueAdmission:
-    """State of a pool at one moment of a simulation."""
+    """State of a pool at one moment of a simulation: free nodes, unused quotas and running jobs."""
 
     at_s: float
     nodes: FreeNodes
@@ -121,7 +121,7 @@ class QueueAdmission:
 
 @dataclass(frozen=True, slots=True)
 class PoolSimulation:
-    """Start times of the tasks of a pool, and moments from which the simulation can be resumed."""
+    """Simulated start times of the jobs of a pool, and states from which the simulation can be resumed."""
 
     begin: list[float]
     order: list[int] = field(default_factory=list)
@@ -129,14 +129,14 @@ class PoolSimulation:
     moments: list[QueueAdmission] = field(default_factory=list)
     """Stored moments, ascending; none if all tasks have the same size."""
 
-    def last_moment(self, started: int) -> QueueAdmission | None:
-        """Return the last moment by which at most `started` tasks had started; None if none is stored."""
+    def find_last_moment(self, started: int) -> QueueAdmission | None:
+        """Return the last stored state with at most `started` started jobs. If there is none, return None."""
         place = bisect_right(self.moments, started, key=lambda moment: moment.started)
         return self.moments[place - 1] if place else None
 
 
 def start_times(pool: PoolCapacity, tasks: PoolTasks) -> list[float]:
-    """Return when each task starts, in seconds from now; infinite for a task that never can."""
+    """Return the start of each job in seconds from now. A job that can never start has an infinite start."""
     return simulate_pool(pool, tasks).begin
 
 
@@ -147,14 +147,16 @@ def simulate_pool(
     since: QueueAdmission | None = None,
     begin: list[float] | None = None,
 ) -> PoolSimulation:
-    """Simulate the starts of tasks, and store moments from which another simulation can be resumed.
+    """Return the simulated start times of the jobs of a pool, with states from which to resume.
+
+    Without `other`, `since` and `begin`, the simulation starts at time 0.
 
     Args:
         pool: the pool.
-        tasks: all tasks.
-        other: a simulation of other tasks, whose starts are the same up to one of its moments.
-        since: that moment; None simulates from the beginning.
-        begin: start times of the tasks that had started by that moment; infinite for the others.
+        tasks: all jobs of the pool.
+        other: an earlier simulation with equal starts up to the state `since`.
+        since: the state of `other` from which to resume.
+        begin: start times of jobs that have started in that state; infinite for all other jobs.
     """
     if tasks.ready_s is None and not pool.quotas and tasks.gpus and min(tasks.gpus) == max(tasks.gpus):
         return PoolSimulation(_start_equal_tasks(_count_places(pool, tasks.gpus[0]), tasks.seconds))
@@ -169,14 +171,19 @@ def simulate_pool(
 
 
 def _count_places(pool: PoolCapacity, gpus: int) -> int:
-    """Return how many jobs of `gpus` GPUs can run at once."""
+    """Return how many jobs of `gpus` GPUs fit into the pool at once."""
     if gpus <= pool.gpus_per_node:
         return sum(free // gpus for free in pool.free)
     return pool.free.count(pool.gpus_per_node) * pool.gpus_per_node // gpus
 
 
 def _start_equal_tasks(places: int, seconds: Sequence[float]) -> list[float]:
-    """Return the start times of jobs of equal size, each of which gets the place that is free first."""
+    """Return the start times in seconds of jobs with equal GPU counts.
+
+    Args:
+        places: number of jobs that can run at once.
+        seconds: run time of each job, in queue order.
+    """
     if not places:
         return [math.inf] * len(seconds)
     ends: list[float] = []
@@ -192,12 +199,12 @@ def _start_equal_tasks(places: int, seconds: Sequence[float]) -> list[float]:
 
 
 def _simulate_mixed(tasks: PoolTasks, state: QueueAdmission, made: PoolSimulation) -> None:
-    """Simulate jobs of several sizes: at every end or arrival, the jobs that fit start in order.
+    """Simulate jobs of several sizes: at every end or arrival, the jobs that fit start in queue order.
 
     Args:
         tasks: the jobs.
-        state: the moment to begin at, which changes.
-        made: the simulation to write start times and moments to.
+        state: the state to begin at, which is changed in place.
+        made: the simulation to which start times and states are written.
     """
     seconds, ready, names = tasks.seconds, tasks.ready_s, tasks.names
     lines, later = _build_lines(tasks)
@@ -243,7 +250,10 @@ def _simulate_mixed(tasks: PoolTasks, state: QueueAdmission, made: PoolSimulatio
 
 
 def _build_lines(tasks: PoolTasks) -> tuple[dict[TaskLine, list[int]], list[tuple[float, int, TaskLine]]]:
-    """Return the tasks that are ready by line, and the tasks that arrive later, the next one first."""
+    """Return the jobs that are ready, grouped by GPU count and queue, and the jobs that arrive later.
+
+    Each later job is a tuple (arrival time, job, (GPUs, queue)), and they are sorted.
+    """
     lines, later = dict[TaskLine, list[int]](), list[tuple[float, int, TaskLine]]()
     if tasks.ready_s is None and tasks.queues is None:
         sizes = np.array(tasks.gpus)

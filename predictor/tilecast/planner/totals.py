@@ -1,4 +1,4 @@
-"""Totals of a plan for the cluster, compared with the references, and the jobs that delay others."""
+"""Report on a plan: its totals, the totals of the references, and times and gains of each job."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tilecast.spec import Floats
 
 @dataclass(frozen=True, slots=True)
 class QueueTotals:
-    """Totals of a whole queue, in seconds except for `cost`, `fairness` and `missed`."""
+    """Completion times, cost, fairness and missed deadlines of a whole queue under one plan."""
 
     completion_s: float
     """Weighted mean of completion times."""
@@ -32,8 +32,8 @@ class QueueTotals:
     """Number of jobs that end after they are due."""
 
 
-def sum_up(columns: QueueColumns, outcome: QueueOutcome) -> QueueTotals:
-    """Return the totals of an outcome with at least one job."""
+def sum_outcome(columns: QueueColumns, outcome: QueueOutcome) -> QueueTotals:
+    """Return the totals of a simulated outcome. The queue must have at least one job."""
     took = outcome.finish - columns.arrival
     costs = [columns.options[item].cost for item in outcome.option]
     known = [cost for cost in costs if cost is not None]
@@ -49,7 +49,7 @@ def sum_up(columns: QueueColumns, outcome: QueueOutcome) -> QueueTotals:
 
 @dataclass(frozen=True, slots=True)
 class QueuedPlace:
-    """Times of a job in the plan, in seconds from now."""
+    """Forecast start and end of a job in the plan, in seconds from now, and its gain over no plan."""
 
     job: int
     """Row of the job in the columns."""
@@ -66,7 +66,7 @@ class QueuedPlace:
 
 @dataclass(frozen=True, slots=True)
 class QueueReport:
-    """A plan, its totals, and the totals of the references."""
+    """A plan with the times of each job, its totals, and the totals of each reference."""
 
     solution: QueueSolution
     places: tuple[QueuedPlace, ...]
@@ -78,7 +78,7 @@ MOST_PAYERS = 3
 
 
 def build_report(solution: QueueSolution, *, has_payers: bool = True) -> QueueReport:
-    """Return the report on a plan with at least one job.
+    """Return the report on a plan. The plan must have at least one job.
 
     Args:
         solution: the plan.
@@ -90,7 +90,7 @@ def build_report(solution: QueueSolution, *, has_payers: bool = True) -> QueueRe
     gain = wish.finish - solution.finish
     start = solution.finish - columns.seconds[solution.option]
     ends = [
-        _finish_with_seconds(solution, [getattr(item, name) for item in columns.options])
+        _simulate_with_seconds(solution, [getattr(item, name) for item in columns.options])
         for name in ("lower_s", "upper_s")
     ]
     lower, upper = np.minimum(solution.finish, ends[0]), np.maximum(solution.finish, ends[1])
@@ -101,24 +101,42 @@ def build_report(solution: QueueSolution, *, has_payers: bool = True) -> QueueRe
     )
     own = QueueOutcome(solution.option, solution.finish)
     return QueueReport(
-        solution, places, sum_up(columns, own), {name: sum_up(columns, outcome) for name, outcome in outcomes.items()}
+        solution,
+        places,
+        sum_outcome(columns, own),
+        {name: sum_outcome(columns, outcome) for name, outcome in outcomes.items()},
     )
 
 
-def _finish_with_seconds(solution: QueueSolution, seconds: Sequence[float]) -> Floats:
-    """Return when each job ends if the options of the plan take other seconds."""
+def _simulate_with_seconds(solution: QueueSolution, seconds: Sequence[float]) -> Floats:
+    """Return the end of each job, (n,), if every option takes other run times.
+
+    Args:
+        solution: the plan.
+        seconds: run time of every option of the queue, (m,).
+    """
     columns = replace(solution.columns, seconds=np.array(seconds))
     return Assignment(columns, solution.policy, list(solution.option)).finish
 
 
-def _find_payers(solution: QueueSolution, wish: QueueOutcome, gain: Floats, start: Floats, job: int) -> tuple[str, ...]:
-    """Return the names of the jobs that use a job's place on its best pool, if the plan delays the job."""
+def _find_payers(
+    solution: QueueSolution, best_outcome: QueueOutcome, gain: Floats, start: Floats, job: int
+) -> tuple[str, ...]:
+    """Return the names of jobs that use a delayed job's best pool when the job would have run there.
+
+    Args:
+        solution: the plan.
+        best_outcome: the outcome if every job used its own best pool.
+        gain: seconds by which each job ends earlier in the plan than in `best_outcome`, (n,).
+        start: start of each job in the plan, (n,).
+        job: the job. If the plan does not delay it, return an empty tuple.
+    """
     columns = solution.columns
     if gain[job] >= 0:
         return ()
-    pool = columns.pool[wish.option[job]]
-    begin = wish.finish[job] - columns.seconds[wish.option[job]]
-    there = (columns.pool[solution.option] == pool) & (start < wish.finish[job]) & (solution.finish > begin)
+    pool = columns.pool[best_outcome.option[job]]
+    begin = best_outcome.finish[job] - columns.seconds[best_outcome.option[job]]
+    there = (columns.pool[solution.option] == pool) & (start < best_outcome.finish[job]) & (solution.finish > begin)
     there[job] = False
     rows = np.flatnonzero(there & (gain > 0))
     rows = rows[np.argsort(-gain[rows], kind="stable")][:MOST_PAYERS]

@@ -6,8 +6,8 @@
     print(advice)
     print(advice.best.plan, advice.best.step_s)
 
-Every function returns a frozen value that prints as the command line's table, has `rows` and `to_dict()`, and raises
-`SpecError` for bad input. `asking` is where a question becomes an answer; the command line asks there too.
+Most functions return an immutable result that prints as the command line's table and has `rows` and `to_dict()`. They
+raise `SpecError` for bad input. The module `asking` computes advice for this API and for the command line.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
 
 class JobSettings(TypedDict, total=False):
-    """Keyword arguments that describe how a job is trained and where it may run. Omitted ones keep their default."""
+    """Keyword arguments that describe how a job is trained and where it may run. All of them are optional."""
 
     seq: int
     """Tokens per sample."""
@@ -132,10 +132,10 @@ def advise(
         model: a preset's name; a path of a config.json, a TrainingJob, an annotated job of another kind, a graph or an
             ONNX file; the same as a dictionary; a config of Transformers; a `torch.nn.Module`, with `inputs`.
         plan: the only plan to price, for instance "tp=2,dp=8".
-        baseline: what runs today, POOL:N[:PLAN][=STEP], priced as a row of its own.
+        baseline: the configuration in use today, as POOL:N[:PLAN][=STEP], which the advice shows for comparison.
         measured: measured steps of the job, "POOL:N[/PLAN]=STEP" each, or a mapping from "POOL:N[/PLAN]" to seconds;
             they correct the forecast on every pool.
-        launcher: a key of `launchers()` that has to be able to run the plan.
+        launcher: a name from `launchers()`. Plans are limited to those that this launcher can run.
         **settings: how the job is trained, and where it may run.
 
     Raises:
@@ -158,7 +158,7 @@ def forecast(
     measured: str | Sequence[str] | Mapping[str, float] = (),
     **settings: Unpack[JobSettings],
 ) -> Forecast:
-    """Return the forecast of one plan on one pool; without a plan, of the best one.
+    """Return the forecast of a plan on one pool. Without a plan, return the forecast of the best plan.
 
     Args:
         model: as for `advise`.
@@ -184,12 +184,12 @@ def forecast(
 
 
 def fits(model: object, *, plan: str | None = None, **settings: Unpack[JobSettings]) -> Fits:
-    """Return for each pool whether a job fits into memory, on how few GPUs, and else the nearest change that helps.
+    """Return the fewest GPUs of each pool whose memory holds a job. If a pool cannot hold it, suggest a change.
 
     Args:
         model: as for `advise`.
-        plan: the only plan to look at; without one, the best plan on the fewest GPUs is shown.
-        **settings: as for `advise`; an objective counts for nothing.
+        plan: the only plan to check. Without it, return the best plan on the fewest GPUs.
+        **settings: as for `advise`. An objective is ignored.
 
     Raises:
         SpecError: something cannot be read, is missing, or contradicts the rest.
@@ -205,7 +205,7 @@ def fits(model: object, *, plan: str | None = None, **settings: Unpack[JobSettin
 
 
 def sweep(model: object, *, over: str, **settings: Unpack[JobSettings]) -> Sweep:
-    """Return the advice for each value of a number.
+    """Return the advice for each of several values of one input, such as the batch size.
 
     Args:
         model: as for `advise`.
@@ -239,7 +239,7 @@ def queue(
     what_if: str | Sequence[str] = (),
     at: str | None = None,
 ) -> Queue:
-    """Return the plan of a queue: the pool, the start and the end of each job.
+    """Return a plan for a queue of jobs, with the pool, the start and the end of each job.
 
     Args:
         jobs: a file or folder of TrainingJobs and annotated jobs of other kinds, or these objects as dictionaries.
@@ -248,9 +248,9 @@ def queue(
         context: a context of kubectl instead of `gpus`.
         calibration: path of corrections that `tilecast calibrate` wrote.
         policy: a policy that `tilecast queue --help` lists.
-        horizon: when everything without a deadline is due: seconds, or a text such as "36h".
-        what_if: nodes that pools would have more or fewer, "POOL:+N" or "POOL:-N".
-        at: the time that counts as now, in ISO 8601; the present if absent.
+        horizon: deadline of jobs that have none, in seconds or as a text such as "36h".
+        what_if: nodes to add or remove in a second plan for comparison, "POOL:+N" or "POOL:-N".
+        at: the time to use as now, in ISO 8601. If absent, the current time.
 
     Raises:
         SpecError: something cannot be read, or there is no job.
@@ -269,10 +269,10 @@ def queue(
 
 
 def gpus(name: str | None = None) -> Table | dict[str, Any]:
-    """Return the GPUs that are known, or the facts of one with their sources.
+    """Return a table of all known GPUs. Given a name, return the specifications of that GPU with their sources.
 
     Raises:
-        SpecError: there is none of that name.
+        SpecError: no entry has that name.
 
     >>> import tilecast
     >>> "h100-sxm" in [row["GPU"] for row in tilecast.gpus()]
@@ -282,25 +282,25 @@ def gpus(name: str | None = None) -> Table | dict[str, Any]:
 
 
 def models(name: str | None = None) -> Table | dict[str, Any]:
-    """Return the presets of models, or the dimensions of one.
+    """Return a table of all model presets. Given a name, return the dimensions of that preset.
 
     Raises:
-        SpecError: there is none of that name.
+        SpecError: no entry has that name.
     """
     return Table(catalog.list_models()) if name is None else catalog.describe_model(name)
 
 
 def links(name: str | None = None) -> Table | dict[str, Any]:
-    """Return the links between GPUs that are known, or the facts of one with their sources.
+    """Return a table of all known links between GPUs. Given a name, return the specifications of that link.
 
     Raises:
-        SpecError: there is none of that name.
+        SpecError: no entry has that name.
     """
     return Table(catalog.list_links()) if name is None else catalog.describe_link(name)
 
 
 def launchers() -> tuple[str, ...]:
-    """Return the names of the launchers that commands can be written for."""
+    """Return the names of the launchers for which Tilecast can write commands, such as `torchrun`."""
     return tuple(LAUNCHERS)
 
 
@@ -312,11 +312,11 @@ def _build_question(
     measured: str | Sequence[str] | Mapping[str, float] = (),
     launcher: str | None = None,
 ) -> Question:
-    """Return the question that the arguments of a public function describe.
+    """Return the arguments of a public function as a `Question`.
 
     Raises:
-        TypeError: an argument is not known.
-        SpecError: a value cannot be meant.
+        TypeError: `settings` contains an unknown name.
+        SpecError: a module comes without example inputs, or several of `nodes`, `gpus` and `context` are set.
     """
     given = {name: _to_python_number(value) for name, value in settings.items()}
     unknown = [name for name in given if name not in JobSettings.__annotations__]
@@ -339,12 +339,12 @@ def _build_question(
 
 
 def _to_python_number(value: Any) -> Any:
-    """Return the Python number of a NumPy scalar; return any other value unchanged."""
+    """Return a NumPy scalar as a Python number. Return any other value unchanged."""
     return value.item() if isinstance(value, np.generic) else value
 
 
 def _trace_module(module: Any, inputs: Any) -> Any:
-    """Return the trace of a `torch.nn.Module` on its example inputs."""
+    """Return the operator graph of a `torch.nn.Module`, traced with example inputs."""
     from tilecast.zoo.traced import torch_export
 
     if inputs is None:
@@ -354,7 +354,7 @@ def _trace_module(module: Any, inputs: Any) -> Any:
 
 
 def _step_texts(measured: str | Sequence[str] | Mapping[str, float]) -> tuple[str, ...]:
-    """Return measured steps in the syntax of `--measured`."""
+    """Return measured steps as texts in the syntax of `--measured`."""
     if isinstance(measured, str):
         return (measured,)
     if isinstance(measured, Mapping):
@@ -364,9 +364,9 @@ def _step_texts(measured: str | Sequence[str] | Mapping[str, float]) -> tuple[st
 
 @contextmanager
 def _errors_about_arguments() -> Iterator[None]:
-    """Convert errors about command-line flags in the `with` block into errors about keyword arguments.
+    """Convert a SpecError in the `with` block: its text names keyword arguments instead of command-line flags.
 
-    Cached nodes are cleared afterwards, since files and clusters change while a notebook is open.
+    Cached nodes are cleared afterwards, because files and clusters change while a notebook is open.
     """
     try:
         yield

@@ -1,6 +1,6 @@
-"""Answer one question: read a job and its pools, correct by measured steps, and advise.
+"""Compute the advice for one job: read the job and its pools, apply measured steps, and search for a plan.
 
-The command line and the Python API both ask here, so that neither knows what the other does not.
+The command line and the Python API share this module, so that they give equal advice.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """Job, pools, and options of the advice."""
+    """A user's inputs to the advice: the job, the pools and options, as given to the command line or the Python API."""
 
     job: JobOptions
     pools: PoolOptions
@@ -49,7 +49,7 @@ class Question:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """Advice with its job and its pools."""
+    """The advice for a `Question`, with the job and the pools that were read."""
 
     job: JobInput
     advice: Advice
@@ -62,7 +62,7 @@ class Answer:
 
 
 def answer_question(question: Question) -> Answer:
-    """Return the advice for the job and the pools of a question.
+    """Read the job and the pools of a question, and return the advice for them.
 
     Raises:
         SpecError: the job, the pools or an option cannot be read, or they contradict each other.
@@ -72,7 +72,7 @@ def answer_question(question: Question) -> Answer:
         try:
             return _answer(question, job)
         except SpecError as error:
-            raise job.named_by_flag(error) from None
+            raise job.cite_flag(error) from None
     except SpecError as error:
         if len(missing := _list_missing(question, error)) < 2:
             raise
@@ -85,18 +85,18 @@ _EXAMPLES = {"--batch": "128", "--seq": "8192", "--gpus": "h100-sxm:16"}
 
 
 def _list_missing(question: Question, error: SpecError) -> list[str]:
-    """Return the flags that a question lacks, if the error is about one of them.
+    """Return all required flags that are missing from a question. Return none if `error` is about something else.
 
     Args:
-        question: the question.
-        error: the first error of the question.
+        question: the user's inputs.
+        error: the error that the question raised.
     """
     pools = question.pools
     has_pools = pools.nodes is not None or pools.gpus is not None or pools.context is not None
     if not (error.problem == "is missing" or (error.field == "--nodes" and not has_pools)):
         return []
     missing, values = [], dict(question.job.values)
-    # Each value that is missing is filled in, so that the next one is found.
+    # Fill in each missing value, so that the next error names the next missing flag.
     for flag, value in (("--batch", 1), ("--seq", 1)):
         try:
             job_inputs.read_job(replace(question.job, values=values)).request()
@@ -137,10 +137,10 @@ def _answer(question: Question, job: JobInput) -> Answer:
 
 
 def measured_offer(question: Question, answer: Answer) -> Offer:
-    """Return the offer to which a measured step without a pool belongs.
+    """Return the offer that a measured step without a pool is compared with: the baseline or the only plan.
 
     Raises:
-        SpecError: it is no step time, or several runs could be meant.
+        SpecError: the measured step is not a duration, or it is unclear to which offer it belongs.
     """
     if answer.seconds is None or not 0 < answer.seconds < 1e9:
         raise SpecError("--measured", f"{answer.seconds or 0:g} is no step time", "give seconds, more than 0")
@@ -154,7 +154,7 @@ def measured_offer(question: Question, answer: Answer) -> Offer:
 
 
 def _attention_notes(advice: Advice) -> tuple[str, ...]:
-    """Return a note on the library that is assumed to run attention, where frameworks differ in it on the GPU."""
+    """Return a note that names the assumed attention library, if libraries of other frameworks differ in speed."""
     best = advice.best
     if best is None or best.workload.framework is not None or best.workload.attention != "auto":
         return ()
@@ -183,10 +183,10 @@ _GAIN = 0.05
 
 
 def _choose_advice(requests: Sequence[Request], pools: Sequence[Pool]) -> Advice:
-    """Return the best advice for requests that differ in their frameworks alone.
+    """Return the best advice among requests that differ only in their framework.
 
-    Advice whose framework executes the recommendation comes first. Among those the first is chosen, unless a later
-    recommendation is better by more than `_GAIN` or the first has none.
+    Advice is preferred if its framework can run the recommended plan. An earlier request wins, unless it has no
+    recommendation or a later one improves the objective by more than `_GAIN`.
     """
     advices = [_advise_on_plan(request, pools) for request in requests]
     chosen, *others = [advice for advice in advices if _is_executable(advice)] or advices
@@ -201,7 +201,7 @@ def _choose_advice(requests: Sequence[Request], pools: Sequence[Pool]) -> Advice
 
 
 def _is_executable(advice: Advice) -> bool:
-    """Return whether the job's framework executes the recommendation, which may be a plan that the user stated."""
+    """Return whether the job's framework can run the recommended plan. Return False without a recommendation."""
     best, framework = advice.best, advice.request.workload.framework
     if best is None or framework is None:
         return best is not None
@@ -209,7 +209,7 @@ def _is_executable(advice: Advice) -> bool:
 
 
 def _objective_value(advice: Advice, offer: Offer) -> float:
-    """Return the number that the objective minimises: an offer's GPUs, or the amount of the quantity per sample."""
+    """Return the number that the objective minimises: an offer's GPUs, or its seconds, cost or energy per sample."""
     goal = advice.request.goal
     if goal.fewest_gpus:
         return float(offer.gpus)
@@ -232,7 +232,7 @@ def _parse_baseline(text: str) -> Baseline:
 
 
 def _request_for_plan(request: Request, text: str) -> Request:
-    """Return the request for one stated plan; the product of its degrees is the number of GPUs.
+    """Return the request limited to the plan in `text`. A plan with a data degree also fixes the number of GPUs.
 
     Raises:
         SpecError: the plan cannot be read, or contradicts the constraints on GPUs.
@@ -251,10 +251,10 @@ def _request_for_plan(request: Request, text: str) -> Request:
 
 
 def launcher_requests(request: Request, launcher: str) -> tuple[Request, ...]:
-    """Return the request for each framework that the launcher runs, or for the job's own framework alone.
+    """Return a request for each framework of the launcher, or only for the framework that the job names.
 
     Raises:
-        SpecError: the launcher cannot run the job, or not with the framework that the job names.
+        SpecError: the launcher cannot run the job, or cannot run the framework that the job names.
     """
     launched.check_launchable(launcher, request.workload)
     supported, asked = LAUNCHERS[launcher].frameworks, request.workload.framework

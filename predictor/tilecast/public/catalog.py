@@ -1,4 +1,4 @@
-"""List the GPUs, models and links that ship, and the pools of a cluster, as plain dictionaries."""
+"""Return Tilecast's built-in GPUs, models and links, and the pools of a cluster, as plain dictionaries."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Row = dict[str, Any]
 
 
 def list_gpus() -> list[Row]:
-    """Return every GPU that ships: memory, bandwidth, SMs, dense peaks and MIG slices."""
+    """Return a row for each built-in GPU: memory, bandwidth, SMs, dense peak rates and MIG profiles."""
     return [
         {
             "GPU": gpu.name,
@@ -32,10 +32,10 @@ def list_gpus() -> list[Row]:
 
 
 def describe_gpu(name: str) -> Row:
-    """Return the facts of a GPU with their sources.
+    """Return the specifications of a GPU with their sources, and its MIG profiles.
 
     Raises:
-        SpecError: there is none of that name.
+        SpecError: nothing has that name.
     """
     facts = read_gpu_file(name).model_dump(exclude_defaults=True)
     slices = {
@@ -51,7 +51,7 @@ def describe_gpu(name: str) -> Row:
 
 
 def list_models() -> list[Row]:
-    """Return every preset with its family and its number of parameters."""
+    """Return a row for each model preset: its name, its family and its number of parameters."""
     distinct = {model.name: model for model in zoo.presets().values()}
     return [
         {"MODEL": name, "FAMILY": model.family, "PARAMETERS": round(_parameter_count(model))}
@@ -64,10 +64,10 @@ def _parameter_count(model: Model) -> float:
 
 
 def describe_model(name: str) -> Row:
-    """Return the dimensions of a preset.
+    """Return the dimensions of a model preset, with its number of parameters and the source of the dimensions.
 
     Raises:
-        SpecError: there is none of that name.
+        SpecError: nothing has that name.
     """
     model = zoo.preset(name)
     whole = model.document()
@@ -79,7 +79,7 @@ def describe_model(name: str) -> Row:
 
 
 def list_links() -> list[Row]:
-    """Return a row for each link that ships: bandwidth and the share of it that transfers reach."""
+    """Return a row for each built-in link: its bandwidth, and the fraction of the bandwidth that transfers reach."""
     return [
         {
             "LINK": link.name,
@@ -92,22 +92,22 @@ def list_links() -> list[Row]:
 
 
 def describe_link(name: str) -> Row:
-    """Return the facts of a link with their sources.
+    """Return the specifications of a link with their sources.
 
     Raises:
-        SpecError: there is none of that name.
+        SpecError: nothing has that name.
     """
     return find_link_file(name).model_dump(exclude_defaults=True)
 
 
 def _valid_nodes_report(options: PoolOptions) -> NodesReport:
     report = pool_inputs.read_nodes_report(options)
-    report.refuse_invalid()
+    report.raise_if_invalid()
     return report
 
 
 def list_pools(options: PoolOptions) -> list[Row]:
-    """Return a row for each pool, and a row with the reason for nodes without a pool."""
+    """Return a row for each pool, and rows that say why other nodes are in no pool."""
     if options.gpus:
         return [_pool_row(pool, "--gpus") for pool in pool_inputs.read_pools(options)]
     report = _valid_nodes_report(options)
@@ -136,7 +136,7 @@ def _pool_row(pool: Pool, layer: str, remarks: Sequence[str] = ()) -> Row:
 
 
 def _describe_assumed_pool(pool: Pool) -> Row:
-    """Return the assumed facts of a pool of `--gpus`."""
+    """Return the properties of a pool from `--gpus`, with the assumed nodes, links and price."""
     return {
         "name": pool.name,
         "most nodes": pool.max_nodes,
@@ -154,7 +154,7 @@ def _describe_assumed_pool(pool: Pool) -> Row:
 
 
 def _facts_as_numbers(facts: Mapping[str, str]) -> Row:
-    """Return the facts of a pool with counts and prices as numbers."""
+    """Return a pool's properties with counts and prices converted from text to numbers."""
     row: Row = {}
     for name, value in facts.items():
         amount, _, currency = value.partition(" ")
@@ -166,10 +166,10 @@ def _facts_as_numbers(facts: Mapping[str, str]) -> Row:
 
 
 def describe_pool(name: str, options: PoolOptions) -> Row:
-    """Return the facts of a pool, or why a node has none.
+    """Return the properties of the pool `name`. If `name` is a node without a pool, return the reason.
 
     Raises:
-        SpecError: there is none of that name.
+        SpecError: nothing has that name.
     """
     if options.gpus:
         usual = {pool.name: pool for pool in pool_inputs.read_pools(options)}

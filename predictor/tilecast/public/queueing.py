@@ -1,4 +1,4 @@
-"""Plan a queue: which job on which pool, when each starts and ends, and what other numbers of nodes would buy."""
+"""Plan a queue: assign a pool, a start and an end to each job, and compare with other numbers of nodes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tilecast.spec import SpecError
 
 @dataclass(frozen=True, slots=True)
 class QueueQuestion:
-    """Jobs that wait, where they may run, and how they are ordered."""
+    """A user's inputs to the plan of a queue: the jobs, the pools and options."""
 
     jobs: Sequence[Document]
     pools: PoolOptions
@@ -38,7 +38,7 @@ class QueueQuestion:
 
 
 def plan_queue(question: QueueQuestion) -> QueueScreen | tuple[UnplannedJob, ...]:
-    """Return the plan of a queue, or the refused jobs with reasons if no job can be planned.
+    """Return the plan of a queue. If no job can be planned, return the refused jobs with reasons.
 
     Raises:
         SpecError: the jobs, the pools or an option cannot be read.
@@ -46,12 +46,12 @@ def plan_queue(question: QueueQuestion) -> QueueScreen | tuple[UnplannedJob, ...
     horizon = None if question.horizon is None else float(parse_seconds(question.horizon, "--horizon"))
     pools = pool_inputs.read_pools(question.pools)
     changed = _parse_node_changes(question.what_if, pools)
-    # Options are priced on the larger of the pools, so that a change of nodes prices nothing anew.
+    # Price options on the larger of the old and the changed pool, so that both plans share the prices.
     widest = [replace(pool, max_nodes=max(pool.max_nodes, changed.get(pool.name, 0))) for pool in pools]
     documents = QueueDocuments.from_documents(question.jobs)
     labels, devices = pool_inputs.read_node_labels(question.pools), pool_inputs.read_devices(question.pools)
     read = JobQueueReader(documents, widest, labels, _parse_time(question.at), devices).read()
-    held_gpus = documents.held(pool_inputs.pools_by_node(question.pools)) if documents.pods else {}
+    held_gpus = documents.count_held_gpus(pool_inputs.pools_by_node(question.pools)) if documents.pods else {}
     problem = _queue_problem(read, pools, horizon, held_gpus)
     solution = solve(problem, question.policy)
     unplanned = (*read.unplanned, *solution.refused)
@@ -74,7 +74,14 @@ def _parse_time(text: str | None) -> datetime:
 def _queue_problem(
     read: ReadQueue, pools: Sequence[Pool], horizon: float | None, held_gpus: Mapping[str, int]
 ) -> QueueProblem:  # fmt: skip
-    """Return the planning problem. GPUs held by pods outside the queue reduce a pool's capacity."""
+    """Return the planning problem for the jobs and the pools. GPUs of pods outside the queue reduce a pool's capacity.
+
+    Args:
+        read: the jobs and quotas.
+        pools: the pools.
+        horizon: seconds from now until jobs without a deadline are due.
+        held_gpus: GPUs that pods hold, by pool, with the running jobs of the queue.
+    """
     ours = Counter[str]()
     for job in read.jobs:
         if job.is_running and job.present is not None:
@@ -87,22 +94,22 @@ def _queue_problem(
 
 
 def _parse_node_changes(texts: Sequence[str], pools: Sequence[Pool]) -> dict[str, int]:
-    """Return the new number of nodes of each pool in `--what-if`.
+    """Parse the values of `--what-if`. Return the new total number of nodes for each pool that they name.
 
     Raises:
-        SpecError: a text cannot be read, or takes away more nodes than there are.
+        SpecError: a text cannot be parsed, or removes more nodes than the pool has.
     """
-    nodes, nodes_of = {pool.name: pool.max_nodes for pool in pools}, dict[str, int]()
+    nodes, changed_nodes = {pool.name: pool.max_nodes for pool in pools}, dict[str, int]()
     for text in texts:
         name, _, change = text.rpartition(":")
         if name not in nodes:
             raise SpecError("--what-if", f"there is no pool {name[:60]!r}", f"known: {', '.join(sorted(nodes))}")
         if change[:1] not in ("+", "-") or not change[1:].isdecimal() or len(change) > 6:
             raise SpecError("--what-if", f"cannot read {text[:60]!r}", f"write for instance {name}:+2")
-        nodes_of[name] = nodes_of.get(name, nodes[name]) + int(change)
-        if nodes_of[name] < 0:
+        changed_nodes[name] = changed_nodes.get(name, nodes[name]) + int(change)
+        if changed_nodes[name] < 0:
             raise SpecError("--what-if", f"{name} has {nodes[name]} nodes", "take away no more than there are")
-    return nodes_of
+    return changed_nodes
 
 
 def _plan_with_changes(

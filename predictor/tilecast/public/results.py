@@ -1,7 +1,7 @@
-"""Results of the Python API: values that print as the command line's tables do.
+"""Results of the Python API, which print as the tables of the command line.
 
-Every result has `rows` (plain dictionaries, which pandas and polars take), `to_dict()` (the command line's JSON), and
-shows as a table in a notebook.
+Every result has `rows` (dictionaries, as pandas and polars accept them) and shows as a table in a notebook. Most have
+`to_dict()`, which returns the command line's JSON.
 """
 
 from __future__ import annotations
@@ -33,18 +33,18 @@ Rows = list[dict[str, Any]]
 
 @dataclass(frozen=True, slots=True)
 class Forecast(core.Offer):
-    """Forecast of one plan on one pool, in seconds and bytes.
+    """The forecast of one plan on one pool, in seconds and bytes.
 
-    The range of a step is a 90 % interval: it held 90 % of the steps of published runs.
+    The range of a step is a 90 % interval. It contained 90 % of the measured steps of published runs.
     """
 
     @classmethod
     def from_offer(cls, offer: core.Offer) -> Forecast:
-        """Return an offer as a forecast."""
+        """Return the forecast with the fields of an offer."""
         return cls(*_field_values(offer))
 
     def __str__(self) -> str:
-        """Return the facts, one line each."""
+        """Return the forecast as text, with one value per line."""
         return "\n".join(facts_lines(self.rows[0]))
 
     def _repr_html_(self) -> str:
@@ -52,25 +52,25 @@ class Forecast(core.Offer):
 
     @property
     def rows(self) -> Rows:
-        """One dictionary with everything that has one value."""
+        """A list of one dictionary, which has every scalar value of the forecast."""
         return [_offer_row(self, True)]
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the forecast as `status.recommendation` has it."""
+        """Return the forecast in the format of `status.recommendation` in a TrainingJob."""
         return Recommendation.from_offer(self).document()
 
     def explain(self) -> explaining.Explanation:
-        """Return the operators, the roofline, the exchanges and the memory behind the forecast."""
+        """Return details of the forecast: operators, roofline, communication and memory."""
         return explaining.explain_plan(self.workload, self.plan, self.pool, self.step_s)
 
     def diagnose(self, step_seconds: float) -> diagnosing.Diagnosis:
-        """Return the diagnosis of a measured step: the part of the forecast that is most probably wrong.
+        """Return a diagnosis of a measured step, which names the part of the forecast that is most probably wrong.
 
         Args:
-            step_seconds: the step as measured.
+            step_seconds: the measured step, in seconds.
 
         Raises:
-            SpecError: it is no step time.
+            SpecError: `step_seconds` is not a valid duration.
         """
         if not 0 < step_seconds < 1e9:
             raise SpecError("step_seconds", f"{step_seconds:g} is no step time", "give seconds, more than 0")
@@ -79,18 +79,18 @@ class Forecast(core.Offer):
 
 @dataclass(frozen=True, slots=True)
 class Advice(core.Advice):
-    """Advice for one job: the best plan of each pool, best first, and reasons for the order."""
+    """The advice for one job: the best plan of each pool, ordered from best to worst, with reasons."""
 
     offers: tuple[Forecast, ...]
 
     @classmethod
     def from_advice(cls, advice: core.Advice) -> Advice:
-        """Return what the predictor advises as a result of the API."""
+        """Return the API's advice with the fields of the predictor's advice."""
         return replace(cls(*_field_values(advice)), offers=tuple(map(Forecast.from_offer, advice.offers)))
 
     @property
     def best(self) -> Forecast | None:
-        """The recommendation; None if no pool can run the job."""
+        """The recommended plan, or None if no pool can run the job."""
         return self.offers[0] if self.offers else None
 
     def __str__(self) -> str:
@@ -102,7 +102,7 @@ class Advice(core.Advice):
 
     @property
     def rows(self) -> Rows:
-        """One dictionary for each pool: the offers, best first, then the rejections, which have no numbers."""
+        """One dictionary for each pool: plans from best to worst, then pools that cannot run the job."""
         accepted = [_offer_row(offer, offer is self.best) for offer in self.offers]
         names = list(accepted[0]) if accepted else ["pool", "best", "reason"]
         rejected = [
@@ -112,17 +112,17 @@ class Advice(core.Advice):
         return [*accepted, *rejected]
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the advice as `tilecast advise -o json` prints it."""
+        """Return the advice in the format of `tilecast advise -o json`."""
         return AdviceDocument.from_advice(self).document()
 
     def launch(self, launcher: str) -> str:
-        """Return the command, files and script lines that run the recommendation, as text.
+        """Return text with the command, files and script lines that run the recommended plan.
 
         Args:
-            launcher: a key of `tilecast.launchers()`.
+            launcher: a name from `tilecast.launchers()`.
 
         Raises:
-            SpecError: nothing is recommended, or the launcher cannot run it.
+            SpecError: there is no recommended plan, or the launcher cannot run it.
         """
         if self.best is None:
             raise SpecError("launch", "nothing is recommended", "see rejections")
@@ -131,7 +131,7 @@ class Advice(core.Advice):
 
 @dataclass(frozen=True, slots=True)
 class PoolFit:
-    """Whether a job fits into the memory of a pool's GPUs. Bytes of the fullest GPU."""
+    """The answer whether a job fits into one pool's GPU memory. Bytes are those of the fullest GPU."""
 
     pool: str
     fits: bool
@@ -151,13 +151,13 @@ class PoolFit:
 
 @dataclass(frozen=True, slots=True)
 class Fits:
-    """Answer whether a job fits into memory, pool by pool; true if it fits on any pool."""
+    """The answer whether a job fits into memory, for each pool. It is truthy if the job fits on any pool."""
 
     pools: tuple[PoolFit, ...]
 
     @classmethod
     def from_advice(cls, advice: core.Advice) -> Fits:
-        """Return what an advice says about memory."""
+        """Return the memory needs of each pool's plan or rejection in the predictor's advice."""
         pools = []
         for offer in advice.offers:
             sizes = (offer.memory_bytes, offer.memory_upper_bytes, offer.memory_available_bytes)
@@ -170,11 +170,11 @@ class Fits:
         return cls(tuple(pools))
 
     def __bool__(self) -> bool:
-        """Return whether any pool can hold the job."""
+        """Return whether the job fits into the memory of any pool."""
         return any(one.fits for one in self.pools)
 
     def __str__(self) -> str:
-        """Return a table with a line for each pool."""
+        """Return a text table with one line for each pool."""
         rows = [
             (
                 one.pool,
@@ -196,17 +196,17 @@ class Fits:
 
     @property
     def rows(self) -> Rows:
-        """One dictionary for each pool."""
+        """One dictionary for each pool, with the fields of `PoolFit`."""
         return [asdict(one) for one in self.pools]
 
     def to_dict(self) -> dict[str, Any]:
-        """Return everything as plain values."""
+        """Return a dictionary with `fits` (a boolean) and `pools` (the rows)."""
         return {"fits": bool(self), "pools": self.rows}
 
 
 @dataclass(frozen=True, slots=True)
 class Sweep:
-    """Advice for one value of a number after another."""
+    """The advice for each of several values of one input."""
 
     field: str
     unit: str
@@ -214,7 +214,7 @@ class Sweep:
 
     @classmethod
     def from_rows(cls, field: str, values: Sequence[SweepRow]) -> Sweep:
-        """Return a sweep from the advice for each value of a field."""
+        """Return the sweep of an input `field`, given the row of advice for each value."""
         return cls(field, FIELDS[field].unit if field in FIELDS else "", tuple(values))
 
     def __str__(self) -> str:
@@ -226,7 +226,7 @@ class Sweep:
 
     @property
     def rows(self) -> Rows:
-        """One dictionary for each value and pool."""
+        """One dictionary for each pair of a value and a pool."""
         return [
             {"value": row.value, **_offer_row(offer, offer is row.best)}
             for row in self.values
@@ -234,13 +234,13 @@ class Sweep:
         ]
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the sweep as `tilecast sweep -o json` prints it."""
+        """Return the sweep in the format of `tilecast sweep -o json`."""
         return sweep_screen.sweep_document(self.field, self.unit, self.values)
 
 
 @dataclass(frozen=True, slots=True)
 class Queue:
-    """Plan of a queue."""
+    """The plan of a queue, with the jobs that could not be planned."""
 
     plan: QueueScreen | None
     """None where no job can be planned."""
@@ -249,7 +249,7 @@ class Queue:
 
     @classmethod
     def from_plan(cls, planned: QueueScreen | tuple[UnplannedJob, ...]) -> Queue:
-        """Return a plan, or the reasons why there is none."""
+        """Return the result for a plan, or for the refused jobs if there is no plan."""
         return cls(planned, planned.unplanned) if isinstance(planned, QueueScreen) else cls(None, planned)
 
     def __str__(self) -> str:
@@ -263,23 +263,23 @@ class Queue:
 
     @property
     def rows(self) -> Rows:
-        """One dictionary for each job that is planned."""
+        """One dictionary for each planned job."""
         return [] if self.plan is None else queue_screen.job_rows(self.plan)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the plan as `tilecast queue -o json` prints it."""
+        """Return the plan in the format of `tilecast queue -o json`."""
         if self.plan is None:
             return queue_screen.empty_queue_document(self.unplanned)
         return queue_screen.queue_document(self.plan)
 
 
 class Table(tuple[Mapping[str, Any], ...]):
-    """Rows of a catalogue (GPUs, models or links), one dictionary each."""
+    """The rows of a catalogue of GPUs, models or links. Each row is a dictionary."""
 
     __slots__ = ()
 
     def __str__(self) -> str:
-        """Return the rows as a table."""
+        """Return the rows as a text table."""
         return "\n".join(rows_table(self))
 
     def _repr_html_(self) -> str:
@@ -287,7 +287,7 @@ class Table(tuple[Mapping[str, Any], ...]):
 
     @property
     def rows(self) -> Rows:
-        """The rows as plain dictionaries."""
+        """The rows as a list of plain dictionaries."""
         return [dict(row) for row in self]
 
 
@@ -317,5 +317,5 @@ def _offer_row(offer: core.Offer, is_best: bool) -> dict[str, Any]:
 
 
 def _field_values(record: core.Offer | core.Advice) -> Iterator[Any]:
-    """Return the values of a record's fields in order, to build the API's subclass of the record."""
+    """Yield the values of a record's fields in order, as arguments for the constructor of its subclass."""
     return (getattr(record, item.name) for item in fields(record))

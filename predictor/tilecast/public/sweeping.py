@@ -1,4 +1,4 @@
-"""Advise once for each value of a number of the job or of the pools."""
+"""Compute the advice for each of several values of one input of the job or of the pools."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ from tilecast.spec import SpecError
 from tilecast.sweeps import FIELDS, SweepRange, SweepRow, SweepValue, vary_pools
 
 Track = Callable[[Sequence[SweepValue], str], Iterable[SweepValue]]
-"""Yields the values, and may show how far it is."""
+"""Function that yields the values it is given, and may show its progress under a label."""
 
 
 def run_sweep(
     job: JobOptions, pools: PoolOptions, over: SweepRange, track: Track = lambda values, _: values
 ) -> list[SweepRow]:
-    """Return the advice for each value.
+    """Return a row of advice for each value of the range `over`.
 
     Raises:
-        SpecError: the job, the pools, the field or a value cannot be read.
+        SpecError: the job, the pools, the field or a value is invalid.
     """
-    given, considered = job_inputs.read_job(job), pool_inputs.read_pools(pools)
+    base_job, base_pools = job_inputs.read_job(job), pool_inputs.read_pools(pools)
     try:
-        return [_sweep_row(given, considered, over, value) for value in track(over.values, over.field)]
+        return [_sweep_row(base_job, base_pools, over, value) for value in track(over.values, over.field)]
     except SpecError as error:
-        raise given.named_by_flag(error) from None
+        raise base_job.cite_flag(error) from None
 
 
 def _sweep_row(job: JobInput, pools: Sequence[Pool], over: SweepRange, value: SweepValue) -> SweepRow:

@@ -135,7 +135,7 @@ def draw_svg(chart: Chart, name: str, style: str = "") -> str:
 
 
 def _color_series(chart: Chart) -> list[tuple[int, Series]]:
-    """Return every series with the number of its colour; quiet ones take none."""
+    """Return every series with the number of its colour. Series in the background have no colour."""
     marks, color = [], 0
     for series in chart.series:
         marks.append((color, series))

@@ -38,7 +38,7 @@ def advice_page(
 
     Args:
         advice: the advice to show.
-        explanation: the recommended plan taken apart; None if there is no recommendation.
+        explanation: the recommended plan taken apart, or None if there is no recommendation.
         curves: how every pool scales.
         sections: title and text of everything else that was requested.
     """

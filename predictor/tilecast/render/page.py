@@ -87,7 +87,7 @@ def html_table(
 
 
 def class_attribute(name: str) -> str:
-    """Return the attribute for a class; empty without one."""
+    """Return the attribute for a class, empty without one."""
     return f' class="{name}"' if name else ""
 
 

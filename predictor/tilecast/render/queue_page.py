@@ -106,7 +106,7 @@ def _time_axis(end: float, bottom: float) -> list[str]:
 
 
 def _job_bar(queue_report: QueueReport, place: QueuedPlace, row: int, end: float) -> str:
-    """Return one job: its run, a whisker to the ends of its range, and its figures as a title."""
+    """Return the bar of one job: its run, a whisker over the range of its end, and its figures as a title."""
     columns = queue_report.solution.columns
     job = columns.problem.jobs[place.job]
     option = columns.options[queue_report.solution.option[place.job]]

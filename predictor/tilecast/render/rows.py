@@ -19,7 +19,7 @@ def rows_table(rows: Sequence[Row]) -> list[str]:
 
 
 def facts_lines(row: Row) -> list[str]:
-    """Return one line for each fact; facts of a mapping are indented below its name."""
+    """Return one line for each property. The properties of a nested mapping are indented below its name."""
     lines = []
     for name, value in row.items():
         if isinstance(value, Mapping):

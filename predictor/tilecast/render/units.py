@@ -19,7 +19,7 @@ _SCALES = (
 
 
 def format_duration(seconds: float | None) -> str:
-    """Format seconds: `85ms`, `8.2s`, `42min`, `22.8h`, `31d`; empty if they are not known."""
+    """Format seconds: `85ms`, `8.2s`, `42min`, `22.8h`, `31d`, empty if they are not known."""
     if seconds is None:
         return ""
     _, unit, name = _time_unit(seconds)
@@ -42,7 +42,7 @@ def _time_unit(seconds: float) -> tuple[float, float, str]:
 
 
 def format_money(value: float | None, currency: str) -> str:
-    """Format an amount: `$2,507`, `251 CHF`; empty for None."""
+    """Format an amount: `$2,507`, `251 CHF`, empty for None."""
     if value is None:
         return ""
     text = f"{value:,.0f}" if value >= 100 else f"{value:.2f}"

@@ -191,7 +191,7 @@ def _find_space(workload: Workload, pool: Pool, limits: Limits) -> _Space:
 
 def _price_table(workload: Workload, space: _Space, pool: Pool) -> PlanTable:
     """Return plans with prices on a pool, which are evaluated at the first access."""
-    zoo.builder(workload)
+    zoo.find_builder(workload)
     pool.gpu.peak(workload.precision)
     gpu_bytes, priced = cache(lambda: space.gpu_bytes(pool.gpu)), cache(lambda: _price_steps(workload, space, pool))
     return PlanTable(space.plans, memory.usable_bytes(pool.gpu), space.is_bounded, space, gpu_bytes, priced)
@@ -215,7 +215,7 @@ def _price_steps(workload: Workload, space: _Space, pool: Pool) -> tuple[step.St
 
 @dataclass(frozen=True, slots=True)
 class _Space:
-    """Plans of a workload with the parts of their prices that are equal on all pools of one shape."""
+    """Plans of a workload with those parts of their prices that are equal on all pools of one shape."""
 
     plans: Plans
     is_bounded: bool

@@ -107,5 +107,5 @@ def abilities(framework: Framework) -> Abilities:
 
 
 def engine(framework: Framework) -> Framework:
-    """Return the framework that executes a framework's plans; most are their own engine."""
+    """Return the framework whose engine executes a framework's plans. Most frameworks are their own engine."""
     return cast("Framework", frameworks.FRAMEWORKS[framework].engine)

@@ -66,7 +66,7 @@ MIN_CONTEXT_TOKENS = 1024
 
 
 def enumerate_plans(workload: Workload, pool: Pool, limits: Limits = NO_LIMITS) -> Plans:
-    """Return every divisible plan of a pool that the workload's framework executes; empty if there is none.
+    """Return every divisible plan of a pool that the workload's framework executes, empty if there is none.
 
     Raises:
         SpecError: no framework, or not the one of the workload, runs its precision, offloading or recomputation.
@@ -188,7 +188,7 @@ def _splits_sequence(workload: Workload, context: int) -> bool:
 def _most_stages(workload: Workload) -> int:
     """Return the largest number of pipeline stages that can all have work."""
     model = workload.model
-    return max(traced.pieces(model.trace) if model.trace is not None else model.layers, 1)
+    return max(traced.count_pieces(model.trace) if model.trace is not None else model.layers, 1)
 
 
 def stages_are_full(workload: Workload, pipeline: int) -> bool:
@@ -199,7 +199,7 @@ def stages_are_full(workload: Workload, pipeline: int) -> bool:
     """
     model = workload.model
     if model.trace is not None:
-        return pipeline <= traced.pieces(model.trace)
+        return pipeline <= traced.count_pieces(model.trace)
     if not zoo.is_transformer(model) or not FAMILIES[model.family].has_stages:
         return False
     if workload.pipeline_layout is not None:
@@ -267,7 +267,7 @@ def _add_batches(workload: Workload, splits: _Table) -> _Table:
 
 
 def _keep_one_per_octave(micro: Ints, allowed: Mask) -> Mask:
-    """Return which micro-batches each row keeps, (n, m): one per octave, from one power of two to the next.
+    """Return which micro-batches each row keeps, (n, m). A row keeps one between each power of two and the next.
 
     A row keeps the power of two if it is allowed, or else the largest allowed micro-batch of the octave.
 
@@ -290,9 +290,9 @@ def expert_degrees(model: Model, ranks: Ints) -> Ints:
     Experts are spread over every number of ranks that divides them. Embedding tables are spread over all ranks. A
     classifier of identities is spread over all ranks or none.
     """
-    if zoo.spreads_tables(model):
+    if zoo.has_distributed_tables(model):
         return ranks[:, None]
-    if zoo.spreads_rows(model):
+    if zoo.has_row_sharded_weights(model):
         return np.stack([np.ones_like(ranks), np.where(ranks > 1, ranks, 0)], axis=1)
     degrees = np.array(divisors(zoo.count_experts(model) or 1), ranks.dtype)
     return np.where(ranks[:, None] % degrees == 0, degrees, 0)
@@ -313,7 +313,7 @@ def _enumerate_ways(workload: Workload) -> tuple[_Table, Mask]:
     zero = [0] if is_whole else [3] if workload.offload == "parameters" else [0, 1, 2, 3]
     recompute = [0]
     if workload.checkpointing is not None:
-        zoo.refuse_recomputation(model, workload.checkpointing, "training.activationCheckpointing")
+        zoo.refuse_useless_recomputation(model, workload.checkpointing, "training.activationCheckpointing")
         recompute = [code_of(workload.checkpointing)]
     elif workload.training:
         recompute = [code_of(value) for value in recomputations(workload)]
@@ -355,7 +355,7 @@ def recomputations(workload: Workload) -> tuple[Checkpointing, ...]:
     own = zoo.list_modules(model)
     able = list(FRAMEWORKS.values()) if workload.framework is None else [abilities(workload.framework)]
     named = dict.fromkeys(value for one in able for value in one.policies.values())
-    return (*zoo.recomputes(model), *(value for value in named if own >= {*split_modules(value)}))
+    return (*zoo.list_recomputation_modes(model), *(value for value in named if own >= {*split_modules(value)}))
 
 
 _DEGREES = ("data", "tensor", "pipeline", "context", "expert")

@@ -24,7 +24,7 @@ from tilecast import constants
 from tilecast.constants import Constants
 from tilecast.graph import Graph
 from tilecast.hardware import Pool
-from tilecast.learning.job_calibration import RunSetting, correct_parts, samples_per_node
+from tilecast.learning.job_calibration import RunSetting, correct_parts, count_samples_per_node
 from tilecast.spec import Columns, Floats, Plans, Rows, Workload
 from tilecast.step import parts
 from tilecast.step.blocks import KernelSeconds
@@ -89,7 +89,7 @@ class StepTimes:
         """Return the times with the corrections that are learned from the job's own runs.
 
         Args:
-            ratios: factors on the parts from `JobRuns.factors_of_plans`, (3, n), which lower no step below `least`.
+            ratios: factors on the parts from `JobRuns.find_plan_factors`, (3, n), which lower no step below `least`.
             width: factor on the half-width of the step's range, (n,).
         """
         parts, before = correct_parts({name: getattr(self, name) for name in PARTS}, self.hidden, ratios), self.total
@@ -128,7 +128,7 @@ def step(
 
 @dataclass(frozen=True, slots=True)
 class _CalibrationCorrections(Columns):
-    """Corrections that the calibration of a pool gives for the steps of n plans; every field has shape (n,)."""
+    """Factors by which a pool's calibration corrects the steps of n plans. Every field has shape (n,)."""
 
     ratio: Floats
     width: Floats
@@ -137,7 +137,7 @@ class _CalibrationCorrections(Columns):
 
 @dataclass(frozen=True, slots=True)
 class Steps:
-    """Arguments of the formulas of a step for every plan of a table; `rows` evaluates the steps of some plans."""
+    """Inputs of the step formulas for every plan of a table. `rows` evaluates the steps of some plans."""
 
     workload: Workload
     graph: Graph
@@ -184,7 +184,7 @@ class Steps:
             fitted: constants to use instead of those that ship.
         """
         constant, per_distinct, speed_at = fitted or constants.shipped_constants(), inputs.per_distinct, inputs.speed_at
-        graph, gpu, columns = inputs.sharded.graph, pool.gpu, pool.calibration.factors_by_gpus
+        graph, gpu, columns = inputs.sharded.graph, pool.gpu, pool.calibration.list_factors_by_gpus
         copies_per_s, host_s = weight_copy_bytes_per_s(gpu, constant), host_seconds_per_step(workload, graph, constant)
 
         def by_degrees(formula: Callable[[Sharded, Plans, Rows], Value]) -> PerDistinct[Value]:
@@ -299,12 +299,12 @@ class Steps:
             times = times.with_calibration(calibrated.ratio, calibrated.width)
         if own.runs:
             here = RunSetting.from_workload(self.pool.gpu.name, self.pool.gpu.architecture, self.workload)
-            times = times.with_own_runs(*own.factors_of_plans(here, plans, per_node))
+            times = times.with_own_runs(*own.find_plan_factors(here, plans, per_node))
             times = replace(times, input=times.input + own.waited_s(plans, per_node))
         if samples_per_s is None:
             return times
         # Loaders work ahead, so their rate only bounds the step from below.
-        missing_s = np.maximum(samples_per_node(plans, per_node) / samples_per_s - times.total, 0.0)
+        missing_s = np.maximum(count_samples_per_node(plans, per_node) / samples_per_s - times.total, 0.0)
         return replace(times, input=times.input + missing_s)
 
 

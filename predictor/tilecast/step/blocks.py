@@ -16,7 +16,7 @@ from tilecast.memo import Memo
 from tilecast.spec import PRECISIONS, Floats, Rows, Workload
 from tilecast.zoo import Sharded
 from tilecast.zoo.deepseek import Deepseek
-from tilecast.zoo.modules import modules_of_operator, repeats_in_full
+from tilecast.zoo.modules import is_repeated_in_full, list_modules_of_operator
 
 FACTORS = ("matrix", "attention", "convolution", "exchange", "gradients")
 """Parts of a step that have a fitted factor: matrix products, fused attention, convolutions, exchanges inside layers,
@@ -71,7 +71,7 @@ class BlockTimes:
 
 @dataclass(frozen=True, slots=True)
 class KernelSeconds:
-    """Seconds of the kernels of a sharded graph on one GPU, which all plans on that GPU share."""
+    """Seconds of the kernels of a sharded graph on one GPU. All plans on that GPU use them."""
 
     blocks: tuple[BlockTimes, ...]
     spread: Floats
@@ -138,7 +138,7 @@ def _kernel_seconds(
             launch_s = forward_launch_s if op.phase == "forward" else backward_launch_s
             kernels_pass = _Pass(seconds, np.atleast_1d(op.count * op.launches * launch_s))
             passes[op.phase] = passes[op.phase] + kernels_pass
-            if op.phase == "forward" and repeats_in_full(workload, op.name):
+            if op.phase == "forward" and is_repeated_in_full(workload, op.name):
                 passes["repeated"] = passes["repeated"] + kernels_pass
             if op.phase == "forward" and (share := recomputed(op)):
                 passes["core"] = passes["core"] + kernels_pass.scaled(share)
@@ -171,7 +171,7 @@ def _memory_kernels(workload: Workload) -> str:
 
 
 def recomputed_share(workload: Workload) -> Callable[[Op], float]:
-    """Return a function from a forward operator to the share of it that selective recomputation repeats."""
+    """Return a function of a forward operator that returns the fraction which selective recomputation repeats."""
     if frameworks.find_framework(workload).selective == "attention":
         return lambda op: float(op.selective)
     rates = {_ATTENTION: 0.0, _MATRIX: 0.5}
@@ -180,7 +180,7 @@ def recomputed_share(workload: Workload) -> Callable[[Op], float]:
 
 def modules_of(workload: Workload, op: Op) -> frozenset[str]:
     """Return the modules of `recomputation.MODULES` that a forward operator of a layer belongs to."""
-    return modules_of_operator(
+    return list_modules_of_operator(
         op.name,
         selective=op.selective,
         fuses_norms=frameworks.find_framework(workload).fuses_norms,
@@ -263,8 +263,8 @@ def can_attend(workload: Workload, gpu: Gpu) -> bool:
 
 
 def _power_factor(precision: str, gpu: Gpu, fitted: Constants) -> float:
-    """Return the factor on products whose rate a GPU's power limit bounds in a step, but not in a single kernel."""
-    if gpu.architecture not in fitted.joules_per_flop or tiles.compute_units(precision, gpu) != "tensor":
+    """Return the factor, at least 1, on seconds of matrix products that a GPU's power limit slows in a step."""
+    if gpu.architecture not in fitted.joules_per_flop or tiles.find_compute_units(precision, gpu) != "tensor":
         return 1.0
     alone = gpu.peak(precision) * gpu.sustained_ratio[precision]
     return max(1.0, alone * fitted.joules_per_flop[gpu.architecture] / gpu.tdp_w)
@@ -273,7 +273,9 @@ def _power_factor(precision: str, gpu: Gpu, fitted: Constants) -> float:
 def _unaligned_factor(
     workload: Workload, op: Op, times: kernels.KernelTimes, rows: Rows, fitted: Constants
 ) -> Floats | None:
-    """Return the factor on a matrix product whose rows are no whole number of words, (S,), or None if it is 1.
+    """Return the factor on a matrix product whose rows are no whole number of words, (S,).
+
+    Return None if the factor is 1.
 
     Compilers pad such products (PyTorch, inductor/config.py: shape_padding; XLA, cublas_pad_for_gemms), and so do
     frameworks that pad the vocabulary. The other graph executors run old libraries, which were not measured.
@@ -282,7 +284,7 @@ def _unaligned_factor(
     if aligned or frameworks.find_framework(workload).pads_vocabulary:
         return None
     precision = PRECISIONS[int(op.table.precision[0])]
-    if precision not in _NUMBERS_OF_WORD or tiles.compute_units(precision, times.gpu) != "tensor":
+    if precision not in _NUMBERS_OF_WORD or tiles.find_compute_units(precision, times.gpu) != "tensor":
         return None
     batch, m, n, k = (op.table.dims[:, _SIDES.index(name)] for name in ("batch", "m", "n", "k"))
     # Y = X W' has rows of n and k numbers. The gradient of W has rows of m and n, since tokens are summed over.

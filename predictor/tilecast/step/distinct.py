@@ -104,7 +104,7 @@ class StepInputs:
         return 1.0 if self.speed is None else self.speed[rows]
 
     def bucket_mib_at(self, rows: Rows) -> Floats | None:
-        """Return the sizes of the buckets of some rows in MiB, (k,); None for the framework's own buckets."""
+        """Return the sizes of the buckets of some rows in MiB, (k,), or None for the framework's own buckets."""
         return None if self.bucket_mib is None else self.bucket_mib[rows]
 
     def per_distinct(
@@ -127,7 +127,7 @@ class StepInputs:
         return PerDistinct(formula(self.sharded.take(four), plans, four).reshape(4, -1), rows.index)
 
     def _distinct_rows(self, names: tuple[Column, ...]) -> tuple[DistinctRows, Sharded, Plans]:
-        """Return the rows that are distinct in the named columns, with their shards and plans."""
+        """Return the distinct combinations of values in the named columns, and the shards and plans of these rows."""
         if names not in self._distinct:
             rows = distinct_rows(*(self._columns[name] for name in names))
             self._distinct[names] = rows, self.sharded.take(rows.first), self.plans.take(rows.first)

@@ -40,7 +40,7 @@ def communication_seconds(repeats: Floats, micro: MicroBatch, sends_s: Floats, e
 
 
 def bubble_seconds(plans: Plans, micro: MicroBatch, sends_s: Floats, schedule: Schedule | None) -> Floats:
-    """Return the seconds in which a stage waits for the first micro-batch and for the last one to come back.
+    """Return the seconds in which a stage is idle while the pipeline fills and drains, (n,).
 
     Schedules that put the gradients of weights into the bubble, or that feed micro-batches at both ends, have a share
     of it. The gradients of weights take as long as the forward pass, but no more than half of the backward pass.
@@ -59,15 +59,15 @@ def bubble_seconds(plans: Plans, micro: MicroBatch, sends_s: Floats, schedule: S
 
 
 def launch_seconds(repeats: Floats, micro: MicroBatch, once_s: Floats) -> Floats:
-    """Return the seconds of a step in which the GPU waits for the host to launch kernels.
+    """Return the seconds of a step in which the GPU waits for the host to launch kernels, (n,).
 
-    They are the stall of a micro-batch times `repeats`, and the stall `once_s` of the rest of the step.
+    Every micro-batch stalls the GPU, `repeats` times per step. `once_s` is the stall outside micro-batches.
     """
     return repeats * micro.stall_s + once_s
 
 
 def input_seconds(graph: Graph, plans: Plans, compute_s: Floats) -> Floats:
-    """Return the seconds of the copy of a batch to the GPU that computation does not hide; loaders prefetch a batch."""
+    """Return the seconds of copying a batch to the GPU that computation does not hide, (n,)."""
     samples = plans.micro_batch * plans.gradient_accumulation
     host = samples * (graph.host_bytes_per_sample / constants.shipped_constants().host.copy_bytes_per_s)
     return np.maximum(host - compute_s, 0.0)

@@ -18,8 +18,8 @@ from tilecast.spec import Columns, Floats, Plans, Rows, Workload, distinct_rows
 from tilecast.step.blocks import BlockTimes, KernelSeconds, launch_host
 from tilecast.step.placement import communication_group, joined_gpus
 from tilecast.zoo import Sharded
-from tilecast.zoo.modules import modules_of_exchange, repeats_in_full
-from tilecast.zoo.stages import stage_kinds
+from tilecast.zoo.modules import is_repeated_in_full, list_modules_of_collective
+from tilecast.zoo.stages import find_stage_kinds
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +110,7 @@ class Exchanges:
         return seconds
 
     def _group(self, name: str) -> tuple[Rows, RankGroup]:
-        """Return the rows of the distinct plans with several ranks in the named dimension, and their groups."""
+        """Return the rows of distinct plans with more than one rank in a dimension, and the group of each row."""
         plans, ranks = self._plans, getattr(self._plans, name)
         rows = np.flatnonzero(ranks > 1)
         inner = plans.tensor if name == "context" else np.ones_like(ranks)
@@ -158,7 +158,7 @@ def block_passes(
     layers = [passes_of(block) for block in graph.layers] if graph.has_stages else [sum_passes(graph.layers)]
     repeats = [block.repeat for block in graph.layers] if graph.has_stages else [1]
     if workload.offloaded_activations and workload.training:
-        kept = zoo.layers_kept_bytes(workload, sharded, plans)
+        kept = zoo.list_layer_kept_bytes(workload, sharded, plans)
         if not graph.has_stages:
             kept = [np.sum([block.repeat * one for block, one in zip(graph.layers, kept, strict=True)], axis=0)]
         layers = [_wait_for_host(workload, one, held, pool, fitted) for one, held in zip(layers, kept, strict=True)]
@@ -200,7 +200,7 @@ def micro_batch(sharded: Sharded, plans: Plans, priced: KernelSeconds, passes: M
     A stage of a pipeline has its layers, and the first and the last one an end of the model too.
     """
     first, layers, last = passes.first, passes.layers, passes.last
-    kinds = stage_kinds(sharded.graph, plans.pipeline) if sharded.graph.has_stages else None
+    kinds = find_stage_kinds(sharded.graph, plans.pipeline) if sharded.graph.has_stages else None
 
     def of_stages(column: str) -> Floats:
         """Return a column of the passes through each unlike stage, (K, n)."""
@@ -210,7 +210,7 @@ def micro_batch(sharded: Sharded, plans: Plans, priced: KernelSeconds, passes: M
             return kinds.add_ends(before, after, inside)
         heavier = first.total_s > last.total_s
         ends = np.where(plans.pipeline > 1, np.where(heavier, before, after), before + after)
-        return np.asarray(layers.total(column) * sharded.layer_share(plans) + ends)[None]
+        return np.asarray(layers.total(column) * sharded.largest_layer_fraction(plans) + ends)[None]
 
     columns = [of_stages(name) for name in _PASSES]
     slowest = np.argmax(columns[0] + columns[1] + columns[2], axis=0)[None]
@@ -252,7 +252,7 @@ def block_seconds(
     core = np.zeros(len(plans))
     named: dict[str, Floats] = {}
     if recomputed and workload.training:
-        again = (plans.checkpointing == FULL) * zoo.recomputed_layers(workload, sharded, plans)
+        again = (plans.checkpointing == FULL) * zoo.recomputed_layer_fraction(workload, sharded, plans)
         core = (plans.checkpointing == SELECTIVE).astype(float)
         if names_modules(plans.checkpointing).any():
             columns = BY_CODE[plans.checkpointing].T.astype(float)
@@ -285,8 +285,8 @@ def block_seconds(
             dispatched[transfer.phase] = dispatched[transfer.phase] + sent_s
         exchanged[transfer.phase] = exchanged[transfer.phase] + transfer.count * exposed_s
         if transfer.phase == "forward":
-            repeated = again * repeats_in_full(workload, transfer.name)
-            for module in modules_of_exchange(transfer.name) & named.keys():
+            repeated = again * is_repeated_in_full(workload, transfer.name)
+            for module in list_modules_of_collective(transfer.name) & named.keys():
                 repeated = repeated + named[module]
             exchanged["backward"] = exchanged["backward"] + repeated * transfer.count * exposed_s
             if is_beside:
@@ -315,7 +315,7 @@ def block_seconds(
 
 
 def exposed_share(workload: Workload, transfer: CollectiveCall, fitted: Constants) -> float:
-    """Return the factor from a collective alone to the part of it inside a layer that computation does not hide.
+    """Return the factor on a collective's seconds that leaves the seconds which computation does not hide.
 
     Tensor parallelism hides collectives where the framework does so. Context parallelism hides them behind attention.
     Experts exchange beside computation. Beside another micro-batch the share is the least, which `block_seconds` raises

@@ -79,7 +79,7 @@ def sync_seconds(
         )
     nil, weight, gradient = np.zeros(len(plans)), workload.weight_bytes, frameworks.gradient_bytes(workload)
     # Megatron-LM, training/arguments.py: fp8_param_gather gathers updated weights as the one byte that is held.
-    updated = weight - (sharded.layer_parameter_share(plans) if frameworks.holds_fp8_alone(workload) else 0.0)
+    updated = weight - (sharded.layer_parameter_fraction(plans) if frameworks.holds_fp8_alone(workload) else 0.0)
     # Parameters that a rank holds alone are not exchanged.
     exchanged = [np.where(group.ranks > 1, parameters, 0.0) for parameters, group in groups]
     sums = [parameters * gradient * held.trainable for parameters in exchanged]
@@ -127,9 +127,9 @@ def _exchange_seconds(
     collective: str,
     *exchanges: tuple[Sequence[Floats], Sequence[Floats]],
 ) -> Floats:
-    """Return the seconds of k exchanges by one collective, (k, n).
+    """Return the seconds of k exchanges that run one kind of collective, (k, n).
 
-    Each exchange has, for every group, the bytes and the number of parts in which they are sent, (n,) each.
+    An exchange is a pair of lists with one array (n,) for each group: bytes to send, and number of messages.
     """
     total = np.zeros((len(exchanges), *exchanges[0][0][0].shape))
     for place, group in enumerate(groups):
@@ -140,13 +140,13 @@ def _exchange_seconds(
 
 
 def _count_parts(sizes: Sequence[Floats], counts: Sequence[Floats]) -> Floats:
-    """Return the number of parts that all groups with bytes to send have together, at least one, (n,)."""
+    """Return the number of messages summed over all groups with bytes to send, (n,). It is at least one."""
     parts = [np.where(size > 0, count, 0.0) for size, count in zip(sizes, counts, strict=True)]
     return np.asarray(np.maximum(np.sum(parts, axis=0), 1.0))
 
 
 def _collective_seconds(workload: Workload, collective: str, size: Floats, group: RankGroup, pool: Pool) -> Floats:
-    """Return the seconds of a collective over replicas, (n,); a parameter server may sum the gradients."""
+    """Return the seconds of a collective over replicas, (n,). Parameter servers may replace an all-reduce."""
     if collective != "all_reduce" or workload.gradient_sync == "allReduce":
         return collectives.fastest_collective_s(collective, size, group, pool.intra, pool.inter)
     servers = workload.parameter_servers or group.nodes
@@ -159,7 +159,7 @@ _LEAST_GATHERED = 4
 
 
 def straggler_factor(workload: Workload, plans: Plans, fitted: Constants) -> Floats:
-    """Return the time of the slowest rank over the mean of all ranks, (n,).
+    """Return the ratio of the slowest rank's time to the mean over all ranks, (n,).
 
     It is the expected largest of as many normal deviates as there are ranks. Their spread is larger where ranks read
     unequal samples.
@@ -178,7 +178,7 @@ def replica_sync_seconds(
     bucket_mib: Floats | None,
     speed: Floats | float,
 ) -> SyncSeconds:
-    """Return the seconds of the collectives over replicas, (n,); 0 for a plan without replicas.
+    """Return the seconds of the collectives over replicas, (n,), or 0 for a plan without replicas.
 
     Args:
         workload: the job.
@@ -187,7 +187,7 @@ def replica_sync_seconds(
         held: weights of the fullest rank.
         pool: the pool that the job runs on.
         fitted: the constants.
-        bucket_mib: size of the buckets of gradients, (n,); None for the framework's own buckets.
+        bucket_mib: size of the buckets of gradients, (n,), or None for the framework's own buckets.
         speed: factor on the speed of all links, (n,).
     """
     blocks = max(sum(block.repeat for block in sharded.graph.layers), _LEAST_GATHERED)
@@ -205,7 +205,7 @@ def replica_sync_seconds(
 
 
 def link_contention(pool: Pool) -> float:
-    """Return the share of a GPU's memory bandwidth that its link can take, relative to A100 on NVLink, at most 1.
+    """Return the ratio of link to memory bandwidth, relative to A100 on NVLink, capped at 1.
 
     The link is that of the GPU's product inside a node.
     """

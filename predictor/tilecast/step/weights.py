@@ -35,7 +35,7 @@ class HeldWeights(Columns):
     def from_plans(cls, workload: Workload, sharded: Sharded, plans: Plans) -> HeldWeights:
         """Return the weights of the fullest rank of each plan."""
         gathered = sharded.gathered_bytes(workload, plans)
-        return cls(*sharded.held_parameters(plans), sharded.trainable_share(plans), gathered)
+        return cls(*sharded.held_parameters(plans), sharded.trainable_fraction(plans), gathered)
 
 
 def copy_seconds(workload: Workload, held: HeldWeights, plans: Plans, bytes_per_s: float) -> Floats:
@@ -54,7 +54,8 @@ def weight_copy_bytes_per_s(gpu: Gpu, fitted: Constants) -> float:
 def weight_copy_bytes(workload: Workload, held: HeldWeights, plans: Plans) -> Floats:
     """Return the bytes that every micro-batch moves besides those of its operators, (n,).
 
-    They are casts of weights, conversion and accumulation of gradients, and copies between shards and gathered weights.
+    The bytes come from casts of weights and from conversion and accumulation of gradients. ZeRO also copies weights out
+    of a gather and gradients into a scatter.
     Accumulation that is fused with a matrix product moves no bytes. A rank that keeps a share of the gradients
     accumulates this share.
     """
@@ -178,7 +179,7 @@ def gradient_wait_seconds(workload: Workload, graph: Graph, plans: Plans, fitted
 
 
 def _count_weight_tensors(graph: Graph) -> float:
-    """Return the estimated number of tensors of weights: a fitted number for each operator that may have weights."""
+    """Return the estimated number of weight tensors. Each operator that may have weights adds a fitted number."""
     return constants.shipped_constants().host_step.operator_tensors * sum(
         block.repeat * sum(op.phase == "forward" and op.table.kind[0] in _WEIGHTED for op in block.ops)
         for block in graph.blocks

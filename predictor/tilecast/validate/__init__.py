@@ -1,7 +1,7 @@
 """Comparison of forecasts with the user's own measured training runs, from CSV tables.
 
 `reading` turns a row into a workload and a pool, `runs` forecasts rows, and `scores` computes errors. `calibration` and
-`transfer` measure how runs improve other forecasts. `tilecast-lab`, another distribution, reads published tables.
+`transfer` measure how much runs improve forecasts of other runs. The package `tilecast-lab` reads published tables.
 """
 
 from __future__ import annotations
@@ -14,5 +14,5 @@ Track: TypeAlias = Callable[[Sequence[Any], str], Iterable[Any]]
 
 
 def without_progress(items: Sequence[Any], label: str) -> Iterable[Any]:
-    """Return `items` without showing progress."""
+    """Return `items` unchanged. It is a `Track` that shows no progress."""
     return items

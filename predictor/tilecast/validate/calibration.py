@@ -1,7 +1,7 @@
-"""Test of calibration on tables of measured runs.
+"""Test of `learning.calibration` on tables of measured runs.
 
-Each GPU of a `source` in a runs table is treated as one pool of a cluster. `calibration_curve` measures how forecast
-errors fall as observations of the pool are added.
+Rows with equal GPU and equal `source` are treated as runs of one pool. `calibration_curve` measures how forecast errors
+fall as runs of the pool are observed.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from tilecast.validate.scores import Scored
 
 @dataclass(frozen=True, slots=True)
 class MeasuredRuns:
-    """R rows of runs tables that count (`is_graded`), with their forecasts; arrays are (R,)."""
+    """R measured rows of runs tables (`has_trusted_step`) with their forecasts. Arrays are (R,)."""
 
     rows: tuple[Row, ...]
     runs: tuple[Run, ...]
@@ -37,22 +37,27 @@ class MeasuredRuns:
 
 
 def forecast_runs(rows: Sequence[Row], track: Track = without_progress) -> MeasuredRuns:
-    """Forecast the graded rows of runs tables and return them as runs of pools."""
-    forecasts = tables.forecast_rows(rows, track)
-    scored = scores.score_forecasts(rows, forecasts)
-    return to_measured_runs(scored, [forecasts[place] for place in scored.index], scored.predicted_s, read_run)
-
-
-def to_measured_runs(
-    scored: Scored, forecasts: Sequence[Forecast], predicted_s: Floats, reader: Reader
-) -> MeasuredRuns:
-    """Return graded rows as runs of pools.
+    """Return the rows of runs tables that have a trusted measurement, with forecasts, as runs of pools.
 
     Args:
-        scored: the rows and what was measured.
+        rows: rows of runs tables.
+        track: shows progress over the groups of rows.
+    """
+    forecasts = tables.forecast_rows(rows, track)
+    scored = scores.score_forecasts(rows, forecasts)
+    return build_measured_runs(scored, [forecasts[place] for place in scored.index], scored.predicted_s, read_run)
+
+
+def build_measured_runs(
+    scored: Scored, forecasts: Sequence[Forecast], predicted_s: Floats, reader: Reader
+) -> MeasuredRuns:
+    """Return scored rows as runs of pools.
+
+    Args:
+        scored: the rows with their measured steps.
         forecasts: the forecast of each row.
-        predicted_s: the forecast steps that count, (n,).
-        reader: reads a row.
+        predicted_s: forecast step of each row to use for the runs, in seconds, (n,).
+        reader: function that reads the workload and pool of a row.
     """
     widths = [0.5 * np.log((item.upper_s or np.nan) / (item.lower_s or np.nan)) for item in forecasts]
     runs, cases = [], []
@@ -77,7 +82,7 @@ def to_measured_runs(
 
 @dataclass(frozen=True, slots=True)
 class CalibrationPoint:
-    """Errors of forecasts after a number of observations of their pool, averaged over pools and draws."""
+    """Forecast errors after a number of observed runs of the pool, averaged over pools and random draws."""
 
     observations: int
     pools: int
@@ -93,11 +98,16 @@ class CalibrationPoint:
 
 
 def calibration_curve(runs: MeasuredRuns, counts: Sequence[int], least: int, draws: int = 20) -> list[CalibrationPoint]:
-    """Measure how forecasts improve with observations of their pool.
+    """Return forecast errors for each number of observed runs.
 
-    From every pool with at least `least` rows, each count of rows is drawn at random as observations and the rest is
-    forecast; this is repeated `draws` times. The observations of a smaller count are the first of a larger one, and the
-    same rows are forecast for every count.
+    In every pool, runs are drawn at random as observed, and the remaining runs are forecast. A smaller count uses the
+    first observed runs of a larger count, and equal runs are forecast for every count.
+
+    Args:
+        runs: runs of pools with their forecasts.
+        counts: numbers of observed runs.
+        least: smallest number of runs of a pool that is used; it must exceed every count.
+        draws: number of random draws for each pool and count.
 
     Raises:
         ValueError: `least` does not exceed every count.
@@ -125,11 +135,17 @@ def calibration_curve(runs: MeasuredRuns, counts: Sequence[int], least: int, dra
 def _calibrated_errors(
     runs: MeasuredRuns, observed_rows: npt.NDArray[np.int64], forecast_rows: npt.NDArray[np.int64]
 ) -> tuple[float, ...]:
-    """Return the error, bias, coverage and width of `forecast_rows`, calibrated on `observed_rows` (row indices)."""
+    """Return error, bias, coverage and width of `CalibrationPoint` for some runs, corrected by other runs.
+
+    Args:
+        runs: all runs.
+        observed_rows: indices of the runs that the corrections are fitted to.
+        forecast_rows: indices of the runs that are forecast.
+    """
     table = calibration.fit_calibration([runs.runs[index] for index in observed_rows])
     left_out = [runs.runs[index] for index in forecast_rows]
-    one = [table.correction_of_group(calibration.group_of_run(run)) for run in left_out]
-    software = [table.software_ratio(run.framework, run.family) for run in left_out]
+    one = [table.find_group_correction(calibration.group_of_run(run)) for run in left_out]
+    software = [table.find_software_ratio(run.framework, run.family) for run in left_out]
     ratio = np.array([item.ratio for item in one]) * software
     half = runs.half_width[forecast_rows] * np.array([item.width for item in one])
     observed = np.array([run.observed_s for run in left_out])
@@ -148,10 +164,9 @@ COUNTS = (0, 3, 10, 30)
 
 
 def calibration_report(runs: MeasuredRuns) -> str:
-    """Return a report as text: errors by number of observations, and the corrections fitted to all runs.
+    """Return a text report: errors by number of observed runs, and the corrections fitted to all runs.
 
-    Only pools with enough rows count for the errors.
-
+    The errors are those of pools with enough runs.
 
     Raises:
         SpecError: there are no runs.
@@ -182,7 +197,7 @@ def _point_line(point: CalibrationPoint) -> str:
 
 
 def correction_lines(table: Calibration) -> list[str]:
-    """Return the corrections of a calibration as lines of text, without corrections of single workloads."""
+    """Return one line of text per correction of a calibration. Corrections of single workloads are left out."""
     shown = [item for item in table.corrections if len(item.group) < len(calibration.LEVELS)]
     return [f"{'correction of':<44}{'ratio':>8}{'range':>8}{'runs':>6}"] + [
         f"{' '.join(item.group) or 'every run':<44}{item.ratio:>8.3f}{item.width:>7.2f}x{item.own:>6}" for item in shown

@@ -1,4 +1,4 @@
-"""Reading of single cells of runs tables, and the reasons for which a row is not predicted."""
+"""Reading of numbers from cells of runs tables, and the reasons why a row cannot be forecast."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ REASONS: Mapping[str, str] = {
 
 
 class UnreadableRow(Exception):  # noqa: N818  (an outcome of a row, not a failure)
-    """Raised for a row that cannot be expressed as a workload and a plan; `code` is a key of `REASONS`."""
+    """Exception for a row that cannot be turned into a workload and a plan. Its `code` is a key of `REASONS`."""
 
     def __init__(self, code: str) -> None:
         super().__init__(REASONS[code])
@@ -30,13 +30,13 @@ class UnreadableRow(Exception):  # noqa: N818  (an outcome of a row, not a failu
 
 
 def read_integer(row: Row, column: str) -> int | None:
-    """Return the whole number from 0 to 2^40 in a column, or None if the cell holds no such number."""
+    """Return the whole number from 0 to 2^40 in a column. If the cell holds no such number, return None."""
     number = read_number(row, column)
     return int(number) if number is not None and number == int(number) else None
 
 
 def read_number(row: Row, column: str) -> float | None:
-    """Return the number from 0 to 2^40 in a column, or None if the cell holds no such number."""
+    """Return the number from 0 to 2^40 in a column. If the cell holds no such number, return None."""
     try:
         number = float(row.get(column, "") or "nan")
     except ValueError:

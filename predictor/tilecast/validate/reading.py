@@ -1,6 +1,6 @@
 """Reading of rows of measured training runs into workloads, plans and pools.
 
-`read_run` is the entry. Measured columns are not read here.
+`read_run` is the entry point. Columns with measurements are not read here.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from tilecast.zoo.vision import Vision
 
 @dataclass(frozen=True, slots=True)
 class RunCase:
-    """Workload, pool and stated plan of a row of a runs table."""
+    """Workload, pool and parallelization plan that a row of a runs table describes."""
 
     workload: Workload
     pool: Pool
@@ -32,10 +32,10 @@ class RunCase:
 
 
 def read_run(row: Row) -> RunCase:
-    """Return the case that a row describes.
+    """Return the workload, pool and plan of a row.
 
     Raises:
-        UnreadableRow: the row cannot be expressed; the error has the reason's code.
+        UnreadableRow: a value is missing or unknown; `code` says which.
     """
     try:
         gpu = find_gpu(row["gpu"].strip())
@@ -54,7 +54,7 @@ def read_run(row: Row) -> RunCase:
     if not gpus:
         raise UnreadableRow("no-gpus")
     stated = read_stated_plan(row, model, gpus)
-    batch = read_integer(row, "global_batch") or implied_batch(stated)
+    batch = read_integer(row, "global_batch") or multiply_batch(stated)
     if not batch:
         raise UnreadableRow("no-batch")
     framework = next((name for name in get_args(Framework) if name == row.get("framework", "").lower()), None)
@@ -68,11 +68,11 @@ def read_run(row: Row) -> RunCase:
         framework=framework,
         framework_version=read_version(row.get("framework_version", "")) if framework else None,
     )
-    return RunCase(workload, _assumed_pool(row, gpu, gpus), gpus, stated)
+    return RunCase(workload, _assume_pool(row, gpu, gpus), gpus, stated)
 
 
 def read_version(text: str) -> str | None:
-    """Return a version as a row states it, or None if the cell holds none."""
+    """Return the framework version in a cell. If the cell holds no version, return None."""
     try:
         parse_version(text.strip())
     except SpecError:
@@ -81,22 +81,25 @@ def read_version(text: str) -> str | None:
 
 
 def with_sample_length(model: Model, length: int | None) -> Model:
-    """Return the model with samples of the stated length, if its input is a sequence (an image of height 1)."""
+    """Return the model for samples of `length`, if its input is a sequence (an image of height 1).
+
+    Other models are returned unchanged.
+    """
     dims = model.dimensions
     return model.having(image_width=length) if length and isinstance(dims, Images) and dims.image == 1 else model
 
 
-def implied_batch(stated: Mapping[str, int | None]) -> int | None:
-    """Return the global batch that a stated plan implies; None if the plan does not determine it."""
+def multiply_batch(stated: Mapping[str, int | None]) -> int | None:
+    """Return the global batch as a product over a plan. If the plan lacks a factor, return None."""
     data, micro, repeats = stated["data"], stated["micro_batch"], stated["gradient_accumulation"]
     return data * micro * (repeats or 1) if data and micro else None
 
 
 def read_sequence_length(row: Row, model: Model) -> int:
-    """Return the tokens of a sample, 1 for models that read images.
+    """Return the tokens per sample. For models that read no tokens, return 1.
 
     Raises:
-        UnreadableRow: the model reads a sequence, and the row does not state its length.
+        UnreadableRow: the model reads tokens, and the row has no sequence length.
     """
     if model.trace is not None:
         return model.trace.sequence
@@ -121,7 +124,7 @@ SGD runs with momentum, except for embedding tables. RMSprop and Adagrad store o
 
 
 def read_optimizer(row: Row, model: Model) -> Optimizer:
-    """Return the optimizer that a row names, or AdamW."""
+    """Return the optimizer that a row names. If it names none, return AdamW."""
     written = row.get("optimizer", "")
     if written == "sgd" and isinstance(model.dimensions, zoo.Tables):
         return "sgd"
@@ -129,15 +132,15 @@ def read_optimizer(row: Row, model: Model) -> Optimizer:
 
 
 def read_stated_plan(row: Row, model: Model, gpus: int) -> dict[str, int | None]:
-    """Return the columns of `Plans` in a row; None for columns that the row leaves open.
+    """Return the columns of `Plans` by name, with the value that a row gives. A missing value is None.
 
     Raises:
-        UnreadableRow: the stated degrees do not multiply to the GPUs.
+        UnreadableRow: the product of the parallelism degrees is not the number of GPUs.
     """
     degrees = {ours: read_integer(row, theirs) for theirs, ours in
                (("dp", "data"), ("tp", "tensor"), ("pp", "pipeline"), ("cp", "context"), ("ep", "expert"))}  # fmt: skip
     degrees["context"] = degrees["context"] or 1
-    if zoo.spreads_rows(model):
+    if zoo.has_row_sharded_weights(model):
         degrees["expert"] = None
     elif (row.get("family") or model.family) != "moe":
         degrees["expert"] = 1
@@ -168,11 +171,11 @@ _USUAL_NETWORK = {
 
 
 def usual_network(gpu: Gpu) -> str:
-    """Return the name of the usual network between nodes with a GPU."""
+    """Return the name of the network link that usually connects nodes with this GPU."""
     return _USUAL_NETWORK.get(gpu.sibling or gpu.name) or _USUAL_NETWORK.get(gpu.architecture, "ethernet-100")
 
 
-def _assumed_pool(row: Row, gpu: Gpu, gpus: int) -> Pool:
+def _assume_pool(row: Row, gpu: Gpu, gpus: int) -> Pool:
     per_node = min(read_integer(row, "gpus_per_node") or 8, gpus)
     links = find_link(gpu.intra_link), find_link(usual_network(gpu))
     return Pool(gpu.name, gpu, per_node, -(-gpus // per_node), *links)

@@ -1,7 +1,7 @@
 """Forecasts of measured training steps, one for each row of a runs table.
 
-`group_runs` groups rows that share a workload and a pool, `price_group` prices a group, and `forecast_rows` does both.
-Rows often leave parts of their plan open: `interpret_plan` chooses among the possible plans.
+`group_runs` groups rows with equal workload and pool, `price_group` prices the plans of a group, and `forecast_rows`
+does both. Rows often lack parts of their plan, so `interpret_plan` chooses among the possible plans.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ COLUMNS = (
 
 @dataclass(frozen=True, slots=True)
 class Forecast:
-    """Forecast of one row; everything but `reason` is None if the row is refused."""
+    """Forecast of one row. If the row cannot be forecast, only `reason` is set."""
 
     seconds: float | None = None
     lower_s: float | None = None
@@ -51,7 +51,7 @@ class Forecast:
 
 @dataclass(frozen=True, slots=True)
 class GroupMember:
-    """One input row: its index, its rows of the plan table, and whether these are in order of preference."""
+    """One row of a runs table in a group, with its possible plans."""
 
     index: int
     rows: slice
@@ -60,7 +60,7 @@ class GroupMember:
 
 @dataclass(frozen=True, slots=True)
 class RunGroup:
-    """Input rows that share a workload and a pool, with one plan table. Each member names its rows of that table."""
+    """Rows of a runs table with equal workload and pool, and one table of the possible plans of all these rows."""
 
     workload: Workload
     pool: Pool
@@ -75,10 +75,16 @@ Reader: TypeAlias = Callable[[Row], RunCase]
 
 
 def group_runs(rows: Sequence[Row], reader: Reader = read_run) -> tuple[list[RunGroup], dict[int, str]]:
-    """Prepare everything about the rows that does not depend on fitted constants.
+    """Return groups of rows with equal workload and pool, and reason codes of rows that cannot be forecast.
+
+    The groups hold all that is needed to price them and that does not depend on fitted constants.
+
+    Args:
+        rows: rows of runs tables.
+        reader: function that reads the workload and pool of a row.
 
     Returns:
-        Groups of rows, and the codes of the reasons of refused rows by their indices.
+        The groups, and a key of `REASONS` for each index of a row that cannot be forecast.
 
     Raises:
         SpecError: `reader` raises it.
@@ -89,7 +95,7 @@ def group_runs(rows: Sequence[Row], reader: Reader = read_run) -> tuple[list[Run
     for index, row in enumerate(rows):
         try:
             case = reader(row)
-            plans = _possible_plans(case)
+            plans = _list_possible_plans(case)
         except UnreadableRow as refusal:
             refused[index] = refusal.code
         else:
@@ -100,7 +106,7 @@ def group_runs(rows: Sequence[Row], reader: Reader = read_run) -> tuple[list[Run
         plans = Plans.concatenate([table for _, _, table in members])
         ends = np.cumsum([len(table) for _, _, table in members])
         group_members = tuple(
-            GroupMember(index, slice(int(end) - len(table), int(end)), _states_split(one))
+            GroupMember(index, slice(int(end) - len(table), int(end)), _has_full_split(one))
             for end, (index, one, table) in zip(ends, members, strict=True)
         )
         try:
@@ -114,7 +120,12 @@ def group_runs(rows: Sequence[Row], reader: Reader = read_run) -> tuple[list[Run
 
 
 def forecast_rows(rows: Sequence[Row], track: Track = without_progress) -> list[Forecast]:
-    """Forecast all rows, in order; rows that share a workload and a pool are priced as one plan table."""
+    """Return the forecast of each row, in order. Rows with equal workload and pool are priced together.
+
+    Args:
+        rows: rows of runs tables.
+        track: shows progress over the groups of rows.
+    """
     groups, refused = group_runs(rows)
     forecasts = {index: Forecast(reason=code) for index, code in refused.items()}
     for group in track(groups, "groups of runs"):
@@ -124,15 +135,20 @@ def forecast_rows(rows: Sequence[Row], track: Track = without_progress) -> list[
 
 
 def price_group(group: RunGroup, fitted: Constants | None = None) -> Priced:
-    """Price the plan table of a group, with `fitted` in place of the shipped constants if given."""
+    """Return step times and memory of all plans of a group.
+
+    Args:
+        group: the group.
+        fitted: constants of the cost model; None for the shipped constants.
+    """
     return search.price_sharded(group.workload, group.sharded, group.plans, group.pool, fitted, group.timed)
 
 
 def choose_plan(priced: Priced, member: GroupMember) -> int:
-    """Return the index of the most plausible plan among the plans that agree with a row.
+    """Return the index of the most plausible plan of a row in the plan table of its group.
 
-    Plans in order of preference: the first that fits. Other plans: the fastest that fits. If none fits: the plan with
-    the least memory.
+    It is the fastest plan that fits the GPU memory, or the first that fits if the plans are in order of preference. If
+    no plan fits, it is the plan with the least memory.
     """
     rows, start = member.rows, int(member.rows.start)
     fits = priced.fits[rows]
@@ -145,23 +161,26 @@ def choose_plan(priced: Priced, member: GroupMember) -> int:
 
 @dataclass(frozen=True, slots=True)
 class InterpretedPlan:
-    """Plan that a row most plausibly ran: plan `row` of the table, with a `share` of its layers as in plan `other`."""
+    """Plan that a row most plausibly ran.
+
+    A fraction `share` of its layers runs as in plan `other` of the table, and the rest as in plan `row`.
+    """
 
     row: int
     other: int
     share: float
 
     def interpolate_layers(self, column: Floats) -> float:
-        """Return the value of a column (n,) of the plan table that is a sum over layers."""
+        """Return the value of the plan in a column (n,) of the plan table that is a sum over layers."""
         return float((1.0 - self.share) * column[self.row] + self.share * column[self.other])
 
 
 def interpret_plan(workload: Workload, priced: Priced, member: GroupMember) -> InterpretedPlan:
     """Return the plan that a row most plausibly ran.
 
-    A row without stated recomputation may not fit without any. Then it recomputes as many layers as its memory
-    requires, if its framework can choose layers (Megatron-LM, megatron/training/arguments.py: --recompute-num-layers;
-    PyTorch's checkpoint_wrapper wraps any module).
+    If the row gives no recomputation mode and needs recomputation to fit, it recomputes as few layers as its memory
+    allows. This needs a framework that can choose layers (Megatron-LM, megatron/training/arguments.py:
+    --recompute-num-layers; PyTorch's checkpoint_wrapper wraps any module).
     """
     row = choose_plan(priced, member)
     plans, framework = priced.plans, workload.framework
@@ -178,21 +197,21 @@ def interpret_plan(workload: Workload, priced: Priced, member: GroupMember) -> I
     return InterpretedPlan(start, int(full[0]), float(np.clip((most - room) / max(most - least, 1.0), 0.0, 1.0)))
 
 
-def _states_split(case: RunCase) -> bool:
-    """Return whether the row states how the work is split, so that only recomputation and the like are open."""
+def _has_full_split(case: RunCase) -> bool:
+    """Return whether a row gives data, tensor and pipeline parallelism and a micro-batch or gradient accumulation."""
     stated = case.stated
     micro = stated["micro_batch"] or stated["gradient_accumulation"]
     return bool(stated["data"] and stated["tensor"] and stated["pipeline"] and micro)
 
 
-def _possible_plans(case: RunCase) -> Plans:
-    """Return variants of a row's stated plan, or all plans that agree with a partly stated one.
+def _list_possible_plans(case: RunCase) -> Plans:
+    """Return all plans that a row may have run with: those that agree with the columns that it gives.
 
     Raises:
-        UnreadableRow: the stated plan is impossible, or no plan agrees.
+        UnreadableRow: the given columns contradict each other, or no plan agrees with them.
     """
-    if _states_split(case):
-        return _complete_plan(case)
+    if _has_full_split(case):
+        return _list_complete_plans(case)
     anyhow = replace(case.workload, framework=None)  # the run may use abilities that the framework lacks today
     table = search.enumerate_plans(anyhow, case.pool, Limits(gpus=case.gpus, tensor_across_nodes=True))
     if not len(table):
@@ -206,15 +225,15 @@ def _possible_plans(case: RunCase) -> Plans:
     return table.take(keep)
 
 
-def _usual_expert_parallelism(case: RunCase) -> int:
-    """Return the usual degree of expert parallelism for a row that does not state it.
+def _choose_expert_parallelism(case: RunCase) -> int:
+    """Return the usual degree of expert parallelism for a row that does not give it.
 
-    It is the largest number of ranks of a node, or of its NVLink domain, that divides both the experts and the
-    data-parallel ranks. With sharded weights (ZeRO stage 3) ranks of all nodes count, because whole experts are not
-    gathered (NeMo AutoModel, components/moe/parallelizer.py: only what expert parallelism leaves together is sharded).
-    Models whose tables are cut by rows use all data-parallel ranks.
+    It is the largest number that divides both the experts and the data-parallel ranks, up to the GPUs of an NVLink
+    domain or node. With sharded weights (ZeRO stage 3) it is up to all GPUs, because whole experts are not gathered
+    (NeMo AutoModel, components/moe/parallelizer.py: only what expert parallelism leaves together is sharded). Models
+    with row-wise sharded embedding tables use all data-parallel ranks.
     """
-    if zoo.spreads_rows(case.workload.model):
+    if zoo.has_row_sharded_weights(case.workload.model):
         return case.stated["data"] or 1
     experts = zoo.count_experts(case.workload.model) or 1
     data = case.stated["data"] or 1
@@ -227,14 +246,13 @@ _OPEN = ((0, 1), (1, 1), (2, 0), (2, 1))
 """Pairs of recomputation mode and sequence parallelism, in the order in which users try them."""
 
 
-def _complete_plan(case: RunCase) -> Plans:
-    """Return a fully stated plan as a table, one row for each recomputation mode that the row of the runs table allows.
+def _list_complete_plans(case: RunCase) -> Plans:
+    """Return the plan of a row that gives its whole split, as one plan per recomputation mode that is possible.
 
-    Rows are in order of preference.
-
+    The plans are in order of preference.
 
     Raises:
-        UnreadableRow: the degrees contradict the batch or the layers.
+        UnreadableRow: the parallelism degrees contradict the batch or the number of layers.
     """
     stated = case.stated
     per_rank = case.workload.global_batch // (stated["data"] or 1)
@@ -245,7 +263,7 @@ def _complete_plan(case: RunCase) -> Plans:
         raise UnreadableRow("impossible-plan")
     fixed = stated["checkpointing"]
     model = case.workload.model
-    recomputed = zoo.recomputes(model) if fixed or zoo.is_transformer(model) else ()
+    recomputed = zoo.list_recomputation_modes(model) if fixed or zoo.is_transformer(model) else ()
     names_mode = fixed is None or fixed < len(CHECKPOINTING)
     if not case.workload.training or (names_mode and CHECKPOINTING[fixed or 0] not in recomputed):
         fixed = 0
@@ -256,7 +274,7 @@ def _complete_plan(case: RunCase) -> Plans:
     tried = ((fixed, 1),) if fixed is not None and fixed >= len(CHECKPOINTING) else _OPEN
     rows = list(dict.fromkeys((mode, spread * split) for mode, spread in tried if fixed in (None, mode)))
     one = {item.name: stated.get(item.name) or 0 for item in fields(Plans)}
-    expert = stated["expert"] or _usual_expert_parallelism(case)
+    expert = stated["expert"] or _choose_expert_parallelism(case)
     one |= {"micro_batch": micro, "gradient_accumulation": repeats, "expert": expert}
     table = {name: np.full(len(rows), value, dtype=np.int64) for name, value in one.items()}
     table["checkpointing"] = np.array([mode for mode, _ in rows], dtype=np.int64)
@@ -265,7 +283,13 @@ def _complete_plan(case: RunCase) -> Plans:
 
 
 def forecast_member(group: RunGroup, priced: Priced, member: GroupMember) -> Forecast:
-    """Return the forecast of one row of a priced group."""
+    """Return the forecast of one row of a group.
+
+    Args:
+        group: the group.
+        priced: step times and memory of its plans, from `price_group`.
+        member: the row.
+    """
     one = interpret_plan(group.workload, priced, member)
     lower, upper = uncertainty.interval(group.workload, priced, one.row)
     row = one.other if one.share else one.row
@@ -283,7 +307,7 @@ def forecast_member(group: RunGroup, priced: Priced, member: GroupMember) -> For
 
 
 def read_table(path: Path) -> list[Row]:
-    """Return the rows of a runs table.
+    """Return the rows of a runs table, a CSV file, as mappings of column to text.
 
     Raises:
         SpecError: the file cannot be read, or lacks the columns of a runs table.
@@ -300,7 +324,7 @@ def read_table(path: Path) -> list[Row]:
 
 
 def write_rows(path: Path, rows: Sequence[Row], forecasts: Sequence[Forecast]) -> None:
-    """Write one line per input row, in order; a refused row has its id and its reason only.
+    """Write the forecasts to a CSV file, one line per input row. A row without a forecast has only id and reason.
 
     Raises:
         SpecError: the file cannot be written.

@@ -1,6 +1,6 @@
 """Errors of forecasts against measured steps, by GPU, precision, family and scale.
 
-`score_report` formats all results: errors, the ranking of plans, the coverage of ranges, and the refused rows.
+`score_report` formats all results: errors, ranking of plans, coverage of ranges, and rows that cannot be forecast.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from tilecast.validate.runs import Forecast
 Mask: TypeAlias = npt.NDArray[np.bool_]
 
 
-def is_graded(row: Row) -> bool:
-    """Return whether a row has a measured step time and grade A or B, or its table has no grades."""
+def has_trusted_step(row: Row) -> bool:
+    """Return whether a row has a measured step time and a `trust` of A or B. Without the column, `trust` is A."""
     return row.get("trust", "A") in ("A", "B") and read_measured_seconds(row) is not None
 
 
 @dataclass(frozen=True, slots=True)
 class Scored:
-    """Graded rows with a measured step time and a forecast; arrays are over these rows, times are in seconds."""
+    """Rows with a trusted measured step (`has_trusted_step`) and a forecast. Arrays are over these rows."""
 
     rows: tuple[Row, ...]
     index: tuple[int, ...]
@@ -45,11 +45,16 @@ class Scored:
 
 
 def score_forecasts(rows: Sequence[Row], forecasts: Sequence[Forecast]) -> Scored:
-    """Compare forecasts with the measured step times of the graded rows (`is_graded`)."""
+    """Return forecasts and measured steps of the rows that have a trusted measurement (`has_trusted_step`).
+
+    Args:
+        rows: rows of runs tables.
+        forecasts: the forecast of each row.
+    """
     graded = {
         index: seconds
         for index, row in enumerate(rows)
-        if is_graded(row) and (seconds := read_measured_seconds(row)) is not None
+        if has_trusted_step(row) and (seconds := read_measured_seconds(row)) is not None
     }
     index = tuple(place for place in graded if forecasts[place].seconds is not None)
     items = [forecasts[place] for place in index]
@@ -70,7 +75,7 @@ def score_forecasts(rows: Sequence[Row], forecasts: Sequence[Forecast]) -> Score
 
 
 def read_measured_seconds(row: Row) -> float | None:
-    """Return the measured step in seconds, or None if the column holds no positive number."""
+    """Return the measured step of a row in seconds. If the cell holds no positive number, return None."""
     try:
         seconds = float(row.get("step_time_s_derived", ""))
     except ValueError:
@@ -79,20 +84,20 @@ def read_measured_seconds(row: Row) -> float | None:
 
 
 def absolute_errors(predicted: Floats, measured: Floats) -> Floats:
-    """Return the absolute relative errors, (n,)."""
+    """Return the absolute values of the relative errors of forecasts, (n,)."""
     return np.abs(calibration.relative_error(predicted, measured))
 
 
 def mean_over_groups(errors: Floats, rows: Sequence[Row]) -> float:
-    """Return the mean over split groups of the mean inside each; NaN without rows."""
+    """Return the mean over split groups of each group's mean error. Without rows, return NaN."""
     groups: dict[str, list[float]] = defaultdict(list)
     for row, error in zip(rows, errors, strict=True):
         groups[row.get("split_group", "")].append(float(error))
     return float(np.mean([np.mean(values) for values in groups.values()])) if groups else float("nan")
 
 
-def gpu_count_range(row: Row) -> str:
-    """Return the range that a row's GPU count falls into."""
+def name_gpu_count_range(row: Row) -> str:
+    """Return the range of a row's GPU count as text, such as "2-8"."""
     return calibration.name_gpu_range(read_integer(row, "n_gpus") or 1)
 
 
@@ -100,13 +105,13 @@ BINS: tuple[tuple[str, Callable[[Row], str]], ...] = (
     ("gpu", lambda row: row["gpu"]),
     ("precision", lambda row: row["precision"]),
     ("family", lambda row: row.get("family", "")),
-    ("scale", gpu_count_range),
+    ("scale", name_gpu_count_range),
 )
 
 
 @dataclass(frozen=True, slots=True)
 class SubsetErrors:
-    """Relative errors of a subset of the rows."""
+    """Relative errors of a named subset of rows: mean over groups, median, 90th percentile and bias."""
 
     name: str
     rows: int
@@ -126,7 +131,7 @@ TITLES = f"{'':28} {'rows':>5} {'groups':>6} {'macro':>7} {'median':>7} {'P90':>
 
 
 def list_subsets(scored: Scored) -> list[tuple[str, Mask]]:
-    """Return named subsets as masks, (n,): all rows, then each GPU, precision, family and scale."""
+    """Return (name, mask (n,)) of subsets of rows: all rows, then each GPU, precision, family and GPU range."""
     subsets: list[tuple[str, Mask]] = [("all", np.ones(len(scored.measured_s), dtype=bool))]
     for name, key in BINS:
         values = np.array([key(row) for row in scored.rows])
@@ -135,7 +140,7 @@ def list_subsets(scored: Scored) -> list[tuple[str, Mask]]:
 
 
 def subset_errors(name: str, scored: Scored, mask: Mask) -> SubsetErrors:
-    """Return the errors of the rows that a mask, (n,), selects."""
+    """Return the errors of the rows that a mask (n,) selects, under the given name."""
     rows = select_rows(scored.rows, mask)
     measured = scored.measured_s[mask]
     errors = absolute_errors(scored.predicted_s[mask], measured)
@@ -146,12 +151,12 @@ def subset_errors(name: str, scored: Scored, mask: Mask) -> SubsetErrors:
 
 
 def select_rows(rows: Sequence[Row], mask: Mask) -> list[Row]:
-    """Return the rows in a mask, (n,)."""
+    """Return the rows that a mask (n,) selects."""
     return [row for row, is_in in zip(rows, mask, strict=True) if is_in]
 
 
 def count_lines(rows: Sequence[Row], forecasts: Sequence[Forecast], scored: Scored) -> list[str]:
-    """Return lines with the number of predicted, refused (by reason) and graded rows."""
+    """Return lines of text with the numbers of rows with a forecast, without one by reason, and with a measurement."""
     predicted = sum(item.seconds is not None for item in forecasts)
     lines = [f"{len(rows)} rows, {predicted} predicted, {len(rows) - predicted} refused"]
     reasons = Counter(item.reason for item in forecasts if item.reason)
@@ -163,7 +168,7 @@ def count_lines(rows: Sequence[Row], forecasts: Sequence[Forecast], scored: Scor
 
 
 def ranking_line(scored: Scored) -> str:
-    """Return a line of text about the ranking of plans; empty if no group has enough plans."""
+    """Return a line of text about how well plans are ranked. If no group has four plans, return ""."""
     tau, regret, count = rank_plans(scored.rows, scored.predicted_s, scored.measured_s)
     if not count:
         return ""
@@ -173,7 +178,7 @@ def ranking_line(scored: Scored) -> str:
 
 
 def coverage_lines(scored: Scored) -> list[str]:
-    """Return lines of text: the coverage of ranges, and the share of the runs that are said not to fit."""
+    """Return two lines of text: the coverage of ranges, and the fraction of runs that are wrongly said not to fit."""
     return [
         f"90 % range covers {scored.covered.mean():.1%} of the measured steps",
         f"called too large for the GPU they ran on: {(~scored.fits).mean():.1%}",
@@ -181,7 +186,7 @@ def coverage_lines(scored: Scored) -> list[str]:
 
 
 def score_report(rows: Sequence[Row], forecasts: Sequence[Forecast]) -> str:
-    """Return a report as text: errors by GPU, precision, family and scale, ranking, coverage and refusals."""
+    """Return a text report: counts of rows, errors by GPU, precision, family and GPU range, ranking and coverage."""
     scored = score_forecasts(rows, forecasts)
     lines = count_lines(rows, forecasts, scored)
     if not len(scored.measured_s):
@@ -202,11 +207,17 @@ _PLAN_COLUMNS = ("tp", "pp", "dp", "micro_batch_per_gpu", "zero_stage", "activat
 def rank_plans(
     rows: Sequence[Row], predicted_s: Floats, measured_s: Floats, cautious_s: Floats | None = None
 ) -> tuple[float, float, int]:
-    """Return Kendall's tau, the top-1 regret and the number of groups with at least four distinct plans.
+    """Return Kendall's tau, the top-1 regret, and the number of groups with at least four distinct plans.
 
-    Tau is over pairs measured more than 5 % apart, and a predicted tie scores 0. The regret is that of the plan
-    predicted fastest (the mean over equal plans). With `cautious_s` it is that of the least `cautious_s` among plans
-    that tie with the fastest. Both are averaged over groups.
+    Tau and regret are averaged over these groups. Tau is over pairs whose measurements differ by more than 5 %. A tie
+    of forecasts scores 0. The regret is the relative excess of the chosen plan's measured step over the shortest.
+
+    Args:
+        rows: the rows.
+        predicted_s: forecast step of each row in seconds, (n,).
+        measured_s: measured step of each row in seconds, (n,).
+        cautious_s: step on a slow host, (n,), by which plans with tied forecasts are chosen. With None, the plan with
+            the shortest forecast is chosen.
     """
     groups: dict[tuple[str, ...], list[int]] = defaultdict(list)
     for index, row in enumerate(rows):

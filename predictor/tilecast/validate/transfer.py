@@ -1,12 +1,12 @@
-"""Test of transfer: how much one measured run of a model improves the forecasts of its runs elsewhere.
+"""Test of transfer: how much one measured run of a model improves the forecasts of its other runs.
 
-Each row of a source and model is forecast with a correction from one other row of the same source and model
-(`tilecast.learning.job_calibration`). There are four kinds of pairs: on another GPU; on another number of the same
-GPU; on the same GPUs with another plan; and there with another global batch only.
+A pair has a known row and a target row with equal source and model. The known row corrects the forecast of the target
+row (`tilecast.learning.job_calibration`). There are four kinds of pairs. The target row has another GPU, another number
+of equal GPUs, another plan on as many GPUs, or another global batch alone.
 
-Beside the raw and the corrected forecast there is the measured step scaled by the ratio of the two raw forecasts, which
-corrects by the whole error of the run. An error is the mean over the rows that a row is forecast from, then over the
-rows of a split group, then over groups. The share of steps in a range is averaged likewise.
+Three forecasts are compared: raw, corrected, and scaled by the whole error of the known row. Errors are averaged over
+the known rows of a target row, then over the target rows of a split group, then over groups. The fraction of steps
+inside the range is averaged in this way too.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from tilecast.learning.job_calibration import (
     JobRun,
     Mask,
     RunSetting,
-    correction_factors,
-    shared_levels,
+    estimate_correction_factors,
+    find_shared_levels,
     shipped_deviations,
 )
 from tilecast.spec import Floats, Ints, Plan, Plans, SpecError
@@ -46,7 +46,7 @@ Tables that try every plan have hundreds.
 
 @dataclass(frozen=True, slots=True)
 class TransferRuns:
-    """R graded rows with forecasts; arrays are (R,)."""
+    """R measured rows with forecasts and the properties by which `pair_runs` pairs them. Arrays are (R,)."""
 
     measured: curves.MeasuredRuns
     table: tuple[str, ...]
@@ -64,19 +64,19 @@ class TransferRuns:
 
     @property
     def deviation(self) -> Floats:
-        """log(predicted / observed)."""
+        """Natural logarithm of predicted over observed step time, (R,)."""
         return np.array([run.deviation for run in self.measured.runs])
 
     @property
     def observed_s(self) -> Floats:
         return np.array([run.observed_s for run in self.measured.runs])
 
-    def kind_of(self, seen: int, asked: int) -> str | None:
-        """Return the kind (of `KINDS`) of a pair of rows; None for equal plans on equal GPUs."""
-        here, there = self.places[seen], self.places[asked]
+    def find_pair_kind(self, known_row: int, target_row: int) -> str | None:
+        """Return the kind of a pair of rows, one of `KINDS`. If plans, GPUs and batch are equal, return None."""
+        here, there = self.places[known_row], self.places[target_row]
         if here.gpu != there.gpu:
             return "other GPU"
-        one, other = self.plans[seen], self.plans[asked]
+        one, other = self.plans[known_row], self.plans[target_row]
         if one.gpus != other.gpus:
             return "other count"
         has_same_split = all(getattr(one, name) == getattr(other, name) for name in SPLIT_COLUMNS)
@@ -89,8 +89,8 @@ _ALIKE = ("model_name", "precision", "framework", "mode", "task")
 _TABLE = "table"
 
 
-def table_rows(paths: Sequence[Path]) -> list[Row]:
-    """Return the rows of runs tables, each with its table's name.
+def read_named_rows(paths: Sequence[Path]) -> list[Row]:
+    """Return the rows of runs tables, with the file name of the table added to each row.
 
     Raises:
         SpecError: a file cannot be read.
@@ -99,25 +99,25 @@ def table_rows(paths: Sequence[Path]) -> list[Row]:
 
 
 def read_transfer_runs(paths: Sequence[Path], track: Track = without_progress) -> TransferRuns:
-    """Read runs tables and forecast their graded rows.
+    """Return the rows of runs tables that have a trusted measurement, with their forecasts.
 
     Args:
         paths: paths of the tables.
         track: shows progress over the groups of rows.
 
     Raises:
-        SpecError: a file cannot be read, or no row is graded and can be forecast.
+        SpecError: a file cannot be read, or no row has a trusted measurement and can be forecast.
     """
-    measured = curves.forecast_runs(table_rows(paths), track)
-    return to_transfer_runs(measured, [row.get("source", "") for row in measured.rows])
+    measured = curves.forecast_runs(read_named_rows(paths), track)
+    return build_transfer_runs(measured, [row.get("source", "") for row in measured.rows])
 
 
-def to_transfer_runs(measured: curves.MeasuredRuns, sources: Sequence[str]) -> TransferRuns:
-    """Return measured runs with what `pair_runs` compares of them.
+def build_transfer_runs(measured: curves.MeasuredRuns, sources: Sequence[str]) -> TransferRuns:
+    """Return measured runs with the properties by which `pair_runs` pairs them.
 
     Args:
-        measured: runs whose rows have the name of their table, as `table_rows` gives it.
-        sources: publication of each run.
+        measured: the runs; their rows have the name of their table, as from `read_named_rows`.
+        sources: name of the publication of each run, (R,).
 
     Raises:
         SpecError: there are no runs.
@@ -140,31 +140,31 @@ def to_transfer_runs(measured: curves.MeasuredRuns, sources: Sequence[str]) -> T
 
 
 def pair_runs(subjects: TransferRuns) -> dict[str, tuple[Ints, Ints]]:
-    """Return pairs of runs by kind: row indices of the known run and of the run forecast from it, (P,) each."""
+    """Return indices of the known rows and of the target rows of all pairs, (P,) each, by kind of pairs."""
     alike: dict[tuple[str, ...], list[int]] = defaultdict(list)
     for index, model in enumerate(subjects.model):
         alike[model].append(index)
     ids = [row["id"] for row in subjects.measured.rows]
     out: dict[str, list[tuple[int, int]]] = defaultdict(list)
     for members in alike.values():
-        for asked in members:
-            seen: dict[str | None, list[int]] = defaultdict(list)
+        for target in members:
+            known_rows: dict[str | None, list[int]] = defaultdict(list)
             for one in members:
-                if one != asked:
-                    seen[subjects.kind_of(one, asked)].append(one)
+                if one != target:
+                    known_rows[subjects.find_pair_kind(one, target)].append(one)
             for kind in KINDS:
-                order = sorted(seen[kind], key=lambda one: zlib.crc32(f"{ids[one]} {ids[asked]}".encode()))
-                out[kind] += [(one, asked) for one in order[:MOST_SEEN]]
+                order = sorted(known_rows[kind], key=lambda one: zlib.crc32(f"{ids[one]} {ids[target]}".encode()))
+                out[kind] += [(one, target) for one in order[:MOST_SEEN]]
     return {kind: (np.array(out[kind]).T[0], np.array(out[kind]).T[1]) for kind in KINDS if out[kind]}
 
 
 @dataclass(frozen=True, slots=True)
 class PairErrors:
-    """Errors of P pairs of a kind; arrays are (P,). Row `asked` is forecast from row `seen`."""
+    """Forecast errors of P pairs of one kind. Arrays are (P,)."""
 
     kind: str
-    seen: Ints
-    asked: Ints
+    known_rows: Ints
+    target_rows: Ints
     errors: Mapping[str, Floats]
     """Absolute relative errors by the way in which a row is forecast from the other."""
     width: Floats
@@ -173,50 +173,66 @@ class PairErrors:
     """1 if the measured step is inside the range, else 0; for the raw and the corrected range."""
 
 
-def shared_pair_levels(subjects: TransferRuns, seen: Ints, asked: Ints) -> Mask:
-    """Return which levels of deviations (`LEVELS` of `job_calibration`) the rows of each pair share, (6, P)."""
+def shared_pair_levels(subjects: TransferRuns, known_rows: Ints, target_rows: Ints) -> Mask:
+    """Return at which of the 6 `LEVELS` of `job_calibration` the rows of each pair agree, a mask (6, P)."""
     return np.concatenate(
         [
-            shared_levels(
+            find_shared_levels(
                 JobRun(subjects.places[one], subjects.plans[one], 0.0),
                 subjects.places[other],
                 Plans.from_plans(subjects.plans[other]),
             )
-            for one, other in zip(seen, asked, strict=True)
+            for one, other in zip(known_rows, target_rows, strict=True)
         ],
         axis=1,
     )
 
 
 def pair_corrections(
-    shared: Mask, deviation: Floats, known: Mapping[str, float] | None = None
+    shared: Mask, deviation: Floats, sigmas: Mapping[str, float] | None = None
 ) -> tuple[Floats, Floats]:
-    """Return the correction's ratio and width for each pair, (P,) each, from one run each.
+    """Return the factors on forecast and on width of its range that follow from one known run, (P,) each.
 
     Args:
-        shared: the levels of deviations that both rows of a pair share, (6, P).
-        deviation: log(predicted / observed) of the run, (P,).
-        known: deviations to use in place of `tilecast.learning.job_calibration.shipped_deviations()`.
+        shared: at which of the 6 `LEVELS` the rows of each pair agree, (6, P).
+        deviation: log(predicted / observed) of the known run of each pair, (P,).
+        sigmas: standard deviations by level; None for `job_calibration.shipped_deviations()`.
     """
     itself = np.ones((*shared.shape, 1, 1), dtype=bool)
     once = np.ones((len(deviation), 1), dtype=np.int64)
-    both = correction_factors(known or shipped_deviations(), itself, shared[..., None, None], deviation[:, None], once)
+    both = estimate_correction_factors(
+        sigmas or shipped_deviations(), itself, shared[..., None, None], deviation[:, None], once
+    )
     return np.clip(both[0][:, 0], 1 / MAX_RATIO, MAX_RATIO), both[1][:, 0]
 
 
 def pair_errors(
-    subjects: TransferRuns, kind: str, seen: Ints, asked: Ints, known: Mapping[str, float] | None = None
+    subjects: TransferRuns, kind: str, known_rows: Ints, target_rows: Ints, sigmas: Mapping[str, float] | None = None
 ) -> PairErrors:
-    """Forecast each row of `asked` (P,) from the run of the row in `seen` (P,), and return the errors."""
-    ratio, width = pair_corrections(shared_pair_levels(subjects, seen, asked), subjects.deviation[seen], known)
+    """Return the errors of forecasts of target rows that are corrected by known rows.
+
+    Args:
+        subjects: all runs.
+        kind: kind of the pairs, one of `KINDS`.
+        known_rows: index of the known row of each pair, (P,).
+        target_rows: index of the target row of each pair, (P,).
+        sigmas: standard deviations by level; None for `job_calibration.shipped_deviations()`.
+    """
+    ratio, width = pair_corrections(
+        shared_pair_levels(subjects, known_rows, target_rows), subjects.deviation[known_rows], sigmas
+    )
     raw, measured = subjects.predicted_s, subjects.observed_s
-    steps = {"raw": raw[asked], "corrected": raw[asked] * ratio, "scaled": measured[seen] * raw[asked] / raw[seen]}
-    off = {name: calibration.relative_error(column, measured[asked]) for name, column in steps.items()}
-    half = subjects.measured.half_width[asked]
+    steps = {
+        "raw": raw[target_rows],
+        "corrected": raw[target_rows] * ratio,
+        "scaled": measured[known_rows] * raw[target_rows] / raw[known_rows],
+    }
+    off = {name: calibration.relative_error(column, measured[target_rows]) for name, column in steps.items()}
+    half = subjects.measured.half_width[target_rows]
     return PairErrors(
         kind,
-        seen,
-        asked,
+        known_rows,
+        target_rows,
         {name: np.abs(column) for name, column in off.items()},
         width,
         (
@@ -227,15 +243,15 @@ def pair_errors(
 
 
 def transfer_report(subjects: TransferRuns) -> str:
-    """Return a report as text: a line for each kind of pairs, with means as in the module's description."""
+    """Return a text report with one line for each kind of pairs: numbers, errors and coverage."""
     lines = [f"{len(subjects.table)} measured runs of {len(set(subjects.source))} sources", "", _TITLES]
-    for kind, (seen, asked) in pair_runs(subjects).items():
-        item = pair_errors(subjects, kind, seen, asked)
-        errors = [_mean_over_groups(column, asked, subjects) for column in item.errors.values()]
-        raw, corrected = (_mean_over_groups(column, asked, subjects) for column in item.covered)
-        width = _mean_over_groups(item.width, asked, subjects)
+    for kind, (known_rows, target_rows) in pair_runs(subjects).items():
+        item = pair_errors(subjects, kind, known_rows, target_rows)
+        errors = [_mean_over_groups(column, target_rows, subjects) for column in item.errors.values()]
+        raw, corrected = (_mean_over_groups(column, target_rows, subjects) for column in item.covered)
+        width = _mean_over_groups(item.width, target_rows, subjects)
         lines.append(
-            f"{kind:<22}{len(asked):7d}"
+            f"{kind:<22}{len(target_rows):7d}"
             + "".join(f"{error:10.1%}" for error in errors)
             + f"{errors[1] / errors[0]:6.2f}{raw:7.0%} {corrected:5.0%}{width:6.2f}x"
         )
@@ -252,9 +268,9 @@ range, `range` the width of the corrected range over the raw one.
 """
 
 
-def _mean_over_groups(column: Floats, asked: Ints, subjects: TransferRuns) -> float:
-    """Return the mean over groups of the means over their rows of the means over the pairs of each, (P,) -> scalar."""
-    rows, row = np.unique(asked, return_inverse=True)
+def _mean_over_groups(column: Floats, target_rows: Ints, subjects: TransferRuns) -> float:
+    """Return the mean of a column (P,) of pairs: over pairs of a target row, then over rows, then over groups."""
+    rows, row = np.unique(target_rows, return_inverse=True)
     group = np.unique([subjects.group[one] for one in rows], return_inverse=True)[1]
     of_row = np.bincount(row, column) / np.bincount(row)
     return float(np.mean(np.bincount(group, of_row) / np.bincount(group)))

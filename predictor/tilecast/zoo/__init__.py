@@ -45,98 +45,100 @@ from tilecast.zoo.layers import QUANTIZE
 from tilecast.zoo.modules import list_modules
 from tilecast.zoo.reading import model_from
 from tilecast.zoo.recommender import Tables
-from tilecast.zoo.stages import FullestStages, stage_kinds
+from tilecast.zoo.stages import FullestStages, find_stage_kinds
 
 __all__ = ["ADAPTED", "FAMILIES", "Family", "Tables", "Transformer", "list_modules", "model_from"]
 
 
-def recomputed_layers(workload: Workload, sharded: Sharded, plans: Plans) -> Floats:
-    """Return the share of the layers of a stage that recomputation applies to, for each plan, (n,)."""
+def recomputed_layer_fraction(workload: Workload, sharded: Sharded, plans: Plans) -> Floats:
+    """Return the fraction of a pipeline stage's layers that the job recomputes, for each of n plans, (n,)."""
     if workload.recompute_layers is None:
         return np.ones(len(plans))
     graph = sharded.graph
     if graph.has_stages:
-        held = stage_kinds(graph, plans.pipeline).layers.sum(axis=0).max(axis=0)
+        held = find_stage_kinds(graph, plans.pipeline).layers.sum(axis=0).max(axis=0)
     else:
-        held = sum(block.repeat for block in graph.layers) * sharded.layer_share(plans)
+        held = sum(block.repeat for block in graph.layers) * sharded.largest_layer_fraction(plans)
     return np.asarray(np.minimum(workload.recompute_layers / np.maximum(held, 1.0), 1.0))
 
 
-def layers_kept_bytes(workload: Workload, sharded: Sharded, plans: Plans) -> list[Floats]:
-    """Return the bytes of a micro-batch that one layer of each block keeps for the backward pass, (n,) each.
+def list_layer_kept_bytes(workload: Workload, sharded: Sharded, plans: Plans) -> list[Floats]:
+    """Return, for each block, the bytes that one layer keeps for the backward pass of a micro-batch, (n,).
 
-    Where only some layers are recomputed, it is the mean of all layers.
+    If the job recomputes only some layers, the value is the mean over recomputed and other layers.
     """
-    kept = [one for _, one in kept_bytes_by_block(sharded, plans.checkpointing)]
+    kept = [one for _, one in yield_kept_bytes_by_block(sharded, plans.checkpointing)]
     if workload.recompute_layers is None:
         return kept
-    again = recomputed_layers(workload, sharded, plans)
-    whole = kept_bytes_by_block(sharded, np.zeros_like(plans.checkpointing))
+    again = recomputed_layer_fraction(workload, sharded, plans)
+    whole = yield_kept_bytes_by_block(sharded, np.zeros_like(plans.checkpointing))
     return [again * one + (1.0 - again) * all_kept for one, (_, all_kept) in zip(kept, whole, strict=True)]
 
 
-def kept_bytes_by_block(sharded: Sharded, code: Ints) -> Iterator[tuple[Block, Floats]]:
-    """Yield each block of layers with the bytes that one repetition keeps of a micro-batch, (n,).
+def yield_kept_bytes_by_block(sharded: Sharded, codes: Ints) -> Iterator[tuple[Block, Floats]]:
+    """Yield each block of layers and the bytes that one of its layers keeps of a micro-batch, (n,).
 
-    `code` is the recomputation of each of n plans.
+    `codes` holds the recomputation code of each of n plans.
     """
-    used = np.flatnonzero(np.bincount(code))
-    place = np.searchsorted(used, code)
+    used = np.flatnonzero(np.bincount(codes))
+    place = np.searchsorted(used, codes)
     for item in sharded.graph.layers:
         modes = [np.broadcast_to(item.kept_bytes(int(one)), sharded.graph.shards) for one in used]
         yield item, np.stack(modes)[place, sharded.index]
 
 
-def recomputes(model: Model) -> tuple[Checkpointing, ...]:
+def list_recomputation_modes(model: Model) -> tuple[Checkpointing, ...]:
     """Return the recomputation modes that save memory for a model.
 
-    A traced model accepts every mode, whatever its segments hold.
+    A traced model accepts every mode.
     """
     return CHECKPOINTING if model.trace is not None else FAMILIES[model.family].recomputes
 
 
-def refuse_recomputation(model: Model, mode: Checkpointing, field: str) -> None:
-    """Raise SpecError unless a recomputation mode saves memory for the model.
+def refuse_useless_recomputation(model: Model, mode: Checkpointing, field: str) -> None:
+    """Raise SpecError unless the recomputation mode saves memory for the model.
 
     Raises:
-        SpecError: the model has nothing to recompute in this mode; `field` is the name of the setting in the error.
+        SpecError: the model has nothing to recompute in this mode. The error names the setting `field`.
     """
     if names := split_modules(mode):
         if lacking := set(names) - (known := list_modules(model)):
             problem = f"layers of {model.name} have no {' and no '.join(sorted(lacking))} to recompute"
-            known_modules = f"modules among {', '.join(sorted(known))}" if known else " or ".join(recomputes(model))
+            known_modules = (
+                f"modules among {', '.join(sorted(known))}" if known else " or ".join(list_recomputation_modes(model))
+            )
             raise SpecError(field, problem, f"use {known_modules}")
         return
-    if mode not in (supported := recomputes(model)):
+    if mode not in (supported := list_recomputation_modes(model)):
         problem = f"{model.name} has nothing that {mode} recomputation would save memory of"
         raise SpecError(field, problem, f"use {' or '.join(supported)}")
 
 
 def build(workload: Workload, shards: Shards) -> Graph:
-    """Build the graph of the operators that one rank runs, with the fusion passes of the workload applied.
+    """Return the graph of the operators that one rank runs, after the workload's fusion passes.
 
-    Every dimension of an operator is a column over `shards`, (S,).
+    Every dimension of an operator is an array with one value per shard in `shards`, (S,).
 
     Raises:
-        SearchTooLargeError: the model has more operators than a search prices.
-        SpecError: the family is unknown, or has no layers for adapters.
+        SearchTooLargeError: the model has more operators than a search can price.
+        SpecError: the model's family is unknown, or LoRA cannot train it.
     """
-    graph = builder(workload)(workload, shards)
+    graph = find_builder(workload)(workload, shards)
     graph = replace(graph, counts_ends=frameworks.find_framework(workload).counts_ends)
     if workload.pipeline_layout is not None:
         graph = replace(graph, layout=parse_layout(workload.pipeline_layout).pieces)
     if workload.model.towers:
-        graph = towers.prepend_towers(graph, workload, shards, _find_builder)
+        graph = towers.prepend_towers(graph, workload, shards, _find_family_builder)
     require_few_operators(sum(len(block.ops) for block in graph.blocks))
     return keep_layers_in_16_bits(workload, fuse.apply(graph, fuse.passes(workload)))
 
 
 def count_operators(workload: Workload) -> int:
-    """Return the number of distinct operators of the model.
+    """Return the number of distinct operators in the model's graph.
 
     Raises:
-        SearchTooLargeError: it has more than a search prices.
-        SpecError: its graph cannot be built.
+        SearchTooLargeError: the model has more operators than a search can price.
+        SpecError: the graph cannot be built.
     """
     one = np.ones(1, np.int64)
     shards = Shards(one, one, one, one, sequence_parallel=0 * one)
@@ -148,11 +150,11 @@ def count_operators(workload: Workload) -> int:
 _OPERATORS: Memo[int] = Memo(32)
 
 
-def builder(workload: Workload) -> Builder:
-    """Return the function that builds the workload's graph.
+def find_builder(workload: Workload) -> Builder:
+    """Return the function that builds the graph of the workload's model.
 
     Raises:
-        SpecError: the family is unknown, or has no layers for adapters.
+        SpecError: the model's family is unknown, or LoRA cannot train it.
     """
     if workload.lora_rank and workload.model.family not in ADAPTED:
         raise SpecError(
@@ -160,10 +162,10 @@ def builder(workload: Workload) -> Builder:
             f"{workload.model.name} is of family {workload.model.family}, which has no adapters",
             f"leave it out, or choose a model of family {', '.join(ADAPTED)}",
         )
-    return _find_builder(workload.model)
+    return _find_family_builder(workload.model)
 
 
-def _find_builder(model: Model) -> Builder:
+def _find_family_builder(model: Model) -> Builder:
     if model.trace is not None:
         return traced.build
     if model.family not in FAMILIES:
@@ -173,7 +175,7 @@ def _find_builder(model: Model) -> Builder:
 
 @dataclass(frozen=True, slots=True)
 class Sharded:
-    """A graph over distinct shards, and the shard of each plan of a table.
+    """A graph built for distinct shards, and the index of the shard that each of n plans uses.
 
     `index[i]` is the shard of plan i, shape (n,).
     """
@@ -184,47 +186,49 @@ class Sharded:
     """Data-parallel ranks that share weights and states under ZeRO (`Workload.shard_degree`)."""
 
     def take(self, rows: Rows | slice) -> Sharded:
-        """Return the graph for the plans of these rows, in their order."""
+        """Return this graph for the selected plans only, in the order of `rows`."""
         return Sharded(self.graph, self.index[rows], self.shard_degree)
 
     def gather(self, column: Floats) -> Floats:
-        """Return a column over shards, (S,) or (1,), as a column over plans, (n,)."""
+        """Expand an array with one value per shard, (S,) or (1,), to one value per plan, (n,)."""
         return np.full(len(self.index), column[0]) if len(column) == 1 else column[self.index]
 
     def sum(self, blocks: Sequence[Block], column: str) -> Floats:
-        """Return the sum of a column of `Block` over blocks and their repetitions, for each plan, (n,)."""
+        """Return the sum of a column of `Block` over all repetitions of the blocks, for each plan, (n,)."""
         return self.gather(_sum_column(blocks, column))
 
-    def layer_share(self, plans: Plans, of: Literal["cost", "parameters", "activations"] = "cost") -> Floats:
-        """Return the largest share of a traced model's layers that one pipeline stage holds, (n,).
+    def largest_layer_fraction(
+        self, plans: Plans, quantity: Literal["cost", "parameters", "activations"] = "cost"
+    ) -> Floats:
+        """Return the largest fraction of a traced model's layers in any one pipeline stage, (n,).
 
-        `of` is the quantity that is shared. The stages of a traced model are cut by cost.
+        `quantity` is what the fraction measures. The stages are always cut so as to balance cost.
         """
-        shares: Floats = np.ones(1) if self.graph.stages is None else getattr(self.graph.stages, of)
+        shares: Floats = np.ones(1) if self.graph.stages is None else getattr(self.graph.stages, quantity)
         return np.take(shares, np.minimum(plans.pipeline, len(shares)) - 1)
 
     def sum_fullest_stage(self, column: str, plans: Plans) -> Floats:
-        """Return the sum of a column of parameters over the blocks of the pipeline stage with most parameters, (n,)."""
+        """Return the sum of a parameter column over the pipeline stage with the most parameters, (n,)."""
         return self._sum_fullest_stage(plans, column)[0]
 
     def _sum_fullest_stage(self, plans: Plans, *columns: str) -> tuple[Floats, ...]:
-        """Return the sums of columns of parameters over the blocks of the pipeline stage with most parameters, (n,).
+        """Return the sum of each parameter column over the pipeline stage with the most parameters, (n,).
 
-        After them, there is the sum of `parameters` over the layers of that stage, (n,).
+        The last item is the number of parameters in that stage's layers, (n,).
         """
         # Several formulas ask one after the other for the same plans.
         stages = next(iter(self.graph.fullest_stages), None)
         if stages is None or stages.index is not self.index or stages.pipeline is not plans.pipeline:
-            shares = self.layer_share(plans, "parameters")
+            shares = self.largest_layer_fraction(plans, "parameters")
             stages = FullestStages.from_plans(self.graph, self.index, plans.pipeline, shares)
             self.graph.fullest_stages[:] = [stages]
         return (*(stages.sum(self.graph, column) for column in columns), stages.layers)
 
     def held_parameters(self, plans: Plans) -> tuple[Floats, Floats]:
-        """Return the parameters of the fullest rank before and after ZeRO partitions them, (n,) each.
+        """Return the parameters on the fullest rank without ZeRO partitioning and with it, two arrays (n,).
 
-        Before, these are the parameters of its whole stage. After, these are its share once ZeRO has spread them over
-        their replicas (arXiv 1910.02054).
+        The first counts the parameters of the whole stage. The second counts the rank's fraction after ZeRO has
+        partitioned them over the data-parallel replicas (arXiv 1910.02054).
         """
         everything, experts, _ = self._sum_fullest_stage(plans, "parameters", "expert_parameters")
         experts = np.minimum(experts, everything)
@@ -233,42 +237,44 @@ class Sharded:
         own = (everything - experts) / shards + experts * copies / np.maximum(plans.expert_replicas, copies)
         return everything, own
 
-    def trainable_share(self, plans: Plans) -> Floats:
-        """Return the share of the fullest stage's parameters that have gradients, (n,): 1 except for LoRA."""
+    def trainable_fraction(self, plans: Plans) -> Floats:
+        """Return the fraction of the fullest stage's parameters that have gradients, (n,). It is 1 without LoRA."""
         everything, frozen, _ = self._sum_fullest_stage(plans, "parameters", "frozen_parameters")
         return np.asarray(1.0 - frozen / np.maximum(everything, 1.0))
 
-    def layer_parameter_share(self, plans: Plans) -> Floats:
-        """Return the share of the fullest stage's parameters that belong to layers, (n,)."""
+    def layer_parameter_fraction(self, plans: Plans) -> Floats:
+        """Return the fraction of the fullest stage's parameters that belong to layers, (n,)."""
         everything, layers = self._sum_fullest_stage(plans, "parameters")
         return np.asarray(np.minimum(layers / np.maximum(everything, 1.0), 1.0))
 
     def frozen_bytes(self, workload: Workload, plans: Plans) -> Floats:
-        """Return the bytes of a weight without gradient, as a mean over the fullest stage, (n,).
+        """Return the mean bytes of a weight without gradient in the fullest stage, (n,).
 
-        Weights of layers may be quantized; all others take two bytes. Without mixed precision every weight takes four.
+        In mixed precision, weights of layers may be quantized and all others take two bytes. Otherwise every weight
+        takes four.
         """
         if not workload.is_mixed:
             return np.full(len(plans), 4.0)
-        share = self.layer_parameter_share(plans)
+        share = self.layer_parameter_fraction(plans)
         quantized = frameworks.find_framework(workload).quantized_bits / 8.0 if workload.frozen_bits < 16 else 2.0
         return np.asarray(share * quantized + (1.0 - share) * 2.0)
 
     def gathered_bytes(self, workload: Workload, plans: Plans) -> Floats:
-        """Return the bytes of a weight as ranks gather it, as a mean over the fullest stage, (n,)."""
-        trainable = self.trainable_share(plans)
+        """Return the mean bytes of a weight of the fullest stage when ranks all-gather it, (n,)."""
+        trainable = self.trainable_fraction(plans)
         return trainable * workload.weight_bytes + (1.0 - trainable) * self.frozen_bytes(workload, plans)
 
 
 def _sum_column(blocks: Sequence[Block], column: str) -> Floats:
-    """Return the sum of a column of `Block` over blocks and their repetitions, for each shard, (S,) or (1,)."""
+    """Return the sum of a column of `Block` over all repetitions of the blocks, for each shard, (S,) or (1,)."""
     return sum((block.repeat * getattr(block, column) for block in blocks), np.zeros(1))
 
 
 def keep_layers_in_16_bits(workload: Workload, graph: Graph) -> Graph:
-    """Return the graph of an NVFP4 job with the products of some layers in BF16, as its framework has it.
+    """Return the graph with the layers in BF16 that the framework does not quantize to NVFP4.
 
-    The layers are alike in the graph, so each has that share of its products in BF16, and no cast before them.
+    All layers of the graph are equal. So each layer runs the same fraction of its products in BF16, without a cast. The
+    graph of a job in another precision is returned unchanged.
     """
     if workload.precision != "nvfp4":
         return graph
@@ -292,9 +298,9 @@ def keep_layers_in_16_bits(workload: Workload, graph: Graph) -> Graph:
 
 
 def shard(workload: Workload, plans: Plans) -> Sharded:
-    """Return the graph over the distinct shards of a plan table.
+    """Return the model's graph for the distinct shards in a table of plans.
 
-    A stored graph is used if it holds these shards, alone or among others.
+    A stored graph is reused if it covers all these shards.
     """
     expert = np.minimum(plans.expert, most_expert_ranks(workload.model))
     columns = (plans.micro_batch, plans.tensor, plans.context, expert, plans.sequence_parallel)
@@ -312,9 +318,9 @@ def shard(workload: Workload, plans: Plans) -> Sharded:
 
 
 def without_batch(workload: Workload) -> Workload:
-    """Return the workload with its global batch and number of steps replaced by fixed values.
+    """Return the workload with fixed values in place of its global batch and number of steps.
 
-    Neither changes the graph or its kernels, so that workloads which differ only in these share stored results.
+    Workloads that differ only in these two settings have equal graphs and kernels, and so share stored results.
     """
     return replace(workload, global_batch=1, steps=None)
 
@@ -326,7 +332,7 @@ _GRAPHS_PER_WORKLOAD = 3
 
 
 def count_parameters(workload: Workload) -> float:
-    """Return the number of parameters of the whole, unsplit model."""
+    """Return the number of parameters of the whole model."""
     whole = shard(workload, Plans.from_plans(Plan()))
     blocks = whole.graph.blocks
     return float((whole.sum(blocks, "parameters") + whole.sum(blocks, "table_parameters"))[0])
@@ -337,35 +343,35 @@ _MOST_RANKS = 2**30
 
 
 def most_expert_ranks(model: Model) -> int:
-    """Return the largest number of ranks over which expert parallelism can spread a part of the model."""
-    return _MOST_RANKS if spreads_rows(model) else max(1, count_experts(model))
+    """Return the largest useful degree of expert parallelism for the model."""
+    return _MOST_RANKS if has_row_sharded_weights(model) else max(1, count_experts(model))
 
 
 def count_experts(model: Model) -> int:
-    """Return the number of experts of a layer, or 0."""
+    """Return the number of experts in a layer, or 0 for a model without experts."""
     return model.dimensions.experts if isinstance(model.dimensions, Transformer) else 0
 
 
-def spreads_tables(model: Model) -> bool:
-    """Return whether the model has embedding tables of which every rank holds a share."""
+def has_distributed_tables(model: Model) -> bool:
+    """Return whether the model's embedding tables are distributed over all ranks."""
     return isinstance(model.dimensions, Tables) and model.dimensions.spread_tables
 
 
-def spreads_rows(model: Model) -> bool:
+def has_row_sharded_weights(model: Model) -> bool:
     """Return whether the model has embedding tables or a classifier that are cut by rows.
 
-    These can be spread over any number of ranks.
+    Such weights can be distributed over any number of ranks.
     """
-    return spreads_tables(model) or isinstance(model.dimensions, FaceResNet)
+    return has_distributed_tables(model) or isinstance(model.dimensions, FaceResNet)
 
 
 def is_transformer(model: Model) -> bool:
-    """Return whether the model is a stack of transformer layers, whose dimensions are known."""
+    """Return whether the model is a stack of transformer layers with known dimensions."""
     return isinstance(model.dimensions, Transformer)
 
 
 def reads_images(model: Model) -> bool:
-    """Return whether a sample is decoded from images or volumes.
+    """Return whether training samples are decoded from images or volumes.
 
     A traced model reads images if one of its inputs has the shape (batch, 3, height, width).
     """
@@ -376,17 +382,17 @@ def reads_images(model: Model) -> bool:
 
 
 def has_equal_sequences(model: Model) -> bool:
-    """Return whether all ranks get sequences of one length, cut from one stream of tokens.
+    """Return whether all ranks get sequences of equal length, cut from one stream of tokens.
 
-    For a traced model that is not known, and the answer is False.
+    The result is False for a traced model, where this is unknown.
     """
     return model.trace is None and FAMILIES[model.family].packs
 
 
 def auto_model_suffix(model: Model) -> str | None:
-    """Return the suffix of the `AutoModel` class of Transformers that returns the model's loss.
+    """Return the suffix of the Transformers `AutoModel…` class whose models compute their loss.
 
-    It is empty if no such class returns the loss, and None if Transformers builds no such model.
+    Return an empty string if no such class computes the loss. Return None if Transformers has no such model.
     """
     family = None if model.trace is not None else FAMILIES[model.family].auto
     if family is None or model.auto is not None:
@@ -395,42 +401,42 @@ def auto_model_suffix(model: Model) -> str | None:
 
 
 def preset(name: str) -> Model:
-    """Return the published model named `name`.
+    """Return the published model with this name.
 
-    Case, dashes, spaces and underscores do not matter, nor do the words that measured tables add: framework, data set,
-    task phase (`_QUALIFIERS`). Text in brackets counts only if a preset matches it. "... cut to 4 layers" is the same
-    model with its first four layers only.
+    Case, dashes, spaces and underscores are ignored. So are words that tables of measurements add, such as the
+    framework, the data set or the training phase (`_QUALIFIERS`). Text in brackets counts only if a preset matches it.
+    The suffix "cut to 4 layers" selects a model with only the first four layers.
 
     Raises:
-        SpecError: no preset has the name; the message offers the nearest.
+        SpecError: no preset has the name. The message suggests the most similar preset.
     """
     if cut := _CUT.fullmatch(name):
         return _cut_layers(preset(cut[1]), int(cut[2]))
-    table, keys = _spellings(), _spell_keys(name)
+    table, keys = _names_by_key(), _spell_keys(name)
     for key in keys:
         if key in table:
             return _read_preset(table[key])
-    begun = presets_of_family(name)
+    begun = list_presets_by_prefix(name)
     near = None if begun else _find_nearest(keys[-1])
     meant = _format_choice(begun) if begun else table[near] if near else ""
     hint = f"did you mean {meant}?" if meant else "`tilecast show models` lists them"
     raise SpecError("model.preset", f"unknown model {name!r}", hint)
 
 
-def presets_of_family(name: str) -> list[str]:
-    """Return the names of the presets that begin with this name, in the order of `presets`.
+def list_presets_by_prefix(prefix: str) -> list[str]:
+    """Return the names of the presets that begin with `prefix`, in the order of `presets`.
 
-    If the name ends in a digit, the number must end there too. A single letter matches no preset.
+    If `prefix` ends in a digit, no further digit may follow. A single letter matches no preset.
     """
-    key = _spell_keys(name)[-1]
+    key = _spell_keys(prefix)[-1]
     if len(key) < _LEADING:
         return []
     begins = re.compile(r"[^a-z\d.]*".join(map(re.escape, key)) + (r"(?!\d)" if key[-1].isdigit() else ""))
-    return list(dict.fromkeys(known for known in _spellings().values() if begins.match(known)))
+    return list(dict.fromkeys(known for known in _names_by_key().values() if begins.match(known)))
 
 
 def _format_choice(names: Sequence[str]) -> str:
-    """Return names as a choice: `a`, `a or b`, `a, b or c`. Of a long list only the first `_LISTED` names are there."""
+    """Return names as a phrase: `a`, `a or b`, `a, b or c`. A long list is cut to its first `_LISTED` names."""
     if len(names) > _LISTED:
         return f"one of {', '.join(names[:_LISTED])} (`tilecast show models` lists {len(names) - _LISTED} more)"
     *others, last = names
@@ -439,11 +445,12 @@ def _format_choice(names: Sequence[str]) -> str:
 
 @lru_cache(maxsize=256)
 def _find_nearest(key: str) -> str | None:
-    """Return the key of the preset that a typed key probably means, or None.
+    """Return the preset key that a mistyped key probably means, or None if no preset is similar.
 
-    It is the longest key that the typed key begins with, or else one that is spelled much like it.
+    This is the longest preset key with which the typed key begins. Without one, it is the key with the closest
+    spelling.
     """
-    table = _spellings()
+    table = _names_by_key()
     within = [known for known in table if len(known) >= _TELLING and key.startswith(known)]
     if within:
         return max(within, key=len)
@@ -462,19 +469,19 @@ _LISTED = 12
 
 
 def is_preset(name: str) -> bool:
-    """Return whether `preset` knows the name."""
+    """Return whether a preset has this name, as `preset` compares names."""
     cut = _CUT.fullmatch(name)
-    return any(key in _spellings() for key in _spell_keys(cut[1] if cut else name))
+    return any(key in _names_by_key() for key in _spell_keys(cut[1] if cut else name))
 
 
 _CUT = re.compile(r"(.+?)[\s,(-]+cut to ([1-9]\d{0,3}) layers?\)?", re.IGNORECASE)
 
 
 def _cut_layers(model: Model, layers: int) -> Model:
-    """Return the model with only its first layers.
+    """Return the model with only its first `layers` layers.
 
     Raises:
-        SpecError: it has no layers to count, or fewer.
+        SpecError: the model has fewer layers, or none.
     """
     if layers > model.layers:
         problem = f"{model.name} has {model.layers or 'no'} layers, not {layers}"
@@ -485,8 +492,8 @@ def _cut_layers(model: Model, layers: int) -> Model:
 
 @cache
 def presets() -> Mapping[str, Model]:
-    """Return every preset by the key of its name and of each of its aliases."""
-    return {key: _read_preset(name) for key, name in _spellings().items()}
+    """Return all published models by key. A model has one key for its name and one for each alias."""
+    return {key: _read_preset(name) for key, name in _names_by_key().items()}
 
 
 @cache
@@ -499,14 +506,14 @@ def _read_preset(name: str) -> Model:
 
 @cache
 def _preset_tables() -> Mapping[str, Mapping[str, Any]]:
-    """Return the table of every preset by its name."""
+    """Return the TOML table of every preset by preset name."""
     files = shipped.read_tables("tilecast.zoo", "presets").values()
     return {name: table for tables in files for name, table in tables.items()}
 
 
 @cache
-def _spellings() -> Mapping[str, str]:
-    """Return the name of every preset by the key of its name and of each of its aliases."""
+def _names_by_key() -> Mapping[str, str]:
+    """Return the preset names by key. A preset has one key for its name and one for each alias."""
     names: dict[str, str] = {}
     for name, table in _preset_tables().items():
         keys = dict.fromkeys((_spell_key(spelling) for spelling in (name, *table.get("aliases", ()))), name)
@@ -534,14 +541,14 @@ classes is negligible beside the rest of a model."""
 
 
 def _spell_keys(name: str) -> tuple[str, str]:
-    """Return the keys of a name: one with the text in its brackets, one without."""
+    """Return two keys of a name. The first includes the text in brackets and the second omits it."""
     return _spell_key(name), _spell_key(re.sub(r"\(.*?\)", "", name))
 
 
 def _spell_key(name: str) -> str:
-    """Return the key of a name in the table of presets.
+    """Return a name reduced to the key by which presets are found.
 
-    It lacks the owner, qualifying words, and all characters but letters, digits and dots.
+    The key omits the owner, the words of `_QUALIFIERS`, and all characters but letters, digits and dots.
     """
     key = re.sub(r"[\s_]+", "-", re.sub(r"^[\w.-]+/(?=[a-z])", "", name.lower()))
     for pattern, word in _SYNONYMS:

@@ -16,11 +16,11 @@ from tilecast.zoo.parts import Linear, Sublayer
 
 
 def dequantize_weights(workload: Workload, parts: Sequence[Sublayer], calls: Floats) -> list[Op]:
-    """Return the operators that dequantize weights before the products that read them.
+    """Return the operators that dequantize weights to 16 bits before each matrix product that reads them.
 
-    A quantized weight is written in 16 bits before the forward product and again before the product for the gradient of
-    its input (bitsandbytes, autograd/_functions.py MatMul4Bit; torchao, dtypes/nf4tensor.py LinearNF4). A rank writes
-    all experts that it holds; their two products take `calls` kernels each.
+    A quantized weight is dequantized before the forward product and again before the product that computes the input
+    gradient (bitsandbytes, autograd/_functions.py MatMul4Bit; torchao, dtypes/nf4tensor.py LinearNF4). A rank
+    dequantizes all experts that it holds. Each of their two weight matrices takes `calls` kernels.
     """
     numerics, bits = Numerics.from_workload(workload), frameworks.find_framework(workload).quantized_bits
     weights = [(item.name, item.inputs * item.outputs, np.ones(1)) for part in parts for item in part.linears]
@@ -35,10 +35,10 @@ def dequantize_weights(workload: Workload, parts: Sequence[Sublayer], calls: Flo
 
 
 def largest_quantized_weight(parts: Sequence[Sublayer], calls: Floats) -> Floats:
-    """Return the elements of the largest weight that is written in 16 bits at once, (S,).
+    """Return the number of elements in the largest weight that is dequantized at once, (S,).
 
-    MatMul4Bit calls dequantize_4bit on the weight of its one product, forward and backward, and keeps nothing of it;
-    LinearNF4 does the same.
+    MatMul4Bit dequantizes the weight of its product in each direction and frees the result. So does LinearNF4. Experts
+    are dequantized in `calls` kernels for each of their two weight matrices.
     """
     sizes = [item.inputs * item.outputs / item.modules for part in parts for item in part.linears]
     experts = [part.expert_parameters / (2 * calls) for part in parts]
@@ -46,10 +46,10 @@ def largest_quantized_weight(parts: Sequence[Sublayer], calls: Floats) -> Floats
 
 
 def build_adapters(workload: Workload, linears: Sequence[Linear]) -> tuple[list[Op], Floats]:
-    """Return the operators of the LoRA adapters, and their parameters, (S,).
+    """Return the operators of the LoRA adapters and the number of adapter parameters, (S,).
 
-    Each dense layer of attention and MLP gets a down- and an up-projection of small rank (arXiv 2106.09685, section
-    4.1). Routers and routed experts get none.
+    Each dense layer of attention and MLP gets a down-projection and an up-projection of small rank (arXiv 2106.09685,
+    section 4.1). Routers and routed experts get none.
     """
     numerics, rank = Numerics.from_workload(workload), float(workload.lora_rank)
     ops: list[Op] = []

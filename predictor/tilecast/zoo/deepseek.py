@@ -22,10 +22,10 @@ from tilecast.zoo.parts import (
     Linear,
     Rank,
     Sublayer,
+    build_residual_sum,
     count_norm_parameters,
-    key_value_collectives,
-    residual_sum,
-    tensor_parallel_collectives,
+    list_key_value_collectives,
+    list_tensor_parallel_collectives,
     zeros,
 )
 from tilecast.zoo.self_attention import count_sequences
@@ -33,7 +33,7 @@ from tilecast.zoo.self_attention import count_sequences
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class Deepseek(Transformer):
-    """Dimensions of a decoder with latent attention."""
+    """Dimensions of a decoder with multi-head latent attention."""
 
     latent: int
     """Width of the vector that keys and values are projected up from."""
@@ -51,15 +51,15 @@ class Deepseek(Transformer):
 
 
 def build(workload: Workload, shards: Shards) -> Graph:
-    """Build the graph of a decoder with latent attention; `Model.head_dim` is the width of a query."""
+    """Return the graph of a decoder with latent attention, whose queries are `Model.head_dim` wide."""
     return transformer.build(workload, shards, _build_latent_attention)
 
 
 def _build_latent_attention(name: str, workload: Workload, rank: Rank, *, key_rank: Rank, causal: bool) -> Sublayer:
-    """Build latent attention on one rank.
+    """Return the latent attention sublayer of one rank.
 
-    Down-projections, their norms and the one rotated key that all heads share are whole on every tensor-parallel rank;
-    up-projections and heads are split.
+    Every tensor-parallel rank runs all down-projections and their norms, and the one rotated key that all heads share.
+    The up-projections and the heads are split over these ranks.
     """
     model, dims, numerics = workload.model, workload.model.own(Deepseek), Numerics.from_workload(workload)
     e, h, t = numerics.element, model.hidden, rank.tensor
@@ -91,7 +91,7 @@ def _build_latent_attention(name: str, workload: Workload, rank: Rank, *, key_ra
     )
     is_compiled = workload.execution in ("compiled", "xla")
     launches = frameworks.find_framework(workload).latent_rotary_launches
-    ops += rotary if is_compiled else layers.launch_as(rotary, launches)
+    ops += rotary if is_compiled else layers.set_launches(rotary, launches)
     # Rotated and plain parts are joined, for queries and for keys; a key's rotated part is repeated for every head.
     ops += layers.pointwise(
         f"{name}.concatenate", numerics, tokens * heads * query, kernels=2, absorbed=False, backward=(1.0, 1.0)
@@ -109,7 +109,7 @@ def _build_latent_attention(name: str, workload: Workload, rank: Rank, *, key_ra
     parameters = parameters + weights
     sequences = count_sequences(seen, rank, key_rank, causal)
     ops += layers.attention(name, numerics, sequences, heads, heads, query, value_dim=value, causal=causal)
-    ops += residual_sum(f"{name}.residual", numerics, outer * h, dropout=False)
+    ops += build_residual_sum(f"{name}.residual", numerics, outer * h, dropout=False)
 
     score = np.zeros(1) if numerics.flash else e * heads * tokens * key_rank.sequence
     activation_bytes = (
@@ -120,7 +120,7 @@ def _build_latent_attention(name: str, workload: Workload, rank: Rank, *, key_ra
         + kept
     )
     keys = e * tokens * heads * (query + value) * rank.context
-    collectives = [*tensor_parallel_collectives(name, workload, rank), *key_value_collectives(name, keys)]
+    collectives = [*list_tensor_parallel_collectives(name, workload, rank), *list_key_value_collectives(name, keys)]
     selected = e * tokens * heads * (query + value) + 4.0 * heads * tokens  # q and the output of attention
     # The latent vectors stay, from which queries, keys and values are projected up again. The norm of the input is no
     # part of a product (Megatron-Core, models/gpt/gpt_layer_specs.py: input_layernorm of multi_latent_attention).
@@ -133,11 +133,11 @@ def _build_latent_attention(name: str, workload: Workload, rank: Rank, *, key_ra
 
 
 def _build_indexer(name: str, workload: Workload, rank: Rank) -> tuple[list[Op], float, Floats]:
-    """Build the indexer of sparse attention: its operators, its parameters, and the bytes that it keeps, (S,).
+    """Return the indexer of sparse attention: its operators, its number of parameters, and its kept bytes, (S,).
 
-    Its heads are whole on every tensor-parallel rank. Each scores a query against every key before it; the scores'
-    weighted sum chooses the keys (DeepSeek-V3.2-Exp, inference/model.py: Indexer). In training the scores have
-    gradients, since they learn from the attention that they select.
+    Every tensor-parallel rank runs all heads of the indexer. Each head scores a query against every earlier key. A
+    weighted sum of the scores chooses the keys (DeepSeek-V3.2-Exp, inference/model.py: Indexer). In training the scores
+    have gradients, since they learn from the attention to the chosen keys.
     """
     dims, numerics = workload.model.own(Deepseek), Numerics.from_workload(workload)
     h, tokens, width = float(workload.model.hidden), rank.tokens, float(dims.index_heads * dims.index_dim)

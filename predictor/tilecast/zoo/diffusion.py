@@ -23,7 +23,7 @@ from tilecast.zoo.modulated import TIME_WIDTH, Modulated
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class DiffusionTransformer(Modulated):
-    """Dimensions of a diffusion transformer with one stream."""
+    """Dimensions of a diffusion transformer with one stream of tokens."""
 
     blocks: int
     inner: int
@@ -65,16 +65,16 @@ class DiffusionTransformer(Modulated):
 
     @property
     def vector(self) -> int:
-        """Width of the vector that encodes the time."""
+        """Width of the vector that encodes the diffusion time."""
         return self.width if self.vector_width is None else self.vector_width
 
     def problems(self, model: Model) -> Iterator[Problem]:
-        """Yield the dimensions that contradict others of the model."""
+        """Yield dimensions that contradict each other, each with the problem and a remedy."""
         return self.unmeasured("text", "frame")
 
 
 def build(workload: Workload, shards: Shards) -> Graph:
-    """Build the graph of a diffusion transformer, data parallel only."""
+    """Return the graph of a diffusion transformer, which runs data parallel only."""
     dims = workload.model.own(DiffusionTransformer)
     width, image, text = dims.width, dims.image_tokens, dims.text_tokens
     frame = dims.frame_tokens
@@ -83,6 +83,7 @@ def build(workload: Workload, shards: Shards) -> Graph:
     read = () if is_joined else tuple(states for states in (text, frame) if states)
 
     def add_head(net: NetworkBuilder) -> None:
+        """Add the output layer and the loss."""
         if is_joined:
             attention.add_layer_norm(net, tokens, width)
         if dims.own_modulations:
@@ -103,7 +104,7 @@ def build(workload: Workload, shards: Shards) -> Graph:
 
 
 def _add_embeddings(net: NetworkBuilder, dims: DiffusionTransformer) -> None:
-    """Add the embeddings of patches, time, and the states of a text or of a frame.
+    """Add the embeddings of image patches, of the diffusion time, and of the states of a text or a frame.
 
     States that blocks attend to are kept once for all blocks.
     """
@@ -134,16 +135,16 @@ def _add_embeddings(net: NetworkBuilder, dims: DiffusionTransformer) -> None:
 
 
 def _add_scalar_embedding(net: NetworkBuilder, inputs: int, width: int, numbers: float = 1.0) -> None:
-    """Add the embedding of the time step, or of `numbers` other scalars."""
+    """Add the embedding of `numbers` scalars, such as the diffusion time: two dense layers with a SiLU between them."""
     attention.add_dense(net, numbers, inputs, width)
     net.pointwise("silu", net.batch * numbers * width)
     attention.add_dense(net, numbers, width, width)
 
 
 def _add_block(net: NetworkBuilder, dims: DiffusionTransformer, tokens: float, counts: Sequence[float]) -> None:
-    """Add one block: attention among `tokens` tokens, attention to states, and an MLP.
+    """Add one block over `tokens` tokens: self-attention, cross-attention and an MLP.
 
-    `counts` has the number of states of each kind.
+    `counts` holds the number of states of each kind, such as text, to which the block attends.
     """
     width, heads = dims.width, dims.attention_heads
     if dims.labels:
@@ -172,9 +173,10 @@ def _add_block(net: NetworkBuilder, dims: DiffusionTransformer, tokens: float, c
 def _add_cross_attention(
     net: NetworkBuilder, dims: DiffusionTransformer, tokens: float, counts: Sequence[float]
 ) -> None:
-    """Add attention to states that all blocks read; each kind of state has its own keys and values.
+    """Add cross-attention of `tokens` tokens to each kind of states, and sum the results.
 
-    `counts` has the number of states of each kind. The results of the kinds are summed.
+    `counts` holds the number of states of each kind. Each kind has separate keys and values. The states are not kept
+    here.
     """
     width, heads = dims.width, dims.attention_heads
     if dims.read_norm:
@@ -193,7 +195,7 @@ def _add_cross_attention(
 
 
 def _add_query_key_norm(net: NetworkBuilder, dims: DiffusionTransformer, tokens: float) -> None:
-    """Add the norm of queries or of keys, if the model has one."""
+    """Add a norm over the queries or the keys of `tokens` tokens, if the model has such norms."""
     if dims.query_key_norm:
         across = dims.norm_across_heads
         groups = 1 if across else dims.attention_heads

@@ -10,7 +10,7 @@ from tilecast.model import Dimensions, Model, Problem
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class Transformer(Dimensions):
-    """Dimensions of a stack of transformer layers: a decoder, an encoder, both, or a tower."""
+    """Dimensions of a stack of transformer layers: a decoder, an encoder, an encoder-decoder, or a tower."""
 
     experts: int = 0
     """Experts of a layer that has some; 0: none has."""
@@ -83,7 +83,7 @@ class Transformer(Dimensions):
     """Tokens to which every text is padded; 0: the model pads none."""
 
     def problems(self, model: Model) -> Iterator[Problem]:
-        """Yield the dimensions that contradict others of the model, with remedies."""
+        """Yield dimensions that contradict each other, each with the problem and a remedy."""
         if self.experts and not 1 <= self.top_k <= self.experts:
             yield "top_k", f"{self.top_k} is not from 1 to the {self.experts} experts", "choose a number in between"
         if self.experts and not (1 <= self.top_groups <= self.expert_groups <= self.experts):
@@ -100,6 +100,6 @@ class Transformer(Dimensions):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class Experts(Transformer):
-    """Dimensions of a mixture of experts."""
+    """Dimensions of a transformer with a mixture of experts."""
 
     experts: int

@@ -26,7 +26,10 @@ _HEAD_DIM = 64
 
 
 def build_albert(workload: Workload, shards: Shards) -> Graph:
-    """Build the graph of ALBERT, whose L layers share one set of weights; each is counted with an L-th of it."""
+    """Return the graph of ALBERT, whose layers share one set of weights.
+
+    Each of the L layers counts 1/L of the shared parameters.
+    """
     graph = transformer.build(workload, shards)
     shared = tuple(replace(block, parameters=block.parameters / block.repeat) for block in graph.layers)
     return replace(graph, layers=shared)
@@ -34,17 +37,16 @@ def build_albert(workload: Workload, shards: Shards) -> Graph:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class Electra(Transformer):
-    """Dimensions of the discriminator, and of the generator where they differ."""
+    """Dimensions of ELECTRA's discriminator, and the dimensions in which the generator differs."""
 
     generator_hidden: int
 
 
 def build_electra(workload: Workload, shards: Shards) -> Graph:
-    """Build the graph of ELECTRA: a generator that fills in masked tokens, and a discriminator that finds them.
+    """Return the graph of ELECTRA: a generator that fills in masked tokens, and a discriminator that finds them.
 
-    The generator has as many layers as the discriminator. It runs first and shares the token embedding of the
-    discriminator, of width `hidden`. It predicts `head_share` of the tokens. The head of the discriminator has one
-    output and scores all tokens.
+    The generator runs first and has as many layers as the discriminator. The two share a token embedding of width
+    `hidden`. The generator predicts `head_share` of the tokens. The discriminator computes one score for every token.
     """
     model = workload.model
     width = model.own(Electra).generator_hidden
@@ -78,7 +80,7 @@ class RelativeEncoder(Transformer):
 
 
 def build_relative(workload: Workload, shards: Shards) -> Graph:
-    """Build the graph of an encoder with unfused attention and a table of relative positions."""
+    """Return the graph of an encoder with unfused attention and a table of relative positions."""
     graph = transformer.build(replace(workload, attention="eager"), shards, _build_relative_attention)
     (first,) = graph.first
     table = first.parameters + workload.model.own(RelativeEncoder).relative_positions * workload.model.hidden
@@ -86,7 +88,7 @@ def build_relative(workload: Workload, shards: Shards) -> Graph:
 
 
 def _build_relative_attention(name: str, workload: Workload, rank: Rank, *, key_rank: Rank, causal: bool) -> Sublayer:
-    """Build the usual attention, and the operators and parameters that relative positions add to it."""
+    """Return the attention sublayer with the operators and parameters of relative positions."""
     part = build_attention(name, workload, rank, key_rank=key_rank, causal=causal)
     model, dims, numerics = workload.model, workload.model.own(RelativeEncoder), Numerics.from_workload(workload)
     h, width = float(model.hidden), model.heads * model.head_dim / rank.tensor

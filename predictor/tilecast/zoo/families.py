@@ -35,7 +35,7 @@ _LANGUAGE = (*_TRANSFORMER, "vocab")
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """Facts about all models of a family, which other modules ask for."""
+    """Properties of a family of models: how to build its graph and what its models support."""
 
     build: Builder
     dimensions: type[Dimensions] = Transformer

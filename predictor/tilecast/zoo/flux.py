@@ -50,11 +50,12 @@ class Flux(Modulated):
 
 
 def build(workload: Workload, shards: Shards) -> Graph:
-    """Build the graph of a rectified-flow transformer, data parallel only."""
+    """Return the graph of a rectified-flow transformer, which runs data parallel only."""
     dims = workload.model.own(Flux)
     width, text, image = dims.width, dims.text_tokens, dims.image_tokens
 
     def add_embeddings(net: NetworkBuilder) -> None:
+        """Add the embeddings of diffusion time, guidance, pooled text, text states and image patches."""
         guidance = [modulated.TIME_WIDTH] * dims.guided
         for inputs in (modulated.TIME_WIDTH, *guidance, *[dims.pooled_width] * (dims.pooled_width > 0)):
             modulated.add_vector_dense(net, inputs, width)
@@ -65,6 +66,7 @@ def build(workload: Workload, shards: Shards) -> Graph:
         attention.add_dense(net, image, dims.patch_values, width)
 
     def add_head(net: NetworkBuilder) -> None:
+        """Add the output layer and the loss."""
         modulated.add_vector_dense(net, width, 2 * width)
         modulated.add_modulated_norm(net, image, width)
         attention.add_dense(net, image, width, dims.patch_values)
@@ -91,10 +93,10 @@ def build(workload: Workload, shards: Shards) -> Graph:
 def _add_double_layer(
     net: NetworkBuilder, dims: Flux, text: float, image: float, *, attends_twice: bool = False, text_ends: bool = False
 ) -> None:
-    """Add a layer of two streams.
+    """Add a layer with separate image and text streams, whose tokens attend to each other.
 
-    If it `attends_twice`, the image also attends to itself alone, with further scales (diffusers,
-    models/normalization.py: SD35AdaLayerNormZeroX). If `text_ends`, no operator reads the text after attention
+    If `attends_twice`, the image tokens also attend to the image alone, after a further modulated norm (diffusers,
+    models/normalization.py: SD35AdaLayerNormZeroX). If `text_ends`, the text stream stops after attention
     (models/attention.py: JointTransformerBlock, `context_pre_only`).
     """
     width, heads = dims.width, dims.attention_heads
@@ -120,6 +122,7 @@ def _add_double_layer(
 
 
 def _add_single_layer(net: NetworkBuilder, dims: Flux, tokens: float) -> None:
+    """Add a layer over one stream of `tokens` tokens, with attention and MLP side by side."""
     width, heads = dims.width, dims.attention_heads
     gated = dims.gated_ratio
     _add_projections(net, dims, tokens, scales=3, outputs=3 + 2 * gated if gated else 7)
@@ -133,11 +136,11 @@ def _add_single_layer(net: NetworkBuilder, dims: Flux, tokens: float) -> None:
 
 
 def _add_projections(net: NetworkBuilder, dims: Flux, tokens: float, scales: int, outputs: int) -> None:
-    """Add a modulated norm and the dense layer that makes queries, keys and values.
+    """Add a modulated norm and the dense layer that computes queries, keys and values.
 
-    `scales` counts the scales and offsets that the vector gives, `outputs` the outputs of the dense layer, both in
-    units of the width. FLUX also norms and rotates queries and keys, SD3 does neither, and SD3.5 norms them (diffusers,
-    models/transformers/transformer_sd3.py: `qk_norm`).
+    `scales` is the number of modulating vectors that a dense layer computes. `outputs` is the width of the main dense
+    layer. The unit of `scales` and `outputs` is the model's width. FLUX also norms and rotates queries and keys. SD3
+    does neither, and SD3.5 norms them only (diffusers, models/transformers/transformer_sd3.py: `qk_norm`).
     """
     width, heads = dims.width, dims.attention_heads
     if not dims.shared_scales:

@@ -23,7 +23,7 @@ from tilecast.zoo.transformer import AttentionBuilder
 
 
 def build(workload: Workload, shards: Shards) -> Graph:
-    """Build the graph: a block for each kind of layer in the pattern, and the usual embedding and head."""
+    """Return the graph of a hybrid model, with one block for each kind of layer in its pattern."""
     rank = Rank.from_shards(shards, workload.sequence_length)
     pattern = workload.model.own(Hybrid).pattern
     blocks = []
@@ -38,15 +38,16 @@ LETTERS = {"M": "mamba2", "*": "attention", "-": "+mlp", "E": "+moe"}
 
 
 def read_pattern(written: str | list[str], layers: int) -> tuple[str, ...]:
-    """Return the kinds of a hybrid's layers, written as letters or as words.
+    """Return the kind of each of `layers` layers from a pattern of letters or of words.
 
-    A pattern shorter than the layers repeats.
+    A pattern with fewer entries than layers is repeated.
     """
     kinds = [LETTERS[letter] for letter in written] if isinstance(written, str) else written
     return tuple(kinds[place % len(kinds)] for place in range(layers))
 
 
 def _build_layer(kind: str, workload: Workload, rank: Rank, repeat: int) -> Block:
+    """Return the block of one kind of layer, such as `mamba+mlp`, which occurs `repeat` times in the model."""
     mixer, _, follower = kind.partition("+")
     dims = workload.model.own(Hybrid)
     if mixer == "local":
@@ -64,9 +65,10 @@ def _build_layer(kind: str, workload: Workload, rank: Rank, repeat: int) -> Bloc
 
 
 def _choose_mixer(mixer: str, places: int) -> AttentionBuilder | None:
-    """Return the function that builds a kind of token mixer; None for the usual attention."""
+    """Return the function that builds a kind of token mixer, or None for ordinary attention."""
 
     def build(name: str, workload: Workload, rank: Rank, *, key_rank: Rank, causal: bool) -> Sublayer:
+        """Return the sublayer of the token mixer."""
         if not mixer:
             return Sublayer.from_kept_bytes(zeros())
         if mixer == "parallel":
@@ -80,9 +82,10 @@ def _choose_mixer(mixer: str, places: int) -> AttentionBuilder | None:
 
 
 def _build_shared_layer(workload: Workload, rank: Rank, places: int) -> Sublayer:
-    """Build the shared layer of Zamba at one of its `places`, and the Mamba layer after it.
+    """Return Zamba's shared layer and the Mamba layer after it, as one sublayer.
 
-    It is counted with its share of the shared weights. Each place has its own adapters.
+    The shared layer occurs at `places` places of the model. Each place counts its fraction of the shared weights, and
+    has separate adapters.
     """
     model, dims = workload.model, workload.model.own(Hybrid)
     t, h, f = rank.tensor, float(model.hidden), model.ffn_hidden / rank.tensor
@@ -112,7 +115,7 @@ def _build_shared_layer(workload: Workload, rank: Rank, places: int) -> Sublayer
     return Sublayer.join([mixer.build_sublayer(), mixers.build_mixer(kind, "mamba", workload, rank)])
 
 
-def required_dimensions(pattern: tuple[str, ...]) -> tuple[str, ...]:
+def list_required_dimensions(pattern: tuple[str, ...]) -> tuple[str, ...]:
     """Return the names of the dimensions that a model must state for the layers of its pattern."""
     names: list[str] = []
     for kind in dict.fromkeys(pattern):

@@ -37,7 +37,8 @@ def linear(
 ) -> list[Op]:
     """Return the operators of a dense layer: Y[tokens, outputs] = X[tokens, inputs] W.
 
-    Backward is two GEMMs of the same FLOPs, for the gradients of X and of W, plus a reduction over tokens for the bias.
+    The backward pass has two GEMMs with the FLOPs of the forward GEMM, for the gradients of X and W. A bias adds a
+    reduction over tokens.
 
     Args:
         name: beginning of the operators' names.
@@ -45,11 +46,11 @@ def linear(
         tokens: rows of X.
         inputs: columns of X.
         outputs: columns of Y.
-        bias: whether there is a bias.
-        trainable: whether the weight has a gradient; by default it has one unless the job's weights are frozen.
+        bias: whether the layer has a bias.
+        trainable: whether the weight has a gradient. By default it has one unless the job freezes weights.
         input_gradient: whether X has a gradient.
-        cast: shares of the input and of the output's gradient that are quantized here in FP8. They are below 1 where a
-            norm writes its output in FP8, or where tensor-parallel ranks gather what each has cast.
+        cast: fractions of X and of Y's gradient that this layer quantizes to FP8. They are below 1 if a norm writes
+            its output in FP8, or if tensor-parallel ranks gather operands that each has already cast.
     """
     ops = quantize(name, numerics, tokens * inputs * cast[0], "forward")
     ops.append(gemm(name, numerics, tokens, outputs, inputs))
@@ -78,9 +79,9 @@ def gemm(
     accumulated: bool = False,
     **options: Any,
 ) -> Op:
-    """Return a product of matrices [m, k] and [k, n], or a batch of products.
+    """Return `batch` matrix products of [m, k] and [k, n] as one operator.
 
-    Where it is `accumulated`, it is added to an FP32 buffer. The `options` are further fields of `Op`.
+    If `accumulated`, the result is added to an FP32 buffer. The `options` are further fields of `Op`.
     """
     sizes = {"batch": batch, "m": m, "n": n, "k": k, "accumulated": float(accumulated)}
     return Op(name, KernelTable.of("gemm", numerics.matrix, **sizes), phase, **options)
@@ -89,10 +90,10 @@ def gemm(
 def products(
     name: str, numerics: Numerics, batch: Dim, *shapes: tuple[str, Dim, Dim, Dim], selective: bool = True
 ) -> list[Op]:
-    """Return the operators of `batch` products of matrices [m, k] and [k, n] for each of `shapes`.
+    """Return a forward operator and its gradients, each a batch of `batch` matrix products.
 
-    A shape is (label, m, n, k). The first one is the forward pass, which selective recomputation runs again if
-    `selective`; the others are its gradients.
+    A shape is (label, m, n, k), for a product of [m, k] and [k, n]. The first shape is the forward pass, and all others
+    are gradients. If `selective`, selective recomputation repeats the forward pass.
     """
     first, *gradients = [
         gemm(f"{name}{label}", numerics, m, n, k, "backward", batch=batch)
@@ -102,7 +103,7 @@ def products(
 
 
 def rowwise(name: str, numerics: Numerics, kind: str, rows: Floats, cols: Dim, *, launches: float = 1.0) -> list[Op]:
-    """Return a kernel over rows of `cols` elements, and its gradient, which is launched as `launches` kernels."""
+    """Return a kernel over rows of `cols` elements and, in training, its gradient as `launches` kernels."""
     ops = [Op(name, KernelTable.of(kind, numerics.vector, rows=rows, cols=cols, backward=0.0))]
     if numerics.training:
         backward = KernelTable.of(kind, numerics.vector, rows=rows, cols=cols, backward=1.0)
@@ -111,12 +112,12 @@ def rowwise(name: str, numerics: Numerics, kind: str, rows: Floats, cols: Dim, *
 
 
 def quantize(name: str, numerics: Numerics, elements: Floats, phase: Phase) -> list[Op]:
-    """Return the cast of an operand of `elements` to 8 or 4 bits, or an empty list if products run in more bits.
+    """Return the cast of a GEMM operand to 8 or 4 bits, or an empty list if GEMMs run in more bits.
 
-    Per element 16 bits are read. Training writes two copies, by rows for this product and by columns for the gradient
-    (Transformer Engine, pytorch/tensor/float8_tensor.py and mxfp8_tensor.py: rowwise and columnwise usage; torchao,
-    float8/float8_linear.py casts both operands). NVFP4 reads its operand once more, for the largest number of the
-    tensor, which scales those of the blocks (common/cast/nvfp4).
+    The cast reads 16 bits per element. In training it writes two copies, one by rows for this product and one by
+    columns for the gradient (Transformer Engine, pytorch/tensor/float8_tensor.py and mxfp8_tensor.py: rowwise and
+    columnwise usage; torchao, float8/float8_linear.py casts both operands). NVFP4 reads the operand once more to find
+    the maximum of the tensor, which scales the maxima of the blocks (common/cast/nvfp4).
     """
     if numerics.matrix not in QUANTIZED or not np.any(elements):
         return []
@@ -140,9 +141,10 @@ def memory_pass(
     drawn: bool = False,
     **options: Any,
 ) -> Op:
-    """Return an element-wise kernel that reads and writes so many bytes for each of `elements`.
+    """Return an element-wise kernel that reads `read_bytes` and writes `written_bytes` for each element.
 
-    Where a random number is `drawn` for each element, that takes time too. The `options` are further fields of `Op`.
+    If `drawn`, the kernel also draws a random number per element, which takes time. The `options` are further fields of
+    `Op`.
     """
     sizes = {"elements": elements, "read_bytes": read_bytes, "written_bytes": written_bytes, "drawn": float(drawn)}
     return Op(name, KernelTable.of("elementwise", precision, **sizes), phase, **options)
@@ -159,10 +161,10 @@ def elementwise(
     mask_bytes: float = 0.0,
     **options: Any,
 ) -> list[Op]:
-    """Return a kernel over `elements` that reads `reads` tensors and writes `writes` tensors.
+    """Return an element-wise kernel that reads `reads` tensors and writes `writes` tensors of `elements` elements.
 
-    The tensors have the type of activations. A dropout mask adds `mask_bytes` per element, which the forward pass draws
-    and writes, and the backward pass reads. The `options` are further fields of `Op`.
+    The tensors have the type of activations. A dropout mask has `mask_bytes` per element. It is drawn and written in
+    the forward pass and read in the backward pass. The `options` are further fields of `Op`.
     """
     is_forward = phase == "forward"
     read = reads * numerics.element + (0.0 if is_forward else mask_bytes)
@@ -174,14 +176,14 @@ def elementwise(
 def conv_dims(
     batch: Floats, image: Sequence[float], window: Sequence[float], output: Sequence[float], groups: Dim = 1.0
 ) -> dict[str, Dim]:
-    """Return the dimensions of a convolution except its direction, by their names in `graph.KINDS`.
+    """Return the sizes of a convolution by their names in `graph.KINDS`. The direction is not included.
 
     Args:
-        batch: images.
+        batch: number of images.
         image: channels, depth, height and width of the input.
         window: depth, height and width of the kernel.
         output: channels, depth, height and width of the output.
-        groups: groups of channels.
+        groups: number of channel groups.
     """
     names = ("c_in", "in_d", "in_h", "in_w", "k_d", "k_h", "k_w", "c_out", "out_d", "out_h", "out_w")
     return {"batch": batch, "groups": groups, **dict(zip(names, (*image, *window, *output), strict=True))}
@@ -196,10 +198,9 @@ def convolution(
     trainable: bool = True,
     input_gradient: bool = True,
 ) -> list[Op]:
-    """Return the operators of a convolution: forward, gradients, and copies of layout where its kernels need them.
+    """Return the operators of a convolution: forward, gradients, and layout copies where the kernels need them.
 
-    `dims` are the dimensions of kind `conv` except its direction. The forward pass of a transposed convolution is the
-    input gradient of the plain one, and the reverse.
+    `dims` is the result of `conv_dims`. A transposed convolution exchanges the forward pass and the input gradient.
     """
     ops = drop_when_fused("layout", _layout_copies(name, numerics, dims, input_gradient + trainable))
     kind = "direct_conv" if _lacks_tensor_kernel(numerics, dims) else "conv"
@@ -213,10 +214,11 @@ def convolution(
 
 
 def _layout_copies(name: str, numerics: Numerics, dims: Mapping[str, Dim], gradients: int) -> list[Op]:
-    """Return the copies around a convolution on tensor cores.
+    """Return the layout copies around a convolution on tensor cores, or an empty list if it needs none.
 
-    Its kernels read and write channels last and whole words. Each of them is one call of the library, which copies what
-    it reads and what it writes. Depthwise convolutions do not run on tensor cores and need no copies.
+    Tensor-core kernels read and write channels-last tensors whose channels fill whole words. Each call of the library
+    copies its inputs and outputs. `gradients` is the number of gradients. Depthwise convolutions run on other kernels
+    and need no copies.
     """
     if numerics.matrix == "fp32" or _is_depthwise(dims):
         return []
@@ -239,6 +241,7 @@ def _layout_copies(name: str, numerics: Numerics, dims: Mapping[str, Dim], gradi
 
 
 def _lacks_tensor_kernel(numerics: Numerics, dims: Mapping[str, Dim]) -> bool:
+    """Return whether a grouped convolution has no kernel for tensor cores."""
     groups = np.asarray(dims["groups"])
     is_grouped = bool(np.all(groups > 1)) and not _is_depthwise(dims)
     is_untuned = is_grouped and bool(np.all(groups % constants.shipped_constants().kernels.tuned_groups))
@@ -246,21 +249,22 @@ def _lacks_tensor_kernel(numerics: Numerics, dims: Mapping[str, Dim]) -> bool:
 
 
 def _is_depthwise(dims: Mapping[str, Dim]) -> bool:
+    """Return whether every group of a convolution has one input channel."""
     groups = np.asarray(dims["groups"])
     return bool(np.all(groups > 1)) and bool(np.all(groups == np.asarray(dims["c_in"])))
 
 
 def channel_norm(name: str, numerics: Numerics, elements: Floats, *, flat: bool = True) -> list[Op]:
-    """Return batch, instance or group norm of images, or of volumes if not `flat`.
+    """Return the batch, instance or group norm of images. If not `flat`, the samples are volumes.
 
-    One pass computes the statistics and one normalises; backward likewise.
+    One pass computes the statistics and another normalises. The backward pass also has two.
     """
     ops = pointwise(name, numerics, elements, reads=2.0, absorbed=False, backward=(4.0, 1.0))
     return ops if flat else _compose_as_chain(name, numerics, elements, "channelnorm", "norm", ops)
 
 
 def pool(name: str, numerics: Numerics, before: Floats, ratio: Dim) -> list[Op]:
-    """Return maximum or mean pooling over `before` elements, of which the share `ratio` remains."""
+    """Return a maximum or mean pooling over `before` elements, whose output has `ratio` times as many."""
     ops = elementwise(name, numerics, before, 1.0, ratio)
     if numerics.training:
         ops += elementwise(f"{name}.gradient", numerics, before, 2 * ratio, 1.0, phase="backward")
@@ -268,9 +272,9 @@ def pool(name: str, numerics: Numerics, before: Floats, ratio: Dim) -> list[Op]:
 
 
 def norm(name: str, numerics: Numerics, rows: Floats, cols: float, *, rms: bool) -> list[Op]:
-    """Return layer norm or RMS norm over rows of `cols` elements.
+    """Return a layer norm over rows of `cols` elements, or an RMS norm if `rms`.
 
-    Backward is two kernels: one for the gradient of the input, and the reduction for weight and bias.
+    The backward pass has two kernels, one for the input gradient and one for the gradients of weight and bias.
     """
     kind: Composed = "rmsnorm" if rms else "layernorm"
     ops = []
@@ -283,7 +287,10 @@ def norm(name: str, numerics: Numerics, rows: Floats, cols: float, *, rms: bool)
 
 @dataclass(frozen=True, slots=True)
 class KernelChain:
-    """An operator written as element-wise kernels: tensors read, tensors written and number of kernels, by pass."""
+    """Element-wise kernels that together compute one operator.
+
+    `forward` and `backward` hold the number of tensors read, of tensors written and of kernels in that pass.
+    """
 
     forward: tuple[float, float, int]
     backward: tuple[float, float, int]
@@ -312,10 +319,10 @@ compare, convert, scale, multiply.
 def _compose_as_chain(
     name: str, numerics: Numerics, elements: Floats, kind: Composed, fusing: PassName, whole: list[Op]
 ) -> list[Op]:
-    """Return an operator as the chain of kernels that its framework composes.
+    """Return an operator as the chain of element-wise kernels that its framework runs for it.
 
-    The fusion pass `fusing` replaces the chain with `whole`. `whole` is also the answer where the framework does not
-    compose the operator.
+    The fusion pass `fusing` replaces the chain with the single operators `whole`. Return `whole` if the framework has a
+    kernel for the operator.
     """
     if kind not in numerics.composed:
         return whole
@@ -343,10 +350,11 @@ def pointwise(
     backward: tuple[Dim, Dim] = (2.0, 1.0),
     kind: Composed | None = None,
 ) -> list[Op]:
-    """Return an activation, dropout, residual sum or the like, forward and backward.
+    """Return an element-wise operator, such as an activation or a residual sum, forward and backward.
 
-    Eager code runs `kernels` kernels for it, each a full pass over memory; of a chain that fusion absorbs (`absorbed`)
-    one kernel remains. `kind` names the operator if a framework may compose it (`CHAINS`).
+    Eager code runs it as `kernels` kernels, each of which is a full pass over memory. If `absorbed`, fusion reduces the
+    chain to one kernel. `backward` is the number of tensors that the gradient reads and writes. `kind` names the
+    operator if a framework may compose it from others (`CHAINS`).
     """
     ops = elementwise(name, numerics, elements, reads, writes, mask_bytes=mask_bytes)
     if numerics.training:
@@ -359,7 +367,7 @@ def pointwise(
 
 @dataclass(frozen=True, slots=True)
 class Sequences:
-    """Sequences of a rank as its attention kernel sees them: their number, and the queries and keys of each, (S,)."""
+    """Sequences in one call of an attention kernel: their number, and the queries and keys of each, (S,)."""
 
     batch: Floats
     queries: Floats
@@ -380,20 +388,20 @@ def attention(
     biased: bool = False,
     wide_softmax: bool = False,
 ) -> list[Op]:
-    """Return scaled dot-product attention as one fused kernel, or unfused.
+    """Return scaled dot-product attention as one fused kernel if `numerics.flash`, and as unfused kernels otherwise.
 
     Args:
         name: beginning of the operators' names.
         numerics: how tensors are stored, and whether attention is fused (`flash`).
         sequences: number of sequences, and queries and keys of each.
-        heads: heads of the queries.
-        kv_heads: heads of the keys and values.
+        heads: number of query heads.
+        kv_heads: number of key and value heads.
         head_dim: width of a query and a key.
         causal: whether a causal mask applies.
-        dropout: whether scores are dropped out in training.
-        value_dim: width of a value where it is not `head_dim`.
+        dropout: whether attention weights are dropped out in training.
+        value_dim: width of a value. By default it is `head_dim`.
         biased: whether a trained table of biases is added to the scores.
-        wide_softmax: whether the softmax is in FP32, and its result is cast to 16 bits for the second product.
+        wide_softmax: whether the softmax runs in FP32, and its result is cast to 16 bits.
     """
     values = head_dim if value_dim is None else value_dim
     if numerics.flash:
@@ -421,15 +429,15 @@ def _unfused_attention(
     weights: list[Op],
     gradient: Op,
 ) -> list[Op]:
-    """Return attention as two batched GEMMs around the operators over the score matrices.
+    """Return attention as two batched GEMMs, with `weights` between them.
 
     Args:
         name: beginning of the operators' names.
         numerics: how tensors are stored.
         sequences: queries and keys of each sequence.
-        matrices: score matrices of all sequences and heads.
+        matrices: number of score matrices, over all sequences and heads.
         widths: width of a key and of a value.
-        weights: operators that make attention weights of the scores.
+        weights: operators that compute attention weights from the scores.
         gradient: gradient of the softmax.
     """
     queries, keys, (width, values) = sequences.queries, sequences.keys, widths
@@ -453,10 +461,10 @@ def _unfused_attention(
 
 
 def _fused_attention(name: str, numerics: Numerics, dims: dict[str, Dim], head_dim: float, values: float) -> list[Op]:
-    """Return attention in one fused kernel.
+    """Return attention in one fused kernel and, in training, its gradient.
 
-    The kernel has a single width, chosen for the same FLOPs: of two products forward one is as wide as the values, of
-    five products backward two are.
+    The kernel model has a single width, so the mean width of all products is used. One of two forward products, and two
+    of five backward products, are as wide as the values.
     """
     forward = KernelTable.of("attention", numerics.vector, **dims, head_dim=(head_dim + values) / 2, backward=0.0)
     ops = [Op(name, forward, selective=True)]
@@ -470,9 +478,9 @@ def _fused_attention(name: str, numerics: Numerics, dims: dict[str, Dim], head_d
 def _softmax(
     name: str, numerics: Numerics, rows: Floats, cols: Floats, masks: int, *, biased: bool, wide: bool
 ) -> tuple[list[Op], Op]:
-    """Return the operators between the two products of unfused attention, and the gradient of the softmax.
+    """Return the operators between the two GEMMs of unfused attention, and the softmax gradient.
 
-    They run over rows x cols scores: scale and mask in `masks` kernels, bias, softmax and its casts.
+    They process rows x cols scores. They are scale and mask in `masks` kernels, bias, softmax and casts.
     """
     scores = rows * cols
     scale_mask = pointwise(f"{name}.scale-mask", numerics, scores, kernels=masks, absorbed=False, backward=(1.0, 1.0))
@@ -493,15 +501,16 @@ def _softmax(
 
 
 def cross_entropy(name: str, numerics: Numerics, rows: Floats, cols: Floats) -> list[Op]:
-    """Return the softmax cross-entropy over `cols` classes, one operator per pass over the logits.
+    """Return the softmax cross-entropy over `cols` classes, with one operator per pass over the logits.
 
-    A compiler reads the logits twice (maximum, sum), and once more to write their gradient. Eager frameworks copy them
-    to FP32, normalise the copy into a second one (two reads, one write), fill the gradient of the picked entries, turn
-    it into that of the logits, and convert it back.
+    Compiled code reads the logits twice, for the maximum and the sum, and once more to write the gradient. Eager code
+    copies the logits to FP32 and normalises them into a second copy, which takes two reads and one write. Backward, it
+    fills the gradient of the target entries, computes the gradient of the logits from it, and converts it back.
     """
     e = numerics.element
 
     def passes(*each: tuple[str, float, float, Phase]) -> list[Op]:
+        """Return one operator per (label, bytes read, bytes written, phase), if the job runs the phase."""
         return [
             memory_pass(f"{name}{label}", "fp32", rows * cols, read, written, phase)
             for label, read, written, phase in each
@@ -515,18 +524,18 @@ def cross_entropy(name: str, numerics: Numerics, rows: Floats, cols: Floats) -> 
 
 
 def logit_bytes(numerics: Numerics, *, returned: bool = True) -> tuple[float, float]:
-    """Return the bytes that a loss keeps of each logit until its backward pass, and needs besides during it.
+    """Return the bytes per logit that a loss keeps until its backward pass, and that this pass needs in addition.
 
-    Eager frameworks keep a normalised copy of the logits in FP32. They also keep the logits if the model has `returned`
-    them to the training loop, which holds them. Backward, two gradients in FP32 are added: that of the picked entries
-    and that of the logits.
+    Eager frameworks keep a normalised FP32 copy of the logits. If the model has `returned` the logits to the training
+    loop, the loop keeps them as well. The backward pass adds two FP32 gradients, of the target entries and of the
+    logits.
 
-    Where weights are in 16 bits alone, only some frameworks copy the logits to FP32 (`loss_element`).
+    If weights are stored only in 16 bits, only some frameworks copy the logits to FP32 (`loss_element`).
 
-    Megatron's `parallel` loss keeps the softmax in FP32, turns it into the gradient in place, and converts that
-    (tensor_parallel/cross_entropy.py). An `upcast` loss turns a shifted copy of FP32 logits into the gradient, in
-    place, beside those logits. A `fused` loss keeps the logits, and writes their gradient in their type. If the logits
-    are cut into chunks, the gradients of only one chunk exist at a time.
+    Megatron's `parallel` loss keeps the softmax in FP32, turns it into the gradient in place, and converts the gradient
+    (tensor_parallel/cross_entropy.py). An `upcast` loss keeps FP32 logits and a shifted copy, and turns the copy into
+    the gradient in place. A `fused` loss keeps the logits and writes the gradient in their type. If the loss processes
+    the logits in chunks, only one chunk's gradients exist at a time.
     """
     if not numerics.training:
         return numerics.element, 4.0
@@ -541,26 +550,29 @@ def logit_bytes(numerics: Numerics, *, returned: bool = True) -> tuple[float, fl
 
 
 def embedding(name: str, numerics: Numerics, rows: Floats, cols: float) -> list[Op]:
-    """Return a table look-up and, backward, the scatter-add of its gradient."""
+    """Return a look-up in an embedding table and, in training, the scatter-add of its gradient."""
     return rowwise(name, numerics, "embedding", rows, cols, launches=4.0)
 
 
 def drop_when_fused(name: PassName, ops: Iterable[Op]) -> list[Op]:
-    """Return the operators, marked as removed by the fusion pass `name`."""
+    """Return the operators, marked so that the fusion pass `name` removes them."""
     return [replace(op, unless=name) for op in ops]
 
 
 def replace_when_fused(name: PassName, eager: Iterable[Op], fused: Iterable[Op]) -> list[Op]:
-    """Return the eager operators, and those that the fusion pass `name` replaces them with."""
+    """Return the `eager` operators and the `fused` operators, marked so that the fusion pass `name` swaps them."""
     return drop_when_fused(name, eager) + [replace(op, only=name) for op in fused]
 
 
-def launch_as(ops: Iterable[Op], launches: Sequence[float]) -> list[Op]:
-    """Return operators, each of which is launched as so many kernels in the forward and in the backward pass."""
+def set_launches(ops: Iterable[Op], launches: Sequence[float]) -> list[Op]:
+    """Return the operators with new total numbers of kernel launches in the forward and backward pass.
+
+    `launches` is (forward, backward).
+    """
     share = {"forward": float(launches[0]), "backward": float(launches[1])}
     return [replace(op, launches=share[op.phase] / op.count) for op in ops]
 
 
 def _mark_selective(ops: Iterable[Op]) -> list[Op]:
-    """Return the operators, with the forward ones marked for selective recomputation."""
+    """Return the operators, of which selective recomputation repeats the forward ones."""
     return [replace(op, selective=op.phase == "forward") for op in ops]

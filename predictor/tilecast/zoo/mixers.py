@@ -24,14 +24,21 @@ from tilecast.spec import Floats, Workload
 from tilecast.zoo import layers
 from tilecast.zoo.dimensions import Transformer
 from tilecast.zoo.numerics import Numerics
-from tilecast.zoo.parts import Linear, Rank, Sublayer, count_norm_parameters, residual_sum, tensor_parallel_collectives
+from tilecast.zoo.parts import (
+    Linear,
+    Rank,
+    Sublayer,
+    build_residual_sum,
+    count_norm_parameters,
+    list_tensor_parallel_collectives,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class Hybrid(Transformer):
     """Dimensions of a state-space model or of a hybrid with attention.
 
-    Those that no kind of layer in its pattern needs are 0.
+    A dimension is 0 if no layer of the model needs it.
     """
 
     pattern: tuple[str, ...] = ()
@@ -64,7 +71,10 @@ class Hybrid(Transformer):
 
 @dataclass(slots=True)
 class Mixer:
-    """A token mixer under construction: its operators, its parameters and the bytes that are kept, (S,) each."""
+    """A token mixer under construction: its operators, its number of parameters, and the bytes kept for backward.
+
+    Parameters and bytes are columns over shards, (S,).
+    """
 
     name: str
     workload: Workload
@@ -146,8 +156,8 @@ class Mixer:
     def build_sublayer(self) -> Sublayer:
         """Return the sublayer, with the residual sum after it and the collectives of tensor parallelism."""
         h, outer = self.workload.model.hidden, self.rank.outer_tokens
-        ops = [*self.ops, *residual_sum(f"{self.name}.residual", self.numerics, outer * h, dropout=False)]
-        collectives = tensor_parallel_collectives(self.name, self.workload, self.rank)
+        ops = [*self.ops, *build_residual_sum(f"{self.name}.residual", self.numerics, outer * h, dropout=False)]
+        collectives = list_tensor_parallel_collectives(self.name, self.workload, self.rank)
         kept, linears = self.activation_bytes, tuple(self.linears)
         return Sublayer(ops, collectives, self.parameters, kept, selected=kept, linears=linears)
 
@@ -171,7 +181,7 @@ def _add_mamba(mixer: Mixer) -> None:
 def _add_mamba2(mixer: Mixer) -> None:
     """Add Mamba-2: `inner` channels in heads of `inner_head`.
 
-    The channels of a head share a step size; in each of `groups` they share inputs and outputs of `state` numbers.
+    The channels of a head share a step size. The heads of a group share inputs and outputs of `state` numbers.
     """
     dims, h, t = mixer.dims, float(mixer.workload.model.hidden), mixer.rank.tensor
     inner, width = dims.inner / t, dims.inner_head
@@ -224,10 +234,9 @@ def _add_delta(mixer: Mixer) -> None:
 
 
 def _add_recurrent(mixer: Mixer) -> None:
-    """Add the recurrent block of Griffin.
+    """Add the recurrent block of Griffin, which has two branches of `inner` channels.
 
-    It has two branches of `inner` channels. One passes a convolution and a gated linear recurrence, whose gates are
-    block-diagonal by head.
+    One branch passes a convolution and a gated linear recurrence. The gates are block-diagonal by head.
     """
     model, h = mixer.workload.model, float(mixer.workload.model.hidden)
     inner = mixer.dims.inner / mixer.rank.tensor
@@ -254,9 +263,9 @@ def _add_short_convolution(mixer: Mixer) -> None:
 
 
 def _add_rwkv(mixer: Mixer) -> None:
-    """Add RWKV: receptance, keys and values, a scan, and the receptance that gates the MLP after it.
+    """Add RWKV: receptance, keys and values, a scan, and the receptance that gates the following MLP.
 
-    Receptance, keys and values are computed from each token mixed with the previous one.
+    Receptance, keys and values are computed from each token mixed with the previous token.
     """
     h, inner = float(mixer.workload.model.hidden), mixer.dims.inner / mixer.rank.tensor
     mixer.add_pointwise("shift", h, reads=2.0, kernels=3)
@@ -283,7 +292,7 @@ MIXERS: Mapping[str, Callable[[Mixer], None]] = {
 
 
 def build_mixer(kind: str, name: str, workload: Workload, rank: Rank) -> Sublayer:
-    """Build the sublayer called `name` of a kind of mixer in `MIXERS`."""
+    """Return the sublayer of a mixer; `kind` is a key of `MIXERS`, and `name` is the name of the sublayer."""
     mixer = Mixer(name, workload, rank)
     MIXERS[kind](mixer)
     return mixer.build_sublayer()

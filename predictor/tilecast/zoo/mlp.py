@@ -25,15 +25,15 @@ from tilecast.zoo.parts import (
     Linear,
     Rank,
     Sublayer,
+    build_residual_sum,
     count_norm_parameters,
-    residual_sum,
-    tensor_parallel_collectives,
+    list_tensor_parallel_collectives,
     zeros,
 )
 
 
 def build_mlp(workload: Workload, rank: Rank) -> Sublayer:
-    """Build the dense MLP of a layer, with a gate if the model has gated MLPs."""
+    """Return the dense MLP of a layer; it has a gate if the model's MLPs are gated."""
     model, numerics = workload.model, Numerics.from_workload(workload)
     e, h, t = numerics.element, model.hidden, rank.tensor
     dense = model.own(Transformer).dense_ffn_hidden
@@ -46,7 +46,7 @@ def build_mlp(workload: Workload, rank: Rank) -> Sublayer:
     ops += _build_activation("mlp.activation", workload, numerics, tokens * f / t)
     spread = (1.0, outer / tokens)
     ops += layers.linear("mlp.down", numerics, tokens, f / t, h, bias=model.bias, cast=spread)
-    ops += residual_sum("mlp.residual", numerics, outer * h, dropout)
+    ops += build_residual_sum("mlp.residual", numerics, outer * h, dropout)
     narrow = numerics.product_input
     reads = ups if numerics.casts_inputs else 1.0
     extra = numerics.gelu_extra if model.own(Transformer).tanh_gelu and not model.gated_mlp else 0.0
@@ -59,7 +59,7 @@ def build_mlp(workload: Workload, rank: Rank) -> Sublayer:
     if model.bias:
         parameters = parameters + ups * f / t + h
     linears = (Linear("mlp.up", tokens, float(h), ups * f / t, ups), Linear("mlp.down", tokens, f / t, float(h)))
-    collectives = tensor_parallel_collectives("mlp", workload, rank)
+    collectives = list_tensor_parallel_collectives("mlp", workload, rank)
     inside = tokens * (e * (_count_kept_tensors(model, numerics) - 1) + narrow) * f / t
     normed = narrow * outer * h
     freed = [("mlp_act", narrow * tokens * f / t), ("mlp", inside + (normed if numerics.fuses_norms else 0.0))]
@@ -82,10 +82,10 @@ def _count_kept_tensors(model: Model, numerics: Numerics) -> int:
 
 
 def build_expert_mlp(workload: Workload, rank: Rank, experts: int) -> Sublayer:
-    """Build a router, the `top_k` experts that each token visits, and the shared MLP that all tokens visit.
+    """Return the sublayer of a router, `top_k` experts per token, and the shared MLP that all tokens visit.
 
-    Experts are whole: their tensor-parallel size is one, as Megatron folds them over tensor and data ranks. With a
-    balanced router, a rank therefore computes `top_k` experts for its part of the tokens.
+    Experts have a tensor-parallel size of one, because Megatron folds them over tensor and data ranks. A balanced
+    router is assumed, so a rank computes `top_k` experts for each of its tokens.
     """
     model, dims, numerics = workload.model, workload.model.own(Transformer), Numerics.from_workload(workload)
     e, h, f, t = numerics.element, model.hidden, model.ffn_hidden, rank.tensor
@@ -96,7 +96,7 @@ def build_expert_mlp(workload: Workload, rank: Rank, experts: int) -> Sublayer:
     local = experts / rank.expert
     ups = 2.0 if model.gated_mlp else 1.0
     shared = dims.shared_ffn_hidden
-    inside = _expert_numerics(workload, numerics)
+    inside = _find_expert_numerics(workload, numerics)
     is_wide = inside.matrix != numerics.matrix
     calls = local if is_wide else count_launches(workload, local)
     framework, dispatch = frameworks.find_framework(workload), frameworks.expert_dispatch(workload)
@@ -105,19 +105,19 @@ def build_expert_mlp(workload: Workload, rank: Rank, experts: int) -> Sublayer:
     ops += layers.linear("experts.router", numerics.unquantized, tokens, h, float(experts))
     gate = layers.pointwise("experts.gate", numerics, tokens * experts, kernels=4, absorbed=False)
     grouped = framework.router_group_launches if dims.top_groups < dims.expert_groups else (0.0, 0.0)
-    ops += layers.launch_as(gate, np.add(framework.router_launches, grouped).tolist())
+    ops += layers.set_launches(gate, np.add(framework.router_launches, grouped).tolist())
     halves = [launches / 2 for launches in framework.permutation_launches]
     # Latent experts read a projection of the tokens, which is what is sent.
     inner = dims.expert_hidden or h
     if inner != h:
         ops += layers.linear("experts.latent-down", numerics, tokens, h, inner)
-    ops += layers.launch_as(_permute("experts.dispatch", inside, slots * inner, dispatch), halves)
-    ops += _expert_linear("up", inside, local, slots, (inner, ups * f), calls, bias=model.bias)
+    ops += layers.set_launches(_build_permutation("experts.dispatch", inside, slots * inner, dispatch), halves)
+    ops += _build_expert_linear("up", inside, local, slots, (inner, ups * f), calls, bias=model.bias)
     ops += _build_activation("experts.activation", workload, inside, slots * f)
-    ops += _expert_linear("down", inside, local, slots, (f, inner), calls)
+    ops += _build_expert_linear("down", inside, local, slots, (f, inner), calls)
     if model.bias:
         ops += _add_weighted_bias(inside, slots * inner, calls)
-    ops += layers.launch_as(_permute("experts.combine", inside, slots * inner, dispatch), halves)
+    ops += layers.set_launches(_build_permutation("experts.combine", inside, slots * inner, dispatch), halves)
     if inner != h:
         ops += layers.linear("experts.latent-up", numerics, tokens, inner, h)
     linears: tuple[Linear, ...] = ()
@@ -129,7 +129,7 @@ def build_expert_mlp(workload: Workload, rank: Rank, experts: int) -> Sublayer:
             Linear("experts.shared-up", tokens, float(h), ups * shared, ups),
             Linear("experts.shared-down", tokens, shared, float(h)),
         )
-    ops += residual_sum("experts.residual", numerics, outer * h, model.dropout and workload.training)
+    ops += build_residual_sum("experts.residual", numerics, outer * h, model.dropout and workload.training)
     wide = _count_kept_tensors(model, numerics)
     narrow, w = inside.product_input, inside.element
     # Kept per slot: the inputs of an expert's products in the type that these read, the inputs of its activation, and
@@ -159,7 +159,7 @@ def build_expert_mlp(workload: Workload, rank: Rank, experts: int) -> Sublayer:
     return Sublayer(ops, collectives, parameters, activation_bytes, zeros(), one * local, selected, linears, freed)
 
 
-def _expert_numerics(workload: Workload, numerics: Numerics) -> Numerics:
+def _find_expert_numerics(workload: Workload, numerics: Numerics) -> Numerics:
     """Return the numerics of the experts' products and of the tokens around them.
 
     Where autocast does not know the grouped product, it runs in the type of the held weights, FP32.
@@ -180,8 +180,8 @@ are made where they arrive.
 """
 
 
-def _permute(name: str, numerics: Numerics, elements: Floats, dispatch: ExpertDispatch) -> list[Op]:
-    """Return the operators that sort the copies of tokens on the way to their experts, or back."""
+def _build_permutation(name: str, numerics: Numerics, elements: Floats, dispatch: ExpertDispatch) -> list[Op]:
+    """Return the operators that sort copies of tokens by expert before the experts, or restore the order after them."""
     passes = _PERMUTATION_PASSES[dispatch]
     return layers.pointwise(name, numerics, elements, kernels=passes, absorbed=False, backward=(1.0, 1.0))
 
@@ -208,7 +208,7 @@ def count_launches(workload: Workload, local: Floats) -> Floats:
     return local if frameworks.find_framework(workload).grouped_products == "each" else np.ones(1)
 
 
-def _expert_linear(
+def _build_expert_linear(
     name: str,
     numerics: Numerics,
     local: Floats,
@@ -229,7 +229,10 @@ def _expert_linear(
 
 
 def _repeat_for_experts(op: Op, experts: Floats, calls: Floats) -> Op:
-    """Return an operator of one expert as that of `experts`: a batch of products, or a pass over more elements."""
+    """Return an operator of one expert repeated for several experts.
+
+    A matrix product becomes a batch of products. Any other pass gets more elements.
+    """
     dims = op.table.dims * np.ones((len(experts), 1))
     dims[:, 0] *= experts  # the batch of a product, or the elements of a pass
     kind, precision = (np.broadcast_to(column, len(dims)) for column in (op.table.kind, op.table.precision))
@@ -237,11 +240,11 @@ def _repeat_for_experts(op: Op, experts: Floats, calls: Floats) -> Op:
 
 
 def _add_weighted_bias(numerics: Numerics, elements: Floats, calls: Floats) -> list[Op]:
-    """Return the operators that add the experts' outputs and their biases times the tokens' weights.
+    """Return the operators that multiply the experts' outputs and biases by the tokens' weights and sum them.
 
-    The weights are in FP32, and so is the sum. Forward: a product, a sum, a copy that joins the experts' parts, and a
-    cast (Megatron-Core, transformer/moe/experts.py: _apply_bias). Backward: the cast and the copy again, then a product
-    and a sum for the biases and another pair for the weights.
+    The weights and the sum are in FP32. The forward pass has a product, a sum, a copy that joins the experts' outputs,
+    and a cast (Megatron-Core, transformer/moe/experts.py: _apply_bias). The backward pass repeats the cast and the
+    copy. Then it runs a product and a sum for the biases, and another product and sum for the weights.
     """
     e = numerics.element
     name = "experts.weighted-bias"

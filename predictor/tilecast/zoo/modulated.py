@@ -105,7 +105,7 @@ def add_modulated_norm(net: NetworkBuilder, tokens: float, width: int, *, weight
 
 
 def add_gated_residual(net: NetworkBuilder, tokens: float, width: int) -> None:
-    """Add the residual sum of a sublayer, whose output is multiplied by scales that the vector gives."""
+    """Add the residual sum of a sublayer; scales computed from the vector multiply the sublayer's output first."""
     elements = net.batch * tokens * width
     net.keep_elements(elements)
     net.pointwise("gate", elements, reads=2.0, kernels=2, backward=(2.0, 1.0))
@@ -143,7 +143,7 @@ def add_gelu(net: NetworkBuilder, tokens: float, width: int) -> None:
 
 
 def add_gate(net: NetworkBuilder, tokens: float, width: int) -> None:
-    """Add the product of `width` numbers per token with the SiLU of as many others."""
+    """Add the product of two tensors of `width` numbers per token; the second tensor passes a SiLU first."""
     elements = net.batch * tokens * width
     net.keep_elements(3 * elements)
     net.pointwise("gate", elements, reads=2.0, kernels=2, backward=(3.0, 2.0))

@@ -37,14 +37,14 @@ _FUSED_NORM = re.compile(r"((.*-)?attention|mlp)\.norm(\..*)?")
 
 
 @lru_cache(maxsize=4096)
-def modules_of_operator(name: str, *, selective: bool, fuses_norms: bool, latent: bool) -> frozenset[str]:
+def list_modules_of_operator(name: str, *, selective: bool, fuses_norms: bool, latent: bool) -> frozenset[str]:
     """Return the modules that a forward operator of a layer belongs to.
 
     Args:
         name: name of the operator.
-        selective: whether it belongs to the core of attention.
-        fuses_norms: whether the framework runs norms as part of the dense products after them.
-        latent: whether the model has latent attention, whose down-projections a norm is not part of.
+        selective: whether the operator belongs to the core of attention.
+        fuses_norms: whether the framework fuses each norm with the dense product after the norm.
+        latent: whether the model has latent attention, whose norms are not fused with its down-projections.
     """
     if selective:
         return frozenset({"core_attn"})
@@ -56,10 +56,10 @@ def modules_of_operator(name: str, *, selective: bool, fuses_norms: bool, latent
     return frozenset(found)
 
 
-def repeats_in_full(workload: Workload, name: str) -> bool:
-    """Return whether full recomputation of a layer repeats a forward operator or collective of this name.
+def is_repeated_in_full(workload: Workload, name: str) -> bool:
+    """Return whether full recomputation of a layer runs the forward operator or collective `name` again.
 
-    Some frameworks stop before the last product of a layer, unless dropout or a norm comes after it.
+    Some frameworks stop before the last product of a layer, unless dropout or a norm comes after that product.
     """
     model = workload.model
     if frameworks.find_framework(workload).recomputes_last_product or model.dropout or model.family not in _PRE_NORM:
@@ -72,13 +72,13 @@ _PRE_NORM = frozenset({"decoder", "moe", "deepseek"})
 
 
 @lru_cache(maxsize=256)
-def modules_of_exchange(name: str) -> frozenset[str]:
+def list_modules_of_collective(name: str) -> frozenset[str]:
     """Return the modules that a forward collective of a layer belongs to."""
     return frozenset(module for module, pattern in _EXCHANGES.items() if pattern.fullmatch(name))
 
 
 def list_modules(model: Model) -> frozenset[str]:
-    """Return the modules that layers of a model have; empty unless they are usual transformer layers."""
+    """Return the modules that the layers of a model have; empty if the model has no usual transformer layers."""
     dims = model.dimensions
     if model.trace is not None or not isinstance(dims, Transformer) or model.family not in _FAMILIES:
         return frozenset()

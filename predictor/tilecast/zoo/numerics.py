@@ -1,4 +1,4 @@
-"""Types of tensors and fusion of kernels, as a workload and its framework decide them."""
+"""Data types of tensors and fusion of kernels, which a workload and its framework determine."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ PHASES: tuple[Phase, ...] = ("forward", "backward")
 
 @dataclass(frozen=True, slots=True)
 class Numerics:
-    """Types of tensors and fusion of kernels in a workload, which the operators of every layer depend on."""
+    """Types of tensors and fusion of kernels in a workload; the operators of every layer depend on them."""
 
     matrix: str
     """Precision of the matrix units."""
@@ -69,7 +69,7 @@ class Numerics:
 
     @property
     def phases(self) -> tuple[Phase, ...]:
-        """The passes that run: forward, and backward in training."""
+        """Passes of a step: forward and, in training, backward."""
         return PHASES if self.training else PHASES[:1]
 
     @property
@@ -114,11 +114,11 @@ class Numerics:
             loss_element=element if framework.weights == "pure" and not framework.upcasts_logits else 4.0,
             frozen_input=framework.quantized_input_bytes if quantizes else 0.0,
             product_input=ELEMENT_BYTES[workload.precision] if keeps_fp8 else element,
-            norm_extra=_extra_norm_bytes(workload, framework, autocasts),
+            norm_extra=_count_extra_norm_bytes(workload, framework, autocasts),
             chain_extra=4.0 if _composes_norms(workload, framework) else 0.0,
-            gelu_extra=_extra_gelu_bytes(workload, framework, element, autocasts),
+            gelu_extra=_count_extra_gelu_bytes(workload, framework, element, autocasts),
             casts_inputs=autocasts and "elementwise" not in passes,
-            score_extra=_extra_score_bytes(workload, framework, autocasts),
+            score_extra=_count_extra_score_bytes(workload, framework, autocasts),
             saves_operators=framework.selective == "operators",
             fuses_norms=framework.fuses_norms,
             training=workload.training,
@@ -128,7 +128,7 @@ class Numerics:
 
 
 def _choose_loss(workload: Workload, usual: Loss) -> Loss:
-    """Return the loss of a compiler or of hand-written kernels if the workload has one, else the `usual` loss."""
+    """Return the compiled or hand-written loss that the workload uses; if it uses none, return the `usual` loss."""
     if "loss" in fuse.passes(workload):
         return "fused"
     if frameworks.has_fused_kernels(workload) and usual == "eager":
@@ -138,7 +138,7 @@ def _choose_loss(workload: Workload, usual: Loss) -> Loss:
     return usual
 
 
-def _extra_score_bytes(workload: Workload, framework: Framework, autocasts: bool) -> float:
+def _count_extra_score_bytes(workload: Workload, framework: Framework, autocasts: bool) -> float:
     """Return the bytes per score that an unfused softmax in FP32 keeps in addition.
 
     Autocast runs it in FP32, and so do models written like LlamaAttention (Hugging Face, eager_attention_forward).
@@ -155,7 +155,7 @@ def _composes_norms(workload: Workload, framework: Framework) -> bool:
     return workload.training and composed and "norm" not in fuse.passes(workload)
 
 
-def _extra_norm_bytes(workload: Workload, framework: Framework, autocasts: bool) -> float:
+def _count_extra_norm_bytes(workload: Workload, framework: Framework, autocasts: bool) -> float:
     """Return the bytes per element that a norm keeps besides its input and its output.
 
     Autocast keeps the residual stream, and so a norm's input, in FP32: two bytes more. An RMS norm written in PyTorch's
@@ -168,7 +168,7 @@ def _extra_norm_bytes(workload: Workload, framework: Framework, autocasts: bool)
     return wide + (4.0 if _composes_norms(workload, framework) else 0.0)
 
 
-def _extra_gelu_bytes(workload: Workload, framework: Framework, element: float, autocasts: bool) -> float:
+def _count_extra_gelu_bytes(workload: Workload, framework: Framework, element: float, autocasts: bool) -> float:
     """Return the bytes per element that a GELU in its tanh form keeps besides its input and its output.
 
     Written in PyTorch's operators it keeps half its input, the tangent, and that plus one. Autocast runs powers in

@@ -23,7 +23,7 @@ LayerNormLinear; a compiler does the same)."""
 
 @dataclass(frozen=True, slots=True)
 class Rank:
-    """The part of a micro-batch that one rank sees, as columns over shards, (S,) each."""
+    """Sizes of a micro-batch on one rank, as columns over shards, (S,) each."""
 
     micro_batch: Floats
     tensor: Floats
@@ -35,7 +35,7 @@ class Rank:
 
     @classmethod
     def from_shards(cls, shards: Shards, sequence: float) -> Rank:
-        """Return the part of a rank whose samples have `sequence` tokens."""
+        """Return the sizes on one rank of each shard for samples of `sequence` tokens."""
         tensor = shards.tensor.astype(float)
         return cls(
             shards.micro_batch.astype(float),
@@ -53,13 +53,13 @@ class Rank:
 
     @property
     def outer_tokens(self) -> Floats:
-        """Tokens of the parts outside tensor parallelism (norms, residuals): spread by sequence parallelism."""
+        """Number of tokens per rank in norms and residual sums, (S,); sequence parallelism splits them."""
         return self.tokens / np.where(self.sequence_parallel > 0, self.tensor, 1.0)
 
 
 @dataclass(frozen=True, slots=True)
 class Linear:
-    """A dense layer that an adapter can be added to: rows, inputs and outputs on one rank, each (S,) or one number."""
+    """A dense layer that can get an adapter: its rows, inputs and outputs on one rank, each (S,) or a number."""
 
     name: str
     rows: Floats
@@ -76,7 +76,10 @@ def zeros() -> Floats:
 
 @dataclass(frozen=True, slots=True)
 class Sublayer:
-    """Half a layer, attention or MLP: its operators, collectives, parameters and kept activations, columns of (S,)."""
+    """An attention or MLP sublayer of a layer: operators, collectives, parameters and kept activations.
+
+    Parameters and activations are columns over shards, (S,).
+    """
 
     ops: list[Op]
     collectives: list[CollectiveCall]
@@ -101,14 +104,14 @@ class Sublayer:
 
     @classmethod
     def join(cls, parts: Sequence[Sublayer]) -> Sublayer:
-        """Return one sublayer with the operators, collectives and columns of several."""
+        """Return one sublayer that joins the operators, collectives and columns of several sublayers."""
         return cls(*(reduce(add, (getattr(part, item.name) for part in parts)) for item in fields(cls)))
 
 
-def key_value_collectives(name: str, keys: Floats) -> tuple[CollectiveCall, CollectiveCall]:
-    """Return the gathering of keys and values from all context-parallel ranks, `keys` bytes, forward and backward.
+def list_key_value_collectives(name: str, keys: Floats) -> tuple[CollectiveCall, CollectiveCall]:
+    """Return the collectives that gather `keys` bytes of keys and values from all context-parallel ranks.
 
-    Backward they are gathered again with their gradients.
+    The forward pass gathers keys and values. The backward pass gathers them again together with their gradients.
     """
     return (
         CollectiveCall(f"{name}.keys", "all_gather", "context", keys, "forward"),
@@ -116,10 +119,10 @@ def key_value_collectives(name: str, keys: Floats) -> tuple[CollectiveCall, Coll
     )
 
 
-def residual_sum(name: str, numerics: Numerics, elements: Floats, dropout: bool) -> list[Op]:
-    """Return the residual sum, after dropout where there is `dropout`.
+def build_residual_sum(name: str, numerics: Numerics, elements: Floats, dropout: bool) -> list[Op]:
+    """Return the residual sum after a sublayer, with dropout before it if `dropout` is not zero.
 
-    Backward, dropout is one pass, and the gradients of the two branches are summed.
+    In the backward pass, dropout is one pass, and the gradients of the two branches are summed.
     """
     sum_ = layers.pointwise(name, numerics, elements, reads=2.0, backward=(2.0, 1.0))
     if not dropout:
@@ -156,13 +159,13 @@ def uniform_block(
     return Block(name, 1, tuple(ops), weights, kept, frozen_parameters=weights if frozen else zeros(), **columns)
 
 
-def one_block_graph(block: Block, host_bytes_per_sample: float) -> Graph:
-    """Return the graph of a network that is one block and runs data parallel only."""
+def build_one_block_graph(block: Block, host_bytes_per_sample: float) -> Graph:
+    """Return the graph of a network that has a single block and runs data-parallel only."""
     shards = len(block.parameters)
     return Graph((), (block,), (), np.zeros(shards), shards, host_bytes_per_sample)
 
 
-def tensor_parallel_collectives(name: str, workload: Workload, rank: Rank) -> list[CollectiveCall]:
+def list_tensor_parallel_collectives(name: str, workload: Workload, rank: Rank) -> list[CollectiveCall]:
     """Return the collectives of Megatron's tensor parallelism around half a layer.
 
     These are one all-reduce forward and one backward. With sequence parallelism they are an all-gather and a

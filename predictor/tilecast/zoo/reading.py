@@ -1,4 +1,4 @@
-"""Models from tables: dimensions by name, as a preset, a document or a config states them."""
+"""Reading of models from tables of dimensions, as presets, resource documents and configs contain them."""
 
 from __future__ import annotations
 
@@ -19,50 +19,53 @@ _DIVISORS = ("patch", "patch_stride", "ratio", "moe_every", "global_every", "shr
 """Dimensions with a default that must not be 0, since others are divided by them."""
 
 
-def _list_types(kind: type[Model | Dimensions], *apart: str) -> dict[str, str]:
-    """Return the types of a dataclass's fields as they are written, by name, without the fields `apart`."""
-    return {item.name: str(item.type).removesuffix(" | None") for item in fields(kind) if item.name not in apart}
+def _list_types(kind: type[Model | Dimensions], *excluded: str) -> dict[str, str]:
+    """Return the types of a dataclass's fields as written in the source, by field name.
+
+    The fields named in `excluded` are left out.
+    """
+    return {item.name: str(item.type).removesuffix(" | None") for item in fields(kind) if item.name not in excluded}
 
 
 _GENERAL = _list_types(Model, "dimensions", "projector")
 
 
 @cache
-def _family_types(family: str) -> Mapping[str, str]:
-    """Return the types of the dimensions that only this family has, as they are written, by name."""
+def _list_family_types(family: str) -> Mapping[str, str]:
+    """Return the types of the dimensions that only this family has, by name. A type is its text in the source code."""
     return _list_types(FAMILIES[family].dimensions, "stated")
 
 
-def dimension_type(family: str, name: str) -> str:
-    """Return the type of a dimension of a family as it is written; an empty string if the family has none such."""
-    return _family_types(family).get(name) or _GENERAL.get(name, "")
+def find_dimension_type(family: str, name: str) -> str:
+    """Return the type of a dimension as written in the source. If the family lacks it, return an empty string."""
+    return _list_family_types(family).get(name) or _GENERAL.get(name, "")
 
 
-def required_dimensions(family: str, pattern: tuple[str, ...] = ()) -> tuple[str, ...]:
-    """Return the names of the dimensions that a model of the family must state.
+def list_required_dimensions(family: str, pattern: tuple[str, ...] = ()) -> tuple[str, ...]:
+    """Return the names of the dimensions that a model of the family must specify.
 
     `pattern` lists the kinds of the layers of a hybrid.
     """
     own = (item.name for item in fields(FAMILIES[family].dimensions) if item.default is MISSING)
-    return (*FAMILIES[family].needs, *own, *hybrid.required_dimensions(pattern))
+    return (*FAMILIES[family].needs, *own, *hybrid.list_required_dimensions(pattern))
 
 
 def model_from(table: Mapping[str, Any]) -> Model:
     """Return a model from dimensions as a preset or a user writes them.
 
-    Keys of `table` are fields of `Model`, whose defaults are filled in, and of the dataclass of its family.
+    Keys of `table` are fields of `Model` and fields of the family's dataclass. Absent fields get their defaults.
 
     Raises:
-        SpecError: the family or a dimension is unknown, or a dimension is missing, not positive, of another type, too
-            large beside another, or does not divide another.
+        SpecError: the family or a dimension is unknown. A dimension is missing, not positive, of another type, too
+            large in comparison with another, or no divisor of another.
     """
     family = table.get("family", "")
     if family not in FAMILIES:
         raise SpecError("model.family", f"unknown family {family!r}", f"use one of {', '.join(FAMILIES)}")
     for name in table:
         _check_known(family, name)
-    values = {name: _convert_value(name, value, dimension_type(family, name)) for name, value in table.items()}
-    for name in required_dimensions(family, values.get("pattern", ())):
+    values = {name: _convert_value(name, value, find_dimension_type(family, name)) for name, value in table.items()}
+    for name in list_required_dimensions(family, values.get("pattern", ())):
         value = values.get(name, 0)
         if not (value and min(value) > 0 if isinstance(value, tuple) else value > 0):
             raise SpecError(f"model.{name}", f"must be positive, got {value}", "state the dimension")
@@ -70,7 +73,7 @@ def model_from(table: Mapping[str, Any]) -> Model:
         if values.get(name, 1) < 1:
             problem = f"must be positive, got {values[name]}"
             raise SpecError(f"model.{name}", problem, "state one or more, or leave it out")
-    own = {name: value for name, value in values.items() if name in _family_types(family)}
+    own = {name: value for name, value in values.items() if name in _list_family_types(family)}
     stated = tuple(name for name in own if name != "pattern")
     general = {name: value for name, value in values.items() if name not in own}
     model = Model(**{**general, "dimensions": FAMILIES[family].dimensions(**own, stated=stated)})
@@ -81,17 +84,17 @@ def model_from(table: Mapping[str, Any]) -> Model:
 
 def _check_known(family: str, name: str) -> None:
     """Raise SpecError unless a family has a dimension of this name."""
-    if not dimension_type(family, name):
-        near = get_close_matches(name, (*_GENERAL, *_family_types(family)), n=1)
+    if not find_dimension_type(family, name):
+        near = get_close_matches(name, (*_GENERAL, *_list_family_types(family)), n=1)
         remedy = f"did you mean {near[0]}?" if near else "leave it out"
         raise SpecError(f"model.{name}", f"family {family} has no such dimension", remedy)
 
 
 def _convert_value(name: str, value: Any, kind: str) -> Any:
-    """Return the value of a dimension in its type, which is written as `kind`.
+    """Return the value of a dimension, converted to the type that `kind` names.
 
     Raises:
-        SpecError: it has another type.
+        SpecError: the value has another type.
     """
     if kind.startswith("tuple[int"):
         length = None if "..." in kind else kind.count("int")
@@ -107,17 +110,17 @@ def _convert_value(name: str, value: Any, kind: str) -> Any:
     return {"int": int, "float": float, "bool": bool}[kind](value)
 
 
-def _complete_dimensions(known: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the general dimensions of a transformer with those that follow from others.
+def _complete_dimensions(dimensions: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the general dimensions of a transformer, completed with the dimensions that follow from them.
 
     Raises:
         SpecError: a dimension is not positive or does not divide another.
     """
-    hidden, heads = known["hidden"], known["heads"]
-    if "head_dim" not in known and hidden % heads:
+    hidden, heads = dimensions["hidden"], dimensions["heads"]
+    if "head_dim" not in dimensions and hidden % heads:
         problem = f"hidden {hidden} is not divisible by heads {heads}"
         raise SpecError("model.heads", problem, "choose a divisor or state headDim")
-    whole = {"kv_heads": heads, "head_dim": hidden // heads, "ffn_hidden": 4 * hidden, **known}
+    whole = {"kv_heads": heads, "head_dim": hidden // heads, "ffn_hidden": 4 * hidden, **dimensions}
     if whole["head_dim"] < 1:
         raise SpecError("model.headDim", f"must be positive, got {whole['head_dim']}", "state it, or leave it out")
     if whole["kv_heads"] < 1 or heads % whole["kv_heads"]:

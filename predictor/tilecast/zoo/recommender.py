@@ -1,12 +1,13 @@
 """Recommenders: DLRM and DCN v2, Wide & Deep, a variational autoencoder of a user's items, SIM, and NCF.
 
-Embedding tables are read row by row. A sample reads `lookups` rows of `width` numbers on average, which become one
-vector for each of `tables`; a share `distinct` (1) of the rows that a batch reads differ from each other.
+Embedding tables are read row by row. A sample reads `lookups` rows of `width` numbers on average. They are pooled into
+one vector for each of the `tables`. The fraction `distinct` of the rows that a batch reads are different rows.
 
-With `spread_tables` every rank holds a share of the tables and serves the samples of all ranks (hybrid parallelism). An
-all-to-all sends keys to the tables and vectors back, gradients go the same way, and only the rows that were read are
-updated. Where a framework shards tables by rows (`Framework.table_sharding`), each rank holds a part of the vectors of
-all ranks' samples. Without `spread_tables`, tables are copied on every rank and have whole gradients.
+With `spread_tables`, the tables are divided among the ranks, and every rank serves the samples of all ranks (hybrid
+parallelism). An all-to-all sends keys to the tables, and another returns the vectors. Gradients take the reverse way,
+and only the rows that were read are updated. If a framework shards tables by rows (`Framework.table_sharding`), each
+rank makes a partial sum of the vectors of all samples. Without `spread_tables`, every rank has a copy of all tables,
+and their gradients are dense.
 
 Sources: Naumov et al., arXiv 1906.00091 (figures 1 and 4); Wang et al., arXiv 2008.13535 (section 3.4, low rank); Cheng
 et al., arXiv 1606.07792; Liang et al., arXiv 1802.05814 (section 2); Pi et al., arXiv 2006.05639 (section 3), with the
@@ -30,7 +31,7 @@ from tilecast.zoo import layers
 from tilecast.zoo.cnn import sequence
 from tilecast.zoo.cnn.builder import Architecture, NetworkBuilder
 from tilecast.zoo.numerics import Numerics
-from tilecast.zoo.parts import one_block_graph, uniform_block
+from tilecast.zoo.parts import build_one_block_graph, uniform_block
 
 _KEY_BYTES = 8.0
 _SORT_PASSES = 4.0
@@ -54,13 +55,13 @@ class Tables(Dimensions):
     width: float
     """Numbers of a row, as a mean over tables."""
     distinct: float = 1.0
-    """Share of the rows that a batch reads which differ from each other."""
+    """Number of different rows that a batch reads, divided by its number of lookups."""
     spread_tables: bool = False
-    """Whether every rank holds a share of the tables, not a copy of them."""
+    """Whether the tables are divided among the ranks. Otherwise every rank has a copy of them."""
     dense_features: int = 0
-    """Numbers of a sample that are no keys of tables."""
+    """Number of a sample's inputs that are not keys of tables."""
     wide_weights: int = 0
-    """Weights of keys that are looked up one by one."""
+    """Number of weights of the wide branch, one per key."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
@@ -75,7 +76,7 @@ class Dlrm(Tables):
     cross_layers: int = 0
     """Layers that cross all vectors side by side (DCN v2); 0: pairs of vectors are multiplied."""
     cross_rank: int = 0
-    """Rank of such a layer."""
+    """Rank of the factorised weight of a cross layer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
@@ -85,9 +86,9 @@ class WideDeep(Tables):
     deep: tuple[int, ...] = numbered("deep")
     """Outputs of the dense layers."""
     wide: float
-    """Keys of a sample that are looked up one by one."""
+    """Number of keys that the wide branch looks up for a sample."""
     wide_weights: int
-    """Weights of such keys."""
+    """Number of weights of the wide branch, one per key."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
@@ -95,7 +96,7 @@ class Autoencoder(Tables):
     """Dimensions of a variational autoencoder of a user's items."""
 
     latent: int
-    """Numbers that stand for a user."""
+    """Size of the latent vector of a user."""
     items: int
     """Items that are scored."""
 
@@ -107,9 +108,9 @@ class SearchInterest(Tables):
     long: int
     """Items of a user's history that the target attends to."""
     chosen: int
-    """The best of these, which the target attends to again."""
+    """Number of best matching items among them, which the target attends to again."""
     short: int
-    """Last items, which two GRUs run over."""
+    """Number of most recent items, over which two GRUs run."""
     state: int
     """Cells of a GRU."""
     first: tuple[int, ...] = numbered("first")
@@ -121,7 +122,7 @@ class SearchInterest(Tables):
 
 
 def build(workload: Workload, shards: Shards) -> Graph:
-    """Build the graph of a recommender, data parallel except for tables that are spread over ranks."""
+    """Return the graph of a recommender. It runs data-parallel, except for tables that are spread over ranks."""
     dims = workload.model.own(Tables)
     batch = shards.micro_batch.astype(float)
     net = NetworkBuilder(Numerics.from_workload(workload), batch, dims.dense_features, (1, 1, 1))
@@ -146,13 +147,13 @@ def build(workload: Workload, shards: Shards) -> Graph:
         working_bytes=net.working_bytes * np.ones(len(shards)),
         table_parameters=spread if has_rows else np.zeros(1),
     )
-    return one_block_graph(block, 4.0 * (dims.lookups + dims.dense_features))
+    return build_one_block_graph(block, 4.0 * (dims.lookups + dims.dense_features))
 
 
 def _build_look_ups(workload: Workload, batch: Floats) -> tuple[list[Op], list[CollectiveCall]]:
-    """Return the operators of the look-ups and of their gradients, and the collectives of both between ranks.
+    """Return the operators and collectives of the embedding look-ups and of the updates of the rows.
 
-    All ranks hold equal shares of the tables, so a rank serves as many keys as it requests.
+    All ranks hold equally many rows of the tables, so a rank serves as many keys as it requests.
     """
     dims, numerics = workload.model.own(Tables), Numerics.from_workload(workload)
     width, read, made = dims.width, batch * dims.lookups, batch * dims.tables
@@ -176,10 +177,10 @@ def _build_look_ups(workload: Workload, batch: Floats) -> tuple[list[Op], list[C
 def _add_dense_layers(
     net: NetworkBuilder, outputs: Sequence[int], *, output: bool = False, dropout: bool = False
 ) -> None:
-    """Add dense layers of these `outputs`, each with a ReLU.
+    """Add dense layers with these `outputs`, each followed by a ReLU.
 
-    If the last layer is the `output` of the network, it has no ReLU. With `dropout`, each layer is followed by one,
-    whose input is kept besides the input of the next layer.
+    If the last layer is the `output` of the network, it has no ReLU. With `dropout`, a dropout follows each layer, and
+    its input is kept besides the input of the next layer.
     """
     for number, width in enumerate(outputs, 1):
         net.dense(width)
@@ -191,10 +192,10 @@ def _add_dense_layers(
 
 
 def build_dlrm(net: NetworkBuilder, dims: Dlrm) -> None:
-    """Build DLRM or DCN v2.
+    """Add the layers of DLRM or DCN v2.
 
-    Dense features pass the `bottom` layers, which end in the width of a row. Then follow the products of all pairs of
-    vectors, or cross layers over all vectors side by side, and the `top` layers.
+    Dense features pass the `bottom` layers, whose last output is as wide as a row. DLRM multiplies all pairs of
+    vectors. DCN v2 runs cross layers over the concatenated vectors. The `top` layers follow.
     """
     _add_dense_layers(net, dims.bottom)
     vectors = dims.tables + 1
@@ -214,10 +215,10 @@ def build_dlrm(net: NetworkBuilder, dims: Dlrm) -> None:
 
 
 def build_wide_and_deep(net: NetworkBuilder, dims: WideDeep) -> None:
-    """Build Wide & Deep.
+    """Add the layers of Wide & Deep.
 
-    Vectors and dense features side by side pass the `deep` layers. In the wide branch each of the `wide` keys of a
-    sample has one weight, looked up in a table.
+    The `deep` layers run over the concatenated vectors and dense features. In the wide branch, each of the `wide` keys
+    of a sample selects one weight from a table.
     """
     net.concatenate(int(dims.tables * dims.width + dims.dense_features))
     _add_dense_layers(net, dims.deep, dropout=True)
@@ -229,10 +230,10 @@ def build_wide_and_deep(net: NetworkBuilder, dims: WideDeep) -> None:
 
 
 def build_autoencoder(net: NetworkBuilder, dims: Autoencoder) -> None:
-    """Build a variational autoencoder of a user's items.
+    """Add the layers of a variational autoencoder of a user's items.
 
-    The sum of the rows of the items passes a dense layer to the mean and variance of `latent` numbers. A sample of
-    these is decoded to a score for each of all `items`.
+    A dense layer maps the sum of the rows of the user's items to the mean and variance of `latent` numbers. A decoder
+    maps a random sample of these numbers to one score for each of all `items`.
     """
     net.channels = int(dims.width)
     net.activate("tanh")
@@ -247,7 +248,7 @@ def build_autoencoder(net: NetworkBuilder, dims: Autoencoder) -> None:
 
 
 def build_search_interest(net: NetworkBuilder, dims: SearchInterest) -> None:
-    """Build SIM, which searches the long history of a user.
+    """Add the layers of SIM, which searches the long history of a user.
 
     The target item attends to `long` items of the user's history, and to the best `chosen` of them. A GRU, attention
     and a GRU run over the last `short` items (interest evolution), with an auxiliary network before
@@ -304,7 +305,7 @@ class Ncf(Dimensions):
 
 
 def build_ncf(workload: Workload, shards: Shards) -> Graph:
-    """Build the graph of neural collaborative filtering; a sample is a pair of user and item.
+    """Return the graph of neural collaborative filtering, where a sample is a pair of user and item.
 
     The embeddings of the dense branch are half as wide as the inputs of its first layer.
     """
@@ -332,4 +333,4 @@ def build_ncf(workload: Workload, shards: Shards) -> Graph:
     if numerics.training:
         ops += layers.pointwise("loss", numerics, pairs, kernels=3)
     block = uniform_block("network", len(shards), ops, parameters, numerics.element * activation_bytes)
-    return one_block_graph(block, 20.0)
+    return build_one_block_graph(block, 20.0)

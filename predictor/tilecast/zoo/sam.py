@@ -34,9 +34,10 @@ class SegmentAnything(vision.Vision):
 
 
 def build(workload: Workload, shards: Shards) -> Graph:
-    """Build the graph of the vision transformer and the decoder of masks.
+    """Return the graph of Segment Anything: a vision transformer and a decoder of masks.
 
-    Some layers attend to the whole image, the others inside windows, to which the image is padded.
+    Some layers attend to the whole image. The other layers attend inside windows, and the image is padded to whole
+    windows.
     """
     model, dims = replace(workload.model.having(class_tokens=0), causal=False), workload.model.own(SegmentAnything)
     side, window = dims.grid[0], dims.window
@@ -64,9 +65,9 @@ def build(workload: Workload, shards: Shards) -> Graph:
 
 
 def _build_decoder(workload: Workload, shards: Shards, side: int) -> Block:
-    """Build two convolutions and the decoder, in whose layers prompts and pixels attend to each other.
+    """Return the blocks of two convolutions and of the decoder, in which prompts and pixels attend to each other.
 
-    Masks have four times the side of the grid of patches, which is `side`.
+    The grid of patches has `side` rows and columns. Masks have four times as many.
     """
     batch = shards.micro_batch.astype(float)
     net = NetworkBuilder(Numerics.from_workload(workload), batch, workload.model.hidden, (1, side, side))

@@ -16,21 +16,21 @@ from tilecast.zoo.parts import (
     Linear,
     Rank,
     Sublayer,
+    build_residual_sum,
     count_norm_parameters,
-    key_value_collectives,
-    residual_sum,
-    tensor_parallel_collectives,
+    list_key_value_collectives,
+    list_tensor_parallel_collectives,
 )
 
 
 def memory_width(model: Model) -> float:
-    """Return the width of the tokens that cross-attention takes its keys and values from."""
+    """Return the width of the tokens from which cross-attention computes its keys and values."""
     width = model.own(Transformer).memory_width
     return model.hidden if width is None else width
 
 
 def _build_projections(name: str, workload: Workload, rank: Rank, key_rank: Rank) -> tuple[list[Op], list[Linear]]:
-    """Return the operators that make queries, keys and values, and their dense layers, which can have adapters."""
+    """Return the operators that compute queries, keys and values, and the dense layers that can get an adapter."""
     model, numerics = workload.model, Numerics.from_workload(workload)
     h, t, tokens = model.hidden, rank.tensor, rank.tokens
     width, kv_width = model.heads * model.head_dim, model.kv_heads * model.head_dim
@@ -58,9 +58,9 @@ def _build_projections(name: str, workload: Workload, rank: Rank, key_rank: Rank
 
 
 def build_attention(name: str, workload: Workload, rank: Rank, *, key_rank: Rank, causal: bool) -> Sublayer:
-    """Build multi-head attention of the tokens of `rank` to those of `key_rank`.
+    """Return the sublayer of multi-head attention, where tokens of `rank` attend to tokens of `key_rank`.
 
-    It is self-attention if both are the same object, otherwise cross-attention.
+    If `key_rank` is the same object as `rank`, it is self-attention. Otherwise it is cross-attention.
     """
     model, numerics = workload.model, Numerics.from_workload(workload)
     e, h, t = numerics.element, model.hidden, rank.tensor
@@ -76,7 +76,7 @@ def build_attention(name: str, workload: Workload, rank: Rank, *, key_rank: Rank
     ops += layers.attention(name, numerics, sequences, heads, kv_heads, model.head_dim, causal=causal, dropout=dropout)
     spread = (1.0, outer / tokens)
     ops += layers.linear(f"{name}.output", numerics, tokens, width / t, h, bias=model.bias, cast=spread)
-    ops += residual_sum(f"{name}.residual", numerics, outer * h, dropout)
+    ops += build_residual_sum(f"{name}.residual", numerics, outer * h, dropout)
 
     statistic = 4.0 * heads * tokens
     score = heads * tokens * key_rank.sequence * ((2 * e + 1 if dropout else e) + numerics.score_extra)
@@ -99,10 +99,10 @@ def build_attention(name: str, workload: Workload, rank: Rank, *, key_rank: Rank
     if (further := model.own(Transformer).global_projections) and key_rank is rank and not causal:
         ops += layers.linear(f"{name}.global", numerics, tokens, h, further * width / t)
         parameters = parameters + further * width * h / t
-    collectives = tensor_parallel_collectives(name, workload, rank)
+    collectives = list_tensor_parallel_collectives(name, workload, rank)
     if key_rank is rank:
         keys = numerics.element * tokens * 2 * kv_heads * model.head_dim
-        collectives += key_value_collectives(name, keys * rank.context)
+        collectives += list_key_value_collectives(name, keys * rank.context)
     linears = [Linear(f"{name}.output", tokens, width / t, float(h)), *linears]
     hidden = np.zeros(1) if numerics.flash else score
     selected = e * tokens * (2 * width / t + kv_heads * model.head_dim) + statistic  # q, v and the output of attention
@@ -117,13 +117,13 @@ def build_attention(name: str, workload: Workload, rank: Rank, *, key_rank: Rank
 def count_sequences(workload: Workload, rank: Rank, key_rank: Rank, causal: bool) -> Sequences:
     """Return the sequences in which the queries of `rank` attend to the tokens of `key_rank`.
 
-    Under context parallelism each rank holds one early and one late piece of a causal sequence (zig-zag), so that all
-    ranks see half of it. That is as if their queries ended a prefix of (1 + 1/c) / 2 of the sequence, with c
-    context-parallel ranks.
+    Under context parallelism, each rank holds an early and a late chunk of a causal sequence (zig-zag), so that the
+    queries of every rank see about half of the sequence. They cost as much as queries at the end of a prefix that holds
+    (1 + 1/c) / 2 of the sequence, with c context-parallel ranks.
 
-    A fused kernel skips the keys that a window or a chunk hides. It is priced on pieces of that length, whose queries
-    see as many keys on average as the real ones; without a causal mask a window reaches as far ahead as back. An
-    unfused kernel computes the whole matrix and masks it.
+    A fused kernel skips the keys that a window or a chunk hides. It costs as much as shorter sequences, in which a
+    query sees as many keys on average as in the real sequence. Without a causal mask, a window reaches as far ahead as
+    back. An unfused kernel computes the whole matrix and masks it.
     """
     queries, s = rank.sequence / rank.context, rank.sequence
     dims = workload.model.own(Transformer)

@@ -1,6 +1,6 @@
 """Transformers over spectrograms: Whisper (Radford et al., arXiv 2212.04356, section 2.2).
 
-The encoder also serves alone, as the tower of a language model.
+The encoder can also run alone, in front of a language model.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Spectrogram(Transformer):
 
 
 def build(workload: Workload, shards: Shards) -> Graph:
-    """Build the graph of the encoder: two convolutions over the spectrogram, then layers over its frames."""
+    """Return the graph of the encoder: two convolutions over the spectrogram, then layers over its frames."""
     frames = workload.model.own(Spectrogram).frames
     workload = replace(workload, sequence_length=frames, model=replace(workload.model, causal=False))
     host_bytes = 4.0 * _count_inputs(workload)
@@ -39,7 +39,7 @@ def build(workload: Workload, shards: Shards) -> Graph:
 
 
 def build_encoder_decoder(workload: Workload, shards: Shards) -> Graph:
-    """Build the graph of an encoder of sound and a decoder of text; `positions` are those of the decoder."""
+    """Return the graph of an encoder of sound and a decoder of text, whose number of positions is `positions`."""
     frames = workload.model.own(Spectrogram).frames
     encoder, decoder = Rank.from_shards(shards, frames), Rank.from_shards(shards, workload.sequence_length)
     blocks = transformer.build_encoder_decoder_layers(workload, encoder, decoder)
@@ -56,7 +56,7 @@ def _count_inputs(workload: Workload) -> float:
 
 
 def _build_stem(workload: Workload, shards: Shards) -> Block:
-    """Build two convolutions over the columns, each followed by a GELU, and the sum with positions.
+    """Return the block of two convolutions over the spectrogram's columns, with GELUs, and the sum with positions.
 
     The second convolution halves the number of columns.
     """

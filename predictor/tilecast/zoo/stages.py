@@ -1,11 +1,11 @@
 """Stages of a pipeline: the layers that each rank holds.
 
-Stages of equal numbers of layers are the rule. Where the layers do not divide, a framework may count the embedding, the
-loss or both as one layer each, so that the first and the last stage hold fewer layers (Megatron-Core,
-transformer/transformer_block.py: account_for_embedding_in_pipeline_split and account_for_loss_in_pipeline_split). A job
-may also state the layers of every stage (`tilecast.layout`).
+Usually all stages have equally many layers. If the number of layers is not divisible by the number of stages, a
+framework may count the embedding as a layer, the loss as a layer, or both. The first and the last stage then hold fewer
+layers (Megatron-Core, transformer/transformer_block.py: account_for_embedding_in_pipeline_split and
+account_for_loss_in_pipeline_split). A job may also set the layers of every stage (`tilecast.layout`).
 
-With virtual stages a rank holds several pieces of the model. What counts is the sum of its pieces.
+With virtual stages (interleaving), a rank holds several model chunks. Its layers are the sum over these chunks.
 """
 
 from __future__ import annotations
@@ -22,9 +22,10 @@ from tilecast.spec import DistinctRows, Floats, Ints, Rows, distinct_rows
 
 @dataclass(frozen=True, slots=True)
 class StageKinds:
-    """The unlike stages of the pipelines of n plans, at most K of them.
+    """Distinct pipeline stages of n plans, at most K per plan.
 
-    A pipeline with fewer kinds repeats one of them.
+    Stages are equal if they hold equally many layers of each block and the same ends of the model. A plan with fewer
+    than K distinct stages repeats its last one.
     """
 
     layers: Floats
@@ -34,12 +35,12 @@ class StageKinds:
     last: Floats
     """1 where the stage has the blocks after the layers, (K, n)."""
     number: Floats
-    """Smallest number of a stage of the kind, from 0, (K, n)."""
+    """Position of the first such stage in the pipeline, from 0, (K, n)."""
 
     def sum_layers(self, columns: Sequence[Floats]) -> Floats:
         """Return the sum of a quantity over the layers of each stage, (K, n).
 
-        `columns` has the quantity of one layer of each block, (n,).
+        `columns` has one array (n,) for each block: the quantity in one layer of that block.
         """
         total = np.zeros(self.first.shape)
         for layers, column in zip(self.layers, columns, strict=True):
@@ -47,27 +48,37 @@ class StageKinds:
         return total
 
     def add_ends(self, first: Floats, last: Floats, layers: Floats) -> Floats:
-        """Return a quantity of each stage, (K, n), from that of the model's ends, (n,), and of its layers, (K, n)."""
+        """Return the sum of a quantity over the layers and the end blocks of each stage, (K, n).
+
+        Args:
+            first: the quantity of the blocks before the layers, (n,). Only the first stage gets it.
+            last: the quantity of the blocks after the layers, (n,). Only the last stage gets it.
+            layers: the quantity of the stage's layers, (K, n).
+        """
         total: Floats = self.first * first
         total += layers
         total += self.last * last
         return total
 
 
-def stage_kinds(graph: Graph, pipeline: Ints) -> StageKinds:
-    """Return the unlike stages of a graph's pipelines of `pipeline` ranks, (n,)."""
+def find_stage_kinds(graph: Graph, pipeline: Ints) -> StageKinds:
+    """Return the distinct pipeline stages of n plans, where `pipeline`, (n,), is the number of pipeline ranks."""
     degrees = np.flatnonzero(np.bincount(pipeline))
-    known = [_kinds_of(graph, int(degree)) for degree in degrees]
-    most = max((kinds.shape[1] for kinds in known), default=1)
+    kinds_by_degree = [_find_kinds_of_degree(graph, int(degree)) for degree in degrees]
+    most = max((kinds.shape[1] for kinds in kinds_by_degree), default=1)
     table = np.zeros((len(graph.layers) + 3, most, int(pipeline.max(initial=0)) + 1))
-    for degree, kinds in zip(degrees, known, strict=True):
+    for degree, kinds in zip(degrees, kinds_by_degree, strict=True):
         table[:, :, degree] = kinds[:, np.minimum(np.arange(most), kinds.shape[1] - 1)]
     columns = table.take(pipeline, axis=2)
     return StageKinds(columns[3:], columns[0], columns[1], columns[2])
 
 
-def _kinds_of(graph: Graph, pipeline: int) -> Floats:
-    """Return the unlike stages of a pipeline, (3 + B, k): has first, has last, number, and the layers of each block."""
+def _find_kinds_of_degree(graph: Graph, pipeline: int) -> Floats:
+    """Return the k distinct stages of a pipeline with `pipeline` ranks, as an array (3 + B, k).
+
+    Its rows tell whether the stage is the first, whether it is the last, the position of the first such stage from 0,
+    and the number of layers of each of the B blocks.
+    """
     if pipeline not in graph.stage_kinds:
         counts, seen = _count_layers(graph, pipeline), dict[tuple[float, ...], int]()
         for number, row in enumerate(counts.tolist()):
@@ -94,45 +105,53 @@ def _count_layers(graph: Graph, pipeline: int) -> Floats:
 
 @dataclass(frozen=True, slots=True)
 class FullestStages:
-    """The pipeline stages with most parameters of n plans, and the sums of columns over them."""
+    """The pipeline stage with the most parameters in each of n plans, and sums of block columns over that stage."""
 
     index: Rows
     """Shard of each plan, (n,)."""
     pipeline: Ints
     """Ranks of each pipeline, (n,)."""
-    alike: DistinctRows
-    """Distinct pairs of both, m of them."""
+    distinct_pairs: DistinctRows
+    """The m distinct pairs of shard and pipeline ranks."""
     shares: Floats
-    """Share of a traced model's layers that a stage holds, (m,)."""
+    """Largest fraction of a traced model's parameters in a stage, (m,)."""
     kinds: StageKinds | None
-    """Unlike stages of the distinct pairs; None for a graph whose layers are not cut one by one."""
+    """Distinct stages of the m pairs. None if the graph is not divided into stages by whole layers."""
     fullest: Rows
-    """Place of the fullest stage among `kinds`, (1, m)."""
+    """Index of the fullest stage in `kinds`, (1, m)."""
     layers: Floats
     """Parameters of the layers of the fullest stage, (n,)."""
     _sums: dict[str, Floats]
 
     @classmethod
     def from_plans(cls, graph: Graph, index: Rows, pipeline: Ints, shares: Floats) -> FullestStages:
-        """Return the fullest stages of plans with these shards, pipelines, and shares of a traced model, (n,) each."""
-        alike = distinct_rows(index, pipeline)
-        here, degrees, shares = index[alike.first], pipeline[alike.first], shares[alike.first]
+        """Return the fullest stages of n plans.
+
+        Args:
+            graph: the graph of the model.
+            index: index of each plan's shard, (n,).
+            pipeline: number of pipeline ranks of each plan, (n,).
+            shares: largest fraction of a traced model's parameters in a stage, (n,).
+        """
+        distinct_pairs = distinct_rows(index, pipeline)
+        first_rows = distinct_pairs.first
+        here, degrees, shares = index[first_rows], pipeline[first_rows], shares[first_rows]
         if not graph.has_stages:
             layers = shares * _sum_repeats(graph.layers, "parameters", here)
             fullest = np.zeros((1, len(here)), np.intp)
-            return cls(index, pipeline, alike, shares, None, fullest, layers[alike.index], {})
-        kinds = stage_kinds(graph, degrees)
-        inside = kinds.sum_layers([_gather(block.parameters, here) for block in graph.layers])
+            return cls(index, pipeline, distinct_pairs, shares, None, fullest, layers[distinct_pairs.index], {})
+        kinds = find_stage_kinds(graph, degrees)
+        inside = kinds.sum_layers([_select_shards(block.parameters, here) for block in graph.layers])
         first, last = (_sum_repeats(blocks, "parameters", here) for blocks in (graph.first, graph.last))
         whole = kinds.add_ends(first, last, inside)
         fullest = whole.argmax(axis=0)[None]
-        layers, most = (np.take_along_axis(one, fullest, axis=0)[0][alike.index] for one in (inside, whole))
-        return cls(index, pipeline, alike, shares, kinds, fullest, layers, {"parameters": most})
+        layers, most = (np.take_along_axis(one, fullest, axis=0)[0][distinct_pairs.index] for one in (inside, whole))
+        return cls(index, pipeline, distinct_pairs, shares, kinds, fullest, layers, {"parameters": most})
 
     def sum(self, graph: Graph, column: str) -> Floats:
-        """Return the sum of a column of `Block` over the blocks of the fullest stages, (n,)."""
+        """Return the sum of a column of `Block` over the blocks of each plan's fullest stage, (n,)."""
         if column not in self._sums:
-            here, degrees = self.index[self.alike.first], self.pipeline[self.alike.first]
+            here, degrees = self.index[self.distinct_pairs.first], self.pipeline[self.distinct_pairs.first]
             first, last = (_sum_repeats(blocks, column, here) for blocks in (graph.first, graph.last))
             if self.kinds is None:
                 ends = np.where(degrees > 1, np.maximum(first, last), first + last)
@@ -140,17 +159,20 @@ class FullestStages:
             elif not any(getattr(block, column).any() for block in graph.blocks):
                 total = np.zeros(len(here))
             else:
-                inside = self.kinds.sum_layers([_gather(getattr(block, column), here) for block in graph.layers])
+                inside = self.kinds.sum_layers([_select_shards(getattr(block, column), here) for block in graph.layers])
                 total = np.take_along_axis(self.kinds.add_ends(first, last, inside), self.fullest, axis=0)[0]
-            self._sums[column] = total[self.alike.index]
+            self._sums[column] = total[self.distinct_pairs.index]
         return self._sums[column]
 
 
-def _gather(column: Floats, index: Rows) -> Floats:
-    """Return a column over shards, (S,) or (1,), at the shards of m plans, (m,)."""
+def _select_shards(column: Floats, index: Rows) -> Floats:
+    """Return the values of a column over shards, (S,) or (1,), at the shard indices `index` of m plans, (m,)."""
     return np.full(len(index), column[0]) if len(column) == 1 else column[index]
 
 
 def _sum_repeats(blocks: Sequence[Block], column: str, index: Rows) -> Floats:
-    """Return the sum of a column of `Block` over blocks and their repetitions, for each of m plans, (m,)."""
-    return _gather(sum((block.repeat * getattr(block, column) for block in blocks), np.zeros(1)), index)
+    """Return the sum of a column of `Block` over all blocks and their repetitions for m plans, (m,).
+
+    `index` holds the shard index of each plan, (m,).
+    """
+    return _select_shards(sum((block.repeat * getattr(block, column) for block in blocks), np.zeros(1)), index)

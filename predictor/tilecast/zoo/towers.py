@@ -1,7 +1,7 @@
-"""Encoders of images and of sound beside a language model or beside another encoder.
+"""Encoders of images and of sound (towers) in front of a language model or beside another encoder.
 
-A language model as in LLaVA (arXiv 2304.08485, section 4.1), another encoder as in CLIP (arXiv 2103.00020, section
-2.3). They run for every sample before the model's own first layer.
+LLaVA has a tower in front of a language model (arXiv 2304.08485, section 4.1). CLIP has a tower beside an encoder of
+text (arXiv 2103.00020, section 2.3). Towers run for every sample before the model's first layer.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def prepend_towers(
     shards: Shards,
     find_builder: Callable[[Model], Callable[[Workload, Shards], Graph]],
 ) -> Graph:
-    """Return the graph of a model with the layers of its towers before its own, on the first pipeline stage.
+    """Return the graph of a model with the layers of its towers in front, on the first pipeline stage.
 
     `find_builder` returns the function that builds the graph of a tower.
     """
@@ -57,7 +57,7 @@ def prepend_towers(
 
 
 def _build_projector(workload: Workload, shards: Shards, dims: Projector) -> Block:
-    """Build the dense layers between the tokens of a tower and those of the language model."""
+    """Return the block of dense layers that map the tokens of a tower to the width of the language model."""
     numerics = Numerics.from_workload(workload)
     inputs, inner = dims.inputs, dims.inner
     rows = shards.micro_batch.astype(float) * dims.tokens
@@ -76,7 +76,7 @@ def _build_projector(workload: Workload, shards: Shards, dims: Projector) -> Blo
 
 
 def build_queries(workload: Workload, shards: Shards) -> Graph:
-    """Build the graph of the Q-Former of BLIP-2 (Li et al., arXiv 2301.12597, section 3.1).
+    """Return the graph of the Q-Former of BLIP-2 (Li et al., arXiv 2301.12597, section 3.1).
 
     It is an encoder of learned queries, which attend to the tokens of an image in some layers.
     """

@@ -34,16 +34,16 @@ MOST_LAYERS = 4096
 
 
 class AttentionBuilder(Protocol):
-    """A function that builds the attention half of a layer."""
+    """A function that builds the attention sublayer of a layer."""
 
     def __call__(self, name: str, workload: Workload, rank: Rank, *, key_rank: Rank, causal: bool) -> Sublayer:
-        """Build the sublayer called `name`, with the queries of `rank` and the keys of `key_rank`."""
+        """Return the attention sublayer called `name`, with the queries of `rank` and the keys of `key_rank`."""
 
 
 def build(workload: Workload, shards: Shards, attend: AttentionBuilder | None = None) -> Graph:
-    """Build the graph of a decoder or encoder, dense or with experts.
+    """Return the graph of a decoder or encoder, dense or with experts.
 
-    `attend` builds the attention of its layers where that is not the usual one.
+    `attend` builds the attention of the layers. If it is None, the layers have the usual attention.
     """
     model, rank = workload.model, Rank.from_shards(shards, workload.sequence_length)
     blocks = build_stack("layer", workload, rank, model.layers, causal=model.causal, attend=attend)
@@ -79,7 +79,7 @@ def _predict_further_tokens(workload: Workload, rank: Rank, graph: Graph, depth:
 
 
 def build_encoder_decoder(workload: Workload, shards: Shards) -> Graph:
-    """Build the graph of an encoder-decoder."""
+    """Return the graph of an encoder-decoder."""
     dims = workload.model.own(Transformer)
     encoder = Rank.from_shards(shards, workload.sequence_length if dims.encoder_length is None else dims.encoder_length)
     decoder = Rank.from_shards(shards, workload.sequence_length if dims.decoder_length is None else dims.decoder_length)
@@ -87,7 +87,7 @@ def build_encoder_decoder(workload: Workload, shards: Shards) -> Graph:
 
 
 def build_encoder_decoder_layers(workload: Workload, encoder: Rank, decoder: Rank) -> tuple[Block, ...]:
-    """Return the layers of an encoder, and those of the decoder that attends to its tokens."""
+    """Return the layers of an encoder, followed by the layers of the decoder that attends to the encoder's tokens."""
     model = workload.model
     decoding = model.own(Transformer).count_decoder_layers(model)
     encoding = model.layers - decoding
@@ -152,10 +152,10 @@ def build_stack(
 def build_graph(
     workload: Workload, first: Rank, last: Rank, blocks: tuple[Block, ...], attend: AttentionBuilder | None = None
 ) -> Graph:
-    """Return the graph of the usual embedding, these layers, the usual head and the layers that predict later tokens.
+    """Return the graph of embedding, `blocks`, head, and the layers that predict later tokens.
 
-    `first` is the rank's part of a micro-batch at the embedding, `last` its part at the head. `attend` builds the
-    attention of the layers that predict later tokens where that is not the usual one.
+    `first` describes a rank's micro-batch at the embedding, and `last` describes it at the head. `attend` builds the
+    attention of the layers that predict later tokens, if it is not the usual attention.
     """
     head = _build_head(workload, last)
     further = _build_prediction_layers(workload, last, head, attend) if workload.training else ()
@@ -172,10 +172,11 @@ def build_graph(
 def _build_prediction_layers(
     workload: Workload, rank: Rank, head: Block, attend: AttentionBuilder | None
 ) -> tuple[Block, ...]:
-    """Build the layers that predict later tokens, each with a projection, a layer and the model's head.
+    """Return the layers that predict later tokens, each with a projection, a transformer layer and the model's head.
 
     The projection reads the hidden state and the embedding of the next token side by side, each after a norm
-    (Megatron-Core, transformer/multi_token_prediction.py). Embedding and head share the weights of the model's own.
+    (Megatron-Core, transformer/multi_token_prediction.py). Embedding and head share their weights with the model's
+    embedding and head.
     """
     model, dims, numerics = workload.model, workload.model.own(Transformer), Numerics.from_workload(workload)
     number = dims.prediction_layers
@@ -211,7 +212,7 @@ def build_layer(
     attend: AttentionBuilder | None = None,
     has_mlp: bool = True,
 ) -> Block:
-    """Build one transformer layer on one rank.
+    """Return the block of a transformer layer on one rank, repeated `repeat` times.
 
     It has self-attention, cross-attention to the tokens of `memory`, and an MLP or experts unless `has_mlp` is False.
     `attend` builds the self-attention if that is not the usual one.
@@ -263,7 +264,7 @@ def _stack_activation_bytes(numerics: Numerics, parts: Sequence[Sublayer], input
 
 
 def _sum_freed_bytes(parts: Sequence[Sublayer]) -> dict[str, Floats]:
-    """Return the bytes of a layer that recomputing each module frees, (S,) each."""
+    """Return the bytes of a layer that recomputation of a module frees, (S,), by module."""
     freed: dict[str, Floats] = {}
     for module, size in (item for part in parts for item in part.freed):
         freed[module] = freed.get(module, zeros()) + size
@@ -271,7 +272,7 @@ def _sum_freed_bytes(parts: Sequence[Sublayer]) -> dict[str, Floats]:
 
 
 def build_embedding(workload: Workload, rank: Rank) -> Block:
-    """Build the embeddings of tokens and positions, and the norm, dropout and projection before the first layer.
+    """Return the block of the embeddings of tokens and positions, and the norm, dropout and projection after them.
 
     Frozen embeddings have no backward pass.
     """
@@ -307,7 +308,7 @@ def build_embedding(workload: Workload, rank: Rank) -> Block:
 
 
 def _build_head(workload: Workload, rank: Rank) -> Block:
-    """Build the final norm, the projection to logits and the loss.
+    """Return the block of the final norm, the projection to logits and the loss.
 
     In a model with `classes` the head classifies one pooled token of each sample.
     """

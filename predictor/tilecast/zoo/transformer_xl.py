@@ -24,9 +24,9 @@ from tilecast.zoo.numerics import Numerics
 from tilecast.zoo.parts import (
     Rank,
     Sublayer,
+    build_residual_sum,
     count_norm_parameters,
-    residual_sum,
-    tensor_parallel_collectives,
+    list_tensor_parallel_collectives,
     uniform_block,
 )
 
@@ -53,7 +53,7 @@ class TransformerXl(Transformer):
 
 
 def build(workload: Workload, shards: Shards) -> Graph:
-    """Build the graph of a decoder whose queries also see tokens of the previous segment."""
+    """Return the graph of a decoder whose queries also see tokens of the previous segment."""
     workload = replace(workload, attention="eager")
     rank = Rank.from_shards(shards, workload.sequence_length)
     graph = transformer.build(workload, shards, _build_relative_attention)
@@ -61,9 +61,9 @@ def build(workload: Workload, shards: Shards) -> Graph:
 
 
 def _build_relative_attention(name: str, workload: Workload, rank: Rank, *, key_rank: Rank, causal: bool) -> Sublayer:
-    """Build attention by relative positions on one rank.
+    """Return the sublayer of attention by relative positions on one rank.
 
-    The projections also run over the memory, for which the queries among their outputs are thrown away.
+    The projections also run over the memory, whose queries are then discarded.
     """
     model, dims, numerics = workload.model, workload.model.own(TransformerXl), Numerics.from_workload(workload)
     e, h = numerics.element, model.hidden
@@ -99,19 +99,20 @@ def _build_relative_attention(name: str, workload: Workload, rank: Rank, *, key_
     ops += layers.attention(name, numerics, sequences, heads, heads, model.head_dim, causal=causal, dropout=dropped)
     ops += layers.pointwise(f"{name}.join-heads", numerics, tokens * width, absorbed=False, backward=(1.0, 1.0))
     ops += layers.linear(f"{name}.output", numerics, tokens, width, h)
-    ops += residual_sum(f"{name}.residual", numerics, outer * h, model.dropout and workload.training)
+    ops += build_residual_sum(f"{name}.residual", numerics, outer * h, model.dropout and workload.training)
 
     score = scores * (2 * e + 1 if dropped else e)
     activation_bytes = 2 * e * outer * h + e * read * h + e * (3 * read + 3 * tokens) * width + outer * h + score
     parameters = 5.0 * h * width + count_norm_parameters(model)
-    collectives = tensor_parallel_collectives(name, workload, rank)
+    collectives = list_tensor_parallel_collectives(name, workload, rank)
     return Sublayer(ops, collectives, parameters, activation_bytes, score, np.zeros(1), activation_bytes - score)
 
 
 def _list_clusters(model: Model) -> list[tuple[float, float, float]]:
-    """Return the words, the embedding width and the share of all tokens of each cluster, the most frequent words first.
+    """Return the number of words, the embedding width and the fraction of all tokens of each cluster.
 
-    By Zipf's law the r-th word of V has a share of 1 / (r (ln V + 0.5772)) of all tokens.
+    Clusters are in order of falling word frequency. By Zipf's law, the r-th word of V makes up a fraction
+    1 / (r (ln V + 0.5772)) of all tokens.
     """
     dims = model.own(TransformerXl)
     ends = [float(end) for end in (*dims.cutoffs, model.vocab)]
@@ -123,7 +124,10 @@ def _list_clusters(model: Model) -> list[tuple[float, float, float]]:
 
 
 def _build_embedding(workload: Workload, rank: Rank) -> Block:
-    """Build the token embedding: a table for each cluster and, if tables shrink, projections to the hidden width."""
+    """Return the block of the token embedding, which has one table for each cluster of words.
+
+    Narrower tables are followed by a projection to the hidden width.
+    """
     model, numerics = workload.model, Numerics.from_workload(workload)
     h = model.hidden
     ops: list[Op] = []
@@ -143,10 +147,10 @@ def _build_embedding(workload: Workload, rank: Rank) -> Block:
 
 
 def _build_head(workload: Workload, rank: Rank) -> Block:
-    """Build the adaptive softmax and its loss.
+    """Return the block of the adaptive softmax and its loss.
 
-    One product scores the most frequent words and one column for each further cluster. The tokens of such a cluster
-    have a second product with its words. Weights of words are those of the embedding.
+    One product scores the most frequent words, and one column for each further cluster. Tokens of such a cluster need a
+    second product with the cluster's words. The weights are shared with the embedding.
     """
     model, numerics = workload.model, Numerics.from_workload(workload)
     e, h, t = numerics.element, model.hidden, rank.tensor

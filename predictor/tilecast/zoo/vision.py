@@ -65,7 +65,7 @@ class Swin(Vision):
 
 
 def build(workload: Workload, shards: Shards) -> Graph:
-    """Build the graph of a vision transformer and its classifier, over all patches of an image."""
+    """Return the graph of a vision transformer and its classifier over all patches of an image."""
     model, dims = replace(workload.model, causal=False), workload.model.own(Vision)
     rows, columns = dims.grid
     added = dims.class_tokens
@@ -81,10 +81,10 @@ def build(workload: Workload, shards: Shards) -> Graph:
 
 
 def build_swin(workload: Workload, shards: Shards) -> Graph:
-    """Build the graph of a Swin transformer.
+    """Return the graph of a Swin transformer.
 
-    The image is padded to whole windows, and no window is larger than it. From stage to stage four tokens merge into
-    one of twice the width. `hidden` and `heads` are those of the first stage.
+    The image is padded to whole windows, and no window is larger than the image. Between stages, four tokens merge into
+    one token of twice the width. `hidden` and `heads` are the width and the heads of the first stage.
     """
     model, dims = replace(workload.model, causal=False), workload.model.own(Swin)
     whole = dims.grid
@@ -116,9 +116,9 @@ def _replace_embedding(graph: Graph, embedding: Block, model: Model) -> Graph:
 
 
 def build_patches(workload: Workload, shards: Shards, learned: int) -> Block:
-    """Build the embedding of patches, a convolution.
+    """Return the block of the convolution that embeds patches.
 
-    `learned` is the number of its further parameters (positions, class token, norm).
+    `learned` is the number of further parameters of the block (positions, class token, norm).
     """
     model, dims, numerics = workload.model, workload.model.own(Vision), Numerics.from_workload(workload)
     image, width, patch = dims.image, dims.width_pixels, dims.patch
@@ -139,7 +139,7 @@ def build_patches(workload: Workload, shards: Shards, learned: int) -> Block:
 
 
 def _build_merge(name: str, workload: Workload, shards: Shards) -> Block:
-    """Build the merging of four tokens into one between stages: a norm and a dense layer over the four side by side."""
+    """Return the block that merges four neighbouring tokens between stages: a norm and a dense layer over all four."""
     numerics, width = Numerics.from_workload(workload), workload.model.hidden
     tokens = shards.micro_batch.astype(float) * workload.sequence_length
     inputs = 2 * width

@@ -1,4 +1,4 @@
-"""Ask the pipeline again about other pools, plans, batches and limits than the job's own.
+"""Run the advice again with other pools, plans, batches and limits.
 
 `changes` lists the inputs that may change. `fits` finds the smallest change that gives a rejected pool an offer. `wins`
 finds the smallest change that would make another pool or plan the recommended one. `alternatives` prices the baseline,

@@ -26,8 +26,8 @@ def price_baseline(request: Request, pools: Sequence[Pool]) -> tuple[Offer | Non
     """Price the plan that the user runs today, the request's baseline.
 
     Returns:
-        The offer; None if there is no baseline or it cannot be priced.
-        The rejection of a baseline that cannot be priced, as a list.
+        The offer of the baseline. It is None if there is no baseline or the baseline cannot be priced.
+        A list with the rejection of a baseline that cannot be priced.
         Notes on the baseline.
     """
     baseline = request.baseline
@@ -53,7 +53,7 @@ def price_baseline(request: Request, pools: Sequence[Pool]) -> tuple[Offer | Non
 
 
 def best_without_constraints(request: Request, candidates: Sequence[Candidates]) -> Offer | None:
-    """Return the best offer without the job's own constraints; None if it has no constraints or there is no offer."""
+    """Return the best offer without the job's constraints. Without constraints or without an offer, return None."""
     if request.constraints == Constraints():
         return None
     free = replace(request, constraints=Constraints())
@@ -68,7 +68,7 @@ def best_without_constraints(request: Request, candidates: Sequence[Candidates])
 def suggest_changes(request: Request, choices: Sequence[Choice]) -> list[str]:
     """Return sentences on another batch, other buckets and fewer GPUs, where they would be clearly better.
 
-    `choices` are ranked; the sentences are about the first.
+    `choices` are ranked. The sentences are about the first choice.
     """
     if not choices:
         return []
@@ -78,7 +78,7 @@ def suggest_changes(request: Request, choices: Sequence[Choice]) -> list[str]:
 
 
 def _suggest_batch(request: Request, best: Choice) -> str | None:
-    """Return a sentence on the nearest global batch that all GPUs of the recommended pool divide.
+    """Return a sentence on the nearest global batch that the GPU count of the recommended pool divides.
 
     The result is None unless the recommendation with that batch is better per sample by more than a tie. It is also
     None if the GPUs divide the job's own batch, if the job gives a range of batches or states its plan, and if the
@@ -107,7 +107,7 @@ def _suggest_batch(request: Request, best: Choice) -> str | None:
 
 
 def _most_usable_gpus(request: Request, pool: Pool) -> int:
-    """Return the most GPUs of the pool that the job may use, in whole nodes if there are several."""
+    """Return the largest number of the pool's GPUs that the job may use. Above one node, it is in whole nodes."""
     limits = request.constraints
     nodes = min(pool.max_nodes, limits.max_nodes or pool.max_nodes)
     most = min(nodes * pool.gpus_per_node, limits.max_gpus or pool.max_gpus)
@@ -130,10 +130,10 @@ LEAST_GAIN = 0.01
 
 
 def _suggest_bucket_size(best: Choice) -> str | None:
-    """Return a sentence on the fastest of `SIZES_MIB` for the recommendation, if it gains more than `LEAST_GAIN`.
+    """Return a sentence on the fastest bucket size in `SIZES_MIB`, if its gain exceeds `LEAST_GAIN`.
 
-    The result is None if the plan has no buckets that hide behind a backward pass, or if `training.framework` names no
-    framework with buckets.
+    The result is None if the plan has no gradient buckets that overlap the backward pass. It is also None if the
+    framework has no bucket size.
     """
     candidates, row = best.candidates, best.row
     workload, plan = candidates.variants[candidates.variant[row]], candidates.plans.row(row)
@@ -156,7 +156,7 @@ def _suggest_bucket_size(best: Choice) -> str | None:
 
 
 def _describe_bucket_size(workload: Workload) -> str:
-    """Return the present size of the job's buckets as text: a number of MiB, or that it is the framework's own."""
+    """Return the job's bucket size as text: a number of MiB, or that it is the framework's default."""
     if workload.bucket_mib is not None:
         return f"{workload.bucket_mib}"
     size = frameworks.find_framework(workload).bucket_mib[1]
@@ -169,10 +169,10 @@ SEVERAL = 3
 
 
 def _suggest_fewer_gpus(request: Request, choice: Choice) -> str | None:
-    """Return a sentence on the fastest plan for the job's batch on fewer GPUs, if the recommended ones are too many.
+    """Return a sentence on the fastest plan with fewer GPUs, if the recommended GPUs gain too little speed.
 
-    The GPUs are halved as long as doubling them again would cost at least `SEVERAL` times as much as it gains. The
-    result is None if already the first doubling gains enough, or if the objective is not about time alone.
+    The GPU count is halved as long as the last doubling cost at least `SEVERAL` times as much as it gained. The result
+    is None if no halving meets that rule, or if the objective is not about time alone.
     """
     if request.goal.saves_gpus or request.goal.bound:
         return None

@@ -30,28 +30,28 @@ def apply_change(change: Change, request: Request, pool: Pool) -> tuple[Request,
 
 
 def _adapt_job_change(change: Callable[[Request, Any], Request]) -> Apply:
-    """Return a change of the job as a function of request, pool and value."""
+    """Wrap a function that changes the request only, so that it takes and returns the pool too."""
     return lambda request, pool, value: (change(request, value), pool)
 
 
 def _adapt_pool_change(change: Callable[[Pool, Any], Pool]) -> Apply:
-    """Return a change of the pool as a function of request, pool and value."""
+    """Wrap a function that changes the pool only, so that it takes and returns the request too."""
     return lambda request, pool, value: (request, change(pool, value))
 
 
-def _change_part(part: str, name: str, kind: Callable[[Any], Any]) -> Apply:
-    """Return the change that sets one field in a part of the request; it does nothing without such a part."""
+def _set_request_field(attribute: str, name: str, kind: Callable[[Any], Any]) -> Apply:
+    """Return a function that sets field `name` of an attribute of the request, unless the attribute is None."""
 
     def change(request: Request, value: Any) -> Request:
-        whole = getattr(request, part)
-        return request if whole is None else replace(request, **{part: replace(whole, **{name: kind(value)})})
+        whole = getattr(request, attribute)
+        return request if whole is None else replace(request, **{attribute: replace(whole, **{name: kind(value)})})
 
     return _adapt_job_change(change)
 
 
-def _change_planned(name: str, kind: Callable[[Any], Any]) -> Apply:
-    """Return the change that sets a field of the workload, and of the stated plan if the plan has it."""
-    alone, planned = _change_part("workload", name, kind), _change_part("plan", name, kind)
+def _set_planned_field(name: str, kind: Callable[[Any], Any]) -> Apply:
+    """Return a function that sets a field of the workload, and of the user's plan if the plan sets that field."""
+    alone, planned = _set_request_field("workload", name, kind), _set_request_field("plan", name, kind)
 
     def run(request: Request, pool: Pool, value: Any) -> tuple[Request, Pool]:
         if getattr(request.plan, name, None) is not None:
@@ -77,7 +77,7 @@ def _allow_pool(request: Request, value: Any) -> Request:
 
 
 def grow_pool(pool: Pool, gpus: int) -> Pool:
-    """Return the pool grown to `gpus` GPUs; a part of a node becomes a whole node before there are more nodes."""
+    """Return a copy of the pool with `gpus` GPUs. A partly used node is filled before nodes are added."""
     per_node = max(pool.gpus_per_node, min(gpus, pool.usual_gpus_per_node))
     return replace(pool, gpus_per_node=per_node, max_nodes=-(-gpus // per_node))
 
@@ -153,22 +153,22 @@ def _speed_up_link(link: Link, factor: float) -> Link:
 CHANGES: Mapping[str, Apply] = {
     "training.precision": _adapt_job_change(_set_precision),
     "training.globalBatchSize": _adapt_job_change(_set_batch),
-    "training.sequenceLength": _change_part("workload", "sequence_length", int),
-    "training.microBatchSize": _change_planned("micro_batch", int),
-    "training.activationCheckpointing": _change_planned("checkpointing", str),
-    "training.fusedLoss": _change_part("workload", "fused_loss", bool),
-    "training.offload": _change_part("workload", "offload", str),
+    "training.sequenceLength": _set_request_field("workload", "sequence_length", int),
+    "training.microBatchSize": _set_planned_field("micro_batch", int),
+    "training.activationCheckpointing": _set_planned_field("checkpointing", str),
+    "training.fusedLoss": _set_request_field("workload", "fused_loss", bool),
+    "training.offload": _set_request_field("workload", "offload", str),
     "training.framework": _adapt_job_change(_set_framework),
-    "training.gradientSync": _change_part("workload", "gradient_sync", str),
-    "plan.zeroStage": _change_part("plan", "zero_stage", int),
-    "constraints.gpus": _change_part("constraints", "gpus", int),
-    "constraints.maxGpus": _change_part("constraints", "max_gpus", int),
-    "constraints.maxNodes": _change_part("constraints", "max_nodes", int),
-    "constraints.maxTensorParallel": _change_part("constraints", "max_tensor", int),
+    "training.gradientSync": _set_request_field("workload", "gradient_sync", str),
+    "plan.zeroStage": _set_request_field("plan", "zero_stage", int),
+    "constraints.gpus": _set_request_field("constraints", "gpus", int),
+    "constraints.maxGpus": _set_request_field("constraints", "max_gpus", int),
+    "constraints.maxNodes": _set_request_field("constraints", "max_nodes", int),
+    "constraints.maxTensorParallel": _set_request_field("constraints", "max_tensor", int),
     "constraints.allowedPools": _adapt_job_change(_allow_pool),
-    "constraints.allowSharing": _change_part("constraints", "allow_sharing", lambda value: value == "true"),
+    "constraints.allowSharing": _set_request_field("constraints", "allow_sharing", lambda value: value == "true"),
     "deadlineSeconds": _adapt_job_change(lambda request, value: replace(request, deadline_s=float(value))),
-    "budget.amount": _change_part("budget", "amount", float),
+    "budget.amount": _set_request_field("budget", "amount", float),
     "pool.gpus": _adapt_pool_change(lambda pool, value: grow_pool(pool, int(value))),
     "pool.maxNodes": _adapt_pool_change(lambda pool, value: replace(pool, max_nodes=int(value))),
     "pool.price.perGpuHour": _adapt_pool_change(lambda pool, value: replace(pool, price_per_gpu_hour=float(value))),
@@ -185,9 +185,9 @@ A name is a path in a TrainingJob's spec, `plan.…` for a field of a stated pla
 
 
 def bisect_integers(works: Callable[[int], bool], fails: int, succeeds: int, tolerance: int = 1) -> int:
-    """Return an integer that works, found by bisection between one that fails and one that succeeds.
+    """Return an integer for which `works` is true, found by bisection between `fails` and `succeeds`.
 
-    An integer at most `tolerance` nearer to `fails` does not work.
+    Within `tolerance` of the result, towards `fails`, there is an integer for which `works` is false.
     """
     while abs(succeeds - fails) > tolerance:
         middle = (fails + succeeds) // 2
@@ -196,7 +196,7 @@ def bisect_integers(works: Callable[[int], bool], fails: int, succeeds: int, tol
 
 
 def describe_larger_memory(pool: Pool, needed_bytes: float) -> Change:
-    """Return the change to GPUs with the fewest whole GiB of which a job can use `needed_bytes`, with its text."""
+    """Return the change to GPUs with just enough memory, in whole GiB, for a job to use `needed_bytes`."""
 
     def holds(gib: int) -> bool:
         return memory.usable_bytes(replace(pool.gpu, memory_bytes=float(gib * GIB))) >= needed_bytes

@@ -37,12 +37,12 @@ def add_remedies(
     outcomes: Sequence[Choice | Rejection],
     choices: tuple[Choice, ...],
 ) -> list[Rejection]:
-    """Return the rejections among the outcomes, each with the first change that helps, if one does.
+    """Return the rejections among the outcomes, each with the first change that would help, if there is one.
 
     Args:
         request: the job.
         candidates: the plans of each pool.
-        outcomes: the choice of each pool, or its rejection.
+        outcomes: the choice or the rejection of each pool.
         choices: the choices among the outcomes, ranked.
     """
     return [
@@ -55,9 +55,9 @@ def add_remedies(
 def _add_remedy(
     request: Request, candidates: Candidates, rejection: Rejection, others: tuple[Choice, ...]
 ) -> Rejection:
-    """Return the rejection with the first change that helps, if one does.
+    """Return the rejection with the first change that helps, if there is such a change.
 
-    Where no change helps alone, the remedy may name a first step and the reason that then still rejects the pool.
+    If no change helps alone, the remedy may name a first step and the reason that would still reject the pool.
     """
     if rejection.code == "PriceUnknown":
         change = _find_missing_price(request, candidates, others)
@@ -76,9 +76,9 @@ def _add_remedy(
 
 
 def _minimise_change(change: Change, request: Request, candidates: Candidates) -> Change:
-    """Return a change that helps with the smallest value that still helps.
+    """Return a helpful change with its value reduced as far as it still helps.
 
-    The value is bisected between the job's present one and the one that helps, for inputs in `_BISECTED`.
+    For inputs in `_BISECTED`, the value is found by bisection between the present value and the helpful value.
     """
     if change.input not in _BISECTED:
         return change
@@ -114,7 +114,7 @@ _BISECTED: Mapping[str, tuple[Callable[[Request, Pool], int], int, Callable[[int
 
 
 def _rejection_after(change: Change, request: Request, candidates: Candidates) -> Rejection | None:
-    """Return the rejection of a pool that remains after a change; None if the pool then has an offer."""
+    """Return the rejection that a pool gets after a change. If the change gives the pool an offer, return None."""
     after, pool = apply_change(change, request, candidates.pool)
     if change.input in _MASKS:
         return _rejection_or_none(choose_or_reject(after, candidates))
@@ -221,7 +221,7 @@ def _other_batches(request: Request, candidates: Candidates, rejection: Rejectio
 
 
 def _save_memory(request: Request, candidates: Candidates, rejection: Rejection) -> Iterator[Change]:
-    """Yield changes that make a job smaller on each GPU; the changes that cost the user least come first."""
+    """Yield changes that reduce a job's memory on each GPU, in order of what they cost the user."""
     yield from _looser_limits(request, candidates)
     yield from _other_frameworks(request)
     workload, pool, over = request.workload, candidates.pool, rejection.memory_bytes or 0.0
@@ -248,7 +248,7 @@ def _save_memory(request: Request, candidates: Candidates, rejection: Rejection)
 
 
 def _leaner_settings(request: Request) -> Iterator[Change]:
-    """Yield settings that need less memory than those that the job or its stated plan fixes."""
+    """Yield settings that need less memory than the settings of the job or of its plan."""
     workload, plan = request.workload, request.plan
     stage = plan.zero_stage if plan is not None else None
     if stage is not None and workload.training and workload.gradient_sync == "allReduce":
@@ -267,23 +267,23 @@ def _leaner_settings(request: Request) -> Iterator[Change]:
 
 
 def _other_frameworks(request: Request) -> Iterator[Change]:
-    """Yield other frameworks that can run the job, if it names one; they may shard more of its state."""
+    """Yield other frameworks that can run a job that names one. They may shard more of its optimizer state."""
     workload, plan = request.workload, request.plan
     mode = (plan.checkpointing if plan is not None else None) or workload.checkpointing
-    for name, able in search.FRAMEWORKS.items():
+    for name, abilities in search.FRAMEWORKS.items():
         if workload.gradient_sync != "allReduce" or (workload.bucket_mib and not FRAMEWORKS[name].has_buckets):
             continue
-        runs = workload.precision in able.precisions and workload.offload in able.offload
+        runs = workload.precision in abilities.precisions and workload.offload in abilities.offload
         cells = FRAMEWORKS[name]
         runs = runs and workload.pipeline_schedule in (None, *cells.schedules)
         runs = runs and (workload.pipeline_layout is None or cells.states_layouts)
-        runs = runs and _cuts_stages(replace(workload, framework=name), request.plan)
-        if workload.framework not in (None, name) and runs and (mode is None or able.recomputes(mode)):
+        runs = runs and _can_split_stages(replace(workload, framework=name), request.plan)
+        if workload.framework not in (None, name) and runs and (mode is None or abilities.recomputes(mode)):
             yield Change("training.framework", name, "fits", f"{name} instead of {workload.framework}")
 
 
-def _cuts_stages(workload: Workload, plan: Stated | None) -> bool:
-    """Return whether the workload's framework cuts the layers into the stages of a stated plan."""
+def _can_split_stages(workload: Workload, plan: Stated | None) -> bool:
+    """Return whether the workload's framework can split the layers into the pipeline stages of the user's plan."""
     if plan is None or plan.pipeline == 1:
         return True
     return search.stages_are_full(workload, plan.pipeline) and (
@@ -339,7 +339,10 @@ _CHANGES_BY_CODE = {
 
 
 def _find_missing_price(request: Request, candidates: Candidates, others: tuple[Choice, ...]) -> Change | None:
-    """Return the price below which a pool without one would be recommended; any price if no other pool has a plan."""
+    """Return the price below which a pool without a price would be recommended.
+
+    If no other pool has a plan, the change asks for any price. If no price helps, return None.
+    """
     pool = replace(candidates.pool, price_per_gpu_hour=1.0)
     outcome = choose_or_reject(request, replace(candidates, pool=pool))
     if not isinstance(outcome, Choice):

@@ -83,7 +83,7 @@ def _explain_pool(request: Request, choices: Sequence[Choice], choice: Choice, i
 
 
 def _find_winning_change(request: Request, choices: Sequence[Choice], choice: Choice) -> Change | None:
-    """Return the smallest change of a choice's pool with which the choice would be recommended; None if none helps."""
+    """Return the smallest change of a pool that makes its choice recommended. If no change helps, return None."""
     others = tuple(item for item in choices if item is not choice)
     if request.goal.fewest_gpus:
         return None
@@ -118,7 +118,7 @@ def _is_pool_recommended(request: Request, pool: Pool, others: tuple[Choice, ...
 
 
 def _find_winning_size(request: Request, best: Choice, choice: Choice, others: tuple[Choice, ...]) -> Change | None:
-    """Return the smallest growth of a choice's pool with which the pool would be recommended; None if none helps."""
+    """Return the smallest growth of a pool that makes it the recommended pool. If no growth helps, return None."""
     pool, limits = choice.candidates.pool, request.constraints
     known: dict[int, Choice | None] = {}
     possible = list_pool_sizes(pool)
@@ -157,7 +157,7 @@ def _find_winning_size(request: Request, best: Choice, choice: Choice, others: t
 
 
 def _find_winning_links(request: Request, best: Choice, choice: Choice, others: tuple[Choice, ...]) -> Change | None:
-    """Return the lowest factor on the speed of all links with which a choice's pool would be recommended."""
+    """Return the smallest speed-up of a pool's links that makes it the recommended pool."""
     offer, pool = choice.offer(), choice.candidates.pool
     hidden = 1 - offer.breakdown["communication"] / offer.step_s
     if choice.value * hidden > best.value * math.exp(uncertainty.largest_tie_width()):
@@ -211,7 +211,7 @@ BISECTIONS = 40
 
 
 def _find_winning_factor(request: Request, choice: Choice, others: tuple[Choice, ...]) -> float | None:
-    """Return the largest factor on a choice's value with which it is recommended; None if 0.0001 is not enough."""
+    """Return the largest factor on a choice's value that makes it recommended. If even 0.0001 does not, return None."""
     low, high = math.log(1e-4), math.log(1e4)
 
     def wins(factor: float) -> bool:
@@ -226,7 +226,7 @@ def _find_winning_factor(request: Request, choice: Choice, others: tuple[Choice,
 
 
 def _round_down(value: float) -> float:
-    """Return a number rounded down to three significant figures; 0 for a negative number."""
+    """Return a number rounded down to three significant figures, or 0 for a negative number."""
     if value <= 0:
         return 0.0
     scale = 10.0 ** (math.floor(math.log10(value)) - 2)
@@ -266,7 +266,8 @@ def _find_neighbours(
 ) -> list[tuple[str, Plan, int]]:
     """Return the neighbours of a plan that the pool could run, or could run if it grew.
 
-    Each has the dimension in which it differs, the plan, and its row among the candidates; -1 if the pool is too small.
+    Every tuple has the name of the changed dimension, the plan, and the plan's row in the candidates. The row is -1 if
+    the pool is too small.
     """
     larger = list_pool_sizes(candidates.pool)[1:]
     near = []
@@ -278,9 +279,9 @@ def _find_neighbours(
 
 
 def _neighbour_plans(plan: Plan, workload: Workload) -> Iterator[tuple[str, Plan]]:
-    """Yield the plans that differ from a plan by one step in one dimension, each with the name of the dimension.
+    """Yield the plans that differ from a plan by one step in one dimension, with the name of that dimension.
 
-    The number of GPUs stays the same, unless it is the dimension.
+    The number of GPUs changes only if it is that dimension.
     """
     for name in ("tensor", "pipeline"):
         degree = getattr(plan, name)
@@ -312,7 +313,7 @@ def _neighbour_plans(plan: Plan, workload: Workload) -> Iterator[tuple[str, Plan
 
 
 def _with_accumulation(subject: str, plan: Plan, workload: Workload) -> Iterator[tuple[str, Plan]]:
-    """Yield the plan with the micro-batches that its global batch needs, if they divide the batch."""
+    """Yield the plan with the gradient accumulation that its global batch needs, if the batch divides."""
     each = plan.data * plan.micro_batch
     if workload.global_batch % each == 0:
         repeats = workload.global_batch // each
@@ -328,7 +329,7 @@ def _find_row(candidates: Candidates, plan: Plan, variant: int) -> int:
 
 
 def _seconds_on_faster_links(workload: Workload, plans: Plans, pool: Pool, speeds: Floats) -> Floats:
-    """Return the seconds of a step of n plans with links k different factors as fast, (n, k)."""
+    """Return the step seconds of n plans at k factors on the speed of all links, (n, k)."""
     sharded = zoo.shard(workload, plans)
     priced = blocks.kernel_seconds(workload, sharded, pool.gpu)
     return step.step_on_faster_links(workload, sharded, plans, pool, priced, speeds)
@@ -337,7 +338,7 @@ def _seconds_on_faster_links(workload: Workload, plans: Plans, pool: Pool, speed
 def _find_winning_speeds(
     workload: Workload, plans: Plans, pool: Pool, weight: Floats, behind: Ints
 ) -> dict[int, float | None]:
-    """Return the lowest factor on the speed of all links with which each plan is ahead of the first one.
+    """Return, for each plan behind the first, the lowest factor on all link speeds that puts it ahead of the first.
 
     Args:
         workload: the job.
@@ -365,7 +366,7 @@ def _find_winning_speeds(
 
 
 def _find_lowest_speed(wins: Callable[[int], bool]) -> float | None:
-    """Return the lowest of `SPEEDS` for whose index `wins` is true; None if the last one does not win."""
+    """Return the lowest speed in `SPEEDS` that wins. If the highest speed does not win, return None."""
     last = len(SPEEDS) - 1
     return float(SPEEDS[bisect_integers(wins, 0, last)]) if wins(last) else None
 
@@ -387,9 +388,9 @@ class _Neighbour:
         """Return the reason why the neighbour is not recommended, and the smallest change that would remove the reason.
 
         Args:
-            over_bytes: bytes that the neighbour needs beyond those of the GPU.
+            over_bytes: bytes by which the neighbour exceeds the GPU's memory.
             needed_bytes: bytes that the neighbour needs.
-            speed: factor on the speed of all links that puts it ahead; None if none does.
+            speed: factor on the speed of all links that puts the neighbour ahead. None if no factor does.
         """
         candidates, goal, ratio = self.best.candidates, self.request.goal, f"{self.ratio:.2f}x"
         if over_bytes > 0:
@@ -410,12 +411,12 @@ class _Neighbour:
         return self._to_why_not(goal.quantity.worse_code, ratio, None if speed is None else _describe_links(speed))
 
     def _to_why_not(self, code: str, message: str, change: Change | None = None, value: float | None = None) -> WhyNot:
-        """Return the reason with its code; its value is the ratio to the recommended plan unless another is given."""
+        """Return the reason with its code. Without `value`, its value is the ratio to the recommended plan."""
         pool, value = self.best.candidates.pool.name, self.ratio if value is None else value
         return WhyNot(self.subject, pool, self.plan, code, message, value, change)
 
     def _why_unusual(self) -> str:
-        """Return the reason why the neighbour, which is ahead, is recommended only if the user states it."""
+        """Return why the neighbour, though better, is recommended only if the user asks for that plan."""
         if self.plan.tensor > gpus_on_fastest_link(self.best.candidates):
             return "its tensor parallelism leaves NVLink; constraints.maxTensorParallel asks for it"
         if is_split_too_far(self.best.candidates.take(np.array([self.row])))[0]:
@@ -452,7 +453,7 @@ class _Neighbour:
         return self._to_why_not("Constraint", f"{self.ratio:.2f}x, but outside the job's constraints")
 
     def _describe_leaner(self, needed_bytes: float) -> Change:
-        """Return the change to the plan of equal degrees that fits with the fewest changes of `_OPEN`.
+        """Return the change to a fitting plan with equal parallel degrees that differs in the fewest fields of `_OPEN`.
 
         If no such plan fits, return the change to GPUs with enough memory.
         """

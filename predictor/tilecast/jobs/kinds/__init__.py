@@ -1,4 +1,4 @@
-"""Kinds of jobs that can be advised: each module of this package defines one, and there is no other list of them."""
+"""Kinds of jobs that can get advice. Each module of this package defines one kind as `KIND`."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ JOB_KINDS: Mapping[str, JobKind] = {
 
 
 def is_job(document: Document) -> bool:
-    """Return whether a document is a job of one of `JOB_KINDS`."""
+    """Return whether kind and API version of a document are those of a known kind of job."""
     kind = JOB_KINDS.get(str(document.get("kind")))
     return kind is not None and document.get("apiVersion") == kind.api_version
 
 
 def find_kind(document: Document) -> JobKind:
-    """Return the kind of job that a document belongs to.
+    """Return the `JobKind` for a document's kind and API version.
 
     Raises:
-        SpecError: there is no such kind.
+        SpecError: the kind or its API version is not known.
     """
     kind = JOB_KINDS.get(str(document.get("kind")))
     if kind is None:
@@ -46,7 +46,7 @@ def find_kind(document: Document) -> JobKind:
     return kind
 
 
-def runtime_of(document: Document) -> tuple[str, str] | None:
-    """Return kind and name of the object that holds the pod templates of a job; None if the job holds them."""
+def find_runtime(document: Document) -> tuple[str, str] | None:
+    """Return (kind, name) of the object that holds a job's pod templates. If the job holds them, return None."""
     kind = JOB_KINDS.get(str(document.get("kind")))
-    return None if kind is None else kind.runtime_of(document)
+    return None if kind is None else kind.find_runtime(document)

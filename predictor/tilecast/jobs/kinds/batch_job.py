@@ -1,4 +1,4 @@
-"""Job of batch/v1."""
+"""The kind Job of the API batch/v1."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from tilecast.api.fields import Document, FieldChange
 from tilecast.jobs.interface import JobKind, Pods, read_pod_template
-from tilecast.jobs.shapes import count_at
+from tilecast.jobs.shapes import read_count_at
 
 
 class BatchJob(JobKind):
@@ -20,8 +20,8 @@ class BatchJob(JobKind):
     resized_by = "Indexed Jobs whose completions equal their parallelism"
 
     def pods(self, document: Document, runtime: Document | None) -> Iterator[Pods]:
-        count = count_at(document, ("spec", "parallelism"))
-        count = min(count, count_at(document, ("spec", "completions"), count))
+        count = read_count_at(document, ("spec", "parallelism"))
+        count = min(count, read_count_at(document, ("spec", "completions"), count))
         yield read_pod_template("", ("spec", "template", "spec"), count, document["spec"]["template"]["spec"])
 
     def is_active(self, status: Document) -> bool:
@@ -29,7 +29,7 @@ class BatchJob(JobKind):
         return any(status.get(name) for name in ("startTime", "active", "succeeded", "failed"))
 
     def resize(self, document: Document, pods: int) -> list[FieldChange]:
-        """Return the changes that resize a Job whose pods all run at once."""
+        """Return the changes that give a Job `pods` pods. If its pods do not all run at once, return an empty list."""
         spec = document["spec"]
         if spec.get("completions", 1) != spec.get("parallelism", 1):
             return []

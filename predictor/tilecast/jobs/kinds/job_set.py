@@ -1,4 +1,4 @@
-"""JobSet of jobset.x-k8s.io."""
+"""The kind JobSet of the API group jobset.x-k8s.io."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from collections.abc import Iterator
 from tilecast.api.fields import Document, FieldChange, Path, value_at_path
 from tilecast.jobs.interface import Job, JobKind, Pods, read_pod_template
 from tilecast.jobs.quantities import count_or_default, has_any_count
-from tilecast.jobs.shapes import count_at, require_shape
+from tilecast.jobs.shapes import read_count_at, require_shape
 
 _SUBDOMAIN: Path = ("spec", "network", "subdomain")
 
 
 class JobSet(JobKind):
-    """Support for a JobSet: one template per replicated job; `spec.replicatedJobs` is immutable."""
+    """Support for a JobSet: one template per replicated job. `spec.replicatedJobs` is immutable."""
 
     kind = "JobSet"
     plural = "jobsets"
@@ -27,7 +27,7 @@ class JobSet(JobKind):
         for index, item in enumerate(document["spec"]["replicatedJobs"]):
             above: Path = ("spec", "replicatedJobs", index)
             below: Path = (*above, "template", "spec")
-            count = count_at(document, (*above, "replicas")) * count_at(document, (*below, "parallelism"))
+            count = read_count_at(document, (*above, "replicas")) * read_count_at(document, (*below, "parallelism"))
             pod = item["template"]["spec"]["template"]["spec"]
             yield read_pod_template(str(item["name"]), (*below, "template", "spec"), count, pod)
 
@@ -35,7 +35,10 @@ class JobSet(JobKind):
         return has_any_count(status.get("replicatedJobsStatus") or (), "active", "ready", "succeeded", "failed")
 
     def resize(self, document: Document, pods: int) -> list[FieldChange]:
-        """Return the changes that resize a JobSet with one group of GPU pods."""
+        """Return the changes that give the only group of GPU pods `pods` pods.
+
+        If there are no or several groups of GPU pods, return an empty list.
+        """
         groups = [index for index, item in enumerate(self.pods(document, None)) if item.gpus]
         if len(groups) != 1:
             return []
@@ -49,11 +52,8 @@ class JobSet(JobKind):
         more = [FieldChange((*below, "completions"), pods)] if has_completions else []
         return [FieldChange((*below, "parallelism"), pods), *more]
 
-    def main_address(self, document: Document, job: Job) -> str:
-        """Return the name of the first GPU pod under its headless service (JobSet, spec.network).
-
-        A JobSet does not set MASTER_ADDR.
-        """
+    def find_main_address(self, document: Document, job: Job) -> str:
+        """Return a shell expression: MASTER_ADDR if set, or else the first GPU pod's DNS name (spec.network)."""
         subdomain = value_at_path(document, _SUBDOMAIN) or job.name
         return f"${{MASTER_ADDR:-{job.name}-{job.workers[0].name}-0-0.{subdomain}}}"
 

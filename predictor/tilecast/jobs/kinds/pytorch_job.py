@@ -1,4 +1,4 @@
-"""PyTorchJob of the training operator, kubeflow.org/v1."""
+"""The kind PyTorchJob of the training operator, API kubeflow.org/v1."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import replace
 from tilecast.api.fields import Document, FieldChange, Path, value_at_path
 from tilecast.jobs.interface import JobKind, Pods, read_pod_template
 from tilecast.jobs.quantities import has_any_count
-from tilecast.jobs.shapes import count_at, require_shape
+from tilecast.jobs.shapes import read_count_at, require_shape
 
 _ROLES = ("Master", "Worker")
 _POLICY: Path = ("spec", "runPolicy", "schedulingPolicy")
@@ -32,7 +32,7 @@ class PyTorchJob(JobKind):
         require_shape(policy := value_at_path(document, _POLICY) or {}, {"priorityClass": str}, _POLICY)
         for role in (name for name in _ROLES if name in replicas):
             path = ("spec", "pytorchReplicaSpecs", role, "template", "spec")
-            count = count_at(document, ("spec", "pytorchReplicaSpecs", role, "replicas"))
+            count = read_count_at(document, ("spec", "pytorchReplicaSpecs", role, "replicas"))
             pods = read_pod_template(role, path, count, replicas[role]["template"]["spec"])
             yield replace(pods, priority_class=policy.get("priorityClass") or pods.priority_class)
 

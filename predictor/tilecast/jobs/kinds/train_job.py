@@ -1,4 +1,4 @@
-"""TrainJob of Kubeflow Trainer, trainer.kubeflow.org/v1alpha1."""
+"""The kind TrainJob of Kubeflow Trainer, API trainer.kubeflow.org/v1alpha1."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from tilecast.jobs.interface import (
     Placement,
     Pods,
     add_tolerations,
-    choose_selector,
+    merge_node_selector,
     read_pod_template,
     remove_node_choice,
 )
 from tilecast.jobs.keys import ADVISOR
-from tilecast.jobs.quantities import has_any_count, requested_gpus
-from tilecast.jobs.shapes import POD, RESOURCES, Shape, count_at, require_shape
+from tilecast.jobs.quantities import count_requested_gpus, has_any_count
+from tilecast.jobs.shapes import POD, RESOURCES, Shape, read_count_at, require_shape
 from tilecast.nodes import gpu_resource
 
 _STEP = ("template", "metadata", "labels", "trainer.kubeflow.org/trainjob-ancestor-step")
@@ -31,7 +31,7 @@ _SPEC: Shape = {
 
 
 class TrainJob(JobKind):
-    """Support for a TrainJob: `numNodes` pods of a template in its runtime; `spec.trainer` is immutable."""
+    """Support for a TrainJob: `numNodes` pods of a template in its training runtime. `spec.trainer` is immutable."""
 
     kind = "TrainJob"
     plural = "trainjobs"
@@ -53,8 +53,8 @@ class TrainJob(JobKind):
         pod = value_at_path(replicated, ("template", "spec", "template", "spec")) or {}
         container: Document = next((item for item in pod.get("containers") or () if item.get("name") == "node"), {})
         resources = trainer.get("resourcesPerNode") or container.get("resources")
-        usual = count_at({"runtime": base_spec}, ("runtime", "mlPolicy", "numNodes"))
-        count = count_at(document, ("spec", "trainer", "numNodes"), usual)
+        usual = read_count_at({"runtime": base_spec}, ("runtime", "mlPolicy", "numNodes"))
+        count = read_count_at(document, ("spec", "trainer", "numNodes"), usual)
         name = str(replicated.get("name", "node"))
         over = [item.get("spec") or {} for item in spec.get("podTemplateOverrides") or ()]
         over += [
@@ -73,7 +73,7 @@ class TrainJob(JobKind):
             name=name,
             path=(),
             count=count,
-            gpus=requested_gpus(resources),
+            gpus=count_requested_gpus(resources),
             node_selector={**base.node_selector, **own},
             pinned=base.node_selector,
             affinity=base.affinity,
@@ -89,20 +89,22 @@ class TrainJob(JobKind):
     def resize(self, document: Document, pods: int) -> list[FieldChange]:
         return [FieldChange(("spec", "trainer", "numNodes"), pods)]
 
-    def runtime_of(self, document: Document) -> tuple[str, str] | None:
+    def find_runtime(self, document: Document) -> tuple[str, str] | None:
         kind, name = (value_at_path(document, ("spec", "runtimeRef", key)) for key in ("kind", "name"))
         return str(kind or "ClusterTrainingRuntime"), str(name or "")
 
-    def place(self, document: Document, job: Job, placement: Placement, *, runtime_patches: bool) -> list[FieldChange]:
-        """Return the change that writes Tilecast's entry in `runtimePatches` or `podTemplateOverrides`."""
+    def place(
+        self, document: Document, job: Job, placement: Placement, *, has_runtime_patches: bool
+    ) -> list[FieldChange]:
+        """Return the change that adds node selector and tolerations to `runtimePatches` or `podTemplateOverrides`."""
         pods = job.pods[0]
-        chosen: dict[str, Any] = {"nodeSelector": choose_selector(pods, placement.node_selector)}
+        chosen: dict[str, Any] = {"nodeSelector": merge_node_selector(pods, placement.node_selector)}
         if (tolerations := add_tolerations(pods, placement.tolerations)) != list(pods.tolerations):
             chosen["tolerations"] = tolerations
         if chosen == {"nodeSelector": dict(pods.node_selector)}:
             return []
         spec = document["spec"]
-        if runtime_patches and "podTemplateOverrides" not in spec:
+        if has_runtime_patches and "podTemplateOverrides" not in spec:
             pod = {"spec": {"template": {"spec": chosen}}}
             jobs = {"spec": {"replicatedJobs": [{"name": pods.name, "template": pod}]}}
             entry: dict[str, Any] = {"manager": ADVISOR, "trainingRuntimeSpec": {"template": jobs}}
@@ -112,7 +114,7 @@ class TrainJob(JobKind):
         return [FieldChange(("spec", "podTemplateOverrides"), [*(spec.get("podTemplateOverrides") or ()), override])]
 
     def remove_placement(self, document: Document, job: Job) -> list[FieldChange]:
-        """Return the changes that remove the node choice from Tilecast's entry, whose tolerations stay."""
+        """Return the changes that remove advice's node labels from the runtime patch or override that advice wrote."""
         pods = remove_node_choice(job).pods[0]
         if pods == job.pods[0]:
             return []
@@ -129,12 +131,12 @@ class TrainJob(JobKind):
     def containers(self, document: Document, job: Job) -> dict[Path, Document]:
         return {("spec", "trainer"): document["spec"].get("trainer") or {}}
 
-    def main_address(self, document: Document, job: Job) -> str:
+    def find_main_address(self, document: Document, job: Job) -> str:
         return "$PET_MASTER_ADDR"  # torchrun's own variable, which Kubeflow Trainer sets
 
 
 def _find_choices(document: Document, name: str) -> list[Path]:
-    """Return the paths of the pod specs in a TrainJob whose node selectors advice wrote."""
+    """Return the paths of pod specs in patches and overrides of a TrainJob whose node selectors advice wrote."""
     spec = document["spec"]
     below: Path = ("trainingRuntimeSpec", "template", "spec", "replicatedJobs")
     paths: list[Path] = [
@@ -149,7 +151,10 @@ def _find_choices(document: Document, name: str) -> list[Path]:
 
 
 def _find_trainer_job(runtime_spec: Document) -> Document:
-    """Return the replicated job of a runtime that trains: it is labelled so, or named "node"."""
+    """Return the replicated job of a runtime that trains: the one labelled `trainer`, or else named `node`.
+
+    If there is none, return an empty mapping.
+    """
     jobs = value_at_path(runtime_spec, ("template", "spec", "replicatedJobs")) or ()
     for item in (*(item for item in jobs if value_at_path(item, _STEP) == "trainer"), *jobs):
         job: Document = item
@@ -159,7 +164,7 @@ def _find_trainer_job(runtime_spec: Document) -> Document:
 
 
 def _find_priority_class(runtime_spec: Document) -> str:
-    """Return the priority class of the first replicated job that names one, as Kueue does."""
+    """Return the first priority class that a replicated job of a runtime names. If none is named, return ""."""
     for item in value_at_path(runtime_spec, ("template", "spec", "replicatedJobs")) or ():
         if name := value_at_path(item, ("template", "spec", "template", "spec", "priorityClassName")):
             return str(name)

@@ -223,7 +223,7 @@ def _refuse_recipe(launcher: str, workload: Workload, entry: Launcher) -> None:
 
 
 def unsupported_part(framework: Framework, workload: Workload, plan: Plan) -> str:
-    """Return the first property of a plan that a framework does not execute, as text; empty if it executes the plan."""
+    """Return the first property of a plan that a framework does not execute, as text, empty if it executes the plan."""
     supported = FRAMEWORKS[framework]
     if workload.precision not in supported.precisions:
         return f"it has no {workload.precision}"
@@ -261,7 +261,10 @@ def unsupported_part(framework: Framework, workload: Workload, plan: Plan) -> st
 
 
 def _with_framework(launcher: str, setting: LaunchSetting) -> LaunchSetting:
-    """Return the setting with a framework: the job's own, or the launcher's first framework that executes the plan."""
+    """Return the setting with its framework.
+
+    It is the job's, or else the launcher's first one that can execute the plan.
+    """
     if setting.workload.framework is not None:
         return setting
     frameworks = LAUNCHERS[launcher].frameworks

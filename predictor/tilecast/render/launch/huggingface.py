@@ -56,7 +56,7 @@ def _fsdp_settings(setting: LaunchSetting) -> dict[str, object]:
 
 
 def _mixed_precision_policy(setting: LaunchSetting) -> str:
-    """Return the types of FSDP that are priced; empty for a job in FP32."""
+    """Return the types of FSDP that are priced, empty for a job in FP32."""
     if not script.uses_autocast(setting):
         return ""
     dtype = script.DTYPES[setting.workload.precision]
@@ -71,7 +71,7 @@ _CHOSEN = {"cudnn": "cudnn", "memoryEfficient": "efficient"}
 
 
 def _attention_lines(setting: LaunchSetting) -> list[str]:
-    """Return the lines that leave PyTorch one library for attention; empty if an argument of the model chooses it."""
+    """Return lines that restrict PyTorch to one attention library. They are empty if a model's argument chooses it."""
     chosen = _CHOSEN.get(setting.workload.attention)
     others = [switch for name, switch in _SDPA.items() if chosen and name != chosen]
     return [f"torch.backends.cuda.enable_{switch}_sdp(False)" for switch in others]
@@ -98,7 +98,11 @@ def _wrapping_lines(setting: LaunchSetting) -> list[str]:
     fsdp2_prepare_auto_wrap_policy).
     """
     head, family = script.auto_class_suffix(setting), setting.model.family
-    if not is_sharded(setting) or family in _LISTED or (head is None and zoo.recomputes(setting.model) == ("none",)):
+    if (
+        not is_sharded(setting)
+        or family in _LISTED
+        or (head is None and zoo.list_recomputation_modes(setting.model) == ("none",))
+    ):
         return []
     checkpointed = "(module for module in model.modules() if isinstance(module, GradientCheckpointingLayer))"
     plugin = "accelerator.state.fsdp_plugin.transformer_cls_names_to_wrap"
@@ -205,7 +209,7 @@ def _recomputes_in_trainer(setting: LaunchSetting) -> bool:
 
 
 def refusal_reason(setting: LaunchSetting) -> str:
-    """Return the reason why the Trainer or Accelerate would run a setting differently; empty if they would not."""
+    """Return the reason why the Trainer or Accelerate would run a setting differently, empty if they would not."""
     if setting.workload.shard_degree is not None:
         return "its settings shard over all ranks"
     return "" if setting.workload.recompute_layers is None else "it recomputes all layers or none"

@@ -40,12 +40,15 @@ def _decoder_layers(setting: LaunchSetting) -> int:
 
 
 def _latent_attention(setting: LaunchSetting) -> Deepseek | None:
-    """Return the dimensions of latent attention; None if the model has none."""
+    """Return the dimensions of latent attention, or None if the model has none."""
     return setting.own if isinstance(setting.own, Deepseek) else None
 
 
 def _moe_layer_frequency(setting: LaunchSetting) -> object:
-    """Return which layers are mixtures of experts: one in this many, or a list if the first are dense."""
+    """Return which layers are mixtures of experts.
+
+    It is n for every n-th one, or a list if the first layers are dense.
+    """
     dense, every = setting.own.first_dense, setting.own.moe_every
     if dense:
         return f"([0]*{dense}+[1]*{setting.model.layers - dense})"
@@ -53,7 +56,7 @@ def _moe_layer_frequency(setting: LaunchSetting) -> object:
 
 
 def _counted_ends(setting: LaunchSetting) -> int:
-    """Return how many of embedding and loss count as layers of the pipeline: none, the loss or both."""
+    """Return how many of embedding and loss count as pipeline layers: 0, 1 (the loss) or 2."""
     plan = setting.plan
     if setting.workload.pipeline_layout is not None:
         return 0
@@ -61,7 +64,7 @@ def _counted_ends(setting: LaunchSetting) -> int:
 
 
 def _predicted_tokens(setting: LaunchSetting) -> int:
-    """Return the number of further tokens that multi-token prediction predicts: those of the layout or the model."""
+    """Return how many extra tokens multi-token prediction predicts, according to the layout or the model."""
     layout = setting.workload.pipeline_layout
     return (parse_layout(layout).predicted if layout is not None else 0) or setting.own.prediction_layers
 
@@ -75,7 +78,7 @@ def _last_stage_layers(setting: LaunchSetting) -> object:
 
 
 def _position_embedding(setting: LaunchSetting) -> object:
-    """Return the kind of position embedding; None for learned positions, the default."""
+    """Return the kind of position embedding, or None for learned positions, the default."""
     model = setting.model
     if model.rotary:
         return "rope"
@@ -103,7 +106,7 @@ def _overlaps_tensor_parallel(setting: LaunchSetting) -> bool:
 
 
 def _recomputed_modules(setting: LaunchSetting) -> Sequence[str] | None:
-    """Return the modules that selective recomputation repeats; None without it."""
+    """Return the modules that selective recomputation repeats, or None without it."""
     if setting.plan.checkpointing == "selective":
         return ["core_attn"]
     return split_modules(setting.plan.checkpointing) or None
@@ -272,7 +275,7 @@ def pretraining_script(setting: LaunchSetting) -> LaunchScript:
 
 
 def refusal_reason(setting: LaunchSetting) -> str:
-    """Return the reason why Megatron-LM cannot run a setting; empty if it can."""
+    """Return the reason why Megatron-LM cannot run a setting, empty if it can."""
     plan = setting.plan
     if _is_encdec(setting) and plan.pipeline > 1:
         return "its T5 has no pipeline parallelism (pretrain_t5.py)"

@@ -30,7 +30,10 @@ def launch_ddp(setting: LaunchSetting) -> LaunchScript:
 
 
 def launch_fsdp2(setting: LaunchSetting) -> LaunchScript:
-    """Launch `fully_shard` on every layer and on the whole model: ZeRO 3, or ZeRO 2 where weights stay gathered."""
+    """Write a script that calls `fully_shard` on every layer and on the model.
+
+    This is ZeRO 3, or ZeRO 2 without resharding.
+    """
     plan, workload = setting.plan, setting.workload
     policies = []
     if script.uses_autocast(setting):

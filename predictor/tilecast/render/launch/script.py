@@ -52,7 +52,7 @@ def matmul_precision_lines(workload: Workload) -> list[str]:
 
 
 def auto_class_suffix(setting: LaunchSetting) -> str | None:
-    """Return the suffix of Transformers' `AutoModel` class; None if Transformers builds no such model."""
+    """Return the suffix of Transformers' `AutoModel` class, or None if Transformers builds no such model."""
     return zoo.auto_model_suffix(setting.model)
 
 
@@ -64,7 +64,7 @@ def layers_expression(setting: LaunchSetting) -> str:
 
 
 def attention_arguments(setting: LaunchSetting) -> list[str]:
-    """Return the attention of a Transformers model as an argument; empty if there is nothing to choose."""
+    """Return the attention of a Transformers model as an argument, empty if there is nothing to choose."""
     named = {"flash": "flash_attention_2", "flash2": "flash_attention_2", "eager": "eager"}
     chosen = named.get(setting.workload.attention, "sdpa")
     chooses = setting.model.family in ADAPTED and auto_class_suffix(setting) is not None
@@ -136,7 +136,7 @@ def loader_lines(setting: LaunchSetting) -> list[str]:
 
 
 def attention_contexts(setting: LaunchSetting) -> list[str]:
-    """Return the context managers that select an attention backend; empty if PyTorch chooses."""
+    """Return the context managers that select an attention backend, empty if PyTorch chooses."""
     backend = _BACKENDS.get(setting.workload.attention)
     return [f"sdpa_kernel(SDPBackend.{backend})"] if backend else []
 
@@ -152,7 +152,7 @@ def training_loop_lines(setting: LaunchSetting, forward: Sequence[str], held_bac
     Args:
         setting: the plan and its job.
         forward: contexts of the forward pass.
-        held_back: context in which a micro-batch does not exchange its gradients; empty if each micro-batch does.
+        held_back: context in which a micro-batch does not exchange its gradients, empty if each micro-batch does.
     """
     workload, count = setting.workload, setting.plan.gradient_accumulation
     scaled = workload.precision == "fp16"
@@ -176,7 +176,7 @@ def training_loop_lines(setting: LaunchSetting, forward: Sequence[str], held_bac
 
 
 def recomputation_lines(setting: LaunchSetting, wrap: str) -> list[str]:
-    """Return the lines that recompute every layer or its attention core; `wrap` is the statement for a `module`."""
+    """Return the lines that recompute every layer or its attention core. `wrap` is the statement for a `module`."""
     module = {"full": "layer", "selective": "layer.attention.core"}.get(setting.plan.checkpointing)
     count = setting.workload.recompute_layers
     chosen = layers_expression(setting) + ("" if count is None else f"[:{count}]")

@@ -55,7 +55,7 @@ class LaunchSetting:
 
     @property
     def shard_degree(self) -> int:
-        """Data-parallel ranks that share weights or states; 1 without ZeRO."""
+        """Number of data-parallel ranks that share weights or optimizer states. It is 1 without ZeRO."""
         data = self.plan.data
         return 1 if self.plan.zero_stage == 0 else min(self.workload.shard_degree or data, data)
 

@@ -50,7 +50,7 @@ _RESHARD: Mapping[int, str] = {2: "never", 3: "always"}
 
 
 def _local_batch(setting: LaunchSetting) -> int:
-    """Return the samples of one forward and backward schedule: a pipeline takes a rank's whole share at once."""
+    """Return the samples that a rank passes to one schedule. A pipeline takes all samples of the rank at once."""
     plan = setting.plan
     return plan.micro_batch * (plan.gradient_accumulation if plan.pipeline > 1 else 1)
 
@@ -61,7 +61,7 @@ def _pipeline_schedule(setting: LaunchSetting) -> str:
 
 
 def _layer_interval(setting: LaunchSetting) -> str | None:
-    """Return n where every n-th layer is recomputed; None where all or none are."""
+    """Return n if every n-th layer is recomputed. Return None if all layers or none are recomputed."""
     layers = setting.workload.recompute_layers
     return None if layers is None else str(_stage_layers(setting) // layers)
 
@@ -72,13 +72,16 @@ def _stage_layers(setting: LaunchSetting) -> int:
 
 
 def _counted_ends(setting: LaunchSetting) -> int:
-    """Return how many of embedding and loss count as layers of the pipeline: none, the loss or both."""
+    """Return how many of embedding and loss count as pipeline layers: 0, 1 (the loss) or 2."""
     plan = setting.plan
     return counted_ends_of_pieces(setting.model.layers, plan.pipeline, plan.virtual_stages) or 0
 
 
 def _layers_per_piece(setting: LaunchSetting) -> object:
-    """Return the layers of a virtual stage, with embedding and loss where they count; None without virtual stages."""
+    """Return the layers of a virtual stage, with embedding and loss where they count.
+
+    Return None without virtual stages.
+    """
     plan = setting.plan
     if plan.virtual_stages == 1:
         return None
@@ -151,7 +154,7 @@ def launch_job(setting: LaunchSetting) -> LaunchScript:
 
 
 def refusal_reason(setting: LaunchSetting) -> str:
-    """Return the reason why torchtitan would run a setting differently from its forecast; empty if it would not."""
+    """Return the reason why torchtitan would run a setting differently from its forecast, empty if it would not."""
     plan = setting.plan
     if setting.workload.fused_loss and setting.workload.execution != "compiled":
         return "its loss is fused where it is compiled alone"

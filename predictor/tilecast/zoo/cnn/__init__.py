@@ -41,7 +41,7 @@ from tilecast.zoo.cnn import (
 from tilecast.zoo.cnn.builder import Architecture, NetworkBuilder
 from tilecast.zoo.cnn.images import Classifier, Images
 from tilecast.zoo.numerics import Numerics
-from tilecast.zoo.parts import one_block_graph, uniform_block
+from tilecast.zoo.parts import build_one_block_graph, uniform_block
 
 ARCHITECTURES: Mapping[str, Architecture[Any]] = {
     "resnet": Architecture(resnet.ResNet, resnet.build_resnet),
@@ -91,7 +91,10 @@ ARCHITECTURES: Mapping[str, Architecture[Any]] = {
 
 
 def build(workload: Workload, shards: Shards) -> Graph:
-    """Return the graph of a convolutional network: one block, and a classifier if the model has identities."""
+    """Return the graph of a convolutional network as one block.
+
+    A face recogniser has a second block, the classifier of its identities.
+    """
     dims = workload.model.own(Images)
     depth, width = dims.image_depth, dims.width_pixels
     numerics, batch = Numerics.from_workload(workload), shards.micro_batch.astype(float)
@@ -106,7 +109,7 @@ def build(workload: Workload, shards: Shards) -> Graph:
         working_bytes=net.working_bytes * np.ones(len(shards)),
         workspace_bytes=net.workspace * np.ones(len(shards)),
     )
-    graph = one_block_graph(block, float(dims.image_channels * depth * dims.image * width))
+    graph = build_one_block_graph(block, float(dims.image_channels * depth * dims.image * width))
     if isinstance(dims, resnet.FaceResNet):
         graph = replace(graph, last=(resnet.build_identity_classifier(workload, shards),))
     return graph

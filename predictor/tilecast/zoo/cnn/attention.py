@@ -13,20 +13,20 @@ from tilecast.zoo.parts import Linear
 
 
 def add_layer_norm(net: NetworkBuilder, tokens: float, width: int) -> None:
-    """Add a layer norm over `tokens` of each sample."""
+    """Add a layer norm of `width` features over `tokens` tokens per sample."""
     net.keep_elements(net.batch * tokens * width)
     net.ops += layers.norm("layer-norm", net.numerics, net.batch * tokens, float(width), rms=False)
     net.parameters += 2 * width
 
 
 def add_dense(net: NetworkBuilder, tokens: float, inputs: int, outputs: int, *, bias: bool = True) -> None:
-    """Add a dense layer over `tokens` of each sample, and keep its input for the gradient of the weight."""
+    """Add a dense layer over `tokens` tokens per sample. Keep its input to compute the weight gradient."""
     net.keep_elements(net.batch * tokens * inputs)
     add_dense_on_kept(net, tokens, inputs, outputs, bias=bias)
 
 
 def add_dense_on_kept(net: NetworkBuilder, tokens: float, inputs: int, outputs: int, *, bias: bool = True) -> None:
-    """Add a dense layer over `tokens` of each sample, which another operator keeps already."""
+    """Add a dense layer over `tokens` tokens per sample that another operator already keeps in memory."""
     if tokens > 1:
         net.linears.append(Linear("linear", net.batch * tokens, float(inputs), float(outputs)))
     net.ops += layers.linear("linear", net.numerics, net.batch * tokens, float(inputs), float(outputs), bias=bias)
@@ -34,25 +34,24 @@ def add_dense_on_kept(net: NetworkBuilder, tokens: float, inputs: int, outputs: 
 
 
 def add_residual(net: NetworkBuilder, tokens: float, width: int) -> None:
-    """Add the sum of a sublayer's output with its input."""
+    """Add the sum of a sublayer's input and output."""
     net.pointwise("residual", net.batch * tokens * width, reads=2.0, backward=(2.0, 1.0))
 
 
 def add_multi_head_attention(
     net: NetworkBuilder, queries: float, keys: float, width: int, heads: int, *, key_width: int = 0, bias: bool = True
 ) -> None:
-    """Add attention with its projections and the residual sum.
+    """Add multi-head attention with its projections and the residual sum.
 
-    The input is kept once for all three projections. Other tokens that keys and values come from are not kept here: the
-    caller keeps them once for all layers that read them.
+    The queries' input is kept once. If keys and values come from other tokens, the caller must keep these tokens.
 
     Args:
         net: the network under construction.
-        queries: tokens that attend.
-        keys: tokens that they attend to.
-        width: width of the queries.
+        queries: number of query tokens per sample.
+        keys: number of key tokens per sample.
+        width: width of a query token.
         heads: number of heads.
-        key_width: width of the keys where it is not `width`.
+        key_width: width of a key token. If 0, it equals `width`.
         bias: whether the projections to queries, keys and values have biases.
     """
     add_dense(net, queries, width, width, bias=bias)
@@ -64,7 +63,7 @@ def add_multi_head_attention(
 
 
 def add_dot_product_attention(net: NetworkBuilder, queries: float, keys: float, width: int, heads: int) -> None:
-    """Add scaled dot-product attention, without the projections before and after it."""
+    """Add scaled dot-product attention without projections."""
     ones = np.ones_like(net.batch)
     sequences = layers.Sequences(net.batch, queries * ones, keys * ones)
     net.ops += layers.attention("attention", net.numerics, sequences, heads * ones, heads * ones, width / heads)
@@ -76,8 +75,8 @@ def add_dot_product_attention(net: NetworkBuilder, queries: float, keys: float, 
 def add_feed_forward(net: NetworkBuilder, tokens: float, width: int, inner: int, *, gated: bool = False) -> None:
     """Add two dense layers with an activation between them, and the residual sum.
 
-    The activation is a ReLU or, if `gated`, the product of one half of the first layer's outputs with the GELU of the
-    other half.
+    The activation is a ReLU. If `gated`, it is a GEGLU, which multiplies half of the first layer's outputs with the
+    GELU of the other half.
     """
     add_dense(net, tokens, width, inner * (2 if gated else 1))
     elements = net.batch * tokens * inner

@@ -40,7 +40,7 @@ Kernels for fewer channels keep them in registers.
 class NetworkBuilder:
     """A network under construction: its operators, the shape of the current tensor, and the bytes that training keeps.
 
-    The current tensor has the shape (batch, channels, *size); `batch` is a column over shards, (S,).
+    The current tensor has the shape (batch, channels, *size). `batch` has one value per shard, (S,).
     """
 
     numerics: Numerics
@@ -85,12 +85,12 @@ class NetworkBuilder:
 
     @property
     def elements(self) -> Floats:
-        """Elements of the current tensor, (S,)."""
+        """Number of elements in the current tensor, (S,)."""
         return self.batch * self.channels * self.size[0] * self.size[1] * self.size[2]
 
     @property
     def shape(self) -> Shape:
-        """Channels and size of the current tensor. Assign it to return to an earlier tensor."""
+        """Channels and size of the current tensor. Assign an earlier value to continue from that tensor."""
         return self.channels, self.size
 
     @shape.setter
@@ -98,42 +98,45 @@ class NetworkBuilder:
         self.channels, self.size = shape
 
     def keep_elements(self, elements: Floats) -> None:
-        """Count `elements` (S,) activations as alive until the backward pass."""
+        """Add `elements` activations, (S,), to the memory that is kept until the backward pass."""
         if self.numerics.training:
             self.activation_bytes = self.activation_bytes + elements * self.numerics.element
 
     def raise_peak(self, elements: Floats) -> None:
-        """Raise `peak` to the bytes alive while the latest operator runs backward with gradients of `elements` (S,)."""
+        """Raise `peak` to the bytes alive in the latest operator's backward pass.
+
+        These are the kept activations and `elements` gradients, (S,).
+        """
         if self.numerics.training:
             self.peak = np.maximum(self.peak, self.activation_bytes + elements * self.numerics.element)
 
     @property
     def working_bytes(self) -> Floats:
-        """Bytes that the backward pass needs at its peak, beyond all that is kept, (S,)."""
+        """Bytes that the backward pass needs at its peak in addition to all kept activations, (S,)."""
         return np.maximum(self.peak - self.activation_bytes, 0.0)
 
     def return_to(self, shape: Shape) -> None:
-        """Make an earlier tensor of this shape the current one. Another branch has read it and keeps it already."""
+        """Continue from an earlier tensor of this shape, which another branch has read and keeps."""
         self.shape, self.is_kept = shape, True
 
     def keep_input(self) -> None:
-        """Keep the current tensor for the gradient of the next operator, unless another branch keeps it already."""
+        """Keep the current tensor for the next operator's gradient, unless another branch already keeps it."""
         if not self.is_kept:
             self.keep_elements(self.elements)
         self.is_kept = False
 
     @contextmanager
     def freeze_layers(self) -> Iterator[None]:
-        """Add the layers inside the context as untrained: they run forward only and keep nothing."""
+        """Treat layers that are added inside this context as frozen. They run forward only and keep no activations."""
         numerics = self.numerics
         self.numerics = replace(numerics, training=False)
         yield
         self.numerics, self.has_gradient = numerics, False
 
     def output_size(self, window: Size, stride: int | tuple[int, ...], padding: int | None) -> Size:
-        """Return the size of the output of a convolution or a pooling with this window over the current tensor.
+        """Return the output size of a convolution or pooling over the current tensor.
 
-        If `padding` is None, the padding is such that each side becomes ceil(size / stride).
+        If `padding` is None, each side becomes ceil(size / stride).
         """
         strides = (stride,) * 3 if isinstance(stride, int) else (1,) * (3 - len(stride)) + stride
         sides = zip(self.size, strides, window, strict=True)
@@ -149,14 +152,14 @@ class NetworkBuilder:
         return (1 if self.flat else depth), height, width
 
     def pointwise(self, name: str, elements: Floats | None = None, **options: Any) -> None:
-        """Add an element-wise operator over `elements`, (S,); by default those of the current tensor.
+        """Add an element-wise operator over `elements`, (S,), by default over the current tensor.
 
-        The `options` are those of `layers.pointwise`.
+        The `options` are arguments of `layers.pointwise`.
         """
         self.ops += layers.pointwise(name, self.numerics, self.elements if elements is None else elements, **options)
 
     def training_pointwise(self, name: str, elements: Floats | None = None, **options: Any) -> None:
-        """Add an element-wise operator that runs in training only, such as a dropout or a loss."""
+        """Add an element-wise operator that runs in training only, such as dropout or a loss."""
         if self.numerics.training:
             self.pointwise(name, elements, **options)
 
@@ -173,12 +176,11 @@ class NetworkBuilder:
     ) -> None:
         """Add a convolution to `out` channels, forward and backward.
 
-        One that is `dilated` reads pixels apart. It has no Winograd kernel, and is priced as one over as many pixels in
-        a row.
+        A `dilated` convolution has no Winograd kernel. It is priced as a convolution over equally many pixels in a row.
 
-        The weight always has a gradient; the input has one only if a gradient flows into it. `kernel` and `stride` are
-        one side, (height, width) or (depth, height, width). Without `padding` each side shrinks to
-        ceil(size / stride) pixels.
+        The weight always has a gradient. The input has a gradient only if `has_gradient` is set. `kernel` and `stride`
+        are one side, (height, width) or (depth, height, width). If `padding` is None, each side becomes ceil(size /
+        stride).
         """
         window = self._window(kernel)
         if dilated:
@@ -200,9 +202,9 @@ class NetworkBuilder:
             self.add_bias(name)
 
     def add_bias(self, name: str) -> None:
-        """Add a bias for each channel, which the kernel that made the current tensor adds.
+        """Add a bias for each channel to the operator that made the current tensor.
 
-        Only its gradient is a kernel of its own.
+        The forward pass adds the bias inside that operator's kernel. The gradient takes a further kernel.
         """
         self.parameters += self.channels
         if self.numerics.training:
@@ -210,9 +212,9 @@ class NetworkBuilder:
             self.ops += layers.elementwise(name, self.numerics, self.elements, 1, 0, phase="backward")
 
     def channel_norm(self) -> None:
-        """Add a batch or instance norm.
+        """Add a batch or instance norm. If `fixed_norms`, add a fixed scale and offset per channel.
 
-        A fixed norm is a product and a sum, whose gradients do not need the input.
+        The gradients of a fixed norm do not need its input.
         """
         self.parameters += 2 * self.channels
         if self.fixed_norms:
@@ -228,15 +230,15 @@ class NetworkBuilder:
         self.follows_norm = True
 
     def multiply_by_constant(self) -> None:
-        """Add a product with a constant, either one for all channels or one per channel."""
+        """Add a product of the current tensor with a constant or with one constant per channel."""
         product = layers.pointwise("scale", self.numerics, self.elements, backward=(1.0, 1.0))
         self.ops += layers.drop_when_fused("elementwise", product)
 
     def activate(self, activation: str = "relu") -> None:
-        """Add an activation in place; "none" adds nothing.
+        """Add an activation in place, or no operator if `activation` is "none".
 
-        The gradient of ReLU needs only its output, which the next layer keeps. The activations in `_SMOOTH` keep their
-        input as well.
+        The gradient of ReLU needs only its output, which the next layer keeps. Activations in `_SMOOTH` also keep their
+        input.
         """
         if activation == "none":
             return
@@ -246,9 +248,9 @@ class NetworkBuilder:
         self.ops += layers.drop_when_fused(fusing, layers.pointwise(activation, self.numerics, self.elements))
 
     def add_branch(self) -> None:
-        """Add the sum with a branch of the same shape, and backward the sum of the two branches' gradients.
+        """Add the sum of the current tensor and a branch of equal shape. Backward, sum the gradients of the two.
 
-        A norm that is fused with the sum also reads the branch and writes its gradient.
+        If a norm is fused with the sum, the fused kernel also reads the branch and writes its gradient.
         """
         ops = layers.pointwise("add", self.numerics, self.elements, reads=2.0, backward=(2.0, 1.0))
         if self.follows_norm:
@@ -257,12 +259,12 @@ class NetworkBuilder:
         self.ops += ops
 
     def concatenate(self, channels: int) -> None:
-        """Add the concatenation of branches of one size, which has `channels` in total."""
+        """Add the concatenation of branches of equal size to a tensor of `channels` channels."""
         self.channels = channels
         self.pointwise("concatenate", backward=(1.0, 1.0))
 
     def sum_branch_gradients(self, branches: int) -> None:
-        """Add the sums of the gradients of several branches that read the current tensor."""
+        """Add the sum of the gradients from `branches` branches that read the current tensor."""
         if self.numerics.training:
             self.ops += layers.elementwise(
                 "fork.gradient", self.numerics, self.elements, 2, 1, phase="backward", count=branches - 1.0
@@ -276,9 +278,9 @@ class NetworkBuilder:
         padding: int | None = None,
         average: bool = False,
     ) -> None:
-        """Add a maximum or average over windows.
+        """Add a maximum or average pooling.
 
-        Both keep their input. The maximum also keeps an index of 8 bytes per output element.
+        Its input is kept. A maximum pooling also keeps an index of 8 bytes per output element.
         """
         before = self.elements
         self.keep_input()
@@ -290,16 +292,16 @@ class NetworkBuilder:
         self.ops += layers.pool("pool", self.numerics, before, ratio)
 
     def global_mean(self) -> None:
-        """Add the mean over all pixels."""
+        """Add the mean over all pixels of each channel."""
         self.pointwise("mean", writes=0.0, absorbed=False, backward=(0.0, 1.0))
         self.size = (1, 1, 1)
 
     def resize(self, share: float) -> None:
-        """Add the interpolation of the current tensor from one with `share` of its pixels."""
+        """Add an interpolation to the current size. Its input has the fraction `share` of the current pixels."""
         self.pointwise("resize", reads=share, backward=(1.0, share))
 
     def dense(self, out: int, *, bias: bool = True) -> None:
-        """Add a dense layer over all channels and pixels of a sample."""
+        """Add a dense layer from all channels and pixels of a sample to `out` values."""
         inputs = self.channels * prod(self.size)
         self.keep_elements(self.elements)
         self.raise_peak(self.batch * (inputs + out))
@@ -308,26 +310,26 @@ class NetworkBuilder:
         self.channels, self.size = out, (1, 1, 1)
 
     def batched_matmul(self, rows: float, cols: float, depth: float) -> None:
-        """Add a matrix product per sample, [rows, depth] times [depth, cols], and its two gradients."""
+        """Add one matrix product per sample, [rows, depth] times [depth, cols], and its two gradients."""
         shapes = (("", rows, cols, depth), ("", rows, depth, cols), ("", depth, cols, rows))
         self.ops += layers.products("product", self.numerics, self.batch, *shapes, selective=False)
 
     def dropout(self) -> None:
-        """Add dropout with a mask of one byte per element, in training only."""
+        """Add dropout that keeps a mask of one byte per element. It runs in training only."""
         self.keep_elements(self.elements / self.numerics.element)
         self.training_pointwise("dropout", mask_bytes=1.0, backward=(1.0, 1.0))
 
     def cross_entropy(self, classes: int | None = None) -> None:
-        """Add softmax cross-entropy over `classes` (by default the channels) at every pixel, in training only."""
+        """Add softmax cross-entropy at every pixel, in training only. `classes` defaults to the number of channels."""
         if self.numerics.training:
             cols = float(classes or self.channels)
             self.ops += layers.cross_entropy("loss", self.numerics, self.elements / cols, np.full(1, cols))
 
     def up_conv(self, out: int) -> None:
-        """Add a transposed convolution of kernel and stride 2.
+        """Add a transposed convolution with kernel and stride 2, which doubles each side.
 
-        Every pixel becomes 2 x 2 (x 2) pixels of `out` channels. This equals a 1 x 1 convolution to 4 (8) times `out`
-        channels that are then spread over the pixels.
+        It is priced as a 1 x 1 convolution to 4 times `out` channels (8 times for volumes), whose outputs are
+        rearranged as pixels.
         """
         depth, height, width = self.size
         self.conv(out * (4 if self.flat else 8), 1)
@@ -345,7 +347,7 @@ class NetworkBuilder:
         dilated: bool = False,
         activation: str = "relu",
     ) -> None:
-        """Add a convolution, a norm and an activation ("none" for no activation)."""
+        """Add a convolution, a norm and an activation. An activation "none" is left out."""
         self.conv(out, kernel, stride, groups=groups, padding=padding, dilated=dilated)
         self.channel_norm()
         self.activate(activation)
@@ -357,7 +359,7 @@ class NetworkBuilder:
         self.resize(0.25)
 
     def separable_conv(self, out: int) -> None:
-        """Add a depthwise convolution of 3 x 3, then a 1 x 1 convolution with a bias."""
+        """Add a 3 x 3 depthwise convolution and a 1 x 1 convolution with a bias."""
         self.conv(self.channels, 3, groups=self.channels)
         self.conv(out, 1, bias=True)
 
@@ -373,7 +375,7 @@ class NetworkBuilder:
         self.keep_elements(self.elements)
 
     def classifier_head(self, classes: int, *, dropout: bool = False) -> None:
-        """Add the usual end of a classifier: a global mean, dropout on request, a dense layer and the loss."""
+        """Add a classifier: a global mean, optional dropout, a dense layer and the loss."""
         self.global_mean()
         if dropout:
             self.dropout()
@@ -383,7 +385,7 @@ class NetworkBuilder:
 
 @dataclass(frozen=True, slots=True)
 class Architecture(Generic[DimensionsT]):
-    """A family of networks: the class of its dimensions, and the function that adds its operators to a builder."""
+    """Family of networks: the class of its dimensions, and the function that adds its operators to a builder."""
 
     dimensions: type[DimensionsT]
     build: Callable[[NetworkBuilder, DimensionsT], None]

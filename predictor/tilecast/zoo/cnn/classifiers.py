@@ -52,6 +52,7 @@ def build_alexnet(net: NetworkBuilder, dims: Classifier) -> None:
 
 
 def _add_dense_head(net: NetworkBuilder, classes: int) -> None:
+    """Add two dense layers of 4096 outputs with ReLU and dropout, a dense layer to the classes, and the loss."""
     for _ in range(2):
         net.dense(4096)
         net.activate()
@@ -94,6 +95,7 @@ def build_densenet(net: NetworkBuilder, dims: DenseNet) -> None:
 
 
 def _add_densenet_layer(net: NetworkBuilder, growth: int) -> None:
+    """Add a bottleneck and a 3x3 convolution, whose `growth` outputs are concatenated with the layer's input."""
     entry = net.shape
     net.sum_branch_gradients(2)
     net.channel_norm()
@@ -109,7 +111,10 @@ Branch: TypeAlias = Sequence[Unit]
 
 
 def build_googlenet(net: NetworkBuilder, dims: Classifier) -> None:
-    """Build GoogLeNet: nine modules of four branches, which are 1x1; 3x3; 5x5 (as 3x3); pooling and 1x1."""
+    """Build GoogLeNet: nine modules with 1x1, 3x3, 5x5 and pooling branches, and a classifier.
+
+    The 5x5 branch uses a 3x3 kernel, as in torchvision.
+    """
     net.conv_norm_act(64, 7, 2)
     net.pool(3, 2)
     net.conv_norm_act(64, 1)
@@ -160,10 +165,10 @@ def build_inception_v3(net: NetworkBuilder, dims: Classifier) -> None:
 
 
 def _add_module(net: NetworkBuilder, branches: Sequence[Branch], *, pooled: int = 0, average: bool = False) -> None:
-    """Add `branches` and a pooling branch of one input, and concatenate their outputs.
+    """Add an Inception module: `branches` and a pooling branch with a common input, concatenated.
 
-    With `pooled` the pooling branch ends in a 1x1 convolution to that many channels. Otherwise the branches end with
-    stride 2, and the pooling branch is the pooled input itself.
+    If `pooled` is positive, a 1x1 convolution to `pooled` channels follows the pooling. Otherwise the module halves
+    each side: the pooling has stride 2, and the last convolution of every branch must have stride 2.
     """
     entry = net.shape
     net.sum_branch_gradients(len(branches) + 1)
@@ -183,11 +188,13 @@ def _add_module(net: NetworkBuilder, branches: Sequence[Branch], *, pooled: int 
 
 
 def _add_branch(net: NetworkBuilder, branch: Branch) -> None:
+    """Add the convolutions of a branch in order. Those with a stride above 1 have no padding."""
     for out, kernel, stride in branch:
         net.conv_norm_act(out, kernel, stride, padding=0 if stride > 1 else None)
 
 
 def _add_module_e(net: NetworkBuilder) -> None:
+    """Add Inception v3's last kind of module, whose 3x3 branches end in parallel 1x3 and 3x1 convolutions."""
     entry = net.shape
     net.sum_branch_gradients(4)
     for before in ([(384, 1, 1)], [(448, 1, 1), (384, 3, 1)]):
@@ -208,6 +215,7 @@ def _add_module_e(net: NetworkBuilder) -> None:
 
 
 def _add_auxiliary_classifier(net: NetworkBuilder, classes: int) -> None:
+    """Add a classifier on the current tensor, and then continue from that tensor."""
     entry = net.shape
     net.sum_branch_gradients(2)
     net.pool(5, 3, padding=0, average=True)

@@ -45,6 +45,7 @@ def build_convnext(net: NetworkBuilder, dims: ConvNext) -> None:
 
 
 def _add_block(net: NetworkBuilder, has_response_norm: bool) -> None:
+    """Add a ConvNeXt block: a 7x7 depthwise convolution, a layer norm, two 1x1 convolutions and the residual sum."""
     width = net.channels
     net.conv(width, 7, groups=width, bias=True)
     _add_layer_norm(net)

@@ -29,7 +29,7 @@ _MASKS = 600
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class CspDetector(Images):
-    """Dimensions of a detector of partial stages."""
+    """Dimensions of a one-stage detector with cross-stage partial (CSP) stages."""
 
     depth: float = 1.0
     """Blocks of a stage, over those of the large variant."""
@@ -67,24 +67,24 @@ class CspDetector(Images):
 
 
 def build_csp_detector(net: NetworkBuilder, dims: CspDetector) -> None:
-    """Build the backbone, the pyramid and the heads."""
-    channels = [_scale(dims, width) for width in (_LARGE_STAGES if dims.large else _STAGES)]
-    channels[-1] = _scale(dims, dims.most_channels)
+    """Build a one-stage detector: a backbone of partial stages, a feature pyramid and the heads."""
+    channels = [_scale_channels(dims, width) for width in (_LARGE_STAGES if dims.large else _STAGES)]
+    channels[-1] = _scale_channels(dims, dims.most_channels)
     net.conv_norm_act(channels[0], 6 if dims.anchors > 1 else 3, 2, activation="silu")
     stages = (*dims.blocks[:3], dims.blocks[2] // 3, dims.blocks[3]) if dims.large else dims.blocks
     features: list[Shape] = []
     for width, blocks in zip(channels[1:], stages, strict=True):
         _add_conv(net, dims, width, 3, 2)
-        _add_stage(net, dims, width, _repeat(dims, blocks), adds=True)
+        _add_stage(net, dims, width, _scale_blocks(dims, blocks), has_residuals=True)
         features.append(net.shape)
     _add_pooled_pyramid(net)
     features[-1] = net.shape
     levels = _add_pyramid(net, dims, features[1:])
     if dims.prototypes:
         net.return_to(levels[0])
-        net.conv_norm_act(_scale(dims, 256), 3, activation="silu")
+        net.conv_norm_act(_scale_channels(dims, 256), 3, activation="silu")
         net.upsample()
-        net.conv_norm_act(_scale(dims, 256), 3, activation="silu")
+        net.conv_norm_act(_scale_channels(dims, 256), 3, activation="silu")
         net.conv_norm_act(32, 1, activation="silu")
     for level in levels:
         net.shape = level
@@ -92,16 +92,22 @@ def build_csp_detector(net: NetworkBuilder, dims: CspDetector) -> None:
     _assign_objects(net, dims, levels)
 
 
-def _scale(dims: CspDetector, channels: int) -> int:
+def _scale_channels(dims: CspDetector, channels: int) -> int:
+    """Return a number of channels times the width factor, rounded up to a multiple of 8."""
     return max(8, math.ceil(channels * dims.width / 8) * 8)
 
 
-def _repeat(dims: CspDetector, blocks: int) -> int:
+def _scale_blocks(dims: CspDetector, blocks: int) -> int:
+    """Return a number of blocks times the depth factor, rounded, and at least 1."""
     return max(1, round(blocks * dims.depth))
 
 
 def _add_conv(net: NetworkBuilder, dims: CspDetector, out: int, kernel: int, stride: int = 1) -> None:
-    """Add a convolution with a norm and a SiLU; a branched one has further branches of 1x1 and of a norm alone."""
+    """Add a convolution, a norm and an activation.
+
+    If `dims.branched`, a 3x3 convolution also gets a parallel 1x1 convolution. Where the shape does not change, it also
+    gets a parallel norm.
+    """
     entry = net.shape
     if dims.branched and kernel == 3:
         net.conv_norm_act(out, 3, stride, activation="none")
@@ -117,8 +123,8 @@ def _add_conv(net: NetworkBuilder, dims: CspDetector, out: int, kernel: int, str
         net.conv_norm_act(out, kernel, stride, activation="silu")
 
 
-def _add_stage(net: NetworkBuilder, dims: CspDetector, out: int, blocks: int, *, adds: bool) -> None:
-    """Add a stage of `blocks` blocks; its blocks have residual sums if it `adds`."""
+def _add_stage(net: NetworkBuilder, dims: CspDetector, out: int, blocks: int, *, has_residuals: bool) -> None:
+    """Add a stage of `blocks` blocks to `out` channels. If `has_residuals`, each block ends in a residual sum."""
     if not dims.partial:
         for _ in range(blocks):
             _add_conv(net, dims, out, 3)
@@ -143,16 +149,19 @@ def _add_stage(net: NetworkBuilder, dims: CspDetector, out: int, blocks: int, *,
             net.conv_norm_act(half, 1, activation="silu")
         else:
             _add_conv(net, dims, half, 3)
-        if adds:
+        if has_residuals:
             net.add_branch()
     net.concatenate(half * (2 + blocks) if dims.dense_joins else out)
-    if dims.kernel > 3 and adds:
+    if dims.kernel > 3 and has_residuals:
         net.squeeze_excite(out)
     net.conv_norm_act(out, 1, activation="silu")
 
 
 def _add_pooled_pyramid(net: NetworkBuilder) -> None:
-    """Add three poolings of 5x5 in a row between two convolutions, joined with what they read (SPPF)."""
+    """Add spatial pyramid pooling (SPPF) with a 1x1 convolution before and after it.
+
+    Three 5x5 poolings follow each other. Their outputs are concatenated with the input of the first pooling.
+    """
     out = net.channels
     net.conv_norm_act(out // 2, 1, activation="silu")
     for _ in range(3):
@@ -162,8 +171,8 @@ def _add_pooled_pyramid(net: NetworkBuilder) -> None:
 
 
 def _add_pyramid(net: NetworkBuilder, dims: CspDetector, features: list[Shape]) -> list[Shape]:
-    """Add a pyramid that goes down and up again, and return the shapes of its levels, finest first."""
-    blocks = _repeat(dims, 12 if not dims.partial else 3)
+    """Add a feature pyramid with a top-down and a bottom-up path. Return the shapes of its levels, finest first."""
+    blocks = _scale_blocks(dims, 12 if not dims.partial else 3)
     carried: list[Shape] = []
     for read, size in reversed(features[:-1]):
         channels = int(read * dims.neck_share)
@@ -173,7 +182,7 @@ def _add_pyramid(net: NetworkBuilder, dims: CspDetector, features: list[Shape]) 
         width, net.size = net.channels, size
         net.resize(0.25)
         net.concatenate(width + read)
-        _add_stage(net, dims, channels, blocks, adds=False)
+        _add_stage(net, dims, channels, blocks, has_residuals=False)
     levels = [net.shape]
     for channels, _ in features[1:]:
         before, size = carried.pop()
@@ -181,16 +190,17 @@ def _add_pyramid(net: NetworkBuilder, dims: CspDetector, features: list[Shape]) 
         net.conv_norm_act(net.channels, 3, 2, activation="silu")
         net.size = size
         net.concatenate(net.channels + before)
-        _add_stage(net, dims, int(channels * dims.neck_share), blocks, adds=False)
+        _add_stage(net, dims, int(channels * dims.neck_share), blocks, has_residuals=False)
         levels.append(net.shape)
     return levels
 
 
 def _assign_objects(net: NetworkBuilder, dims: CspDetector, levels: list[Shape]) -> None:
-    """Add what the loss keeps to assign objects to pixels, and to mix their masks.
+    """Add the memory with which the loss assigns objects to pixels, and the operators of its masks.
 
-    Detectors without anchors compare all pixels with all objects of an image. Masks are mixed for each pixel that has
-    an object, at a quarter of the image's side (mmyolo/models/task_modules/assigners and dense_heads/yolov5_ins_head).
+    Detectors without anchors compare all pixels with all objects of an image. Masks are computed for each pixel that
+    has an object, at a quarter of the image's side (mmyolo/models/task_modules/assigners and
+    dense_heads/yolov5_ins_head).
     """
     if dims.towers:
         pixels = sum(float(size[1] * size[2]) for _, size in levels)
@@ -202,13 +212,13 @@ def _assign_objects(net: NetworkBuilder, dims: CspDetector, levels: list[Shape])
 
 
 def _add_head(net: NetworkBuilder, dims: CspDetector, finest: int) -> None:
-    """Add the predictions of a level and their loss; `finest` is the channels of the finest level."""
+    """Add the head and loss of one pyramid level. `finest` is the number of channels of the finest level."""
     entry, classes = net.shape, dims.classes
     if not dims.towers:
         net.conv(dims.anchors * (classes + 5 + 32 * dims.prototypes), 1, bias=True)
         net.training_pointwise("loss", kernels=6)
         return
-    wide = _scale(dims, dims.tower_width) if dims.tower_width else max(finest, min(classes, 100))
+    wide = _scale_channels(dims, dims.tower_width) if dims.tower_width else max(finest, min(classes, 100))
     narrow = wide if dims.tower_width else max(16, finest // 4, 4 * (dims.box_values // 4))
     if dims.tower_width:
         net.conv_norm_act(wide, 1, activation="silu")

@@ -76,10 +76,10 @@ class YoloV3(Images):
 
 
 def build_ssd(net: NetworkBuilder, dims: Ssd) -> None:
-    """Build SSD for images of 300 pixels, or 512 over VGG-16.
+    """Build SSD over a ResNet for images of 300 pixels, or over VGG-16 for 300 or 512 pixels.
 
-    It has three stages of a ResNet and five further scales. Each of the six scales predicts a class and a box for 4 or
-    6 default boxes per pixel.
+    Further convolutions add coarser scales to the backbone's. Each scale predicts a class and a box for 4 or 6 default
+    boxes per pixel.
     """
     scales = [*_add_ssd_backbone(net, dims)]
     further = _SSD_SCALES if dims.stages else _SSD_VGG[dims.image > 300]
@@ -101,9 +101,9 @@ def build_ssd(net: NetworkBuilder, dims: Ssd) -> None:
 
 
 def _add_ssd_backbone(net: NetworkBuilder, dims: Ssd) -> Iterator[Shape]:
-    """Add three stages of a ResNet or VGG-16, and yield the shapes that have boxes.
+    """Add three stages of a ResNet, or VGG-16. Yield the shapes of the feature maps that predict boxes.
 
-    Two convolutions stand in place of VGG-16's dense layers.
+    Convolutions replace VGG-16's dense layers.
     """
     if dims.stages:
         resnet.add_stem(net)
@@ -138,10 +138,10 @@ _SSD_VGG: tuple[tuple[_Scale, ...], ...] = (
 
 
 def build_retinanet(net: NetworkBuilder, dims: RetinaNet) -> None:
-    """Build RetinaNet: a feature pyramid over a ResNet, and two towers on each level.
+    """Build RetinaNet: a feature pyramid over a ResNet, and a class and a box head on each level.
 
-    The pyramid covers stages 2 to 4 and two further levels. One tower predicts the classes and one the boxes;
-    each has four 3x3 convolutions.
+    The pyramid has levels for stages 2 to 4 and two coarser levels. Each head has four 3x3 convolutions before its
+    output.
     """
     levels = add_backbone(net, dims, frozen=dims.frozen)
     pyramid = add_feature_pyramid(net, levels[1:], normed=dims.head_norm)
@@ -153,6 +153,7 @@ def build_retinanet(net: NetworkBuilder, dims: RetinaNet) -> None:
     normed = dims.tower_norm
 
     def add_tower(outputs: int, *, has_loss: bool) -> None:
+        """Add a head: four 3x3 convolutions and a convolution to `outputs` channels."""
         for _ in range(4):
             add_pyramid_conv(net, 3, normed=normed)
             net.activate()
@@ -170,12 +171,12 @@ def build_retinanet(net: NetworkBuilder, dims: RetinaNet) -> None:
 
 
 def add_focal_loss(net: NetworkBuilder, *, fused: bool = False) -> None:
-    """Add the focal loss: a logistic loss per output, weighted by its error (arXiv 1708.02002, equation 5), in FP32.
+    """Add the focal loss, a logistic loss in FP32 whose terms are weighted by error (arXiv 1708.02002, equation 5).
 
-    torchvision's `sigmoid_focal_loss` runs it as 16 kernels in each direction, which keep seven tensors. The code
-    around it keeps five more: the outputs permuted, concatenated and selected, and the target classes (detectron2,
-    modeling/meta_arch/retinanet.py losses; torchvision, models/detection/retinanet.py). A compiler's kernel keeps only
-    one, and MMDetection's two beside the outputs permuted.
+    torchvision's `sigmoid_focal_loss` runs 16 kernels in each direction, which keep seven tensors. The code around it
+    keeps five more: the outputs permuted, concatenated and selected, and the target classes (detectron2,
+    modeling/meta_arch/retinanet.py losses; torchvision, models/detection/retinanet.py). A compiled kernel keeps only
+    one tensor. MMDetection's `fused` kernel keeps two and the permuted outputs.
     """
     if not net.numerics.training:
         return
@@ -187,9 +188,9 @@ def add_focal_loss(net: NetworkBuilder, *, fused: bool = False) -> None:
 
 
 def add_backbone(net: NetworkBuilder, dims: Detector, *, frozen: bool = False, stages: int = 4) -> list[Shape]:
-    """Add the first `stages` of a ResNet and return the output shape of each stage.
+    """Add the first `stages` stages of a ResNet and return their output shapes.
 
-    A `frozen` backbone trains neither its stem, nor its first stage, nor its norms.
+    If `frozen`, the stem, the first stage and the norms are not trained.
     """
     net.fixed_norms = frozen and not (dims.trained_norms or dims.head_norm)
     net.split_norms = dims.head_norm
@@ -206,10 +207,10 @@ def add_backbone(net: NetworkBuilder, dims: Detector, *, frozen: bool = False, s
 
 
 def add_feature_pyramid(net: NetworkBuilder, levels: Sequence[Shape], *, normed: bool = False) -> list[Shape]:
-    """Add a feature pyramid over the stages of shapes `levels`, and return the shapes of its levels, finest first.
+    """Add a feature pyramid over stages with the shapes `levels`. Return the shapes of its levels, finest first.
 
-    Each level is a 1x1 convolution of its stage, the sum with the next coarser level at twice its size, and a 3x3
-    convolution. With `normed` the convolutions have norms.
+    Each level has a 1x1 convolution of its stage, a sum with the upsampled next coarser level, and a 3x3 convolution.
+    If `normed`, a norm follows each convolution.
     """
     pyramid: list[Shape] = []
     for index, level in enumerate(reversed(levels)):
@@ -224,7 +225,7 @@ def add_feature_pyramid(net: NetworkBuilder, levels: Sequence[Shape], *, normed:
 
 
 def join_levels(net: NetworkBuilder, levels: Sequence[Shape]) -> None:
-    """Add convolutions that bring every level of a pyramid to the size of the finest one, and sum the results."""
+    """Bring every pyramid level to the finest size with convolutions and upsampling, and sum the results."""
     for steps, level in enumerate(levels):
         net.shape = level
         for step in range(max(1, steps)):
@@ -236,26 +237,26 @@ def join_levels(net: NetworkBuilder, levels: Sequence[Shape]) -> None:
 
 
 def add_pyramid_conv(net: NetworkBuilder, kernel: int, *, normed: bool) -> None:
-    """Add a convolution to `PYRAMID` channels, with a norm if `normed` and a bias otherwise."""
+    """Add a convolution to `PYRAMID` channels. It is followed by a norm if `normed`, and has a bias otherwise."""
     net.conv(PYRAMID, kernel, bias=not normed)
     if normed:
         net.channel_norm()
 
 
 def add_guided_anchors(net: NetworkBuilder) -> None:
-    """Add the places and shapes of anchors, and a convolution that reads the features where these are."""
+    """Add guided anchoring: predictions of anchor positions and shapes, and a deformable convolution."""
     entry = net.shape
     for outputs in (1, 2):
         net.return_to(entry)
         net.conv(outputs, 1, bias=True)
     net.return_to(entry)
-    resnet.add_sampling(net, 1)
+    resnet.add_deformable_sampling(net, 1)
     net.conv(PYRAMID, 3)
     net.activate()
 
 
 def add_shared_head(net: NetworkBuilder, levels: Sequence[Shape], head: Callable[[], None]) -> None:
-    """Call `head` to add its layers on every pyramid level; the levels share one set of weights."""
+    """Call `head` once per pyramid level to add its layers. All levels share one set of weights."""
     before = net.parameters
     for level in levels:
         net.parameters = before
@@ -265,9 +266,9 @@ def add_shared_head(net: NetworkBuilder, levels: Sequence[Shape], head: Callable
 
 
 def build_yolo_v3(net: NetworkBuilder, dims: YoloV3) -> None:
-    """Build Darknet-53 and detections at three scales with three anchors per pixel each.
+    """Build YOLOv3: Darknet-53, and detections at three scales with three anchors per pixel.
 
-    Every output has its own logistic loss (section 2.2).
+    Every output has a logistic loss (section 2.2).
     """
     net.conv_norm_act(32, 3)
     routes = []

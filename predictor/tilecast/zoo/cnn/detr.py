@@ -32,8 +32,8 @@ class Detr(Detector):
 def build_detr(net: NetworkBuilder, dims: Detr) -> None:
     """Build DETR: a ResNet, encoder layers over the pixels of its last stage, and decoder layers over queries.
 
-    Each query predicts a class and a box (three dense layers): after every decoder layer in training, after the last
-    one otherwise. Norms, stem and first stage of the ResNet are frozen.
+    Each query predicts a class with one dense layer and a box with three. In training the prediction is repeated after
+    every decoder layer. The norms, the stem and the first stage of the ResNet are frozen.
     """
     add_backbone(net, dims, frozen=True)
     net.conv(_WIDTH, 1, bias=True)
@@ -41,13 +41,13 @@ def build_detr(net: NetworkBuilder, dims: Detr) -> None:
     positions = net.elements
     for _ in range(dims.encoders):
         net.pointwise("positions", positions, reads=2.0, backward=(1.0, 1.0))
-        _keep_unplaced_tokens(net, pixels)
+        _keep_tokens_without_positions(net, pixels)
         attention.add_multi_head_attention(net, pixels, pixels, _WIDTH, _HEADS)
         _add_feed_forward(net, pixels)
-    _keep_unplaced_tokens(net, pixels)
+    _keep_tokens_without_positions(net, pixels)
     net.parameters += queries * _WIDTH
     for _ in range(dims.decoders):
-        _keep_unplaced_tokens(net, queries)
+        _keep_tokens_without_positions(net, queries)
         attention.add_multi_head_attention(net, queries, queries, _WIDTH, _HEADS)
         attention.add_layer_norm(net, queries, _WIDTH)
         net.pointwise("positions", positions, reads=2.0, backward=(1.0, 1.0))
@@ -63,12 +63,13 @@ def build_detr(net: NetworkBuilder, dims: Detr) -> None:
     net.cross_entropy(1)
 
 
-def _keep_unplaced_tokens(net: NetworkBuilder, tokens: float) -> None:
-    """Keep the tokens without positions, from which values are projected, beside those with positions."""
+def _keep_tokens_without_positions(net: NetworkBuilder, tokens: float) -> None:
+    """Keep the tokens before position embeddings are added, which the value projection reads."""
     net.keep_elements(net.batch * tokens * _WIDTH)
 
 
 def _add_feed_forward(net: NetworkBuilder, tokens: float) -> None:
+    """Add the two dense layers of a transformer layer, with a layer norm before and after them."""
     attention.add_layer_norm(net, tokens, _WIDTH)
     attention.add_feed_forward(net, tokens, _WIDTH, _INNER)
     attention.add_layer_norm(net, tokens, _WIDTH)

@@ -42,14 +42,17 @@ class DiffusionUnet(Images):
     """Width of a vector that joins the noise level (SDXL, arXiv 2307.01952, section 2.2)."""
 
     def problems(self, model: Model) -> Iterator[Problem]:
-        """Yield the dimensions that contradict others of the model."""
+        """Yield dimensions that contradict each other, each with the problem and a remedy."""
         yield from self.unmeasured("text")
         if len(self.channels) > 6:
             yield "channels", f"{len(self.channels)} sizes are more than 6", "trace it with `tilecast trace`"
 
 
 def build_diffusion_unet(net: NetworkBuilder, dims: DiffusionUnet) -> None:
-    """Build the U-Net: residual blocks at each size on the way down, a middle, and one block more on the way up."""
+    """Build the U-Net: residual blocks at each size on the way down, a middle, and blocks on the way up.
+
+    The way up has one block more per size than the way down.
+    """
     base, blocks = dims.base, dims.blocks
     levels = _list_levels(dims)
     latents, noise = net.shape, 4 * base
@@ -90,7 +93,7 @@ def build_diffusion_unet(net: NetworkBuilder, dims: DiffusionUnet) -> None:
 
 
 def _list_levels(dims: DiffusionUnet) -> list[tuple[int, int]]:
-    """Return the channels of every size, and its number of transformer layers after each block."""
+    """Return one pair per image size: its channels, and the transformer layers after each of its blocks."""
     base = dims.base
     if not dims.levels:
         return [(base, 1), (2 * base, 1), (4 * base, 1), (4 * base, 0)]
@@ -99,13 +102,14 @@ def _list_levels(dims: DiffusionUnet) -> list[tuple[int, int]]:
 
 
 def _add_stage(net: NetworkBuilder, dims: DiffusionUnet, width: int, noise: int, attends: int) -> None:
+    """Add a residual block and, if `attends` is positive, that number of transformer layers."""
     _add_residual_block(net, width, noise)
     if attends:
         _add_transformer(net, dims, attends)
 
 
 def _add_residual_block(net: NetworkBuilder, out: int, noise: int) -> None:
-    """Add a residual block: two convolutions after norms, between which the noise level is added to every pixel."""
+    """Add a residual block of two convolutions. Between them, the noise embedding is added to every pixel."""
     entry = net.shape
     for place in range(2):
         net.channel_norm()
@@ -129,8 +133,8 @@ def _add_residual_block(net: NetworkBuilder, out: int, noise: int) -> None:
 def _add_transformer(net: NetworkBuilder, dims: DiffusionUnet, depth: int) -> None:
     """Add `depth` transformer layers over all pixels.
 
-    Each layer has self-attention, cross-attention to the text, and a gated MLP of four times the width. Without a text
-    there is only one self-attention.
+    Each layer has self-attention, cross-attention to the text, and a gated MLP of four times the width. A model without
+    text has a single self-attention instead.
     """
     width, (_, height, across) = net.shape
     pixels = float(height * across)

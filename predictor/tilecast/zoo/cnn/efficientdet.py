@@ -30,10 +30,10 @@ class EfficientDet(mobile.EfficientNet):
 
 
 def build_efficientdet(net: NetworkBuilder, dims: EfficientDet) -> None:
-    """Build EfficientDet: EfficientNet, bidirectional pyramids over five levels, and the heads on every level.
+    """Build EfficientDet: EfficientNet, bidirectional pyramids over five levels, and two heads on every level.
 
-    A head has `head_layers` separable convolutions and one for its outputs. One head predicts the classes and one the
-    boxes of nine anchors per pixel. The levels share the weights of the convolutions, but each has its own norms.
+    One head predicts the classes and the other the boxes of nine anchors per pixel. A head has `head_layers` separable
+    convolutions and an output convolution. All levels share the weights of these convolutions, but not the norms.
     """
     channels = dims.pyramid_channels
     backbone = mobile.add_efficientnet_stages(net, dims)
@@ -54,7 +54,7 @@ def build_efficientdet(net: NetworkBuilder, dims: EfficientDet) -> None:
 
 
 def _add_coarser_levels(net: NetworkBuilder, levels: list[Shape], channels: int) -> list[Shape]:
-    """Add two coarser levels, each half as large as the one before, and return the shapes of all levels."""
+    """Add two levels, each half as large as the previous level. Return the shapes of all levels, finest first."""
     net.shape = levels[-1]
     net.conv(channels, 1, bias=True)
     net.channel_norm()
@@ -65,10 +65,10 @@ def _add_coarser_levels(net: NetworkBuilder, levels: list[Shape], channels: int)
 
 
 def _add_pyramid(net: NetworkBuilder, levels: list[Shape], channels: int, *, first: bool) -> list[Shape]:
-    """Add one pyramid, from the coarsest level to the finest and back, and return the shapes of its levels.
+    """Add one bidirectional pyramid and return the shapes of its levels, finest first.
 
-    The finest and the coarsest level have one node each, the others two. The `first` pyramid projects levels that are
-    not `channels` wide: the finest once, the others once per direction.
+    The finest and the coarsest level have one node, all others two. The `first` pyramid projects each level that does
+    not have `channels` channels, separately for each of its nodes.
     """
     for level in levels:
         if first and level[0] != channels:
@@ -87,7 +87,10 @@ def _add_pyramid(net: NetworkBuilder, levels: list[Shape], channels: int, *, fir
 
 
 def _add_pyramid_node(net: NetworkBuilder, *, inputs: int, resized: str) -> None:
-    """Add one node: resize an input from the next level, sum all inputs with weights, and convolve the sum."""
+    """Add a pyramid node: resize one input, sum all `inputs` inputs with trained weights, and convolve the sum.
+
+    `resized` is "pool" or "upsample".
+    """
     if resized == "pool":
         channels, (depth, height, width) = net.shape
         net.return_to((channels, (depth, 2 * height, 2 * width)))
@@ -105,7 +108,7 @@ def _add_pyramid_node(net: NetworkBuilder, *, inputs: int, resized: str) -> None
 
 
 def _add_head(net: NetworkBuilder, depth: int, channels: int, outputs: int) -> float:
-    """Add the layers of a head and return the number of parameters of its norms."""
+    """Add the layers of a head and return the number of parameters in its norms."""
     norms = 0.0
     for _ in range(depth):
         net.separable_conv(channels)

@@ -67,7 +67,10 @@ def build_temporal_fusion(net: NetworkBuilder, dims: TemporalFusion) -> None:
 
 
 def _add_variable_selection(net: NetworkBuilder, steps: float, variables: int, width: int) -> None:
-    """Add the selection of variables: a gated network for each, and their sum weighted by a network over all."""
+    """Add the selection of variables: a weighted sum of one gated residual network per variable.
+
+    Another gated residual network computes the weights from all variables.
+    """
     _add_gated_residual(net, steps, variables * width, width, outputs=variables, context=steps > 1)
     for _ in range(variables):
         _add_gated_residual(net, steps, width, width)
@@ -79,10 +82,10 @@ def _add_variable_selection(net: NetworkBuilder, steps: float, variables: int, w
 def _add_gated_residual(
     net: NetworkBuilder, steps: float, inputs: int, width: int, *, outputs: int = 0, context: bool = False
 ) -> None:
-    """Add a gated residual network: two dense layers around an ELU, a gate, the sum with the input, and a norm.
+    """Add a gated residual network: two dense layers with an ELU between them, a gate, a residual sum and a norm.
 
-    The input is projected where its width differs from that of the output. With `context` a static vector is added
-    after the first layer.
+    The input is projected if its width differs from the output's. If `context`, a static vector is added after the
+    first dense layer.
     """
     out = outputs or width
     if out != inputs:
@@ -98,7 +101,7 @@ def _add_gated_residual(
 
 
 def _add_gate(net: NetworkBuilder, steps: float, inputs: int, outputs: int = 0) -> None:
-    """Add a gate (a dense layer, one half of whose outputs multiplies the other), a residual sum and a norm."""
+    """Add a gated linear unit (GLU), dropout, a residual sum and a layer norm."""
     out = outputs or inputs
     elements = net.batch * steps * out
     attention.add_dense(net, steps, inputs, 2 * out)

@@ -9,7 +9,7 @@ from tilecast.model import Dimensions
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class Images(Dimensions):
-    """Dimensions of a sample: an image, a volume, or a flat image of height 1 that stands for a sequence."""
+    """Dimensions of a sample: an image, a volume, or a sequence stored as an image of height 1."""
 
     image: int
     """Height, in pixels."""
@@ -32,6 +32,6 @@ class Images(Dimensions):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class Classifier(Images):
-    """Dimensions of a classifier whose layers are fixed."""
+    """Dimensions of an image classifier. Classifiers with fixed layers have no further dimensions."""
 
     classes: int = 1000

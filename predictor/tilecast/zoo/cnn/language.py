@@ -32,10 +32,10 @@ class Lstm(Gnmt):
 
 
 def build_gnmt(net: NetworkBuilder, dims: Gnmt) -> None:
-    """Build GNMT: four LSTMs over a sentence and four over its translation, of equal length.
+    """Build GNMT: four LSTMs over a sentence, and four over a translation of equal length.
 
-    The first LSTM of the encoder is bidirectional. The first of the decoder queries the attention, and the others also
-    read its output.
+    The first encoder LSTM is bidirectional. The first decoder LSTM queries the attention, whose output is an input of
+    the other decoder LSTMs.
     """
     words, cells, vocabulary = net.size[2], dims.cells, dims.vocabulary
     sequence.add_embedding(net, vocabulary, cells, words)
@@ -68,7 +68,7 @@ def build_gnmt(net: NetworkBuilder, dims: Gnmt) -> None:
 
 
 def build_lstm(net: NetworkBuilder, dims: Lstm) -> None:
-    """Build a stack of LSTMs over words, and the prediction of the next word."""
+    """Build a stack of LSTMs over words that predicts the next word."""
     words, vocabulary = net.size[2], dims.vocabulary
     sequence.add_embedding(net, vocabulary, dims.cells, words)
     for _ in range(dims.layers_deep):

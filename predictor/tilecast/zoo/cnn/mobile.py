@@ -16,11 +16,11 @@ from tilecast.zoo.cnn.images import Classifier
 
 @dataclass(frozen=True, slots=True)
 class _Stage:
-    """A stage of `repeat` equal inverted residuals with `out` output channels.
+    """A stage of `repeat` inverted residual blocks with `out` output channels each.
 
-    `stride` is that of the first block, `expansion` the factor from input to inner channels, `excite` the reduction of
-    squeeze-and-excitation (0 for none). A `fused` block has one full convolution in place of the expansion and the
-    depthwise convolution (EfficientNet v2).
+    `stride` is the stride of the first block. `expansion` is the ratio of inner to input channels. `excite` is the
+    channel reduction of squeeze-and-excitation, or 0 without it. A `fused` block has one full convolution in place of
+    the expansion and the depthwise convolution (EfficientNet v2).
     """
 
     repeat: int
@@ -97,7 +97,10 @@ class EfficientNetV2(Classifier):
 
 
 def _v2_stages(*stages: tuple[int, int, int, float]) -> tuple[_Stage, ...]:
-    """Return stages of EfficientNet v2 from (repeat, channels, stride, expansion) each; the first three are fused."""
+    """Return the stages of an EfficientNet v2, of which the first three are fused.
+
+    Each argument is the (repeat, channels, stride, expansion) of one stage.
+    """
     return tuple(
         _Stage(repeat, out, 3, stride, expansion, excite=0 if index < 3 else 4, fused=index < 3)
         for index, (repeat, out, stride, expansion) in enumerate(stages)
@@ -125,9 +128,9 @@ def build_mobilenet_v2(net: NetworkBuilder, dims: Classifier) -> None:
 
 
 def add_mobilenet_v2_features(net: NetworkBuilder, output_stride: int) -> list[Shape]:
-    """Add MobileNet v2 without its classifier and return the shapes of the features at four depths, finest first.
+    """Add MobileNet v2 without its classifier. Return the shapes of its features at four depths, finest first.
 
-    Stages keep the size of the image where it would fall below 1 / `output_stride`; their convolutions are dilated.
+    Once features are 1 / `output_stride` of the image's side, later stages keep this size.
     """
     net.conv_norm_act(32, 3, 2)
     shapes, stride = [], 2
@@ -141,7 +144,7 @@ def add_mobilenet_v2_features(net: NetworkBuilder, output_stride: int) -> list[S
 
 
 def build_mobilenet_v3(net: NetworkBuilder, dims: MobileNetV3) -> None:
-    """Build MobileNet v3, small or large, from its table of blocks."""
+    """Build MobileNet v3 in its small or large variant."""
     large = dims.large
     net.conv_norm_act(16, 3, 2, activation="hard-swish")
     for kernel, inner, out, excite, activation, stride in _MOBILENET_V3_LARGE if large else _MOBILENET_V3_SMALL:
@@ -164,7 +167,7 @@ def build_mobilenet_v3(net: NetworkBuilder, dims: MobileNetV3) -> None:
 
 
 def build_efficientnet(net: NetworkBuilder, dims: EfficientNet) -> None:
-    """Build EfficientNet v1: the stages of B0, with more channels and blocks, and a classifier."""
+    """Build EfficientNet v1: the stages of B0 with scaled channels and blocks, and a classifier."""
     add_efficientnet_stages(net, dims)
     net.conv_norm_act(round_channels(1280 * dims.width), 1, activation="silu")
     net.classifier_head(dims.classes, dropout=True)
@@ -182,7 +185,7 @@ def add_efficientnet_stages(net: NetworkBuilder, dims: EfficientNet) -> list[Sha
 
 
 def build_efficientnet_v2(net: NetworkBuilder, dims: EfficientNetV2) -> None:
-    """Build EfficientNet v2: S, M or L, by its millions of parameters."""
+    """Build EfficientNet v2 in size S, M or L."""
     stages = _EFFICIENTNET_V2[dims.millions]
     net.conv_norm_act(stages[0].out, 3, 2, activation="silu")
     _add_stages(net, stages)
@@ -191,18 +194,20 @@ def build_efficientnet_v2(net: NetworkBuilder, dims: EfficientNetV2) -> None:
 
 
 def round_channels(channels: float) -> int:
-    """Return the nearest multiple of 8, or the next one if that is less than 90 % of `channels`."""
+    """Return `channels` rounded to a multiple of 8 that is at least 8 and at least 90 % of `channels`."""
     near = max(8, int(channels + 4) // 8 * 8)
     return near if near >= 0.9 * channels else near + 8
 
 
 def _add_stages(net: NetworkBuilder, stages: Sequence[_Stage], *, wide: bool = False) -> None:
+    """Add the blocks of each stage. `wide` sizes squeeze-and-excitation by the inner channels."""
     for stage in stages:
         for index in range(stage.repeat):
             _add_inverted_residual(net, stage, stage.stride if index == 0 else 1, wide)
 
 
 def _add_inverted_residual(net: NetworkBuilder, stage: _Stage, stride: int, wide: bool) -> None:
+    """Add one inverted residual block, and a residual sum if its output has the shape of its input."""
     entry = net.shape
     inner = int(entry[0] * stage.expansion)
     if stage.fused:

@@ -89,9 +89,9 @@ def build_resnet(net: NetworkBuilder, dims: ResNet) -> None:
 
 
 def add_stem(net: NetworkBuilder, *, small: bool = False, deep: bool = False) -> None:
-    """Add the first convolution and a pooling, which reduce each side to a quarter; a `small` stem keeps the size.
+    """Add the stem, a convolution and a pooling that divide each side by four.
 
-    A `deep` stem has three convolutions.
+    A `small` stem keeps the size of the image and has no pooling. A `deep` stem has three convolutions.
     """
     if deep:
         net.conv_norm_act(32, 3, 2)
@@ -102,16 +102,28 @@ def add_stem(net: NetworkBuilder, *, small: bool = False, deep: bool = False) ->
 
 
 def add_stage(net: NetworkBuilder, dims: Residual, number: int, *, stride: int = 2, dilated: bool = False) -> None:
-    """Add stage `number` (1 to 4). All stages but the first begin with `stride`; one may be `dilated` instead."""
+    """Add stage `number`, from 1 to 4. In all stages but the first, the first block has stride `stride`.
+
+    If `dilated`, the 3x3 convolutions are dilated.
+    """
     for index in range(dims.stages[number - 1]):
         step = stride if number > 1 and not index else 1
-        add_block(net, dims, 64 * 2 ** (number - 1), step, later=number > 1, dilated=dilated)
+        add_block(net, dims, 64 * 2 ** (number - 1), step, is_later_stage=number > 1, dilated=dilated)
 
 
 def add_block(
-    net: NetworkBuilder, dims: Residual, width: int, stride: int = 1, *, later: bool = False, dilated: bool = False
+    net: NetworkBuilder,
+    dims: Residual,
+    width: int,
+    stride: int = 1,
+    *,
+    is_later_stage: bool = False,
+    dilated: bool = False,
 ) -> None:
-    """Add a residual block of `width` channels, a bottleneck's inner ones; `later` stages have what only they have."""
+    """Add a residual block. `width` is its number of output channels, or of inner channels before 4x expansion.
+
+    If `is_later_stage`, the block also gets the model's deformable convolutions and global context, if any.
+    """
     entry = net.shape
     if dims.shifts:
         net.keep_elements(net.elements)
@@ -121,8 +133,8 @@ def add_block(
         inner = width * dims.group_width * groups // 64
         early = dims.stride_first
         net.conv_norm_act(inner, 1, stride if early else 1)
-        if later and dims.deformable:
-            add_sampling(net, 1 if early else stride)
+        if is_later_stage and dims.deformable:
+            add_deformable_sampling(net, 1 if early else stride)
         net.conv_norm_act(inner, 3, 1 if early else stride, groups=groups, dilated=dilated)
         net.conv_norm_act(4 * width, 1, activation="none")
     else:
@@ -130,7 +142,7 @@ def add_block(
         net.conv_norm_act(width, 3, activation="none", dilated=dilated)
     if dims.excite:
         net.squeeze_excite(net.channels // dims.excite)
-    if later and dims.context:
+    if is_later_stage and dims.context:
         _add_context(net, dims.context)
     leave = net.shape
     if leave != entry:
@@ -140,11 +152,11 @@ def add_block(
     net.activate()
 
 
-def add_sampling(net: NetworkBuilder, stride: int) -> None:
-    """Add the offsets of a 3x3 deformable convolution and the copy of what they point at.
+def add_deformable_sampling(net: NetworkBuilder, stride: int) -> None:
+    """Add the offsets of a 3x3 deformable convolution and the copy of the features at these offsets.
 
-    The copy has nine values per pixel, each interpolated between four neighbours. Backward it is made again, and its
-    gradients are added to the neighbours with single atomic additions, each of which moves a sector, and to the offsets
+    The copy has nine values per pixel, each interpolated between four neighbours. The backward pass makes the copy
+    again. It adds the gradients to the offsets and, with atomic additions that each move a sector, to the neighbours
     (mmdet/ops/dcn/src/deform_conv_cuda.cpp).
     """
     entry = net.shape
@@ -159,7 +171,7 @@ def add_sampling(net: NetworkBuilder, stride: int) -> None:
 
 
 def _add_context(net: NetworkBuilder, reduction: int) -> None:
-    """Add a global context: the mean of all pixels by their weights, two dense layers and a sum per channel."""
+    """Add a global context block: a weighted mean over all pixels, two dense layers and a sum per channel."""
     shape = net.shape
     inner = shape[0] // reduction
     net.return_to(shape)
@@ -176,9 +188,9 @@ def _add_context(net: NetworkBuilder, reduction: int) -> None:
 
 
 def build_face_resnet(net: NetworkBuilder, dims: FaceResNet) -> None:
-    """Build a recogniser of faces of 112 pixels: a stem, four stages that begin with stride 2, and an embedding.
+    """Build a face recogniser: a stem, four stages whose first blocks have stride 2, and an embedding.
 
-    The embedding has 512 numbers, which `build_identity_classifier` reads.
+    Images have 112 pixels a side. `build_identity_classifier` reads the embedding, which has 512 numbers.
     """
     net.conv_norm_act(64, 3, activation="prelu")
     net.parameters += net.channels
@@ -192,6 +204,7 @@ def build_face_resnet(net: NetworkBuilder, dims: FaceResNet) -> None:
 
 
 def _add_face_block(net: NetworkBuilder, width: int, stride: int) -> None:
+    """Add a residual block of two 3x3 convolutions after a norm, with a PReLU between them."""
     entry = net.shape
     net.channel_norm()
     net.conv_norm_act(width, 3, activation="prelu")
@@ -207,10 +220,10 @@ def build_identity_classifier(workload: Workload, shards: Shards) -> Block:
     """Return the classifier of a face recogniser, with one column of weights per identity.
 
     Weights and embeddings are normalised, and the true identity has a margin (Deng et al., arXiv 1801.07698, section
-    3.1). A step may use a sample of the identities only (An et al., arXiv 2010.05222, section 3.2).
+    3.1). A step may use only a sample of the identities (An et al., arXiv 2010.05222, section 3.2).
 
-    Expert parallelism shards the identities. Every rank then receives the embeddings of all ranks' samples and holds
-    the logits of its own identities, and the softmax exchanges a maximum and a sum per sample.
+    Expert parallelism shards the identities. Each rank receives the embeddings of all samples and computes the logits
+    of the identities in its shard. The softmax exchanges a maximum and a sum per sample.
     """
     dims, numerics = workload.model.own(FaceResNet), Numerics.from_workload(workload)
     ranks = shards.expert.astype(float)

@@ -63,6 +63,10 @@ def build_segformer(net: NetworkBuilder, dims: Segformer) -> None:
 
 
 def _add_layer(net: NetworkBuilder, heads: int, reduction: int, ratio: int) -> None:
+    """Add a transformer layer whose keys come from an image that is `reduction` times smaller per side.
+
+    Its MLP has `ratio` times the width and a 3x3 depthwise convolution.
+    """
     width, size = net.shape
     pixels = float(size[1] * size[2])
     _add_layer_norm(net)
@@ -87,4 +91,5 @@ def _add_layer(net: NetworkBuilder, heads: int, reduction: int, ratio: int) -> N
 
 
 def _add_layer_norm(net: NetworkBuilder) -> None:
+    """Add a layer norm over the channels of each pixel."""
     attention.add_layer_norm(net, float(net.size[1] * net.size[2]), net.channels)

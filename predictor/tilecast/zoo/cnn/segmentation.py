@@ -53,7 +53,7 @@ class Segmenter(Residual):
 
 @dataclass(frozen=True, slots=True)
 class _Attention:
-    """Attention that a head runs over the pixels of its features, between two convolutions."""
+    """Attention over the pixels of a head's features, between two convolutions."""
 
     share: int = 2
     """Channels of the head over those of queries and keys."""
@@ -81,10 +81,10 @@ _ATTENTION: Mapping[str, _Attention] = {
 """Attention of heads by name (mmseg/models/decode_heads, files `NAME_head.py`)."""
 
 
-def _build(
+def _build_segmenter(
     head: Callable[[NetworkBuilder, Segmenter, list[Shape]], None], net: NetworkBuilder, dims: Segmenter
 ) -> None:
-    """Build the backbone, the head and the auxiliary head; all logits are resized to the image before their loss."""
+    """Build the backbone, the head and the auxiliary head. Each loss reads logits at the size of the image."""
     image = net.shape
     features = _add_backbone(net, dims)
     head(net, dims, features)
@@ -97,10 +97,10 @@ def _build(
 
 
 def _classify_pixels(net: NetworkBuilder, dims: Segmenter, image: Shape) -> None:
-    """Add logits of every pixel of the image and their loss.
+    """Add the class logits of every pixel of the image and their loss.
 
-    The loss keeps the logarithms of the softmax. While it runs there are also the logits, and the copy and the order
-    that the accuracy sorts them in (mmseg/models/losses/accuracy.py).
+    The loss keeps the log-softmax. During the loss, memory also holds the logits, and a sorted copy with its indexes,
+    from which the accuracy is computed (mmseg/models/losses/accuracy.py).
     """
     net.dropout()
     net.conv(dims.classes, 1, bias=True)
@@ -114,7 +114,7 @@ def _classify_pixels(net: NetworkBuilder, dims: Segmenter, image: Shape) -> None
 
 
 def _add_backbone(net: NetworkBuilder, dims: Segmenter) -> list[Shape]:
-    """Add the backbone and return the shapes of its features, finest first."""
+    """Add the backbone and return the shapes of the feature maps that the heads read, in order of depth."""
     if dims.base:
         return _add_unet(net, dims.base)
     if dims.branch_width:
@@ -132,7 +132,7 @@ def _add_backbone(net: NetworkBuilder, dims: Segmenter) -> list[Shape]:
 
 
 def _add_unet(net: NetworkBuilder, base: int) -> list[Shape]:
-    """Add a U-Net of five levels and return the shapes of its decoder, coarsest first, so that the finest is last."""
+    """Add a U-Net of five levels and return the shapes of its decoder levels, coarsest first."""
     skips: list[Shape] = []
     for level in range(5):
         if level:
@@ -153,9 +153,10 @@ def _add_unet(net: NetworkBuilder, base: int) -> list[Shape]:
 
 
 def _add_hrnet(net: NetworkBuilder, dims: Segmenter) -> list[Shape]:
-    """Add an HRNet and return the shape of its branches joined at the size of the finest one.
+    """Add an HRNet, and concatenate its branches at the size of the finest branch. Return that shape twice.
 
-    Every module runs `branch_blocks` blocks on each branch and then adds to each branch what all others hold.
+    Every module runs `branch_blocks` blocks on each branch and then adds the resized outputs of all other branches to
+    it.
     """
     for _ in range(2):
         net.conv_norm_act(64, 3, 2)
@@ -183,6 +184,7 @@ def _add_hrnet(net: NetworkBuilder, dims: Segmenter) -> list[Shape]:
 
 
 def _exchange_branches(net: NetworkBuilder, branches: Sequence[Shape]) -> None:
+    """Add, to each branch, the outputs of all other branches resized to its shape."""
     for target, goal in enumerate(branches):
         for source, shape in enumerate(branches):
             if source == target:
@@ -200,6 +202,10 @@ def _exchange_branches(net: NetworkBuilder, branches: Sequence[Shape]) -> None:
 
 
 def _add_fcn(net: NetworkBuilder, dims: Segmenter, features: list[Shape]) -> None:
+    """Add the FCN head, a few convolutions.
+
+    For ResNet and MobileNet backbones, their output is concatenated with the features.
+    """
     if dims.branch_width:
         net.conv_norm_act(net.channels, 1)
         return
@@ -212,7 +218,7 @@ def _add_fcn(net: NetworkBuilder, dims: Segmenter, features: list[Shape]) -> Non
 
 
 def _add_pooled_pyramid(net: NetworkBuilder, dims: Segmenter) -> None:
-    """Add the features pooled to four sizes, each projected, spread over all pixels again and joined with them."""
+    """Add pyramid pooling: features are pooled to four sizes, projected, resized and concatenated with the input."""
     entry, width = net.shape, dims.head_width
     for side in _PYRAMID_SIDES:
         net.return_to(entry)
@@ -227,11 +233,12 @@ def _add_pooled_pyramid(net: NetworkBuilder, dims: Segmenter) -> None:
 
 
 def _add_pspnet(net: NetworkBuilder, dims: Segmenter, features: list[Shape]) -> None:
+    """Add the PSPNet head, which is pyramid pooling."""
     _add_pooled_pyramid(net, dims)
 
 
 def _add_spatial_pyramid(net: NetworkBuilder, dims: Segmenter, *, separable: bool) -> None:
-    """Add dilated convolutions side by side and a mean of the image, joined by one more convolution."""
+    """Add atrous spatial pyramid pooling (ASPP): parallel dilated convolutions and a global mean, concatenated."""
     entry, width = net.shape, dims.head_width
     net.pointwise("mean", writes=0.0, absorbed=False, backward=(0.0, 1.0))
     net.size = 1, 1, 1
@@ -248,11 +255,12 @@ def _add_spatial_pyramid(net: NetworkBuilder, dims: Segmenter, *, separable: boo
 
 
 def _add_deeplab_v3(net: NetworkBuilder, dims: Segmenter, features: list[Shape]) -> None:
+    """Add the DeepLab v3 head, which is an atrous spatial pyramid pooling."""
     _add_spatial_pyramid(net, dims, separable=False)
 
 
 def _add_deeplab_v3_plus(net: NetworkBuilder, dims: Segmenter, features: list[Shape]) -> None:
-    """Add the pyramid and a decoder that reads the first stage's features too."""
+    """Add the DeepLab v3+ head: a separable ASPP, and a decoder that also reads the first stage's features."""
     _add_spatial_pyramid(net, dims, separable=True)
     width, coarse, fine = dims.head_width, net.size, features[0]
     net.return_to(fine)
@@ -267,7 +275,7 @@ def _add_deeplab_v3_plus(net: NetworkBuilder, dims: Segmenter, features: list[Sh
 
 
 def _add_upernet(net: NetworkBuilder, dims: Segmenter, features: list[Shape]) -> None:
-    """Add the pooled pyramid on the last stage, a feature pyramid down to the first, and all levels joined."""
+    """Add the UPerNet head: pyramid pooling on the last stage, a feature pyramid, and its levels concatenated."""
     width = dims.head_width
     _add_pooled_pyramid(net, dims)
     for shape in features[-2::-1]:
@@ -284,12 +292,12 @@ def _add_upernet(net: NetworkBuilder, dims: Segmenter, features: list[Shape]) ->
 
 
 def _add_fpn(net: NetworkBuilder, dims: Segmenter, features: list[Shape]) -> None:
-    """Add a feature pyramid whose levels convolutions bring to the size of the finest one."""
+    """Add the semantic FPN head: a feature pyramid whose levels are summed at the size of the finest."""
     join_levels(net, add_feature_pyramid(net, features))
 
 
 def _add_ocrnet(net: NetworkBuilder, dims: Segmenter, features: list[Shape]) -> None:
-    """Add soft regions, the mean of each region's features, and attention of all pixels to the regions."""
+    """Add the OCRNet head: soft regions, the mean feature of each region, and attention of pixels to regions."""
     entry, image, width = net.shape, net.size, dims.head_width
     net.conv_norm_act(entry[0] if dims.branch_width else width // 2, 1 if dims.branch_width else 3)
     if dims.branch_width:
@@ -308,7 +316,7 @@ def _add_ocrnet(net: NetworkBuilder, dims: Segmenter, features: list[Shape]) -> 
 
 
 def _add_attention(kind: _Attention, net: NetworkBuilder, dims: Segmenter, features: list[Shape]) -> None:
-    """Add attention of all pixels to pixels or to a few summaries of them, between two convolutions."""
+    """Add a head with attention of all pixels to pixels or summaries of them, between two convolutions."""
     entry, width = net.shape, dims.head_width
     net.conv_norm_act(width, 3)
     shape, inner = net.shape, max(width // kind.share, 8)
@@ -350,6 +358,6 @@ _HEADS: Mapping[str, Callable[[NetworkBuilder, Segmenter, list[Shape]], None]] =
 }  # fmt: skip
 
 SEGMENTERS: Mapping[str, Architecture[Segmenter]] = {
-    name: Architecture(Segmenter, partial(_build, head)) for name, head in _HEADS.items()
+    name: Architecture(Segmenter, partial(_build_segmenter, head)) for name, head in _HEADS.items()
 }
 """Families of segmenters by the name of their head."""

@@ -19,7 +19,7 @@ GATES: Mapping[str, int] = {"lstm": 4, "gru": 3}
 
 
 def add_embedding(net: NetworkBuilder, vocabulary: int, width: int, count: int) -> None:
-    """Add the look-up of `count` vectors of `width` numbers per sample in a table of `vocabulary` rows."""
+    """Add an embedding look-up of `count` vectors per sample in a table of `vocabulary` rows and `width` columns."""
     net.shape = width, (1, 1, count)
     net.ops += layers.embedding("embedding", net.numerics, net.batch * count, float(width))
     net.parameters += vocabulary * width
@@ -27,7 +27,7 @@ def add_embedding(net: NetworkBuilder, vocabulary: int, width: int, count: int) 
 
 
 def add_dense(net: NetworkBuilder, out: int, *, bias: bool = True) -> None:
-    """Add a dense layer that runs over every position with one set of weights."""
+    """Add a dense layer to `out` channels that is applied at every position."""
     positions = net.batch * prod(net.size)
     net.keep_elements(net.elements)
     net.ops += layers.linear("dense", net.numerics, positions, float(net.channels), float(out), bias=bias)
@@ -36,7 +36,7 @@ def add_dense(net: NetworkBuilder, out: int, *, bias: bool = True) -> None:
 
 
 def add_lstm(net: NetworkBuilder, cells: int, *, directions: int = 1) -> None:
-    """Add an LSTM over the columns. Two directions double the output channels."""
+    """Add an LSTM over the columns. With two `directions`, the output has 2 * `cells` channels."""
     add_recurrent(net, "lstm", net.size[2], net.channels, cells, directions=directions)
     net.channels = directions * cells
 
@@ -51,11 +51,11 @@ def add_recurrent(
     cell: str = "lstm",
     directions: int = 1,
 ) -> None:
-    """Add a layer of `hidden` cells over `steps`, as cuDNN runs it with two biases per gate.
+    """Add a recurrent layer of `hidden` cells over `steps` steps, as cuDNN runs it with two biases per gate.
 
-    The products with the input are one matrix product for all steps. The products with the previous state are one for
-    each step: each has only a micro-batch's rows, and waits for the previous one (Appleyard et al., arXiv 1604.01946,
-    section 3). The gradient of the recurrent weights is one product for all steps again.
+    All products with the inputs are one matrix product. Each step has a product with the previous state, whose rows are
+    one micro-batch and which waits for the previous step (Appleyard et al., arXiv 1604.01946, section 3). The gradient
+    of the recurrent weights is one product over all steps.
     """
     width = GATES[cell] * hidden
     for direction in range(directions):
@@ -67,9 +67,13 @@ def add_recurrent(
 
 
 def _build_steps(name: str, numerics: Numerics, batch: Floats, steps: float, hidden: float, width: float) -> list[Op]:
-    """Return the products with the previous state, one after the other, each followed by one kernel for the gates."""
+    """Return the operators of all recurrent steps, with gradients in training.
+
+    Each step has one product with the previous state and one kernel for the gates.
+    """
 
     def gates(label: str, reads: float, writes: float, phase: Phase = "forward") -> list[Op]:
+        """Return an element-wise kernel over the cells, repeated for each step."""
         elements = batch * hidden
         return layers.elementwise(f"{name}.{label}", numerics, elements, reads, writes, phase=phase, count=steps)
 
@@ -86,7 +90,7 @@ def _build_steps(name: str, numerics: Numerics, batch: Floats, steps: float, hid
 
 
 def add_stepwise_dense(net: NetworkBuilder, inputs: int, outputs: int, *, bias: bool = False) -> None:
-    """Add a dense layer of a loop over the columns: one product per column, and two more for its gradients."""
+    """Add a dense layer that a loop over the columns runs: one forward and two backward products per column."""
     steps, numerics, batch = float(net.size[2]), net.numerics, net.batch
     net.ops.append(layers.gemm("step", numerics, batch, outputs, inputs, count=steps))
     if numerics.training:
@@ -99,7 +103,7 @@ def add_stepwise_dense(net: NetworkBuilder, inputs: int, outputs: int, *, bias: 
 
 
 def add_stepwise_pointwise(net: NetworkBuilder, elements: float, kernels: int) -> None:
-    """Add `kernels` element-wise kernels over `elements` numbers per sample, for every column of a loop."""
+    """Add `kernels` element-wise kernels per column of a loop, each over `elements` numbers per sample."""
     steps = float(net.size[2])
     count = steps * kernels
     for phase in net.numerics.phases:
@@ -108,7 +112,7 @@ def add_stepwise_pointwise(net: NetworkBuilder, elements: float, kernels: int) -
 
 
 def add_stepwise_lstm(net: NetworkBuilder, inputs: int, cells: int) -> None:
-    """Add an LSTM cell of a loop: products with input and state, one kernel for the gates, and dropout."""
+    """Add an LSTM cell that a loop over the columns runs: products with input and state, a gate kernel and dropout."""
     for width in (inputs, cells):
         add_stepwise_dense(net, width, 4 * cells, bias=True)
     add_stepwise_pointwise(net, 4.0 * cells, 1)

@@ -66,7 +66,7 @@ class Spoken(Images):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class Wav2vec2(Images):
-    """Dimensions of wav2vec 2.0; the width of its image is the number of values of sound."""
+    """Dimensions of wav2vec 2.0. The width of its image is the number of audio samples."""
 
     layers_deep: int
     """Transformer layers."""
@@ -83,7 +83,10 @@ class Wav2vec2(Images):
 
 
 def build_jasper(net: NetworkBuilder, dims: Jasper) -> None:
-    """Build Jasper: blocks of five convolutions, each of which adds the projected outputs of all earlier blocks."""
+    """Build Jasper: blocks of five convolutions with dense residuals.
+
+    Each block adds the projected outputs of all earlier blocks to its output.
+    """
     net.conv_norm_act(256, (1, 11), 2)
     before = [net.shape]
     for channels, kernel in _JASPER:
@@ -121,18 +124,19 @@ def build_quartznet(net: NetworkBuilder, dims: Jasper) -> None:
 
 
 def _add_separable_conv(net: NetworkBuilder, out: int, kernel: int, stride: int = 1) -> None:
+    """Add a depthwise convolution over the frames, a 1x1 convolution, a norm and an activation."""
     net.conv(net.channels, (1, kernel), stride, groups=net.channels)
     net.conv_norm_act(out, 1)
 
 
 def _add_letter_classifier(net: NetworkBuilder) -> None:
-    """Add the prediction of a letter for every frame."""
+    """Add the prediction of a letter for every frame and the CTC loss."""
     net.conv(_LETTERS, 1, bias=True)
     _add_ctc_loss(net)
 
 
 def _add_ctc_loss(net: NetworkBuilder) -> None:
-    """Add the loss over all alignments of letters and frames (connectionist temporal classification)."""
+    """Add the connectionist temporal classification (CTC) loss over all alignments of letters and frames."""
     net.cross_entropy()
     net.training_pointwise("alignments", kernels=2, absorbed=False)
 
@@ -140,7 +144,7 @@ def _add_ctc_loss(net: NetworkBuilder) -> None:
 def build_deepspeech2(net: NetworkBuilder, dims: DeepSpeech2) -> None:
     """Build DeepSpeech 2: two convolutions over frequencies and frames, then bidirectional LSTMs.
 
-    The two directions of an LSTM are summed, and there is a batch norm between LSTMs.
+    The outputs of an LSTM's two directions are summed. A batch norm separates consecutive LSTMs.
     """
     net.conv_norm_act(32, (41, 11), 2)
     net.conv_norm_act(32, (21, 11), (2, 1))
@@ -179,16 +183,17 @@ def build_rnnt(net: NetworkBuilder, dims: Rnnt) -> None:
 
 
 def _add_lstm_stack(net: NetworkBuilder, cells: int, depth: int) -> None:
+    """Add `depth` LSTMs of `cells` cells with dropout."""
     for _ in range(depth):
         sequence.add_lstm(net, cells)
         net.dropout()
 
 
 def build_tacotron2(net: NetworkBuilder, dims: Spoken) -> None:
-    """Build Tacotron 2: an encoder of the letters, a loop over the frames, and five convolutions over all frames.
+    """Build Tacotron 2: an encoder of letters, a loop over frames, and five convolutions over all frames.
 
-    The encoder has three convolutions and a bidirectional LSTM. Each step of the loop has two dense layers over the
-    previous frame, an LSTM, attention to the letters by content and location, an LSTM, and a projection.
+    The encoder has three convolutions and a bidirectional LSTM. Each loop step has two dense layers over the previous
+    frame, an LSTM, attention to the letters by content and location, another LSTM, and a projection.
     """
     (bands, frames), letters = (net.channels, net.size), dims.symbols
     sequence.add_embedding(net, _SYMBOLS, 512, letters)
@@ -222,7 +227,7 @@ def build_tacotron2(net: NetworkBuilder, dims: Spoken) -> None:
 def build_fastpitch(net: NetworkBuilder, dims: Spoken) -> None:
     """Build FastPitch: six layers over the letters, three predictors, and six layers over all frames.
 
-    A layer is attention and two convolutions. The predictors are those of duration, pitch and energy.
+    A layer has attention and two convolutions. The predictors estimate duration, pitch and energy.
     """
     bands, frames, letters, width = net.channels, net.size[2], dims.symbols, 384
     sequence.add_embedding(net, _SYMBOLS, width, letters)
@@ -252,10 +257,10 @@ def build_fastpitch(net: NetworkBuilder, dims: Spoken) -> None:
 
 
 def build_wav2vec2(net: NetworkBuilder, dims: Wav2vec2) -> None:
-    """Build wav2vec 2.0: seven convolutions of 512 channels over samples of sound, then transformer layers.
+    """Build wav2vec 2.0: seven convolutions of 512 channels over a sound, then transformer layers.
 
-    With `letters` every frame is classified as one of them. Otherwise, in training, the vectors of half of the frames
-    are compared with the right one and 100 others each.
+    If `letters` is set, every frame is classified as a letter with a CTC loss. Otherwise training compares the vectors
+    of half of the frames with their targets and 100 distractors each.
     """
     for kernel, stride in ((10, 5), *[(3, 2)] * 4, *[(2, 2)] * 2):
         net.conv(512, (1, kernel), stride)

@@ -27,7 +27,7 @@ _AUGMENTING_KERNELS = 60
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class StyleGan(Images):
-    """Dimensions of StyleGAN2, whose images are square with a power of two as their side."""
+    """Dimensions of StyleGAN2. Images are square, and their side is a power of two."""
 
     base: int = 32768
     """Channels of a layer times its side, of at most `most_channels`."""
@@ -37,10 +37,10 @@ class StyleGan(Images):
 
 
 def build_stylegan(net: NetworkBuilder, dims: StyleGan) -> None:
-    """Build the generator, which also runs forward alone for the discriminator, and the discriminator."""
+    """Build the generator and the discriminator, with the number of passes that each runs per training step."""
     sides = [2**power for power in range(2, dims.image.bit_length())]
     image = net.shape
-    with _over_passes(net, _GENERATOR_PASSES):
+    with _repeat_passes(net, _GENERATOR_PASSES):
         _add_generator(net, dims, sides)
     if net.numerics.training:
         counted = net.parameters
@@ -50,13 +50,13 @@ def build_stylegan(net: NetworkBuilder, dims: StyleGan) -> None:
         net.shape = image
         net.pointwise("augment", kernels=_AUGMENTING_KERNELS, absorbed=False)
         net.has_gradient = True
-        with _over_passes(net, _DISCRIMINATOR_PASSES):
+        with _repeat_passes(net, _DISCRIMINATOR_PASSES):
             _add_discriminator(net, dims, sides)
 
 
 @contextmanager
-def _over_passes(net: NetworkBuilder, passes: float) -> Iterator[None]:
-    """Run the layers inside the context `passes` times, one after the other, so that memory holds one pass."""
+def _repeat_passes(net: NetworkBuilder, passes: float) -> Iterator[None]:
+    """Run the layers that are added inside this context `passes` times in sequence. Memory holds one pass."""
     batch, kept = net.batch, net.activation_bytes
     net.batch = batch * (passes if net.numerics.training else 1.0)
     yield
@@ -64,13 +64,14 @@ def _over_passes(net: NetworkBuilder, passes: float) -> Iterator[None]:
     net.batch = batch
 
 
-def _channels(dims: StyleGan, side: int) -> int:
+def _count_channels(dims: StyleGan, side: int) -> int:
+    """Return the number of channels at images of `side` pixels."""
     return min(dims.base // side, dims.most_channels)
 
 
 @contextmanager
-def _at_side(net: NetworkBuilder, dims: StyleGan, side: int) -> Iterator[None]:
-    """Run the layers inside the context in FP32 unless `side` is among the finest sizes."""
+def _set_precision_at_side(net: NetworkBuilder, dims: StyleGan, side: int) -> Iterator[None]:
+    """Run the layers that are added inside this context in FP32, unless `side` is one of the finest sizes."""
     numerics = net.numerics
     if side < dims.image >> (_NARROW_LEVELS - 1):
         net.numerics = replace(numerics.in_fp32, matrix="fp32")
@@ -79,16 +80,17 @@ def _at_side(net: NetworkBuilder, dims: StyleGan, side: int) -> Iterator[None]:
 
 
 def _add_generator(net: NetworkBuilder, dims: StyleGan, sides: list[int]) -> None:
+    """Add the mapping network and the synthesis network, with modulated convolutions at each of `sides`."""
     net.shape = _STYLE, (1, 1, 1)
     for _ in range(dims.mapping_layers):
         net.dense(_STYLE)
         net.activate("leaky-relu")
-    net.shape = _channels(dims, 4), (1, 4, 4)
+    net.shape = _count_channels(dims, 4), (1, 4, 4)
     net.parameters += net.channels * 16
     for side in sides:
-        with _at_side(net, dims, side):
+        with _set_precision_at_side(net, dims, side):
             for layer in range(1 if side == 4 else 2):
-                _add_modulated_conv(net, _channels(dims, side), grows=side > 4 and layer == 0)
+                _add_modulated_conv(net, _count_channels(dims, side), doubles_side=side > 4 and layer == 0)
             entry = net.shape
             net.return_to(entry)
             _add_style(net)
@@ -100,20 +102,20 @@ def _add_generator(net: NetworkBuilder, dims: StyleGan, sides: list[int]) -> Non
 
 
 def _add_style(net: NetworkBuilder) -> None:
-    """Add the scales of the current tensor's channels, made of the style, and their product with it."""
+    """Add a dense layer from the style to one scale per channel, and scale the current tensor."""
     net.parameters += (_STYLE + 1) * net.channels
     net.keep_elements(net.elements)
     net.pointwise("modulate", absorbed=False, backward=(3.0, 1.0))
 
 
-def _add_modulated_conv(net: NetworkBuilder, out: int, *, grows: bool) -> None:
-    """Add a convolution whose inputs and outputs a style scales, then noise, a bias and an activation.
+def _add_modulated_conv(net: NetworkBuilder, out: int, *, doubles_side: bool) -> None:
+    """Add a style-modulated convolution, its demodulation, noise, a bias and an activation.
 
-    One that grows doubles the side, by a transposed convolution and a filter of 4x4.
+    If `doubles_side`, the convolution is transposed and doubles the side, and a 4x4 filter follows.
     """
     _add_style(net)
     _, height, width = net.size
-    if grows:
+    if doubles_side:
         # The transposed convolution has the work of one over the smaller image.
         net.conv(out, 3)
         net.size = 1, 2 * height, 2 * width
@@ -127,16 +129,18 @@ def _add_modulated_conv(net: NetworkBuilder, out: int, *, grows: bool) -> None:
 
 
 def _add_filter(net: NetworkBuilder) -> None:
+    """Add a low-pass filter over the current tensor."""
     net.keep_elements(net.elements)
     net.pointwise("filter", reads=2.0, absorbed=False, backward=(2.0, 1.0))
 
 
 def _add_discriminator(net: NetworkBuilder, dims: StyleGan, sides: list[int]) -> None:
+    """Add the discriminator: a residual block per size, from the finest to the coarsest, and dense layers."""
     net.shape = 3, (1, dims.image, dims.image)
-    _add_activated_conv(net, _channels(dims, dims.image), 1)
+    _add_activated_conv(net, _count_channels(dims, dims.image), 1)
     for side in sides[:0:-1]:
-        with _at_side(net, dims, side):
-            entry, out = net.shape, _channels(dims, side // 2)
+        with _set_precision_at_side(net, dims, side):
+            entry, out = net.shape, _count_channels(dims, side // 2)
             _add_filter(net)
             net.conv(out, 1, 2)
             net.return_to(entry)
@@ -144,16 +148,17 @@ def _add_discriminator(net: NetworkBuilder, dims: StyleGan, sides: list[int]) ->
             _add_filter(net)
             _add_activated_conv(net, out, 3, 2)
             net.add_branch()
-    with _at_side(net, dims, 4):
+    with _set_precision_at_side(net, dims, 4):
         net.channels += 1
-        _add_activated_conv(net, _channels(dims, 4), 3)
-        net.dense(_channels(dims, 4))
+        _add_activated_conv(net, _count_channels(dims, 4), 3)
+        net.dense(_count_channels(dims, 4))
         net.activate("leaky-relu")
         net.dense(1)
         net.training_pointwise("loss", kernels=4)
 
 
 def _add_activated_conv(net: NetworkBuilder, out: int, kernel: int, stride: int = 1) -> None:
+    """Add a convolution with a bias and an activation."""
     # The activation's gradient needs its output alone, which the next convolution keeps.
     net.conv(out, kernel, stride)
     net.parameters += out

@@ -37,7 +37,7 @@ _NEIGHBOURS = 4
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class TwoStage(Detector):
-    """Dimensions of detectors that propose regions."""
+    """Dimensions of detectors with a region proposal network."""
 
     region_stage: bool = False
     """Whether the fourth stage of the ResNet runs on every region, not on the image."""
@@ -45,7 +45,7 @@ class TwoStage(Detector):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class RegionCnn(TwoStage):
-    """Dimensions of detectors that classify the regions."""
+    """Dimensions of detectors that also classify the proposed regions."""
 
     proposals: int
     """Regions of an image that are classified in training."""
@@ -64,12 +64,12 @@ class RegionCnn(TwoStage):
 
 
 def build_rpn(net: NetworkBuilder, dims: TwoStage) -> None:
-    """Build the first stage alone: proposals of regions on the features of a frozen ResNet."""
+    """Build a region proposal network alone, on the features of a frozen ResNet."""
     _add_region_proposals(net, dims, _add_feature_levels(net, dims))
 
 
 def build_faster_rcnn(net: NetworkBuilder, dims: RegionCnn) -> None:
-    """Build Faster R-CNN; with `given_proposals` only its second stage."""
+    """Build Faster R-CNN. If `given_proposals`, leave out the region proposal network."""
     levels = _add_feature_levels(net, dims)
     if not dims.given_proposals:
         _add_region_proposals(net, dims, levels)
@@ -77,11 +77,11 @@ def build_faster_rcnn(net: NetworkBuilder, dims: RegionCnn) -> None:
 
 
 def build_mask_rcnn(net: NetworkBuilder, dims: RegionCnn) -> None:
-    """Build Mask R-CNN: Faster R-CNN and a head for masks.
+    """Build Mask R-CNN: Faster R-CNN and `mask_heads` heads that predict masks.
 
-    The head runs on a quarter of the regions in training and on 100 otherwise. A mask has twice the region's pixels a
-    side. There are four convolutions before it, unless the fourth stage ran on the regions already (`region_stage`).
-    There are `mask_heads` such heads. With `semantic_classes` every pixel of the image is classified as well.
+    Mask heads run on a quarter of the regions in training and on 100 regions otherwise. A head has four convolutions,
+    unless the fourth ResNet stage runs on the regions (`region_stage`), and then doubles each side. If
+    `semantic_classes` is set, another head classifies every pixel of the image.
     """
     levels = _add_feature_levels(net, dims)
     if not dims.given_proposals:
@@ -95,6 +95,7 @@ def build_mask_rcnn(net: NetworkBuilder, dims: RegionCnn) -> None:
 
 
 def _add_mask_head(net: NetworkBuilder, dims: RegionCnn, levels: list[Shape]) -> None:
+    """Add a head that predicts a mask per class for each region and, if `scored_masks`, a score of the mask."""
     if dims.region_stage:
         net.shape = 2048, (1, 7, 7)
     else:
@@ -117,10 +118,9 @@ def _add_mask_head(net: NetworkBuilder, dims: RegionCnn, levels: list[Shape]) ->
 
 
 def build_keypoint_rcnn(net: NetworkBuilder, dims: RegionCnn) -> None:
-    """Build Keypoint R-CNN: Faster R-CNN and a head for the 17 keypoints of people.
+    """Build Keypoint R-CNN: Faster R-CNN and a head that predicts a heat map for each of 17 body keypoints.
 
-    The head has eight convolutions and writes a heat map per keypoint. It runs on a quarter of the regions in training
-    and on 100 otherwise.
+    The head has eight convolutions. It runs on a quarter of the regions in training and on 100 regions otherwise.
     """
     levels = _add_feature_levels(net, dims)
     if not dims.given_proposals:
@@ -137,9 +137,10 @@ def build_keypoint_rcnn(net: NetworkBuilder, dims: RegionCnn) -> None:
 
 
 def _add_box_head(net: NetworkBuilder, dims: RegionCnn, levels: list[Shape]) -> None:
-    """Add one head, or `cascade` heads, that predict a class and a box for each of the `proposals` of an image.
+    """Add a head that predicts a class and a box for each proposal, or `cascade` such heads.
 
-    With `region_stage` the fourth stage of the ResNet runs on every region, otherwise two dense layers.
+    If `region_stage`, the fourth ResNet stage runs on every region. Otherwise the head has convolutions or dense
+    layers.
     """
     images = net.batch
     net.batch = images * dims.proposals
@@ -169,7 +170,10 @@ def _add_box_head(net: NetworkBuilder, dims: RegionCnn, levels: list[Shape]) -> 
 
 @contextmanager
 def _over_object_regions(net: NetworkBuilder, dims: RegionCnn) -> Iterator[None]:
-    """Add the layers inside the context over regions with objects: a quarter of `proposals` in training, else 100."""
+    """Run the layers that are added inside this context once per region that contains an object.
+
+    Their number per image is a quarter of `proposals` in training and 100 otherwise.
+    """
     images = net.batch
     net.batch = images * (dims.proposals / 4 if net.numerics.training else 100.0)
     yield
@@ -179,8 +183,7 @@ def _over_object_regions(net: NetworkBuilder, dims: RegionCnn) -> Iterator[None]
 def _add_segmentation_head(net: NetworkBuilder, levels: list[Shape], classes: int) -> None:
     """Add a head that predicts a class for every pixel (Kirillov et al., arXiv 1901.02446, section 3).
 
-    Convolutions, each followed by an upsampling, bring every level to the size of the finest one; the results are
-    summed.
+    Convolutions and upsampling bring every level to the size of the finest level, and the results are summed.
     """
     join_levels(net, levels)
     net.conv(classes, 1, bias=True)
@@ -190,9 +193,10 @@ def _add_segmentation_head(net: NetworkBuilder, levels: list[Shape], classes: in
 
 
 def _add_feature_levels(net: NetworkBuilder, dims: TwoStage) -> list[Shape]:
-    """Add the ResNet and return the shapes of the feature levels that regions are cut from.
+    """Add the ResNet and return the shapes of the feature maps from which regions are cropped.
 
-    They are a feature pyramid; with `dilated` the fourth stage; with `region_stage` the third stage.
+    By default these are the levels of a feature pyramid. If `dilated`, it is the fourth stage. If `region_stage`, it is
+    the third stage.
     """
     if dims.region_stage:
         add_backbone(net, dims, frozen=True, stages=3)
@@ -206,10 +210,11 @@ def _add_feature_levels(net: NetworkBuilder, dims: TwoStage) -> list[Shape]:
 
 
 def _add_region_proposals(net: NetworkBuilder, dims: TwoStage, levels: list[Shape]) -> None:
-    """Add a 3x3 convolution on every level, and after it a score and a box for each anchor."""
+    """Add the region proposal network: a 3x3 convolution per level, then a score and a box for each anchor."""
     anchors = _SHAPES * (_SIZES if len(levels) == 1 else 1)
 
     def add_anchors() -> None:
+        """Add the convolutions of one level."""
         net.conv(net.channels, 3, bias=True)
         net.activate()
         if dims.guided:
@@ -223,13 +228,13 @@ def _add_region_proposals(net: NetworkBuilder, dims: TwoStage, levels: list[Shap
 
 
 def _add_roi_align(net: NetworkBuilder, channels: int, side: int) -> None:
-    """Add RoIAlign, which cuts each region out of the features as `side` x `side` pixels.
+    """Add RoIAlign, which crops each region from the features and resizes it to `side` x `side` pixels.
 
-    Each pixel is the mean of samples, and each sample is interpolated between four neighbours. There is one sample for
-    each pixel of the features under a region (detectron2, layers/roi_align.py: sampling_ratio 0). A region is assumed
-    to be 14 pixels wide, like a region of 224 pixels on features of stride 16 (arXiv 1612.03144, equation 1). The
-    gradient is added to four neighbours per sample with single atomic additions. Unless channels are adjacent in memory
-    (channels last), each addition moves a whole sector.
+    Each output pixel is the mean of samples, and each sample is interpolated between four neighbours. There is one
+    sample for each feature pixel under a region (detectron2, layers/roi_align.py: sampling_ratio 0). A region is
+    assumed to be 14 feature pixels wide, like a region of 224 pixels on features of stride 16 (arXiv 1612.03144,
+    equation 1). The backward pass adds the gradient of each sample to its four neighbours with atomic additions. Unless
+    the layout is channels last, each addition moves a whole sector.
     """
     net.shape = (channels, (1, side, side))
     numerics = net.numerics

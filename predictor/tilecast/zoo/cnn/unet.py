@@ -51,7 +51,7 @@ class Vnet(Images):
 
 
 def build_unet(net: NetworkBuilder, dims: Unet) -> None:
-    """Build a U-Net: levels of two convolutions on the way down and up, and a loss over all pixels."""
+    """Build a U-Net with two convolutions per level on the way down and up, and a loss over all pixels."""
     base, depth, cap = dims.base, dims.depth, dims.max_channels
     first = dims.repeated_base
     channels = [min(base * 2 ** max(0, level - first), cap) for level in range(depth)]
@@ -79,6 +79,7 @@ def build_unet(net: NetworkBuilder, dims: Unet) -> None:
 
 
 def _add_unet_conv(net: NetworkBuilder, dims: Unet, out: int, stride: int = 1) -> None:
+    """Add a 3x3 convolution, an optional batch norm and an activation."""
     net.conv(out, 3, stride, bias=not dims.batch_norm, padding=0 if dims.valid else None)
     if dims.batch_norm:
         net.channel_norm()
@@ -86,9 +87,9 @@ def _add_unet_conv(net: NetworkBuilder, dims: Unet, out: int, stride: int = 1) -
 
 
 def build_vnet(net: NetworkBuilder, dims: Vnet) -> None:
-    """Build a V-Net: levels of residual blocks, between which convolutions of kernel and stride 2 halve the size.
+    """Build a V-Net: levels of residual blocks, separated by convolutions of kernel and stride 2.
 
-    The first level is one convolution, and on the way up it has only the convolution to the classes.
+    The finest level has one convolution on the way down. On the way up it has only the output convolution.
     """
     base, depth, convolutions = dims.base, dims.depth, dims.convolutions
     _add_vnet_conv(net, base, 3)
@@ -112,12 +113,14 @@ def build_vnet(net: NetworkBuilder, dims: Vnet) -> None:
 
 
 def _add_vnet_conv(net: NetworkBuilder, out: int, kernel: int, stride: int = 1) -> None:
+    """Add a convolution with a bias, a norm and an activation."""
     net.conv(out, kernel, stride, bias=True)
     net.channel_norm()
     net.activate()
 
 
 def _add_residual_block(net: NetworkBuilder, convolutions: int) -> None:
+    """Add `convolutions` convolutions and a residual sum."""
     for _ in range(convolutions):
         _add_vnet_conv(net, net.channels, 3)
     net.add_branch()

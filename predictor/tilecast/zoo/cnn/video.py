@@ -52,7 +52,7 @@ class Clip(Classifier):
 
 
 def build_video_resnet(net: NetworkBuilder, dims: VideoResNet) -> None:
-    """Build a ResNet over clips, with a second path over more images if it is `fast`."""
+    """Build a ResNet over video clips. If `fast` is set, a second path reads `fast` times as many images (SlowFast)."""
     clip = net.shape
     slow: list[Shape] = [clip]
     fast: list[Shape] = []
@@ -61,14 +61,14 @@ def build_video_resnet(net: NetworkBuilder, dims: VideoResNet) -> None:
     for number in range(5):
         if dims.fast:
             net.shape = fast[-1]
-            _add_part(net, dims, number, narrow=dims.narrow)
+            _add_path_stage(net, dims, number, narrow=dims.narrow)
             fast.append(net.shape)
             if number < 4:
                 net.return_to(net.shape)
                 net.conv(_LATERAL * net.channels, (5, 1, 1), (dims.fast, 1, 1))
         lateral = net.channels if dims.fast and number < 4 else 0
         net.shape = slow[-1]
-        _add_part(net, dims, number)
+        _add_path_stage(net, dims, number)
         if lateral:
             net.concatenate(net.channels + lateral)
         slow.append(net.shape)
@@ -80,8 +80,12 @@ def build_video_resnet(net: NetworkBuilder, dims: VideoResNet) -> None:
     net.cross_entropy()
 
 
-def _add_part(net: NetworkBuilder, dims: VideoResNet, number: int, narrow: int = 1) -> None:
-    """Add the stem (`number` 0) or a stage; the fast path has 1 / `narrow` of the channels and is inflated whole."""
+def _add_path_stage(net: NetworkBuilder, dims: VideoResNet, number: int, narrow: int = 1) -> None:
+    """Add the stem (`number` 0) or stage `number` of one path.
+
+    `narrow` is 1 for the slow path. The fast path has 1 / `narrow` of its channels, and all its blocks convolve over
+    time.
+    """
     if number == 0:
         depth = 5 if narrow > 1 else dims.stem_depth
         if dims.factored:
@@ -101,6 +105,7 @@ def _add_part(net: NetworkBuilder, dims: VideoResNet, number: int, narrow: int =
 
 
 def _add_block(net: NetworkBuilder, dims: VideoResNet, width: int, stride: int, inflated: bool) -> None:
+    """Add a residual block. If `inflated`, one of its convolutions also covers three steps of time."""
     entry, flat = net.shape, (1, stride, stride)
     over_time, out = 3 if inflated else 1, 4 * width if dims.bottleneck else width
     if dims.bottleneck:
@@ -127,7 +132,10 @@ def _add_block(net: NetworkBuilder, dims: VideoResNet, width: int, stride: int, 
 
 
 def _add_factored(net: NetworkBuilder, out: int, stride: int) -> None:
-    """Add a convolution over space, then one over time, with as many parameters as one over both (section 3.5)."""
+    """Add a convolution over space, one over time, and a norm (R(2+1)D).
+
+    The two have as many parameters as one 3x3x3 convolution (section 3.5).
+    """
     between = net.channels * out * 27 // (9 * net.channels + 3 * out)
     net.conv_norm_act(between, (1, 3, 3), (1, stride, stride))
     net.conv(out, (3, 1, 1), (stride, 1, 1))
@@ -135,7 +143,7 @@ def _add_factored(net: NetworkBuilder, out: int, stride: int) -> None:
 
 
 def _add_nonlocal(net: NetworkBuilder) -> None:
-    """Add a non-local block, whose pixels attend to those of the pooled clip (arXiv 1711.07971, section 3.2)."""
+    """Add a non-local block, whose pixels attend to a pooled clip (arXiv 1711.07971, section 3.2)."""
     shape, inner = net.shape, net.channels // 2
     pixels = float(shape[1][0] * shape[1][1] * shape[1][2])
     for _ in range(3):

@@ -38,7 +38,7 @@ class HifiGan(Images):
 
 
 def build_hifigan(net: NetworkBuilder, dims: HifiGan) -> None:
-    """Build a generator that turns each frame of a spectrum into 256 samples, and in training the discriminators."""
+    """Build a generator that makes 256 sound samples of each spectrum frame. In training, add the discriminators."""
     net.conv(dims.base, (1, 7), bias=True)
     for stride, kernel in _STAGES:
         net.activate("leaky-relu")
@@ -63,7 +63,7 @@ def build_hifigan(net: NetworkBuilder, dims: HifiGan) -> None:
 
 
 def _add_transposed_conv(net: NetworkBuilder, out: int, kernel: int, stride: int) -> None:
-    """Add a transposed convolution: every column becomes `kernel` columns, which start `stride` columns apart."""
+    """Add a transposed convolution that makes `kernel` columns of each column and adds them at distance `stride`."""
     columns = net.size[2]
     net.conv(out * kernel, 1)
     net.shape = out, (1, 1, columns * stride)
@@ -71,9 +71,9 @@ def _add_transposed_conv(net: NetworkBuilder, out: int, kernel: int, stride: int
 
 
 def _add_discriminators(net: NetworkBuilder, samples: int) -> None:
-    """Add the discriminators: of sound in rows of one period each, and of sound at full, half and quarter rate.
+    """Add the multi-period discriminators, and the discriminators at full, half and quarter sampling rate.
 
-    A loss compares real and generated sound after each of their convolutions but the last.
+    A feature loss follows each of their convolutions except the last.
     """
     for period in _PERIODS:
         net.shape = 1, (1, -(-samples // period), period)
@@ -90,20 +90,21 @@ def _add_discriminators(net: NetworkBuilder, samples: int) -> None:
 
 
 def _add_feature_loss(net: NetworkBuilder) -> None:
+    """Add an activation and the loss that compares it between real and generated sound."""
     net.activate("leaky-relu")
     net.pointwise("feature-loss", kernels=2, absorbed=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class WaveGlow(Images):
-    """Dimensions of WaveGlow; the width of its image is the number of samples of sound."""
+    """Dimensions of WaveGlow. The width of its image is the number of audio samples."""
 
     channels: int
     """Channels of a residual stack."""
 
 
 def build_waveglow(net: NetworkBuilder, dims: WaveGlow) -> None:
-    """Build WaveGlow: twelve flows over a sound, each with a residual stack of convolutions."""
+    """Build WaveGlow: twelve flow steps over a sound, each with a residual stack of convolutions."""
     width, samples = dims.channels, net.size[2]
     net.shape = _MELS, (1, 1, -(-samples // _HOP))
     net.conv(_MELS * _WINDOW, 1)
@@ -127,6 +128,7 @@ def build_waveglow(net: NetworkBuilder, dims: WaveGlow) -> None:
 
 
 def _add_flow_layer(net: NetworkBuilder, width: int, *, last: bool) -> None:
+    """Add one layer of a flow's residual stack. The `last` layer has only a skip output."""
     net.conv(2 * width, (1, 3), bias=True)
     net.keep_elements(net.elements)
     net.channels = width

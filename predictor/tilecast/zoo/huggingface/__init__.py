@@ -16,43 +16,43 @@ from tilecast.model import Model
 from tilecast.spec import SpecError
 from tilecast.zoo.huggingface import heads, parts, patterns, reading
 from tilecast.zoo.huggingface.expressions import first_key
-from tilecast.zoo.reading import dimension_type, required_dimensions
+from tilecast.zoo.reading import find_dimension_type, list_required_dimensions
 
 
 def supported_types() -> tuple[str, ...]:
-    """Return every `model_type` of transformers and `_class_name` of diffusers that can be read, sorted."""
+    """Return, sorted, every `model_type` of transformers and `_class_name` of diffusers that can be read."""
     return tuple(sorted(name for name in _type_tables() if not name.startswith("*")))
 
 
-def expressions_of(kind: str) -> tuple[str, ...]:
-    """Return the expressions that turn a config of a `model_type` into dimensions."""
+def list_expressions(kind: str) -> tuple[str, ...]:
+    """Return the expressions that compute a model's dimensions from a config of this type."""
     return tuple(_type_tables()[kind]["read"].values())
 
 
-def defaults(kind: str) -> Mapping[str, Any]:
-    """Return the values that transformers fills in where a config of this type lacks keys, by key.
+def find_defaults(kind: str) -> Mapping[str, Any]:
+    """Return the default values of config keys in transformers, for configs of this type.
 
-    A type without an entry takes that of the type that its table continues.
+    A type without an entry in `defaults.toml` has the defaults of the type that it extends (`like`).
     """
     if kind not in _written_defaults() and "like" in _written_tables()[kind]:
-        return defaults(_written_tables()[kind]["like"])
+        return find_defaults(_written_tables()[kind]["like"])
     return _written_defaults().get(kind, {})
 
 
 @cache
 def _written_defaults() -> Mapping[str, Mapping[str, Any]]:
-    """Return the file of defaults, by type."""
+    """Return the content of `defaults.toml`: default values by type and key."""
     return shipped.read_table("tilecast.zoo.huggingface", "defaults.toml")
 
 
 def is_config(document: Mapping[str, Any]) -> bool:
-    """Return whether a document is a model's config rather than a Kubernetes object."""
+    """Return whether a document is a model's `config.json` rather than a Kubernetes object."""
     signs = ("model_type", "_class_name", "ssm_cfg", "architectures", "architecture")
     return "kind" not in document and any(key in document for key in signs)
 
 
 def without_labels(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the config with the number of labels in place of the tables of their names, which can be long."""
+    """Return the config with the number of labels in place of its tables of label names."""
     labels = config.get("id2label")
     items = {key: value for key, value in config.items() if key not in ("id2label", "label2id")}
     return {"num_labels": len(labels), **items} if isinstance(labels, Mapping) else items
@@ -62,19 +62,19 @@ def model(config: Mapping[str, Any], field: str = "config.json") -> Model:
     """Return the model that a config describes, with the head that its `architectures` names.
 
     Args:
-        config: the file's content.
+        config: content of the config file.
         field: name of the file in errors.
 
     Raises:
-        SpecError: the type is not supported, or a key is missing or impossible; if a preset has the config's
-            dimensions, the error names it.
+        SpecError: the type is not supported, or a key is missing or has an impossible value. The error suggests a
+            preset if one has the config's dimensions.
     """
     try:
         if "architecture" in config and "model_type" not in config:
             return _read_timm(config, field)
         kind = _find_type_table(config, field)
         if parts.is_single_network(_type_tables()[kind]):
-            _check_stated(kind, config, field)
+            _require_set_dimension(kind, config, field)
         return _read_model(kind, config, field, config)
     except SpecError as error:
         known = _similar_presets(config)
@@ -85,7 +85,11 @@ def model(config: Mapping[str, Any], field: str = "config.json") -> Model:
 
 
 def _read_timm(config: Mapping[str, Any], field: str) -> Model:
-    """Return the preset that a config of timm names."""
+    """Return the preset that a config of timm names.
+
+    Raises:
+        SpecError: no preset has the name.
+    """
     name = str(config["architecture"])
     if zoo.is_preset(name):
         return zoo.preset(name)
@@ -94,12 +98,13 @@ def _read_timm(config: Mapping[str, Any], field: str) -> Model:
 
 
 def _find_type_table(config: Mapping[str, Any], field: str) -> str:
-    """Return the name of the table that reads a config.
+    """Return the name of the table by which to read a config.
 
-    It is the table of its `model_type`, of its class if it states no type, or a general one that fits its keys.
+    The table is found by `model_type`. Without one, it is found by the config's class. For a decoder of unknown type,
+    it is the general table that fits the config's keys.
 
     Raises:
-        SpecError: there is none.
+        SpecError: no table fits.
     """
     stated = config.get("model_type", config.get("_class_name"))
     if isinstance(stated, str) and (named := _types_by_letters().get(_keep_letters(stated))):
@@ -118,12 +123,12 @@ def _find_type_table(config: Mapping[str, Any], field: str) -> str:
 
 @cache
 def _refusal_reasons() -> Mapping[str, str]:
-    """Return the reasons why frequently requested types are not read, by type."""
+    """Return, by type, why some frequently requested types cannot be read."""
     return shipped.read_table("tilecast.zoo.huggingface", "refused.toml")
 
 
 def _match_class(name: str) -> str:
-    """Return the longest type whose name a class of transformers begins with, or an empty string."""
+    """Return the longest type with which the name of a transformers class begins, or an empty string."""
     spelled = _keep_letters(name)
     begun = (kind for letters, kind in _types_by_letters().items() if spelled.startswith(letters))
     return max(begun, key=len, default="")
@@ -131,16 +136,17 @@ def _match_class(name: str) -> str:
 
 @cache
 def _types_by_letters() -> Mapping[str, str]:
-    """Return every type by the letters and digits of its name."""
+    """Return every supported type, keyed by the letters and digits of its name."""
     return {_keep_letters(kind): kind for kind in supported_types()}
 
 
 def _keep_letters(name: str) -> str:
+    """Return the letters and digits of a name in lower case."""
     return "".join(character for character in name.lower() if character.isalnum())
 
 
 def _guess_table(config: Mapping[str, Any]) -> str:
-    """Return the general table that fits the keys of a decoder of unknown type, or an empty string."""
+    """Return the general table that fits a decoder of unknown type, or an empty string if none fits."""
     if (named := heads.first_architecture(config)) and not named.endswith(("ForCausalLM", "LMHeadModel")):
         return ""
     if config.get("kv_lora_rank"):
@@ -152,10 +158,10 @@ def _guess_table(config: Mapping[str, Any]) -> str:
     return kind if stated and (config.get("intermediate_size") or kind == "*") else ""
 
 
-def _read_model(kind: str, config: Mapping[str, Any], path: str, whole: Mapping[str, Any]) -> Model:
-    """Return the model that a type's table reads from a config, with its towers.
+def _read_model(kind: str, config: Mapping[str, Any], path: str, outer_config: Mapping[str, Any]) -> Model:
+    """Return the model, with its towers, that a config of type `kind` describes.
 
-    `path` is the place of the config in errors. The model has the name that `whole` states.
+    `path` is where errors say that the config is. The model is named after `outer_config`.
     """
     table = _type_tables()[kind]
     if "within" in table:
@@ -178,22 +184,22 @@ def _read_model(kind: str, config: Mapping[str, Any], path: str, whole: Mapping[
     if "crossed" in table:
         read = parts.join_encoder_decoder(read, config, path)
     auto = heads.choose_auto_class(config, model, table.get("auto"))
-    return replace(read, name=_name_model(whole, kind), notes=(*read.notes, *notes), auto=auto)
+    return replace(read, name=_name_model(outer_config, kind), notes=(*read.notes, *notes), auto=auto)
 
 
-def _check_stated(kind: str, config: Mapping[str, Any], path: str) -> None:
-    """Raise SpecError unless a file states a dimension that its type needs; defaults alone describe no model."""
+def _require_set_dimension(kind: str, config: Mapping[str, Any], path: str) -> None:
+    """Raise SpecError unless the config sets a dimension that its type needs. Defaults alone describe no model."""
     table = _type_tables()[kind]
     read = table["read"]
-    asked = [name for name in required_dimensions(table["family"]) if name in read]
+    asked = [name for name in list_required_dimensions(table["family"]) if name in read]
     if not any(reading.evaluate_or_none(read[name], config) is not None for name in asked):
         raise SpecError(f"{path}.{first_key(read[asked[0]])}", "is missing", f"a config of {kind} states it")
 
 
 def _read_language_model(kind: str, table: Mapping[str, Any], config: Mapping[str, Any], path: str) -> Model:
-    """Return the language model among several networks.
+    """Return the language model of a config that describes several networks.
 
-    The config has it under a key or, if the table says so, is that of the language model itself.
+    Its dimensions are in a nested config. If the table gives the key ".", they are in the config itself.
     """
     usual = table["language_type"]
     key = parts.find_part_key(table["language"], config)
@@ -207,10 +213,10 @@ def _read_language_model(kind: str, table: Mapping[str, Any], config: Mapping[st
 
 
 def _find_part(kind: str, config: Mapping[str, Any], key: str, path: str) -> tuple[Mapping[str, Any], str]:
-    """Return the part of a config under a key, and its place in errors.
+    """Return the nested config under a key, and its path for errors.
 
     Raises:
-        SpecError: there is no mapping under the key.
+        SpecError: the key holds no mapping.
     """
     place, part = f"{path}.{key}", config.get(key)
     if not isinstance(part, Mapping):
@@ -223,13 +229,14 @@ _GENERAL = ("*", "*moe", "*latent")
 _INHERITED = ("tie_word_embeddings",)
 
 
-def _read_tower(kind: str, config: Mapping[str, Any], path: str, whole: object) -> Model | None:
-    """Return the tower that a part of a config of type `whole` describes, or None if the type of the part is unknown.
+def _read_tower(kind: str, config: Mapping[str, Any], path: str, outer_type: object) -> Model | None:
+    """Return the tower that a nested config describes, or None if its type is unknown.
 
-    It is read by the type that the part states if that is a single network, else by the usual type, `kind`.
+    The nested config is read as its `model_type` if that is a single network, and otherwise as the usual type `kind`.
+    `outer_type` is the `model_type` of the outer config.
     """
     stated = config.get("model_type")
-    if isinstance(stated, str) and stated and stated != kind and stated != whole:
+    if isinstance(stated, str) and stated and stated != kind and stated != outer_type:
         if parts.is_single_network(_type_tables().get(stated)):
             kind = stated
         elif stated not in _type_tables() and _match_class(stated) != kind and not parts.has_same_prefix(stated, kind):
@@ -238,13 +245,13 @@ def _read_tower(kind: str, config: Mapping[str, Any], path: str, whole: object) 
 
 
 def _read_dimensions(kind: str, config: Mapping[str, Any], path: str) -> Model:
-    """Return the model of a single network.
+    """Return the model that a config of a single network describes.
 
     Raises:
-        SpecError: a key is missing or impossible.
+        SpecError: a key is missing or has an impossible value.
     """
     table = dict(_type_tables()[kind])
-    read, usual = table.pop("read"), {} if kind.startswith("*") else defaults(kind)
+    read, usual = table.pop("read"), {} if kind.startswith("*") else find_defaults(kind)
     whole = {**usual, **config}
     for key, known in table.get("accepts", {}).items():
         if (stated := whole.get(key)) not in known:
@@ -257,14 +264,14 @@ def _read_dimensions(kind: str, config: Mapping[str, Any], path: str) -> Model:
             table["pattern"] = patterns.PATTERNS[table["pattern"]](whole, table.get("layers", 0))
         except SpecError as error:
             raise error.at(f"{path}.{error.field}") from None
-    for name in required_dimensions(table["family"], table.get("pattern", ())):
+    for name in list_required_dimensions(table["family"], table.get("pattern", ())):
         if name not in table:
             key = first_key(read[name]) if name in read else name
             raise SpecError(f"{path}.{key}", "is missing", f"a config of {kind} states it")
     described = {key: value for key, value in table.items() if key not in _NOT_DIMENSIONS}
     try:
         sizes = heads.read_head(config, table).items()
-        head = {name: size for name, size in sizes if dimension_type(table["family"], name)}
+        head = {name: size for name, size in sizes if find_dimension_type(table["family"], name)}
         return zoo.model_from({"name": kind, **described, **head})
     except SpecError as error:
         dimension = error.field.removeprefix("model.")
@@ -280,24 +287,26 @@ _NOT_DIMENSIONS = (
 
 
 def _name_model(config: Mapping[str, Any], kind: str) -> str:
+    """Return the name of the model: its path on the Hub, or its type."""
     stated = config.get("_name_or_path") or config.get("model_type") or config.get("_class_name") or kind.strip("*")
     return str(stated).rstrip("/").rpartition("/")[2][:63] or kind
 
 
 @cache
 def _type_tables() -> Mapping[str, Mapping[str, Any]]:
-    """Return the table of each type, filled in from the table that it continues."""
+    """Return the table of each type, completed from the types that it extends (`like`)."""
     return {name: _fill_table(name) for name in _written_tables()}
 
 
 @cache
 def _written_tables() -> Mapping[str, Mapping[str, Any]]:
-    """Return the table of each type as it is written."""
+    """Return the table of each type as it is in the TOML files."""
     files = shipped.read_tables("tilecast.zoo.huggingface", "types").values()
     return {name: table for tables in files for name, table in tables.items()}
 
 
 def _fill_table(name: str) -> dict[str, Any]:
+    """Return the table of a type, completed from the types that it extends."""
     own = dict(_written_tables()[name])
     base = _fill_table(own.pop("like")) if "like" in own else {}
     return {**base, **own, "read": {**base.get("read", {}), **own.get("read", {})}}
@@ -306,8 +315,8 @@ def _fill_table(name: str) -> dict[str, Any]:
 def _similar_presets(config: Mapping[str, Any]) -> list[str]:
     """Return the names of presets that a config may describe.
 
-    These are the preset that the config names, or the presets whose layers, width, heads and words are all among the
-    numbers of the config or of its `text_config`. Numbers of other networks within it do not count.
+    If the config names a preset, it is this preset. Otherwise these are the presets whose layers, width, heads and
+    vocabulary size all occur among the numbers of the config or of its `text_config`.
     """
     stated = str(config.get("_name_or_path", "")).rstrip("/")
     if stated and zoo.is_preset(stated):

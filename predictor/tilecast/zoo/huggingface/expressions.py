@@ -25,16 +25,16 @@ Value: TypeAlias = Any
 
 
 def evaluate(expression: str, config: Mapping[str, Any]) -> Value:
-    """Return the value of an expression over a config; None if a value that it needs is absent.
+    """Return the value of an expression over a config, or None if a value that it needs is absent.
 
     Raises:
-        TypeError: the config holds a text, a list or a mapping where the expression computes with a number.
+        TypeError: the expression computes with a value that is not a number.
     """
     return _evaluate_node(_parse(expression), config)
 
 
 def first_key(expression: str) -> str:
-    """Return the key that an expression names first, as a path for messages: `attn_config.kv_n_heads`, `cutoffs.0`."""
+    """Return the first config key in an expression as a path, such as `attn_config.kv_n_heads` or `cutoffs.0`."""
     for node in ast.walk(_parse(expression)):
         if isinstance(node, ast.IfExp):
             return first_key(ast.unparse(node.test if isinstance(node.body, ast.Constant) else node.body))
@@ -45,7 +45,7 @@ def first_key(expression: str) -> str:
 
 @cache
 def plain_keys(expression: str) -> tuple[str, ...]:
-    """Return the alternatives of an expression that are plain keys of the config, in order."""
+    """Return the alternatives of an expression (`a | b`) that are plain config keys, in order."""
     node, alternatives = _parse(expression), list[ast.expr]()
     while isinstance(node, ast.BinOp) and isinstance(node.op, ast.BitOr):
         alternatives.insert(0, node.right)
@@ -54,6 +54,7 @@ def plain_keys(expression: str) -> tuple[str, ...]:
 
 
 def _is_key(node: ast.expr) -> bool:
+    """Return whether a syntax node is a plain key of the config."""
     while isinstance(node, ast.Attribute | ast.Subscript):
         node = node.value
     return isinstance(node, ast.Name) and node.id != "model"
@@ -61,10 +62,12 @@ def _is_key(node: ast.expr) -> bool:
 
 @cache
 def _parse(expression: str) -> ast.expr:
+    """Return the syntax tree of an expression."""
     return ast.parse(expression, mode="eval").body
 
 
 def _evaluate_node(node: ast.expr, config: Mapping[str, Any]) -> Value:
+    """Return the value of a syntax node over a config, or None if a value that it needs is absent."""
     match node:
         case ast.Constant(value=value):
             return value
@@ -107,10 +110,12 @@ _ARITHMETIC: Mapping[type[ast.operator], Callable[[Any, Any], Any]] = {
 
 
 def _compute(function: Callable[[Any, Any], Any], *operands: Value) -> Value:
-    """Return the result of an operation on numbers; None if one is absent, or on division by zero or overflow.
+    """Return the result of an arithmetic operation. Return None if an operand is absent or the result is undefined.
+
+    A result is undefined on division by zero and on overflow.
 
     Raises:
-        TypeError: an operand is no number.
+        TypeError: an operand is not a number.
     """
     if any(value is None for value in operands):
         return None
@@ -131,6 +136,7 @@ _COMPARISONS: Mapping[type[ast.cmpop], Callable[[Any, Any], Any]] = {
 
 
 def _round_up(value: Value, multiple: Value) -> Value:
+    """Return `value` rounded up to a multiple of `multiple`, or None if either is absent."""
     return _compute(lambda x, n: math.ceil(x / n) * n if math.isfinite(x) else x, value, multiple)
 
 

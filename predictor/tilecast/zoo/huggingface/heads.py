@@ -15,7 +15,7 @@ _IMAGES = ("vit", "swin", "convnext", "segformer", "resnet", "efficientnet", "mo
 
 
 def first_architecture(config: Mapping[str, Any]) -> str:
-    """Return the class of transformers that a config names first in `architectures`, or an empty string."""
+    """Return the first class in the config's `architectures`, or an empty string."""
     listed = config.get("architectures")
     named = str(listed[0]) if isinstance(listed, Sequence) and not isinstance(listed, str) and listed else ""
     return _OTHERWISE.get(named, named)
@@ -26,7 +26,7 @@ _OTHERWISE = {"NomicBertForPreTraining": "NomicBertForMaskedLM"}
 
 
 def _count_labels(config: Mapping[str, Any]) -> int:
-    """Return the number of labels that a config lists or states, or 0."""
+    """Return the number of labels in a config, or 0 if it has none."""
     labels, number = config.get("id2label"), config.get("num_labels")
     if isinstance(labels, Mapping):
         return len(labels)
@@ -38,10 +38,10 @@ _MOST = 2**20
 
 
 def read_head(config: Mapping[str, Any], table: Mapping[str, Any]) -> dict[str, int]:
-    """Return the dimensions of the head that the first of the config's `architectures` computes.
+    """Return the dimensions of the head that the config's first architecture computes.
 
-    `table` holds the other dimensions. Heads score every token, also those that training of a masked language model
-    does not need.
+    `table` holds the other dimensions of the model. The head scores every token, although training of a masked language
+    model needs only the masked tokens.
     """
     family, named = table["family"], first_architecture(config)
     stated = _count_labels(config)
@@ -67,15 +67,15 @@ _TASKS = {**dict.fromkeys(_ENCODERS, (*_OF_TEXT, "ForPreTraining")), "wav2vec2":
 `_OF_TEXT`."""
 
 
-def choose_auto_class(config: Mapping[str, Any], model: Model, usual: str | None) -> str | None:
-    """Return the suffix of the `AutoModel` class with the head of a config's first architecture.
+def choose_auto_class(config: Mapping[str, Any], model: Model, default: str | None) -> str | None:
+    """Return the suffix of the `AutoModel…` class for the head of a config's first architecture.
 
-    It is the `usual` suffix of the config's type (None: that of the family) if the architecture names no other head of
-    `_TASKS`, or if the type has no such class. It is empty for models that learn from another model's outputs.
+    `default` is the suffix for the config's type, or None if the family decides. It is returned unless the architecture
+    has another head in `_TASKS`. Models that learn from another model's outputs get an empty string.
     """
-    if not (FAMILIES[model.family].auto if usual is None else usual):
-        return usual
+    if not (FAMILIES[model.family].auto if default is None else default):
+        return default
     named = first_architecture(config)
     if named.endswith("WithTeacher"):
         return ""
-    return next((head for head in _TASKS.get(model.family, _OF_TEXT) if named.endswith(head)), usual)
+    return next((head for head in _TASKS.get(model.family, _OF_TEXT) if named.endswith(head)), default)

@@ -21,27 +21,27 @@ _PROJECTOR = {"projector": "inner", "projector_inputs": "inputs", "projector_out
 
 
 def find_part_key(alternatives: str, config: Mapping[str, Any]) -> str:
-    """Return the first of the keys in `a | b` under which a config has a part, or the first key if it has none.
+    """Return the first of several keys under which the config holds a nested config, or else the first key.
 
-    A dot means the config itself.
+    `alternatives` are keys separated by ` | `. The key "." is the config itself.
     """
     keys = alternatives.split(" | ")
     return next((key for key in keys if key == "." or isinstance(config.get(key), Mapping)), keys[0])
 
 
 def find_named_tower(config: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """Return the config of the published encoder that a config of LLaVA names, or None if `towers.toml` lacks it."""
+    """Return the config of the image encoder that a LLaVA config names, or None if `towers.toml` lacks it."""
     known = shipped.read_table("tilecast.zoo.huggingface", "towers.toml")
     return known.get(str(config.get("mm_vision_tower")))
 
 
 def is_single_network(table: Mapping[str, Any] | None) -> bool:
-    """Return whether a table describes a single network."""
+    """Return whether a type's table describes one network rather than several."""
     return table is not None and not {"language", "within"} & set(table)
 
 
 def has_same_prefix(first: str, second: str) -> bool:
-    """Return whether the names of two types begin with one word, as the types of a model and of its parts do."""
+    """Return whether the names of two types begin with the same word."""
     return first.replace("-", "_").split("_")[0] == second.replace("-", "_").split("_")[0]
 
 
@@ -52,10 +52,10 @@ def add_towers(
     path: str,
     read_tower: Callable[[str, Mapping[str, Any], str, object], Model | None],
 ) -> Model:
-    """Return the model with the towers that `tables` describe, and notes on those that cannot be read.
+    """Return the model with the towers that `tables` describe. Add a note for each tower that cannot be read.
 
-    `read_tower` returns the tower of a type from a part of the config, or None. `path` is the place of the config in
-    errors.
+    `read_tower` returns the tower that a nested config describes, or None. `path` is where errors say that the config
+    is.
     """
     parts, notes = list(model.towers), list(model.notes)
     for table in tables:
@@ -79,7 +79,11 @@ def add_towers(
 
 
 def _add_projector(tower: Model, model: Model, table: Mapping[str, Any], config: Mapping[str, Any], path: str) -> Model:
-    """Return a tower with the projector that its table describes, if any."""
+    """Return the tower with the projector that its table describes, or the unchanged tower if there is no projector.
+
+    Raises:
+        SpecError: a size of the projector is missing or impossible.
+    """
     if "projector" not in table:
         return tower
     known = {"tower": {"hidden": tower.hidden, "tokens": count_tokens(tower)}, "language": {"hidden": model.hidden},
@@ -94,7 +98,7 @@ def _add_projector(tower: Model, model: Model, table: Mapping[str, Any], config:
 
 
 def count_tokens(tower: Model) -> float:
-    """Return the number of tokens per sample that a tower passes to the language model, without class tokens."""
+    """Return the number of tokens per sample that a tower passes to the language model. Class tokens do not count."""
     match tower.dimensions:
         case Spectrogram(frames=frames):
             return float(frames)
@@ -114,11 +118,11 @@ _MERGED = 8
 def join_encoder_decoder(model: Model, config: Mapping[str, Any], path: str) -> Model:
     """Return an encoder-decoder made of a decoder and its tower (transformers, VisionEncoderDecoderModel).
 
-    The decoder's layers also attend to the tokens of the tower, which becomes the encoder. If their widths differ and
-    the decoder does not state that it reads the tower's, a dense layer stands between them.
+    The tower becomes the encoder, to whose tokens the decoder layers also attend. A dense layer joins encoder and
+    decoder if their widths differ, unless the decoder sets `cross_attention_hidden_size`.
 
     Raises:
-        SpecError: the tower is of a type that is not known, or its tokens are not.
+        SpecError: the type of the encoder or decoder is unknown, or the number of the encoder's tokens is unknown.
     """
     if len(model.towers) != 1 or model.family not in ("decoder", "encoder", "encdec"):
         raise SpecError(path, "its encoder or its decoder is of a type that is not known", "trace it: `tilecast trace`")
@@ -140,6 +144,7 @@ def join_encoder_decoder(model: Model, config: Mapping[str, Any], path: str) -> 
 
 
 def _describe_tower(tower: Model) -> str:
+    """Return a note for users on what a sample of the tower holds."""
     match tower.dimensions:
         case Spectrogram(frames=frames):
             return f"A sample holds one sound of {frames} frames, which its encoder, trained along, hears."

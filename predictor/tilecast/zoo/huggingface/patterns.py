@@ -17,40 +17,41 @@ Pattern: TypeAlias = tuple[str, ...]
 
 
 def _repeat_kind(word: str) -> Callable[[Config, int], Pattern]:
+    """Return a function that gives all layers of a model one kind."""
     return lambda config, layers: (word,) * layers
 
 
 def _translate_kinds(
-    config: Config, layers: int, words: Mapping[str, str], *keys: str, usual: Sequence[str] = ()
+    config: Config, layers: int, words: Mapping[str, str], *keys: str, default: Sequence[str] = ()
 ) -> Pattern:
-    """Return the words for the list of kinds of layers under the first of the keys that has one.
+    """Return the kind of each of `layers` layers, translated from a list in the config to Tilecast's `words`.
 
-    Without such a list the kinds are the `usual` ones; without these the pattern is empty. A list shorter than `layers`
-    is repeated.
+    The list is under the first of `keys` that holds a non-empty list. Without such a list, `default` is translated. A
+    list with fewer than `layers` items is repeated. The result is empty if there is no list and `default` is empty.
 
     Raises:
-        SpecError: a kind is not known.
+        SpecError: a kind in the list is unknown.
     """
     lists = ((key, config[key]) for key in keys if isinstance(config.get(key), list) and config[key])
-    key, kinds = next(lists, ("", usual))
+    key, kinds = next(lists, ("", default))
     if unknown := [str(kind) for kind in kinds if str(kind) not in words]:
         raise SpecError(key, f"{unknown[0][:40]!r} is no kind of layer", f"use one of {', '.join(words)}")
     return tuple(words[str(kinds[place % len(kinds)])] for place in range(layers)) if kinds else ()
 
 
 def _fill_pattern(layers: int, places: Container[int], word: str, rest: str) -> Pattern:
-    """Return `word` for the layers at `places`, counted from 0, and `rest` for all others."""
+    """Return a kind for each layer: `word` for layers whose index is in `places`, and `rest` for all others."""
     return tuple(word if place in places else rest for place in range(layers))
 
 
-def _read_count(config: Config, key: str, usual: int) -> int:
-    """Return the positive whole number under a key, or the `usual` one."""
+def _read_count(config: Config, key: str, default: int) -> int:
+    """Return the positive integer under a key, or `default` if there is none."""
     value = config.get(key)
-    return value if isinstance(value, int) and value > 0 else usual
+    return value if isinstance(value, int) and value > 0 else default
 
 
 def _read_places(config: Config, key: str) -> set[int]:
-    """Return the numbers of layers listed under a key, or an empty set."""
+    """Return the layer indexes listed under a key, or an empty set."""
     listed = config.get(key)
     return {place for place in listed if isinstance(place, int)} if isinstance(listed, list) else set()
 
@@ -84,7 +85,7 @@ def _granite_pattern(config: Config, layers: int) -> Pattern:
     follower = "moe" if _read_count(config, "num_local_experts", 0) else "mlp"
     attention, mamba = f"attention+{follower}", f"mamba2+{follower}"
     words = {"attention": attention, "full_attention": attention, "mamba": mamba, "linear_attention": mamba}
-    return _translate_kinds(config, layers, words, "layer_types", "layers_block_type", usual=["mamba"])
+    return _translate_kinds(config, layers, words, "layer_types", "layers_block_type", default=["mamba"])
 
 
 def _nemotron_pattern(config: Config, layers: int) -> Pattern:
@@ -93,29 +94,29 @@ def _nemotron_pattern(config: Config, layers: int) -> Pattern:
         return tuple(LETTERS[letter] for letter in letters)[:layers]
     words = {"mamba": "mamba2", "linear_attention": "mamba2", "attention": "attention", "full_attention": "attention",
              "mlp": "+mlp", "moe": "+moe"}  # fmt: skip
-    return _translate_kinds(config, layers, words, "layers_block_type", "layer_types", usual=["mamba"])
+    return _translate_kinds(config, layers, words, "layers_block_type", "layer_types", default=["mamba"])
 
 
 def _griffin_pattern(config: Config, layers: int) -> Pattern:
     words = {"recurrent": "recurrent+mlp", "attention": "local+mlp"}
-    usual = ["recurrent", "recurrent", "attention"]
-    # The usual kinds hold only where the config lacks the key.
-    return _translate_kinds({"block_types": usual, **config}, layers, words, "block_types", "_block_types")
+    default = ["recurrent", "recurrent", "attention"]
+    # The default kinds hold only where the config lacks the key.
+    return _translate_kinds({"block_types": default, **config}, layers, words, "block_types", "_block_types")
 
 
 def _minimax_pattern(config: Config, layers: int) -> Pattern:
     linear, attention = "linear+moe", "attention+moe"
     words = {"linear_attention": linear, "full_attention": attention, "0": linear, "1": attention}
-    usual = {"layer_types": ["linear_attention", "full_attention"]}
-    return _translate_kinds({**usual, **config}, layers, words, "attn_type_list", "layer_types")
+    default = {"layer_types": ["linear_attention", "full_attention"]}
+    return _translate_kinds({**default, **config}, layers, words, "attn_type_list", "layer_types")
 
 
 def _qwen_pattern(config: Config, layers: int) -> Pattern:
     follower = "moe" if _read_count(config, "num_experts", 0) else "mlp"
     words = {"linear_attention": f"delta+{follower}", "full_attention": f"attention+{follower}"}
     every = _read_count(config, "full_attention_interval", 4)
-    usual = ["linear_attention"] * (every - 1) + ["full_attention"]
-    return _translate_kinds(config, layers, words, "layer_types", usual=usual)
+    default = ["linear_attention"] * (every - 1) + ["full_attention"]
+    return _translate_kinds(config, layers, words, "layer_types", default=default)
 
 
 def _lfm_pattern(config: Config, layers: int) -> Pattern:

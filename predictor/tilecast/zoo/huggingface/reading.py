@@ -7,7 +7,7 @@ from typing import Any
 
 from tilecast.spec import SpecError
 from tilecast.zoo.huggingface.expressions import evaluate, first_key, plain_keys
-from tilecast.zoo.reading import dimension_type
+from tilecast.zoo.reading import find_dimension_type
 
 _MOST = {"layers": 1024, "experts": 4096, "vocab": 2**22}
 _LARGEST = 2**20
@@ -16,7 +16,7 @@ _SIZE = "give a number from 0"
 
 
 def evaluate_or_none(expression: str, config: Mapping[str, Any]) -> Any:
-    """Return the value of an expression over a config; None if it computes with something that is no number."""
+    """Return the value of an expression over a config, or None if it computes with a value that is not a number."""
     try:
         return evaluate(expression, config)
     except TypeError:
@@ -30,13 +30,13 @@ def fill_dimensions(
     defaults: Mapping[str, Any],
     path: str,
 ) -> None:
-    """Read dimensions from a config into a table, by the `expressions` of its type, in their order.
+    """Add to `table` the dimensions that the `expressions` of a type compute from a config.
 
-    An expression can use dimensions that are already in the table, as `model`. The `defaults` are the values of keys
-    that the config lacks. `path` is the place of the config in errors.
+    The expressions are evaluated in order. A later expression can use the dimensions already computed, under the key
+    `model`. `defaults` holds values for keys that the config lacks. `path` is where errors say that the config is.
 
     Raises:
-        SpecError: a value is no size, or too large.
+        SpecError: a value is not a size, or is too large.
     """
     whole = {**defaults, **config, "model": table}
     for name, expression in expressions.items():
@@ -47,14 +47,14 @@ def fill_dimensions(
         except TypeError as error:
             raise SpecError(f"{path}.{first_key(expression)}", f"{str(error)[:40]!r} is no size", _SIZE) from None
         if value is not None:
-            table[name] = _convert_dimension(name, value, dimension_type(table["family"], name), f"{path}.{key}")
+            table[name] = _convert_dimension(name, value, find_dimension_type(table["family"], name), f"{path}.{key}")
 
 
 def _find_stated(expression: str, config: Mapping[str, Any]) -> tuple[str, Any]:
-    """Return the first key among an expression's alternatives that the config states, and its value.
+    """Return the first alternative of an expression that is a key in the config, and its value.
 
-    Only plain keys count. A value stated under an old name thus goes before the default of the new name. The value is
-    None if the config states no such key.
+    Keys of the config thus precede defaults, even if the config uses an old name of a key. If the config has none of
+    the keys, return the expression's first key and None.
     """
     for key in plain_keys(expression):
         if (value := evaluate(key, config)) is not None:
@@ -63,10 +63,13 @@ def _find_stated(expression: str, config: Mapping[str, Any]) -> tuple[str, Any]:
 
 
 def _convert_dimension(name: str, value: object, kind: str, field: str) -> Any:
-    """Return a dimension in its type: a number within bounds, a list of them, or a truth.
+    """Return a config value as the type of its dimension: a number within bounds, a tuple of numbers, or a bool.
 
-    A rate of dropout becomes a truth. `kind` is the type as the dataclass of the family writes it; `field` is the place
-    of the value in errors.
+    A dropout rate becomes a bool. `kind` is the type as the family's dataclass spells it. `field` is where errors say
+    that the value is.
+
+    Raises:
+        SpecError: the value is not a size, or is too large.
     """
     if kind == "bool" and not isinstance(value, list | dict | str):
         return bool(value)

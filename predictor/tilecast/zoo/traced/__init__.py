@@ -1,12 +1,12 @@
-"""Models given by the operators that a program ran, not by dimensions: from an ONNX file or from `torch.export`.
+"""Traced models: a list of operators from an ONNX file or from `torch.export`, instead of dimensions.
 
-`onnx_file` and `torch_export` convert both to a `Trace` over one table of operators (`operators.OPERATORS`).
-`normalize` finds the layers that exporters take apart. `document` writes and reads a trace as JSON. `build` makes the
-graph, for data parallelism, ZeRO and pipeline stages cut to equal cost. There is no tensor parallelism, because it
-needs to know the layers.
+`onnx_file` and `torch_export` return a `Trace`, whose operators are of the kinds in `operators.OPERATORS`. Exporters
+split some layers into several operators, and `normal.normalize` joins these again. `document` writes and reads a trace
+as JSON. `build` returns the graph of a trace. Traced models can use data parallelism, ZeRO and pipeline parallelism
+with stages of similar cost. They cannot use tensor parallelism, because a trace does not name the layers.
 
-To add an operator, add its name to the tables of `onnx_file` and `torch_operators`, and if it is of a new kind, a rule
-to `OPERATORS`.
+To add an operator, add its name to the tables of `onnx_file` and `torch_operators`. If none of the kinds in `OPERATORS`
+fits, add a kind with its `Rule`.
 """
 
 from __future__ import annotations
@@ -35,17 +35,17 @@ UNEVEN = 2.0
 """Largest cost of a piece over the mean cost, when the model is cut into pieces."""
 
 
-def model(name: str, trace: Trace) -> Model:
-    """Return the model called `name` that runs `trace`."""
+def build_model(name: str, trace: Trace) -> Model:
+    """Return the model called `name` that runs the operators of `trace`."""
     return Model(name=name, family=FAMILY, trace=trace)
 
 
-def pieces(trace: Trace) -> int:
+def count_pieces(trace: Trace) -> int:
     """Return the number of pieces of similar cost into which the model can be cut.
 
-    This is the largest number of pipeline stages, and the number of FSDP units.
+    This is the largest number of its pipeline stages, and the number of its FSDP units.
     """
-    cost = np.array(_stages(trace).cost)
+    cost = np.array(_compute_stage_fractions(trace).cost)
     even = cost * np.arange(1, len(cost) + 1) <= UNEVEN
     return int(np.flatnonzero(even).max()) + 1
 
@@ -53,38 +53,38 @@ def pieces(trace: Trace) -> int:
 def build(workload: Workload, shards: Shards) -> Graph:
     """Return the graph of a traced model.
 
-    Its layers are `pieces` equal parts of all traced operators. In training, a loss over the last dimension of the
-    first output follows, unless that output is a loss already.
+    It has `count_pieces` equal layers, and each layer has an equal fraction of all traced operators. In training, a
+    cross-entropy over the last dimension of the first output follows, unless the trace already has a loss.
     """
     trace = workload.model.trace
     assert trace is not None  # noqa: S101 (a model of this family has one)
-    known, numerics = trace_flow(trace), Numerics.from_workload(workload)
-    require_few_operators(sum(len(unit.calls) for unit in known.units))
+    flow, numerics = trace_flow(trace), Numerics.from_workload(workload)
+    require_few_operators(sum(len(unit.calls) for unit in flow.units))
     ratio = shards.micro_batch.astype(float) / trace.batch
-    count = pieces(trace)
+    count = count_pieces(trace)
     ops = tuple(
         replace(op, count=op.count * times / count)
-        for unit, times in known.units.items()
+        for unit, times in flow.units.items()
         for op in _emit_unit(unit, Emission(numerics, ratio))
     )
-    activations = known.activations
+    activations = flow.activations
     e = numerics.element
     scores = (activations.scores * e + activations.dropped_scores * (2 * e + 1)) * ratio
     core = 4.0 * activations.statistics * ratio if numerics.flash else scores
     outer = e * (activations.batched * ratio + activations.fixed) + activations.bytes * ratio
-    boundary = e * ratio * float(np.mean([segment.boundary for segment in known.segments[:-1]] or [0.0]))
+    boundary = e * ratio * float(np.mean([segment.boundary for segment in flow.segments[:-1]] or [0.0]))
     mild = outer + (core if numerics.flash else 0.0)
     body = Block(
         FAMILY,
         count,
         ops,
-        parameters=np.full(len(shards), known.parameters / count),
+        parameters=np.full(len(shards), flow.parameters / count),
         activation_bytes=np.stack([(outer + core) / count, mild / count, boundary]),
         working_bytes=0.5 * (outer + core) / count,
     )
     last: tuple[Block, ...] = ()
-    if known.output is not None and workload.training:
-        last = (_build_loss(known.output, Emission(numerics, ratio)),)
+    if flow.output is not None and workload.training:
+        last = (_build_loss(flow.output, Emission(numerics, ratio)),)
     inputs = sum(float(np.prod(trace.shapes[name])) for name in trace.inputs) / trace.batch
     return Graph(
         first=(),
@@ -93,7 +93,7 @@ def build(workload: Workload, shards: Shards) -> Graph:
         boundary_bytes=boundary,
         shards=len(shards),
         host_bytes_per_sample=(8.0 if trace.sequence > 1 else 1.0) * inputs,
-        stages=_stages(trace),
+        stages=_compute_stage_fractions(trace),
     )
 
 
@@ -109,9 +109,10 @@ def _build_loss(output: Operand, emission: Emission) -> Block:
 def _emit_unit(unit: Unit, emission: Emission) -> list[Op]:
     """Return the kernels of a unit.
 
-    Fusion makes one kernel of the element-wise operators of a chain. Forward it reads the tensors from outside the
-    chain and writes the last output. Backward it reads the gradient and the tensors from outside, and writes a gradient
-    for each trained one of them. In a chain behind a norm only the traffic of the tensors from outside remains.
+    Fusion replaces the element-wise operators of a chain with one kernel. In the forward pass it reads the tensors from
+    outside the chain and writes the last output. In the backward pass it reads the output's gradient and the tensors
+    from outside, and writes the gradients of those tensors that need one. If a norm leads the chain, the norm's kernel
+    already moves the chain's main tensor, and only the traffic of the tensors from outside is added.
     """
     emitted = [OPERATORS[call.kind].emit(call, emission) for call in unit.calls]
     leads = OPERATORS[unit.calls[0].kind].leads
@@ -130,28 +131,31 @@ def _emit_unit(unit: Unit, emission: Emission) -> list[Op]:
 
 
 @lru_cache(maxsize=64)
-def _stages(trace: Trace) -> Stages:
-    """Return the shares of 1, 2, … stages, cut such that the costliest stage is as cheap as possible."""
-    known = trace_flow(trace)
-    workload = Workload(model("", trace), trace.sequence, trace.batch)
+def _compute_stage_fractions(trace: Trace) -> Stages:
+    """Return the largest fractions of a model's cost, parameters and kept elements in any stage, for 1, 2, … stages.
+
+    The stages are cut so that the costliest stage is as cheap as possible.
+    """
+    flow = trace_flow(trace)
+    workload = Workload(build_model("", trace), trace.sequence, trace.batch)
     numerics, names = Numerics.from_workload(workload), fuse.passes(workload)
     costs: dict[Unit, float] = {}
-    for unit in known.units:
+    for unit in flow.units:
         ops = [op for op in _emit_unit(unit, Emission(numerics, np.ones(1))) if fuse.remains(op, names)]
         table = KernelTable.concatenate([op.table for op in ops]) if ops else None
         work = table.flops() + BALANCE * table.bytes() if table else np.zeros(0)
         costs[unit] = float(work @ np.array([op.count for op in ops])) if ops else 0.0
-    columns = _share_columns(known, costs)
-    stages = [_cut_stages(columns[0], number) for number in range(1, min(MOST_STAGES, len(known.segments)) + 1)]
+    columns = _compute_segment_fractions(flow, costs)
+    stages = [_cut_stages(columns[0], number) for number in range(1, min(MOST_STAGES, len(flow.segments)) + 1)]
     shares = np.array([[float(np.add.reduceat(column, starts).max()) for starts in stages] for column in columns])
     return Stages(*shares)
 
 
-def _share_columns(known: Flow, costs: Mapping[Unit, float]) -> Floats:
-    """Return cost, parameters and kept elements of the segments, each as a share of its sum, (3, segments)."""
+def _compute_segment_fractions(flow: Flow, costs: Mapping[Unit, float]) -> Floats:
+    """Return the cost, parameters and kept elements of the segments as fractions of their totals, (3, segments)."""
     rows = [
         (sum(costs[unit] * times for unit, times in segment.units.items()), segment.parameters, segment.activations)
-        for segment in known.segments
+        for segment in flow.segments
     ]
     columns = np.array(rows).T
     shares: Floats = columns / np.maximum(columns.sum(axis=1, keepdims=True), 1e-30)
@@ -159,9 +163,10 @@ def _share_columns(known: Flow, costs: Mapping[Unit, float]) -> Floats:
 
 
 def _cut_stages(costs: Floats, stages: int) -> list[int]:
-    """Return the first segment of each of at most `stages` stages, such that the costliest stage is cheapest.
+    """Return the index of the first segment of each stage, for at most `stages` stages.
 
-    Bisection finds the smallest limit on the cost of a stage under which greedy filling needs at most `stages` stages.
+    The cuts make the costliest stage as cheap as possible. Bisection finds the smallest limit on the cost of a stage
+    under which greedy filling needs at most `stages` stages.
     """
     ends = np.cumsum(costs)
 

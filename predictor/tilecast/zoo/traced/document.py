@@ -34,12 +34,12 @@ _INPUTS: Mapping[str, int] = {"matmul": 2, "convolution": 2, "attention": 3, "co
 
 
 def is_document(value: Mapping[str, Any]) -> bool:
-    """Return whether a JSON value claims to be the document of a trace."""
+    """Return whether a JSON value looks like the document of a trace."""
     return str(value.get("format", "")).startswith("tilecast-graph")
 
 
 def write(trace: Trace) -> str:
-    """Return the document of a trace, with one operator per line."""
+    """Return the JSON document of a trace as text, with one operator per line."""
     head = {
         "format": FORMAT,
         "batch": trace.batch,

@@ -1,7 +1,7 @@
 """Data flow through a trace.
 
-`trace_flow` finds the tensors that depend on the samples, those that gradients flow into, those that stay alive until
-the backward pass, and the places where the model can be cut into stages.
+`trace_flow` finds the tensors that depend on the samples, the tensors that need a gradient, the tensors that are kept
+for the backward pass, and the points where the model can be cut into pipeline stages.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from tilecast.zoo.traced.operators import OPERATORS, CalledOperator, Operand
 
 @dataclass(frozen=True, slots=True)
 class Unit:
-    """Operators that are priced together: one operator, or a chain of element-wise ones that a norm may lead.
+    """Operators with a common cost: a single operator, or a chain of element-wise operators that a norm may lead.
 
-    Each operator of a chain is the only reader of the one before it. `outside` are the full-size tensors that the chain
-    reads from elsewhere, without those that the leading norm reads.
+    Each operator of a chain is the only reader of the previous output. `outside` are the full-size tensors that the
+    chain reads from elsewhere, without the tensors that the leading norm reads.
     """
 
     calls: tuple[CalledOperator, ...]
@@ -32,10 +32,10 @@ class Unit:
 
 @dataclass(frozen=True, slots=True)
 class Activations:
-    """Elements that stay alive until the backward pass, at the traced batch.
+    """Number of elements that are kept for the backward pass, at the traced batch size.
 
-    `batched` counts elements of tensors that grow with the batch, `fixed` those of other tensors. `scores`,
-    `dropped_scores` (scores with dropout) and `statistics` are attention's. `bytes` counts the bytes of masks.
+    `batched` counts elements of tensors that grow with the batch, and `fixed` counts elements of all other tensors.
+    Attention keeps `scores`, `dropped_scores` (scores with dropout) and `statistics`. `bytes` counts bytes of masks.
     """
 
     batched: float = 0.0
@@ -48,10 +48,11 @@ class Activations:
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """Operators between two places where the model can be cut.
+    """Operators between two points where the model can be cut.
 
-    `units` has each unit with its number of occurrences. `parameters` counts those that are read here first,
-    `activations` the elements that grow with the batch and stay alive, and `boundary` the elements that flow out.
+    `units` maps each unit to its number of occurrences. `parameters` counts the parameters that no earlier segment
+    reads. `activations` counts the kept elements that grow with the batch, and `boundary` counts the elements that flow
+    into the next segment.
     """
 
     units: Mapping[Unit, int]
@@ -122,9 +123,10 @@ class _DataFlowReader:
         inputs = [name for name in operator.inputs if name]
         is_batched = operator.kind != "constant" and any(name in self.batched for name in inputs)
         is_trained = rule.gradient and any(name in self.trained for name in inputs)
-        order = self._output_order(operator)
-        is_wide = rule.answers == "FP32" or ("groups" in operator.attributes and operator.kind == "channelnorm")
-        is_wide = is_wide or (rule.answers == "promoted" and self._promotes(operator))
+        order = self._find_output_order(operator)
+        precision = rule.output_precision
+        is_wide = precision == "FP32" or ("groups" in operator.attributes and operator.kind == "channelnorm")
+        is_wide = is_wide or (precision == "promoted" and self._promotes_output(operator))
         for name in operator.outputs:
             if is_wide:
                 self.wide.add(name)
@@ -137,7 +139,7 @@ class _DataFlowReader:
             if not rule.moves and not is_copy:
                 self.root[name] = self.root.get(inputs[0], inputs[0])
 
-    def _promotes(self, operator: TraceOperator) -> bool:
+    def _promotes_output(self, operator: TraceOperator) -> bool:
         """Return whether the inputs of an operator promote its output to FP32.
 
         Channel norms have FP32 weights but keep the type of their input. A single number promotes nothing.
@@ -147,7 +149,7 @@ class _DataFlowReader:
         sources = operator.inputs[:1] if operator.kind == "channelnorm" else operator.inputs
         return any(name in self.wide and prod(self.trace.shapes[name]) > 1 for name in sources if name)
 
-    def _output_order(self, operator: TraceOperator) -> tuple[int, ...] | None:
+    def _find_output_order(self, operator: TraceOperator) -> tuple[int, ...] | None:
         """Return the order of the dimensions of the output in memory, or None if it is not known."""
         source = next((name for name in operator.inputs if name), "")
         rank = len(self.trace.shapes.get(source, ()))
@@ -208,7 +210,7 @@ class _DataFlowReader:
         return CalledOperator(operator.kind, attributes, inputs, output)
 
     def _sum_gradients(self, operator: TraceOperator) -> list[Unit]:
-        """Return a unit for each sum of gradients of the outputs of an operator that are read more than once."""
+        """Return the units that sum gradients: one unit for each read of an operator's output after its first read."""
         units = []
         for name in operator.outputs:
             again = self.uses[name] - 1
@@ -218,7 +220,7 @@ class _DataFlowReader:
         return units
 
     def _list_kept(self, group: list[TraceOperator]) -> list[Kept]:
-        """Return the tensors that a group keeps until the backward pass."""
+        """Return the tensors that a group of operators keeps until the backward pass."""
         tensors: list[Kept] = []
         for operator in group:
             rule, output = OPERATORS[operator.kind], operator.outputs[0]
@@ -258,7 +260,7 @@ class _DataFlowReader:
         return Activations(**totals)
 
     def _split_segments(self, groups: list[list[TraceOperator]], kept: list[list[Kept]]) -> tuple[Segment, ...]:
-        """Return the segments between the places where a single trained tensor is alive."""
+        """Return the segments between cuts; the model can be cut where only one trained tensor is alive."""
         ends = self._find_cuts(groups)
         sizes_at = {index + 1: size for index, size in ends}
         unread, held = set(self.trace.parameters), set[Kept]()
@@ -277,7 +279,11 @@ class _DataFlowReader:
         return tuple(segments)
 
     def _find_cuts(self, groups: list[list[TraceOperator]]) -> list[tuple[int, int]]:
-        """Return the places to cut, the end of the model last: index of a group, and elements alive after it."""
+        """Return the points where the model can be cut into stages.
+
+        Each point is a pair: the index of the last group before the cut, and the number of elements that cross the
+        cut. The last pair is the end of the model.
+        """
         last_use: dict[str, int] = {}
         for index, group in enumerate(groups):
             for operator in group:

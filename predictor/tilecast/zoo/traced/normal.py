@@ -45,20 +45,26 @@ class TraceIndex:
                     known.update(one.outputs)
 
     def find_maker(self, name: str, *kinds: str) -> int | None:
-        """Return the index of the operator that makes a tensor before casts, or None if it is of none of `kinds`."""
+        """Return the index of the operator that makes a tensor, looking through casts.
+
+        If that operator is not of one of `kinds`, return None.
+        """
         index = self.maker.get(name)
         while index is not None and self.operators[index].kind == "cast":
             index = self.maker.get(self.operators[index].inputs[0])
         return index if index is not None and self.operators[index].kind in kinds else None
 
     def skip_casts(self, name: str) -> str:
-        """Return the tensor from which a chain of casts makes `name`; `name` itself if no cast makes it."""
+        """Return the tensor that a chain of casts turns into `name`. If no cast makes `name`, return `name`."""
         while (index := self.maker.get(name)) is not None and self.operators[index].kind == "cast":
             name = self.operators[index].inputs[0]
         return name
 
     def find_only_reader(self, name: str, *kinds: str) -> int | None:
-        """Return the index of the only reader of a tensor after casts, or None if it is of none of `kinds`."""
+        """Return the index of the only operator that reads a tensor, looking through casts.
+
+        If there are several readers or the reader is not of one of `kinds`, return None.
+        """
         while len(set(self.readers[name])) == 1 and name not in self.trace.outputs:
             index = self.readers[name][0]
             one = self.operators[index]
@@ -67,8 +73,11 @@ class TraceIndex:
             name = one.outputs[0]
         return None
 
-    def other_input(self, index: int, name: str) -> str | None:
-        """Return the input of an operator beside `name`, or None unless it has two inputs and `name` is one of them."""
+    def find_other_input(self, index: int, name: str) -> str | None:
+        """Return the second input of an operator that reads `name` and one other tensor.
+
+        If the operator has another number of inputs or does not read `name`, return None.
+        """
         inputs = [self.skip_casts(one) for one in self.operators[index].inputs if one]
         if len(inputs) != 2 or self.skip_casts(name) not in inputs:
             return None
@@ -92,13 +101,13 @@ class TraceIndex:
 
 
 def _match_bias(index: TraceIndex, position: int) -> LayerMatch | None:
-    """Match a matrix product and the sum with a vector of parameters, at the product `position`."""
+    """Return the match of a matrix product at `position` and the sum that adds a vector of parameters to it."""
     product = index.operators[position]
     if product.kind != "matmul" or len(product.inputs) != 2:
         return None
     output = product.outputs[0]
     sum_ = index.find_only_reader(output, "add")
-    vector = index.other_input(sum_, output) if sum_ is not None else None
+    vector = index.find_other_input(sum_, output) if sum_ is not None else None
     if sum_ is None or vector is None or index.trace.shapes[vector] != index.trace.shapes[output][-1:]:
         return None
     if vector not in index.parameters:
@@ -126,7 +135,7 @@ def _match_norm(index: TraceIndex, position: int) -> LayerMatch | None:
     if (less := index.find_maker(centred, "add")) is not None:
         candidates = [one for one in index.operators[less].inputs if one]
         averaged = next((one for one in candidates if index.find_maker(one, "reduction") is not None), None)
-        if averaged is not None and (plain := index.other_input(less, averaged)) is not None:
+        if averaged is not None and (plain := index.find_other_input(less, averaged)) is not None:
             average = index.find_maker(averaged, "reduction")
             if average is not None and index.skip_casts(index.operators[average].inputs[0]) == plain:
                 source, kind = plain, "layernorm"
@@ -136,14 +145,14 @@ def _match_norm(index: TraceIndex, position: int) -> LayerMatch | None:
         steps.append(inverse)
         output = index.operators[inverse].outputs[0]
     scaled = index.find_only_reader(output, "multiply")
-    if scaled is None or index.other_input(scaled, output) != centred:
+    if scaled is None or index.find_other_input(scaled, output) != centred:
         return None
     steps.append(scaled)
     output = index.operators[scaled].outputs[0]
     learned: list[str] = []
     for kind_ in ("multiply", "add"):
         further = index.find_only_reader(output, kind_)
-        vector = index.other_input(further, output) if further is not None else None
+        vector = index.find_other_input(further, output) if further is not None else None
         if further is None or vector not in index.parameters:
             break
         learned.append(vector)
@@ -205,7 +214,10 @@ def _find_closure(index: TraceIndex, source: str, anchor: int) -> set[int] | Non
 
 
 def _find_constant_factor(index: TraceIndex, name: str) -> int | None:
-    """Return the index of a product of a tensor with a constant, such as the half in an exact GELU, or None."""
+    """Return the index of the operator that multiplies a tensor by a constant, such as the half in an exact GELU.
+
+    If there is no such operator, return None.
+    """
     follows = index.find_only_reader(name, "multiply", "scale")
     if follows is None:
         return None
@@ -247,7 +259,7 @@ def _match_attention(index: TraceIndex, position: int) -> LayerMatch | None:
         steps.append(dropped)
         output, dropout = index.operators[dropped].outputs[0], 1.0
     last = index.find_only_reader(output, "matmul")
-    value = index.other_input(last, output) if last is not None else None
+    value = index.find_other_input(last, output) if last is not None else None
     if last is None or value is None or len(shapes[index.operators[last].outputs[0]]) < 3:
         return None
     steps.append(last)
@@ -278,7 +290,7 @@ PASSES: tuple[Callable[[TraceIndex, int], LayerMatch | None], ...] = (
 
 
 def normalize(trace: Trace) -> Trace:
-    """Return the trace with the layers found, without operators, parameters and tensors that nothing reads."""
+    """Return the trace with decomposed layers replaced, without unread operators, parameters and tensors."""
     for match in PASSES:
         trace = _replace_matches(trace, match)
     outputs = set(trace.outputs)

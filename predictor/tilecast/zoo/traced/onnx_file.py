@@ -1,8 +1,9 @@
 """Conversion of an ONNX file to a trace.
 
-Shapes are inferred for one batch, and constants are folded. Values are read of small constants, and of square ones to
-tell masks from weights. The first dimension of every input is the batch. A further symbolic dimension is the sequence,
-whose length the caller gives. A size of zero or less is symbolic too.
+Shapes are inferred for a fixed batch size, and constants are folded. The values of small constants are read. The values
+of square constants are read too, because only they distinguish masks from weights. The first dimension of every input
+is the batch. Any further symbolic dimension is the sequence, whose length the caller sets. A dimension of size zero or
+less counts as symbolic.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import numpy.typing as npt
 from tilecast.spec import SpecError
 from tilecast.trace import Shape, Trace, TraceOperator
 from tilecast.zoo.traced.document import check_and_normalize, refuse_unknown_operators
-from tilecast.zoo.traced.operators import matmul_sizes
+from tilecast.zoo.traced.operators import compute_matmul_sizes
 
 BATCH = 2
 """Size of a symbolic batch while shapes are inferred. It is not 1, because that would broadcast."""
@@ -113,7 +114,7 @@ class _OnnxReader:
     def _extract_weights(self) -> None:
         """Replace large initializers with inputs of the same shape.
 
-        The values of small ones are kept, because shapes are computed from them.
+        Small initializers keep their values, because shapes may be computed from these.
         """
         from onnx import TensorProto, helper, numpy_helper
 
@@ -143,7 +144,7 @@ class _OnnxReader:
         self.inputs = [one.name for one in graph.input if one.name not in stored]
 
     def _bind_dimensions(self, sequence: int | None) -> tuple[int, int]:
-        """Write sizes into the symbolic dimensions of the inputs; return the batch and the tokens of a sample."""
+        """Set the sizes of the symbolic dimensions of the inputs. Return the batch size and the tokens per sample."""
         from onnx import TensorProto
 
         declared = [one for one in self.model.graph.input if one.name in self.inputs]
@@ -203,7 +204,7 @@ class _OnnxReader:
                 return
 
     def _fold_constants(self) -> int:
-        """Replace nodes whose inputs are known with their values, and return how many were replaced."""
+        """Replace every node with constant inputs by its value, and return the number of replaced nodes."""
         from onnx import helper, numpy_helper
         from onnx.reference import ReferenceEvaluator
 
@@ -246,7 +247,7 @@ class _OnnxReader:
 
 
 def _is_mask(shape: Shape, tensor: Any) -> bool:
-    """Return whether a constant is a mask over pairs of positions: square, with a value far below any weight."""
+    """Return whether a constant is an attention mask: it is square and has a value far below any weight."""
     from onnx import numpy_helper
 
     if len(shape) < 2 or shape[-1] != shape[-2]:
@@ -258,7 +259,7 @@ _Call = tuple[str, tuple[str, ...], dict[str, float]]
 
 
 class _Node:
-    """A node with its attributes and shapes."""
+    """An ONNX node with its attributes and the shapes of its inputs and output."""
 
     def __init__(self, node: Any, reader: _OnnxReader) -> None:
         from onnx import helper
@@ -277,17 +278,17 @@ class _Node:
         return self.reader.shapes[self.output]
 
     def constant(self, position: int) -> npt.NDArray[Any] | None:
-        """Return the value of an input that is a small constant, otherwise None."""
+        """Return the value of the input at `position` if it is a small constant. Otherwise return None."""
         return self.reader.known.get(self.inputs[position]) if position < len(self.inputs) else None
 
 
 def _read_matmul(node: _Node) -> _Call:
-    return "matmul", node.inputs[:2], matmul_sizes(node.shape(0), node.shape(1), node.output_shape)
+    return "matmul", node.inputs[:2], compute_matmul_sizes(node.shape(0), node.shape(1), node.output_shape)
 
 
 def _read_gemm(node: _Node) -> _Call:
     transposed = bool(node.attributes.get("transA", 0))
-    sizes = matmul_sizes(node.shape(0), node.shape(1), node.output_shape, transposed=transposed)
+    sizes = compute_matmul_sizes(node.shape(0), node.shape(1), node.output_shape, transposed=transposed)
     return "matmul", node.inputs[:3], sizes
 
 
@@ -299,7 +300,7 @@ def _read_convolution(node: _Node) -> _Call:
 
 
 def _read_attention(node: _Node) -> _Call:
-    """Convert an attention.
+    """Return the kind, inputs and attributes of an attention node.
 
     Query, key and value have the shape (batch, heads, tokens, width), or (batch, tokens, heads · width) with the number
     of heads in an attribute.
@@ -317,7 +318,7 @@ def _read_attention(node: _Node) -> _Call:
     }  # fmt: skip
 
 
-def _norm_reader(kind: str, default: int) -> Callable[[_Node], _Call]:
+def _build_norm_reader(kind: str, default: int) -> Callable[[_Node], _Call]:
     def convert(node: _Node) -> _Call:
         shape = node.shape(0)
         axis = int(node.attributes.get("axis", default)) % len(shape)
@@ -336,7 +337,7 @@ def _read_loss(node: _Node) -> _Call:
 
 
 def _read_gather(node: _Node) -> _Call:
-    """Convert a gather, which is an embedding if it reads rows of a table of weights."""
+    """Return the call of a gather node. It is an embedding if it reads rows of a matrix of weights."""
     axis = int(node.attributes.get("axis", 0))
     if axis == 0 and node.inputs[0] in node.reader.weights and len(node.shape(0)) == 2:
         return "embedding", node.inputs[:2], {}
@@ -356,7 +357,7 @@ def _read_power(node: _Node) -> _Call:
 
 
 def _read_product(node: _Node) -> _Call:
-    """Convert a product or quotient: with a number it is a scale, a number over a tensor is a reciprocal."""
+    """Return the call of a product or quotient. With one scalar operand it is a scale or a reciprocal."""
     numbers = [at for at in (0, 1) if prod(node.shape(at)) == 1 and node.inputs[at] in node.reader.known]
     if node.name == "Div" and numbers == [0]:
         return "from-output", node.inputs[1:], {}
@@ -371,9 +372,9 @@ _SPECIAL: Mapping[str, Callable[[_Node], _Call]] = {
     "Conv": _read_convolution,
     "ConvTranspose": _read_convolution,
     "Attention": _read_attention,
-    "LayerNormalization": _norm_reader("layernorm", -1),
-    "SimplifiedLayerNormalization": _norm_reader("rmsnorm", -1),
-    "RMSNormalization": _norm_reader("rmsnorm", -1),
+    "LayerNormalization": _build_norm_reader("layernorm", -1),
+    "SimplifiedLayerNormalization": _build_norm_reader("rmsnorm", -1),
+    "RMSNormalization": _build_norm_reader("rmsnorm", -1),
     "Softmax": _read_softmax,
     "LogSoftmax": _read_softmax,
     "SoftmaxCrossEntropyLoss": _read_loss,

@@ -1,7 +1,7 @@
 """The operators that a traced model may have, each with the kernels of both passes and the tensors that it keeps.
 
-All sources of traces share one table, `OPERATORS`. Sizes come from the shapes of the tensors. A tensor that depends on
-the samples grows with the micro-batch; all others keep their traced size.
+Traces from ONNX files and from PyTorch share the table `OPERATORS`. Sizes come from the shapes of the tensors. Tensors
+that depend on the samples grow with the micro-batch. All other tensors keep their traced size.
 """
 
 from __future__ import annotations
@@ -62,33 +62,33 @@ class CalledOperator:
 
 @dataclass(frozen=True, slots=True)
 class Emission:
-    """The numerics of a job, and the ratio of its micro-batch to the traced batch, a column over shards, (S,)."""
+    """Numerics of a job, and the ratio of its micro-batch to the traced batch as a column over shards, (S,)."""
 
     numerics: Numerics
     ratio: Floats
 
     def count_elements(self, operand: Operand) -> Floats:
-        """Return the elements of a tensor on each shard, (S,)."""
+        """Return the number of elements of a tensor on each shard, (S,)."""
         return float(prod(operand.shape)) * (self.ratio if operand.batched else np.ones_like(self.ratio))
 
     def is_wide(self, operand: Operand) -> bool:
-        """Return whether a tensor is FP32 among others of 16 bits."""
+        """Return whether a tensor is FP32 although the job computes in 16 bits."""
         return operand.wide and self.numerics.promotes
 
     def width(self, operand: Operand) -> float:
-        """Return the bytes of an element of a tensor, divided by those of an activation."""
+        """Return the bytes per element of a tensor, divided by the bytes per element of an activation."""
         return 2.0 if self.is_wide(operand) else 1.0
 
-    def numerics_of(self, operand: Operand) -> Numerics:
+    def find_numerics_of_operand(self, operand: Operand) -> Numerics:
         """Return the numerics of a kernel over tensors that are stored like `operand`."""
         return self.numerics.in_fp32 if self.is_wide(operand) else self.numerics
 
-    def numerics_for(self, output: Operand) -> Numerics:
-        """Return the numerics, without a backward pass unless a gradient flows into `output`."""
+    def find_numerics_for_output(self, output: Operand) -> Numerics:
+        """Return the job's numerics. If no gradient flows into `output`, they have no backward pass."""
         return replace(self.numerics, training=self.numerics.training and output.trained)
 
     def elementwise(self, name: str, operand: Operand, reads: float, writes: float, **options: Any) -> list[Op]:
-        """Return a kernel over the elements of a tensor that reads and writes so many tensors of 16 bits."""
+        """Return a kernel over the elements of `operand` that reads `reads` and writes `writes` tensors of 16 bits."""
         return layers.elementwise(name, self.numerics, self.count_elements(operand), reads, writes, **options)
 
 
@@ -110,11 +110,11 @@ class Rule:
     """Whether a compiler fuses the element-wise operators that follow into it, as with norms."""
     moves: bool = True
     """Whether it makes a new tensor. It is false for views of the input."""
-    answers: Literal["16-bit", "FP32", "promoted"] = "promoted"
-    """Type of the output under mixed precision: 16 bits for products, FP32 for norms and softmax, else the inputs'."""
+    output_precision: Literal["16-bit", "FP32", "promoted"] = "promoted"
+    """Data type of the output under mixed precision. "promoted" is FP32 if an input is FP32, else 16-bit."""
 
 
-def matmul_sizes(left: Shape, right: Shape, output: Shape, *, transposed: bool = False) -> dict[str, float]:
+def compute_matmul_sizes(left: Shape, right: Shape, output: Shape, *, transposed: bool = False) -> dict[str, float]:
     """Return the attributes of `matmul` for a product of these shapes; `left` is transposed first if `transposed`.
 
     If `right` is a matrix or a vector, it is multiplied with all rows of `left` at once. Otherwise the leading
@@ -178,8 +178,8 @@ def _copy_transposed(call: CalledOperator, emission: Emission, operands: int = 2
 
 
 def _build_copy(name: str, operand: Operand, emission: Emission) -> list[Op]:
-    """Return the copy of a tensor, forward, and backward that of its gradient if it has one."""
-    numerics, count = emission.numerics_of(operand), emission.count_elements(operand)
+    """Return the copy of a tensor in the forward pass, and of its gradient, if it has one, in the backward pass."""
+    numerics, count = emission.find_numerics_of_operand(operand), emission.count_elements(operand)
     if operand.trained:
         return layers.pointwise(name, numerics, count, backward=(1.0, 1.0))
     return layers.elementwise(name, numerics, count, 1.0, 1.0)
@@ -217,7 +217,7 @@ def _emit_attention(call: CalledOperator, emission: Emission) -> list[Op]:
     heads, kv_heads, queries, keys = (np.full(1, call.attribute(name)) for name in names)
     ops = layers.attention(
         call.kind,
-        emission.numerics_for(call.output),
+        emission.find_numerics_for_output(call.output),
         layers.Sequences(call.attribute("batch") * emission.ratio, queries, keys),
         heads,
         kv_heads,
@@ -235,7 +235,7 @@ def _emit_rowwise(call: CalledOperator, emission: Emission) -> list[Op]:
     """Return the kernels of a softmax or of a norm over rows."""
     cols = call.attribute("cols")
     rows = emission.count_elements(call.output) / cols
-    numerics = emission.numerics_for(call.output)
+    numerics = emission.find_numerics_for_output(call.output)
     if numerics.promotes:
         numerics = replace(numerics.in_fp32, autocast=False)
     if call.kind == "softmax":
@@ -261,7 +261,7 @@ def _emit_channel_norm(call: CalledOperator, emission: Emission) -> list[Op]:
     """
     casts = _cast_to_fp32(call, emission) if call.attribute("groups") else []
     count = emission.count_elements(call.output)
-    return casts + layers.channel_norm(call.kind, emission.numerics_of(call.output), count)
+    return casts + layers.channel_norm(call.kind, emission.find_numerics_of_operand(call.output), count)
 
 
 def _emit_embedding(call: CalledOperator, emission: Emission) -> list[Op]:
@@ -276,7 +276,7 @@ def _emit_loss(call: CalledOperator, emission: Emission) -> list[Op]:
 
 
 def _emit_pool(call: CalledOperator, emission: Emission) -> list[Op]:
-    numerics = emission.numerics_for(call.output)
+    numerics = emission.find_numerics_for_output(call.output)
     numerics = numerics.in_fp32 if emission.is_wide(call.output) else numerics
     ratio = prod(call.output.shape) / prod(call.inputs[0].shape)
     return layers.pool(call.kind, numerics, emission.count_elements(call.inputs[0]), ratio)
@@ -284,7 +284,7 @@ def _emit_pool(call: CalledOperator, emission: Emission) -> list[Op]:
 
 def _emit_reduction(call: CalledOperator, emission: Emission) -> list[Op]:
     source = call.inputs[0]
-    before, numerics = emission.count_elements(source), emission.numerics_of(source)
+    before, numerics = emission.count_elements(source), emission.find_numerics_of_operand(source)
     if not call.output.trained:
         return layers.elementwise(call.kind, numerics, before, 1.0, 0.0)
     return layers.pointwise(call.kind, numerics, before, writes=0.0, absorbed=False, backward=(0.0, 1.0))
@@ -308,7 +308,7 @@ def _emit_slice_gradient(call: CalledOperator, emission: Emission) -> list[Op]:
     """Return the gradient of a slice, which is written into a tensor of zeros. The slice itself is a view."""
     if not (emission.numerics.training and call.output.trained):
         return []
-    numerics, name = emission.numerics_of(call.output), f"{call.kind}.gradient"
+    numerics, name = emission.find_numerics_of_operand(call.output), f"{call.kind}.gradient"
     ops = layers.elementwise(name, numerics, emission.count_elements(call.output), 1, 1, phase="backward")
     whole = call.inputs[0]
     if prod(whole.shape) > prod(call.output.shape):
@@ -320,7 +320,7 @@ def _emit_gradient_sum(call: CalledOperator, emission: Emission) -> list[Op]:
     """Return the kernel that adds the two gradients of a tensor that is read twice."""
     if not emission.numerics.training:
         return []
-    numerics, count = emission.numerics_of(call.output), emission.count_elements(call.output)
+    numerics, count = emission.find_numerics_of_operand(call.output), emission.count_elements(call.output)
     return layers.elementwise("fork.gradient", numerics, count, 2, 1, phase="backward")
 
 
@@ -328,9 +328,9 @@ def _emit_pointwise(reads_backward: float | None, *, mask: bool = False) -> Emit
     """Return the function that emits an element-wise operator.
 
     Args:
-        reads_backward: tensors that the backward pass reads for each trained input; None if it has no kernel of its
-            own, as in a sum.
-        mask: whether it draws a mask of one byte per element, as dropout does.
+        reads_backward: number of tensors that the backward pass reads for each trained input; None if the operator has
+            no backward kernel, as for a sum.
+        mask: whether the operator draws a mask of one byte per element, as dropout does.
     """
 
     def emit(call: CalledOperator, emission: Emission) -> list[Op]:
@@ -365,15 +365,15 @@ _LINEAR = Rule(_emit_pointwise(1.0), chained=True)
 _VIEW = Rule(_emit_nothing, moves=False)
 
 OPERATORS: Mapping[str, Rule] = {
-    "matmul": Rule(_emit_matmul, "inputs", answers="16-bit"),
-    "convolution": Rule(_emit_convolution, "input", answers="16-bit"),
-    "attention": Rule(_emit_attention, "attention", answers="16-bit"),
-    "layernorm": Rule(_emit_rowwise, "input", leads=True, answers="FP32"),
-    "rmsnorm": Rule(_emit_rowwise, "input", leads=True, answers="FP32"),
-    "softmax": Rule(_emit_rowwise, "output", answers="FP32"),
+    "matmul": Rule(_emit_matmul, "inputs", output_precision="16-bit"),
+    "convolution": Rule(_emit_convolution, "input", output_precision="16-bit"),
+    "attention": Rule(_emit_attention, "attention", output_precision="16-bit"),
+    "layernorm": Rule(_emit_rowwise, "input", leads=True, output_precision="FP32"),
+    "rmsnorm": Rule(_emit_rowwise, "input", leads=True, output_precision="FP32"),
+    "softmax": Rule(_emit_rowwise, "output", output_precision="FP32"),
     "channelnorm": Rule(_emit_channel_norm, "input", leads=True),
     "embedding": Rule(_emit_embedding),
-    "loss": Rule(_emit_loss, "input", answers="FP32"),
+    "loss": Rule(_emit_loss, "input", output_precision="FP32"),
     "pool": Rule(_emit_pool, "output"),
     "reduction": Rule(_emit_reduction),
     "copy": Rule(_emit_copy, chained=True),

@@ -1,4 +1,4 @@
-"""Tracing of stacks of equal layers: two layers are traced, and the others are copied from the second."""
+"""Tracing of stacks of equal layers: two layers are traced, and all others are copies of the second layer."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class ExportedTrace:
 
 
 def find_stacks(module: Any) -> list[tuple[str, int]]:
-    """Return (path, length) of each list of layers that are built alike, longest first."""
+    """Return the path and length of each list of layers with equal structure, longest first."""
     import torch
 
     stacks = []
@@ -35,9 +35,9 @@ def find_stacks(module: Any) -> list[tuple[str, int]]:
 
 
 def _describe_layer(layer: Any) -> str:
-    """Return a text that is equal for layers that compute alike.
+    """Return a text that is equal for two layers that compute in the same way.
 
-    It has types, options, names and shapes of weights, whether there are hooks, and whether weights are shared.
+    It holds types, options, names and shapes of weights, whether there are hooks, and whether weights are shared.
     """
     parts = []
     for path, part in layer.named_modules():
@@ -82,8 +82,11 @@ def trace_two_layers(module: Any, stack: tuple[str, int], export: Callable[[], E
     return _repeat_second_layer(short, path, count - 2)
 
 
-def _repeat_second_layer(short: ExportedTrace, path: str, more: int) -> Trace | None:
-    """Append `more` copies of the second of two layers, or return None if the layers differ or are not adjacent."""
+def _repeat_second_layer(short: ExportedTrace, path: str, copies: int) -> Trace | None:
+    """Return the trace of two layers, extended by `copies` copies of the second layer.
+
+    `path` is the path of the stack in the model. If the two layers differ or are not adjacent, return None.
+    """
     first, second = (
         [at for at, where in enumerate(short.paths) if f"{where}.".startswith(f"{path}.{number}.")] for number in (0, 1)
     )
@@ -112,7 +115,7 @@ def _repeat_second_layer(short: ExportedTrace, path: str, more: int) -> Trace | 
     weights = list(trace_.parameters)
     latest = {name: name for name in same}
     own = [name for name in same if name in parameters and same[name] != name]
-    for number in range(more):
+    for number in range(copies):
         # Where the second layer reads the first one, a copy reads the layer before it.
         names = {right: latest[back] for right in same if (back := _find_counterpart(right, same, made)) is not None}
         fresh = {name: f"{name}#{number + 3}" for name in own}

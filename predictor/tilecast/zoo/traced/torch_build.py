@@ -1,4 +1,4 @@
-"""Builders of models to trace: from a function of the user or from timm, with weights that are never filled."""
+"""Construction of models to trace, from a function of the user or from timm, without initialising large weights."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ LARGEST_FILLED = 4096
 
 
 class BuildError(SpecError):
-    """An error of the user's `build()`."""
+    """An error that the user's `build()` raised."""
 
 
 def call_build(build: Callable[[], Any], target: str) -> tuple[Any, tuple[Any, ...]]:
-    """Call `build()` and return a module and a tuple of inputs.
+    """Call `build()` and return the module and the tuple of inputs that it returned.
 
     Raises:
         BuildError: `build()` failed.
-        SpecError: it returned something else than a module and tensors.
+        SpecError: `build()` returned something else than a module and tensors.
     """
     import torch
 
@@ -45,7 +45,7 @@ def call_build(build: Callable[[], Any], target: str) -> tuple[Any, tuple[Any, .
 def skip_filling() -> Any:
     """Return a context in which PyTorch's methods that fill an array in place skip large arrays of floats.
 
-    The pages of weights are then never touched, so that weights take no memory and their initialisation no time.
+    The memory pages of weights are then never written. Weights take no physical memory and no time to initialise.
     """
     import torch
     from torch.overrides import TorchFunctionMode

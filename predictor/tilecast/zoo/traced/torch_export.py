@@ -1,7 +1,8 @@
 """Tracing of a `torch.nn.Module` through `torch.export` on fake tensors, without a GPU or memory for the weights.
 
-Of layers that repeat two are traced and the others are copied, where that is safe: the layers are built alike, nothing
-in them tells one from another, and the two traces are adjacent and equal. Otherwise all layers are traced.
+In a stack of equal layers, two layers are traced and the others are copied. This requires that the modules of all
+layers have equal structure, and that the operators of the two traced layers are adjacent and equal. Otherwise all
+layers are traced.
 """
 
 from __future__ import annotations
@@ -24,15 +25,15 @@ from tilecast.zoo.traced.torch_build import (
     skip_filling,
     summarize_error,
 )
-from tilecast.zoo.traced.torch_operators import KINDS, READERS, list_tensors, operator_name
+from tilecast.zoo.traced.torch_operators import KINDS, READERS, list_tensors, read_operator_name
 
 
 def trace(target: str) -> Trace:
     """Return the trace of the model that `target` names.
 
     Args:
-        target: `my_module:build`, where `build()` returns (module, example inputs), or timm's model `timm/NAME`, in
-            training mode, on images of the model's own size or of SIZE pixels a side (`timm/NAME@SIZE`).
+        target: `my_module:build`, where `build()` returns (module, example inputs). Or `timm/NAME` for a model of timm
+            in training mode on images of its default size, and `timm/NAME@SIZE` for images of SIZE × SIZE pixels.
 
     Raises:
         SpecError: torch or timm is missing, the target cannot be imported or built, `torch.export` refuses the module,
@@ -48,9 +49,9 @@ def trace(target: str) -> Trace:
 def trace_of(build: Callable[[], Any], target: str) -> Trace:
     """Return the trace of the model that `build()` returns with its example inputs.
 
-    The model is built from fake tensors. Where that fails, mostly because the model needs values (a rate computed as a
-    tensor, an index made of unique values), it is built from real tensors whose weights are never filled. `target`
-    names the model in messages.
+    The model is built from fake tensors. This fails if the model reads values of tensors, for instance a drop rate that
+    is computed as a tensor. The model is then built from real tensors, whose large weights are never initialised.
+    `target` names the model in messages.
 
     Raises:
         SpecError: the model cannot be built, `torch.export` refuses it, or it has operators that Tilecast does not
@@ -116,7 +117,7 @@ _REGIONS = ("wrap_with_autocast", "wrap_with_set_grad_enabled")
 
 
 def _inline_regions(module: Any) -> None:
-    """Replace each call of a region in `_REGIONS` with the operators of the region."""
+    """Replace each call of an operator in `_REGIONS` with the operators of the region that it runs."""
     graph = module.graph
     for node in list(graph.nodes):
         if node.op != "call_function" or str(node.target) not in _REGIONS:
@@ -201,7 +202,7 @@ class _ProgramReader:
         names = [node.name] if hasattr(value, "shape") else [f"{node.name}.{index}" for index in range(len(values))]
         for name, one in zip(names, values, strict=True):
             self._note_shape(name, one)
-        called = operator_name(node)
+        called = read_operator_name(node)
         inputs = tuple(one.name for one in list_tensors([*node.args, *node.kwargs.values()]))
         if called in READERS:
             kind, inputs, attributes = READERS[called](node, self.shapes)

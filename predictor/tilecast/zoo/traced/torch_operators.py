@@ -1,6 +1,7 @@
-"""Conversion of PyTorch operators to kinds of `OPERATORS`, with their inputs and attributes.
+"""Conversion of PyTorch operators to the kinds of operators in `operators.OPERATORS`.
 
-`READERS` has the operators that need a function, `KINDS` those that need only a name.
+`READERS` maps the name of an operator to a function that returns kind, inputs and attributes. `KINDS` maps the names of
+all other operators to their kinds.
 """
 
 from __future__ import annotations
@@ -10,16 +11,16 @@ from math import prod
 from typing import Any
 
 from tilecast.trace import Shape
-from tilecast.zoo.traced.operators import matmul_sizes
+from tilecast.zoo.traced.operators import compute_matmul_sizes
 
 
-def operator_name(node: Any) -> str:
-    """Return PyTorch's name of an operator, without namespace and overload."""
+def read_operator_name(node: Any) -> str:
+    """Return the name of the operator that a node calls, such as `add` for `aten.add.Tensor`."""
     return (str(node.target).split(".")[:2])[-1]
 
 
 def list_tensors(value: Any) -> list[Any]:
-    """Return the nodes in nested arguments, in order."""
+    """Return the graph nodes in nested lists, tuples and mappings of arguments, in order."""
     if isinstance(value, list | tuple):
         return [one for item in value for one in list_tensors(item)]
     if isinstance(value, Mapping):
@@ -35,33 +36,33 @@ def _read_argument(node: Any, position: int, name: str, default: Any = None) -> 
     return node.args[position] if position < len(node.args) else node.kwargs.get(name, default)
 
 
-def _input_names(node: Any, count: int) -> tuple[str, ...]:
+def _list_input_names(node: Any, count: int) -> tuple[str, ...]:
     return tuple(one.name for one in list_tensors([*node.args, *node.kwargs.values()])[:count])
 
 
 def _read_linear(node: Any, shapes: _Shapes) -> _Call:
-    names = _input_names(node, 3)
+    names = _list_input_names(node, 3)
     weight = shapes[names[1]]
-    sizes = matmul_sizes(shapes[names[0]], weight[::-1], shapes[node.name])
+    sizes = compute_matmul_sizes(shapes[names[0]], weight[::-1], shapes[node.name])
     return "matmul", names, sizes
 
 
 def _read_matmul(node: Any, shapes: _Shapes) -> _Call:
-    names = _input_names(node, 2)
-    return "matmul", names, matmul_sizes(shapes[names[0]], shapes[names[1]], shapes[node.name])
+    names = _list_input_names(node, 2)
+    return "matmul", names, compute_matmul_sizes(shapes[names[0]], shapes[names[1]], shapes[node.name])
 
 
 def _read_addmm(node: Any, shapes: _Shapes) -> _Call:
-    bias, left, right = _input_names(node, 3)
-    return "matmul", (left, right, bias), matmul_sizes(shapes[left], shapes[right], shapes[node.name])
+    bias, left, right = _list_input_names(node, 3)
+    return "matmul", (left, right, bias), compute_matmul_sizes(shapes[left], shapes[right], shapes[node.name])
 
 
 def _read_einsum(node: Any, shapes: _Shapes) -> _Call:
-    """Convert an einsum of two operands to a product.
+    """Return the call of an einsum of two operands, which becomes a batched matrix product.
 
-    Letters of both operands and of the output are the batch, letters of both operands alone are the depth.
+    A letter in both operands and in the output is a batch dimension. A letter in both operands only is summed over.
     """
-    names = _input_names(node, 2)
+    names = _list_input_names(node, 2)
     terms, _, answer = str(node.args[0]).replace(" ", "").partition("->")
     letters = terms.split(",")
     if len(letters) != 2 or "." in terms or len(names) != 2:
@@ -81,8 +82,8 @@ def _read_einsum(node: Any, shapes: _Shapes) -> _Call:
 
 
 def _read_convolution(node: Any, shapes: _Shapes) -> _Call:
-    name = operator_name(node)
-    names = _input_names(node, 3)
+    name = read_operator_name(node)
+    names = _list_input_names(node, 3)
     if name == "convolution":
         groups, transposed = node.args[8], bool(node.args[6])
     else:
@@ -94,7 +95,7 @@ def _read_convolution(node: Any, shapes: _Shapes) -> _Call:
 
 
 def _read_attention(node: Any, shapes: _Shapes) -> _Call:
-    names = _input_names(node, 4)
+    names = _list_input_names(node, 4)
     query, key = shapes[names[0]], shapes[names[1]]
     mask = shapes.get(names[3], ()) if len(names) > 3 else ()
     square = len(mask) >= 2 and mask[-2] == mask[-1] == key[-2] > 1
@@ -105,31 +106,31 @@ def _read_attention(node: Any, shapes: _Shapes) -> _Call:
     }  # fmt: skip
 
 
-def _norm_reader(kind: str) -> Callable[[Any, _Shapes], _Call]:
+def _build_norm_reader(kind: str) -> Callable[[Any, _Shapes], _Call]:
     def convert(node: Any, shapes: _Shapes) -> _Call:
-        return kind, _input_names(node, 3), {"cols": float(prod(node.args[1]))}
+        return kind, _list_input_names(node, 3), {"cols": float(prod(node.args[1]))}
 
     return convert
 
 
 def _read_softmax(node: Any, shapes: _Shapes) -> _Call:
     axis = int(_read_argument(node, 1, "dim", -1))
-    return "softmax", _input_names(node, 1), {"cols": float(shapes[node.name][axis])}
+    return "softmax", _list_input_names(node, 1), {"cols": float(shapes[node.name][axis])}
 
 
 def _read_loss(node: Any, shapes: _Shapes) -> _Call:
-    names = _input_names(node, 2)
+    names = _list_input_names(node, 2)
     scores = shapes[names[0]]
     return "loss", names, {"cols": float(scores[1] if len(scores) > 1 else scores[0])}
 
 
 def _read_power(node: Any, shapes: _Shapes) -> _Call:
     is_inverse_root = _read_argument(node, 1, "exponent") == -0.5
-    return ("reciprocal-root" if is_inverse_root else "power"), _input_names(node, 2), {}
+    return ("reciprocal-root" if is_inverse_root else "power"), _list_input_names(node, 2), {}
 
 
 def _read_product(node: Any, shapes: _Shapes) -> _Call:
-    names = _input_names(node, 2)
+    names = _list_input_names(node, 2)
     return ("multiply" if len(names) > 1 else "scale"), names, {}
 
 
@@ -143,16 +144,16 @@ def _read_transpose(node: Any, shapes: _Shapes) -> _Call:
     first, second = (node.args[1], node.args[2]) if len(node.args) > 2 else (rank - 2, rank - 1)
     if rank > 1:
         axes[first], axes[second] = axes[second], axes[first]
-    return "transpose", _input_names(node, 1), _list_axes(axes)
+    return "transpose", _list_input_names(node, 1), _list_axes(axes)
 
 
 def _read_permute(node: Any, shapes: _Shapes) -> _Call:
-    return "transpose", _input_names(node, 1), _list_axes([int(axis) for axis in node.args[1]])
+    return "transpose", _list_input_names(node, 1), _list_axes([int(axis) for axis in node.args[1]])
 
 
 def _read_dropout(node: Any, shapes: _Shapes) -> _Call:
     is_active = bool(_read_argument(node, 2, "train", True)) and float(_read_argument(node, 1, "p", 0.5)) > 0
-    return ("dropout" if is_active else "view"), _input_names(node, 1), {}
+    return ("dropout" if is_active else "view"), _list_input_names(node, 1), {}
 
 
 READERS: Mapping[str, Callable[[Any, _Shapes], _Call]] = {
@@ -165,11 +166,11 @@ READERS: Mapping[str, Callable[[Any, _Shapes], _Call]] = {
         _read_convolution,
     ),
     "scaled_dot_product_attention": _read_attention,
-    "layer_norm": _norm_reader("layernorm"),
-    "rms_norm": _norm_reader("rmsnorm"),
+    "layer_norm": _build_norm_reader("layernorm"),
+    "rms_norm": _build_norm_reader("rmsnorm"),
     "group_norm": lambda node, _: (
         "channelnorm",
-        _input_names(node, 3),
+        _list_input_names(node, 3),
         {"groups": float(_read_argument(node, 1, "num_groups", 1))},
     ),
     "softmax": _read_softmax,
@@ -180,9 +181,9 @@ READERS: Mapping[str, Callable[[Any, _Shapes], _Call]] = {
     **dict.fromkeys(("transpose", "t", "mT", "numpy_T", "swapaxes"), _read_transpose),
     "permute": _read_permute,
     **dict.fromkeys(("dropout", "dropout_", "feature_dropout"), _read_dropout),
-    "copy_": lambda node, _: ("copy", _input_names(node, 2)[1:], {}),
+    "copy_": lambda node, _: ("copy", _list_input_names(node, 2)[1:], {}),
     **dict.fromkeys(
-        ("gather", "index", "index_select", "take_along_dim"), lambda node, _: ("copy", _input_names(node, 1), {})
+        ("gather", "index", "index_select", "take_along_dim"), lambda node, _: ("copy", _list_input_names(node, 1), {})
     ),
 }
 
