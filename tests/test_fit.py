@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tomllib
+from collections.abc import Sequence
 from importlib.resources import files
 from pathlib import Path
 
@@ -146,9 +147,9 @@ class Counted:
     weight = np.ones(4)
     priced = 0
 
-    def steps(self, fitted: Constants) -> Floats:
-        self.priced += 1
-        return np.full(4, fitted.factor["matrix"])
+    def steps(self, tables: Sequence[Constants], processes: int) -> Floats:
+        self.priced += len(tables)
+        return np.array([np.full(4, fitted.factor["matrix"]) for fitted in tables])
 
 
 def test_a_round_prices_its_rows_once_for_each_constant(capsys: pytest.CaptureFixture[str]) -> None:

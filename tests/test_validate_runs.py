@@ -20,7 +20,7 @@ from tilecast.validate.runs import read_table
 from tilecast.validate.scores import mean_over_groups, rank_plans
 from tilecast_lab.validate import report, runs, scores, table
 from tilecast_lab.validate.constants import with_values
-from tilecast_lab.validate.networks import network_link
+from tilecast_lab.validate.networks import intra_link, network_link
 from tilecast_lab.validate.table import ASSUMED
 
 ROW = {
@@ -123,6 +123,32 @@ def test_deepspeed_reduces_after_the_backward_pass() -> None:
     (usual,), (unbucketed,) = (runs.forecast([{**job, "notes": notes}]) for notes in ("", "no gradient bucketing"))
     assert usual.parts and unbucketed.parts
     assert usual.parts["communication"] == unbucketed.parts["communication"]
+
+
+@pytest.mark.parametrize(
+    ("cuts", "layout"),
+    [
+        ("[0  8  14  20  30]", "Etttttt|tttttt|tttttt|ttttttL"),
+        ("[0  15  30]", "Ettttttttttttt|tttttttttttL"),
+        ("[0  30]", None),
+    ],
+)
+def test_notes_state_the_cuts_of_a_deepspeed_pipeline(cuts: str, layout: str | None) -> None:
+    notes = "Gradients all-reduced in fp32. Stage cuts over 30 pipeline entries (24 transformer layers + ends): "
+    row = {**ROW, "framework": "DeepSpeed 0.3 + Megatron-LM v1.1.5", "n_layers": "24", "notes": notes + cuts}
+    workload = table.read_published_row(row).workload
+    assert (workload.framework, workload.gradient_precision) == ("megatron-deepspeed", "fp32")
+    assert workload.pipeline_layout == layout
+
+
+def test_cuts_of_another_list_of_entries_are_ignored() -> None:
+    notes = "Stage cuts over 28 pipeline entries (24 transformer layers + ends): [0 14 28]"
+    assert table.read_published_row({**ROW, "n_layers": "24", "notes": notes}).workload.pipeline_layout is None
+
+
+def test_t4_have_no_peer_access() -> None:
+    assert intra_link("PCIe (AWS g4dn.12xlarge)", find_gpu("t4")) == find_link("pcie3-host")
+    assert intra_link("PCIe 3.0 x16", find_gpu("t4")) == find_link("pcie3")
 
 
 def test_a_run_that_reduces_at_the_end_says_so() -> None:

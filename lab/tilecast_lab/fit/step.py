@@ -25,9 +25,11 @@ import tomllib
 import zlib
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from copy import deepcopy
 from dataclasses import dataclass
 from importlib.resources import files
+from itertools import repeat
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +41,7 @@ from tilecast.spec import Floats
 from tilecast.validate.cells import Row
 from tilecast.validate.runs import RunGroup, interpret_plan, price_group, read_table
 from tilecast_lab.validate import mixed, residuals, runs
-from tilecast_lab.validate.constants import with_values
+from tilecast_lab.validate.constants import scaled_values, with_values
 from tilecast_lab.validate.graphs import Graphs
 
 TABLES = ("e2e/*.csv", "second/e2e/*.csv", "third/e2e/*.csv")
@@ -166,16 +168,21 @@ class Sample:
         sources = tuple(residuals.source_of(rows[index]) for index in order)
         return cls(tuple(groups), measured, sources, weight / weight.mean())
 
-    def steps(self, fitted: Constants) -> Floats:
-        """Return the forecast of every row with these constants, in seconds."""
-        steps = []
-        for group in self.groups:
-            priced = price_group(group, fitted)
-            steps += [
-                interpret_plan(group.workload, priced, member).interpolate_layers(priced.step_s)
-                for member in group.members
-            ]
-        return np.array(steps)
+    def steps(self, tables: Sequence[Constants], processes: int = 1) -> Floats:
+        """Return the forecast of every row with each of some tables of constants, in seconds, (tables, n)."""
+        with ProcessPoolExecutor(processes) as pool:
+            steps = pool.map(_group_steps, self.groups, repeat(tables), chunksize=8)
+        return np.concatenate(list(steps), axis=1)
+
+
+def _group_steps(group: RunGroup, tables: Sequence[Constants]) -> Floats:
+    """Return the forecasts of a group's rows with each of some tables of constants, in seconds, (tables, n)."""
+    steps = []
+    for fitted in tables:
+        priced = price_group(group, fitted)
+        plans = [interpret_plan(group.workload, priced, member) for member in group.members]
+        steps.append([plan.interpolate_layers(priced.step_s) for plan in plans])
+    return np.array(steps)
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,14 +201,11 @@ class Round:
     weight: Floats
 
     @classmethod
-    def at(cls, table: Mapping[str, Any], sample: Sample) -> Round:
+    def at(cls, table: Mapping[str, Any], sample: Sample, processes: int = 1) -> Round:
         """Return the model around a table of constants."""
-
-        def price(moved: Mapping[str, float]) -> Floats:
-            return sample.steps(with_values(moved, table))
-
-        step_s = sample.steps(Constants.from_table(table))
-        shares = residuals.slopes(price, step_s, [prior.places for prior in PRIORS], table)
+        moved = [with_values(scaled_values(prior.places, residuals.SPAN, table), table) for prior in PRIORS]
+        step_s, *moved_s = sample.steps([Constants.from_table(table), *moved], processes)
+        shares = np.stack([np.log(seconds / step_s) for seconds in moved_s], axis=1) / np.log(residuals.SPAN)
         off = np.log(sample.measured_s / step_s)
         already = np.log([_get(table, prior.places[0]) / prior.value for prior in PRIORS])
         return cls(off, off + shares @ already, shares, np.abs(off) < OUTLIER, sample.source, sample.weight)
@@ -225,16 +229,16 @@ With a larger one the sources' own effects explain what constants should explain
 """
 
 
-def fit(table: Mapping[str, Any], sample: Sample, rounds: int = 3) -> tuple[dict[str, Any], Round]:
+def fit(table: Mapping[str, Any], sample: Sample, rounds: int = 3, processes: int = 1) -> tuple[dict[str, Any], Round]:
     """Return the table with every constant of `PRIORS` fitted to the rows, and the model around the result."""
     best: dict[str, Any] = deepcopy(dict(table))
-    model = Round.at(best, sample)
+    model = Round.at(best, sample, processes)
     for turn in range(rounds):
         for prior, value in zip(PRIORS, model.solve(), strict=True):
             for place in prior.places:
                 old = _get(best, place)
                 _set(best, place, _rounded(np.clip(value, max(prior.low, old / REACH), min(prior.high, old * REACH))))
-        model = Round.at(best, sample)
+        model = Round.at(best, sample, processes)
         error = float(np.median(np.abs(np.expm1(-model.off))))
         print(f"round {turn + 1}: median error {error:.1%}", flush=True)
     return best, model
@@ -302,13 +306,14 @@ def main() -> None:
     parser.add_argument("--data", type=Path, required=True, help="the folder that holds e2e/ and second/")
     parser.add_argument("--graphs", type=Path, help="graphs of models, as `python -m tilecast_lab graphs` writes them")
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--processes", type=int, default=1, help="processes that price rows at the same time")
     parser.add_argument("--left-out", type=Path, help="write the constants without each source there")
     parser.add_argument("-o", "--output", type=Path, default=Path("constants.toml"))
     options = parser.parse_args()
     paths = [path for pattern in TABLES for path in sorted(options.data.glob(pattern))]
     sample = Sample.of(paths, Graphs(options.graphs) if options.graphs else None)
     text = files("tilecast").joinpath("constants.toml").read_text(encoding="utf-8")
-    table, model = fit(tomllib.loads(text), sample, options.rounds)
+    table, model = fit(tomllib.loads(text), sample, options.rounds, options.processes)
     options.output.write_text(rewrite_constants(text, table), encoding="utf-8")
     if options.left_out:
         lines = [LEFT_OUT_TITLE]

@@ -56,7 +56,8 @@ def intra_link(text: str, gpu: Gpu) -> Link:
     words = text.lower()
     usual = find_link(gpu.intra_link)
     stated = re.search(r"pcie (?:gen ?)?([345])", words)
-    bus = find_link(f"pcie{stated[1]}" if stated else _GENERATION_BUS.get(gpu.architecture, "pcie4"))
+    generation = gpu.intra_link if usual.kind == "pcie" else _GENERATION_BUS.get(gpu.architecture, "pcie4")
+    bus = find_link(f"pcie{stated[1]}" if stated else generation)
     if "pcie" in words and ("nv" not in words or "some hosts" in words):
         return bus
     if "pairs" in words or "bridge" in words:

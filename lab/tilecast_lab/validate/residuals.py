@@ -10,7 +10,6 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -160,7 +159,6 @@ def slopes(
     price: Callable[[Mapping[str, float]], Floats],
     step_s: Floats,
     places: Iterable[Sequence[str]],
-    table: Mapping[str, Any] | None = None,
 ) -> Floats:
     """Return the derivative of the logarithm of every step by that of constants, (n, groups of constants).
 
@@ -168,9 +166,8 @@ def slopes(
         price: returns the steps in seconds, (n,), with some constants at other values, given by their paths.
         step_s: the steps with all constants as they are, (n,).
         places: the paths of the constants of each group, which move together.
-        table: the constants as they are; the fitted ones if absent.
     """
-    columns = [np.log(price(scaled_values(group, SPAN, table)) / step_s) for group in places]
+    columns = [np.log(price(scaled_values(group, SPAN)) / step_s) for group in places]
     return np.asarray(np.stack(columns, axis=1) / np.log(SPAN))
 
 

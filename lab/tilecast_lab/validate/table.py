@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from itertools import pairwise
 
 from tilecast import zoo
 from tilecast.frameworks import FRAMEWORKS, UNSET, name_versions
@@ -81,6 +82,7 @@ def read_published_row(row: Row, graphs: Graphs | None = None) -> RunCase:
         training=row.get("mode", "train") != "inference",
         optimizer=read_optimizer(row, model),
         weights=_held_weights(row),
+        gradient_precision="fp32" if "gradients all-reduced in fp32" in notes else None,
         fused_optimizer="foreach" not in row.get("optimizer", "") and "foak" not in notes,
         attention=_attention(row),
         execution=execution(row),
@@ -99,8 +101,26 @@ def read_published_row(row: Row, graphs: Graphs | None = None) -> RunCase:
         recompute_layers=noted_number(_RECOMPUTED_LAYERS, notes) or None,
         loss_chunks=_CHUNKS if "chunked cross entropy" in notes else 1,
         overlap=not any(words in notes for words in _SAID_NOT),
+        pipeline_layout=_stage_cuts(notes, model.layers),
     )
     return RunCase(workload, pool_of(row, gpu, gpus), gpus, stated)
+
+
+_STAGE_CUTS = re.compile(r"stage cuts over (\d+) pipeline entries [^:]*: \[([\d ]+)\]")
+
+
+def _stage_cuts(notes: str, layers: int) -> str | None:
+    """Return the pipeline layout that notes state as cuts of a list of pipeline entries, or None if they state none.
+
+    The list is that of Megatron-LM on DeepSpeed's pipeline engine: embedding, transposition, the layers, transposition,
+    norm, product with the vocabulary, conversion (DeepSpeedExamples, Megatron-LM-v1.1.5-3D_parallelism: GPT2ModelPipe).
+    """
+    found = _STAGE_CUTS.search(notes)
+    if found is None or int(found[1]) != layers + 6:
+        return None
+    entries = "E" + "-" + "t" * layers + "-" + "-" + "L" + "-"
+    cuts = [int(cut) for cut in found[2].split()]
+    return "|".join(entries[start:stop].replace("-", "") for start, stop in pairwise(cuts)) if len(cuts) > 2 else None
 
 
 ASSUMED: Mapping[str, str] = {"A100": "a100-80", "H100": "h100-sxm", "V100": "v100-sxm"}
@@ -273,7 +293,8 @@ PyTorch/LanguageModeling, BERT run_squad.py and Transformer-XL train.py).
 _FRAMEWORKS: tuple[tuple[str, Framework | None], ...] = (
     ("neox", "megatron-deepspeed"), ("composer", "composer"), ("litgpt", "litgpt"), ("torchtune", "torchtune"),
     ("torchtitan", "torchtitan"), ("detectron", "detectron2"), ("megatron-deepspeed", "megatron-deepspeed"),
-    ("hf trainer + deepspeed", "deepspeed"), ("deepspeed", "deepspeed"), ("automodel", "fsdp2"), ("fsdp2", "fsdp2"),
+    ("hf trainer + deepspeed", "deepspeed"), ("deepspeed 0.3 + megatron", "megatron-deepspeed"),
+    ("deepspeed", "deepspeed"), ("automodel", "fsdp2"), ("fsdp2", "fsdp2"),
     ("megatron-bridge", "nemo"), ("nemo", "nemo"), ("megatron", "megatron"), ("flagscale", "megatron"),
     ("nanotron", "megatron"), ("hf trainer", "huggingface"), ("llama-factory", "huggingface"),
     ("axolotl", "huggingface"), ("transformers", "huggingface"), ("accelerate", "accelerate"), ("fsdp", "fsdp2"),
