@@ -651,7 +651,7 @@ def micro_batches_in_flight(plans: Plans, schedule: Schedule | None = None) -> t
 
 
 def _largest_kept_bytes(sharded: Sharded, code: Ints) -> Floats:
-    """Return the most bytes that a layer keeps of a micro-batch under the recomputation of each of n plans, (n,)."""
+    """Return the bytes that the largest layer keeps of one micro-batch, for each of n recomputation codes, (n,)."""
     kept = [one for _, one in zoo.yield_kept_bytes_by_block(sharded, code)]
     return np.maximum.reduce(kept) if kept else np.zeros(len(code))
 

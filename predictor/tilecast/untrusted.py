@@ -44,16 +44,16 @@ def parse_json(text: str | bytes, *, max_bytes: int = MAX_BYTES, max_depth: int 
 
 
 def parse_json_mapping(text: str | bytes, field: str, subject: str, remedy: str) -> dict[str, Any]:
-    """Parse JSON text of a mapping. Raise SpecError if it is invalid, too long or nested too deeply.
+    """Parse JSON text of a mapping. Raise SpecError if it is no mapping, invalid, too long or nested too deeply.
 
     Args:
         text: the JSON.
-        field: name of its place in errors.
-        subject: name of the text in errors.
-        remedy: what to write instead of something that is no mapping.
+        field: field or annotation that errors name as the place to correct.
+        subject: what errors call the text, as in "<subject> is no JSON mapping".
+        remedy: advice in the error about text that is no mapping or no JSON.
 
     Raises:
-        SpecError: it is no mapping, or out of bounds.
+        SpecError: the text is no mapping, no JSON, longer than `MAX_BYTES` or nested more than `MAX_DEPTH` levels deep.
     """
     try:
         value = parse_json(text)

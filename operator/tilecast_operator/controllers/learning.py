@@ -96,7 +96,7 @@ class PoolLearnings:
         self.corrected = CorrectedJobs(context.records, context.metrics)
         context.cache.learnings.add_listener(self._on_learning_change)
         context.cache.namespaces.add_listener(self._on_namespace_change)
-        context.runtime.register(pool_learning.KIND, self.write_learning)
+        context.runtime.register(pool_learning.KIND, self.write_pool_learning)
 
     def record_run(self, key: Key, uid: str, score: Score) -> None:
         """Record a run of a job that has a new measurement."""
@@ -117,11 +117,15 @@ class PoolLearnings:
         self._store.restore_runs(score.forecast.pool, [item])
 
     def find_runs(self, namespace: str, keys: Collection[Key], workloads: Collection[str]) -> list[ObservedRun]:
-        """Return the runs that correct the forecast of a job, newest first. Runs of `keys` come before others.
+        """Return the runs that correct the forecast of a job.
 
-        The runs are those of the workloads in the namespace. If there are none, they are runs of jobs whose names have
-        an equal template. If a key has a run of its own, only the newest run of each other
-        setting (pool, GPUs and plan) is added. The keys are reconciled again when a run changes.
+        Without own runs, these are all runs of the workloads in the namespace, newest first. If there are none, they
+        are the runs of all jobs in the namespace whose names differ only in the generated suffix (`name_template`).
+
+        With own runs (those of `keys`), the own runs come first. The newest run of each setting (pool, GPUs and plan)
+        that no own run has follows, newest first.
+
+        The keys are reconciled again when a run of these workloads or names changes.
 
         Args:
             namespace: Namespace of the job.
@@ -194,7 +198,7 @@ class PoolLearnings:
         self._context.metrics.show_learning(self.calibrator)
         return is_other
 
-    async def write_learning(self, key: Key) -> None:
+    async def write_pool_learning(self, key: Key) -> None:
         """Write a pool's runs into its PoolLearning. Write Events about runs that are quarantined."""
         if key.name not in self._store.pools() or not self._context.settings.owns_pools:
             return

@@ -222,7 +222,7 @@ class Pools:
         if digest_status(document := want.status.document()) != seen.value.digest:
             if (seen.value.status.get("calibration") or {}).get("runs"):
                 # Earlier releases kept the runs there and nowhere else.
-                await self._learning.write_learning(Key(pool_learning.KIND, "", key.name))
+                await self._learning.write_pool_learning(Key(pool_learning.KIND, "", key.name))
             is_conditional = self._context.runtime.is_conditional(key)
             await self._context.writer.write_status(key, seen, document, is_conditional=is_conditional)
         if want.missing_since_s is not None:

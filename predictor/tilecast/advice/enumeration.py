@@ -294,10 +294,10 @@ def enumerate_stated(workload: Workload, gpus: int, stated: Stated, field: str) 
             for size, stage, mode, split in itertools.product(micros, stages, modes, norms)
         )
     )
-    return _keep_options(workload, plans, field)
+    return _keep_matching_plans(workload, plans, field)
 
 
-def _keep_options(workload: Workload, plans: Plans, field: str) -> Plans:
+def _keep_matching_plans(workload: Workload, plans: Plans, field: str) -> Plans:
     """Return the plans that agree with the job's settings of rank groups, offloading and recomputation.
 
     Raises:

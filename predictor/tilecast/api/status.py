@@ -131,7 +131,7 @@ class Alternative(StatusModel):
         """Return the summary of an offer. `more` has values of fields that a subclass adds."""
         has_runs = bool(offer.pool.own.runs)
         return cls.from_cut_values(
-            **_shared_values(offer),
+            **_get_summary_fields(offer),
             plan=str(offer.plan),
             raw_step_seconds=round_to_six_digits(offer.step_s / offer.carried) if has_runs else None,
             own_runs_ratio=round_to_six_digits(offer.carried) if has_runs else None,
@@ -139,7 +139,7 @@ class Alternative(StatusModel):
         )
 
 
-def _shared_values(offer: Offer) -> dict[str, Any]:
+def _get_summary_fields(offer: Offer) -> dict[str, Any]:
     """Return the values of the fields that `Alternative` and `Recommendation` have in common."""
     return {
         "pool": offer.pool.name,
@@ -196,7 +196,7 @@ class Recommendation(StatusModel):
         """Return all details of an offer. `more` has values of fields that a subclass adds."""
         pool = offer.pool
         return cls.from_cut_values(
-            **_shared_values(offer),
+            **_get_summary_fields(offer),
             node_type=pool.node_type or None,
             node_selector=dict(pool.node_selector),
             tolerations=[Toleration.model_validate(item) for item in pool.tolerations],

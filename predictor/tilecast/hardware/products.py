@@ -136,8 +136,8 @@ MESSAGE = "message"
 class LinkProtocol:
     """Costs of a protocol on a link.
 
-    Every message takes `start_s` seconds once and `hop_s` seconds for each hop. Large messages reach the fraction
-    `share` of the rate that large messages reach on the link.
+    Every message takes `start_s` seconds once and `hop_s` seconds for each hop. Its bytes then move at the fraction
+    `share` of the link's rate for bulk data, which is bandwidth times `efficiency`.
     """
 
     start_s: float

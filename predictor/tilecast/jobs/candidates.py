@@ -137,7 +137,10 @@ def order_by_quota(advice: Advice, candidates: JobCandidates) -> Advice:
 
 
 def _name_met_requests(offer: Offer, requests: tuple[str, ...]) -> Offer:
-    """Return the offer with `requests`, the ResourceClaim requests that its devices meet, in its reason."""
+    """Return the offer with the ResourceClaim requests that its devices meet, as a field and in its reason.
+
+    Without requests, the offer is returned unchanged.
+    """
     if not requests:
         return offer
     reason = f"{offer.reason}; meets request {' and '.join(requests)}"[:MAX_REASON]

@@ -25,8 +25,13 @@ from tilecast.spec import SpecError
 def find_claim_objects(job: Job, objects: Mapping[tuple[str, str], Document]) -> set[tuple[str, str]]:
     """Return (kind, name) of the objects that must be read to know which GPUs a job's ResourceClaims request.
 
-    These are the job's ResourceClaims and ResourceClaimTemplates. If `objects` holds a claim or template, its
-    DeviceClasses are included too.
+    These are the job's ResourceClaims and ResourceClaimTemplates, and the DeviceClasses that they name, except
+    NVIDIA's own (`gpu_device_classes`). The DeviceClasses are found only if their claim or template is in `objects`,
+    so call this again after reading the first result.
+
+    Args:
+        job: the job.
+        objects: objects that have been read already, by (kind, name).
     """
     named = {(item.kind, item.object) for pods in job.pods for item in pods.claims}
     classes = {

@@ -168,7 +168,7 @@ def find(workload: Workload, pool: Pool, limits: Limits = NO_LIMITS) -> PlanTabl
             as the workload asks.
     """
     return _TABLES.get(
-        (workload, pool, limits), lambda: _price_table(workload, _find_space(workload, pool, limits), pool)
+        (workload, pool, limits), lambda: _build_plan_table(workload, _find_space(workload, pool, limits), pool)
     )
 
 
@@ -178,7 +178,7 @@ def plan_table(workload: Workload, plans: Plans, pool: Pool) -> PlanTable:
     Raises:
         SpecError: the pool's GPU cannot run the workload's precision.
     """
-    return _price_table(workload, _Space.from_plans(workload, plans, False, pool), pool)
+    return _build_plan_table(workload, _Space.from_plans(workload, plans, False, pool), pool)
 
 
 def _find_space(workload: Workload, pool: Pool, limits: Limits) -> _Space:
@@ -189,7 +189,7 @@ def _find_space(workload: Workload, pool: Pool, limits: Limits) -> _Space:
     return _SPACES.get(key, lambda: _Space.from_plans(workload, *enumerate_bounded(workload, pool, limits), pool))
 
 
-def _price_table(workload: Workload, space: _Space, pool: Pool) -> PlanTable:
+def _build_plan_table(workload: Workload, space: _Space, pool: Pool) -> PlanTable:
     """Return plans with prices on a pool, which are evaluated at the first access."""
     zoo.find_builder(workload)
     pool.gpu.peak(workload.precision)

@@ -209,10 +209,10 @@ def pair_corrections(
 def pair_errors(
     subjects: TransferRuns, kind: str, known_rows: Ints, target_rows: Ints, sigmas: Mapping[str, float] | None = None
 ) -> PairErrors:
-    """Return the errors of forecasts of target rows that are corrected by known rows.
+    """Return the errors of the forecast of each pair's target row: raw, corrected by the known row, and scaled by it.
 
     Args:
-        subjects: all runs.
+        subjects: the rows that `known_rows` and `target_rows` index.
         kind: kind of the pairs, one of `KINDS`.
         known_rows: index of the known row of each pair, (P,).
         target_rows: index of the target row of each pair, (P,).
