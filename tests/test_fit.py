@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import tomllib
 from collections.abc import Sequence
 from importlib.resources import files
@@ -18,8 +19,10 @@ from tilecast.kernels import features, utilization
 from tilecast.spec import Floats, SpecError
 from tilecast_lab.fit import ceilings, export, network, samples, training
 from tilecast_lab.fit import step as step_fit
+from tilecast_lab.validate.constants import with_values
 
 GPU = find_gpu("a100-80")
+CONSTANTS = files("tilecast").joinpath("constants.toml")
 STEPS = 100
 ROWS = 600
 
@@ -152,8 +155,18 @@ class Counted:
         return np.array([np.full(4, fitted.factor["matrix"]) for fitted in tables])
 
 
+@pytest.mark.data
+def test_several_processes_price_rows_as_one_does() -> None:
+    rows = Path(os.environ["TILECAST_DATA"]) / "e2e" / "neusight_dev.csv"
+    sample, table = step_fit.Sample.of([rows]), tomllib.loads(CONSTANTS.read_text(encoding="utf-8"))
+    tables = [Constants.from_table(table), with_values({"factor.matrix": 2.0}, table)]
+    alone, together = (sample.steps(tables, processes) for processes in (1, 2))
+    assert np.array_equal(alone, together)
+    assert (alone[1] > alone[0]).all()
+
+
 def test_a_round_prices_its_rows_once_for_each_constant(capsys: pytest.CaptureFixture[str]) -> None:
-    table = tomllib.loads(files("tilecast").joinpath("constants.toml").read_text(encoding="utf-8"))
+    table = tomllib.loads(CONSTANTS.read_text(encoding="utf-8"))
     alone, fitted = Counted(), Counted()
     step_fit.Round.at(table, alone)  # type: ignore[arg-type]
     best, model = step_fit.fit(table, fitted, rounds=1)  # type: ignore[arg-type]

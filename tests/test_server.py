@@ -41,7 +41,7 @@ async def ignore(*_: object) -> None:
 
 @asynccontextmanager
 async def served(
-    address: server.Address, admit: server.Admit | None = None, take: server.Take = ignore
+    address: server.Address, admit: server.AdmitReport | None = None, take: server.ScoreReport = ignore
 ) -> AsyncIterator[server.HttpServer]:
     running = await server.start_server(
         address, Metrics().registry, lambda: None, lambda: None, admit or guard().admit_report, take

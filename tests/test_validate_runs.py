@@ -141,8 +141,10 @@ def test_notes_state_the_cuts_of_a_deepspeed_pipeline(cuts: str, layout: str | N
     assert workload.pipeline_layout == layout
 
 
-def test_cuts_of_another_list_of_entries_are_ignored() -> None:
-    notes = "Stage cuts over 28 pipeline entries (24 transformer layers + ends): [0 14 28]"
+@pytest.mark.parametrize("cuts", ["28 pipeline entries (ends): [0 14 28]", "30 pipeline entries (ends): [0 14 14 30]",
+                                  "30 pipeline entries (ends): [2 14 30]"])  # fmt: skip
+def test_cuts_that_do_not_span_the_entries_are_ignored(cuts: str) -> None:
+    notes = f"Stage cuts over {cuts}"
     assert table.read_published_row({**ROW, "n_layers": "24", "notes": notes}).workload.pipeline_layout is None
 
 

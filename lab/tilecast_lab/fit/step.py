@@ -170,9 +170,10 @@ class Sample:
 
     def steps(self, tables: Sequence[Constants], processes: int = 1) -> Floats:
         """Return the forecast of every row with each of some tables of constants, in seconds, (tables, n)."""
+        if processes == 1:
+            return np.concatenate([_group_steps(group, tables) for group in self.groups], axis=1)
         with ProcessPoolExecutor(processes) as pool:
-            steps = pool.map(_group_steps, self.groups, repeat(tables), chunksize=8)
-        return np.concatenate(list(steps), axis=1)
+            return np.concatenate(list(pool.map(_group_steps, self.groups, repeat(tables), chunksize=8)), axis=1)
 
 
 def _group_steps(group: RunGroup, tables: Sequence[Constants]) -> Floats:

@@ -110,7 +110,7 @@ _STAGE_CUTS = re.compile(r"stage cuts over (\d+) pipeline entries [^:]*: \[([\d 
 
 
 def _stage_cuts(notes: str, layers: int) -> str | None:
-    """Return the pipeline layout that notes state as cuts of a list of pipeline entries, or None if they state none.
+    """Return the pipeline layout that notes state as cuts of all pipeline entries, or None if they state none.
 
     The list is that of Megatron-LM on DeepSpeed's pipeline engine: embedding, transposition, the layers, transposition,
     norm, product with the vocabulary, conversion (DeepSpeedExamples, Megatron-LM-v1.1.5-3D_parallelism: GPT2ModelPipe).
@@ -120,6 +120,8 @@ def _stage_cuts(notes: str, layers: int) -> str | None:
         return None
     entries = "E" + "-" + "t" * layers + "-" + "-" + "L" + "-"
     cuts = [int(cut) for cut in found[2].split()]
+    if (cuts[0], cuts[-1]) != (0, layers + 6) or any(start >= stop for start, stop in pairwise(cuts)):
+        return None
     return "|".join(entries[start:stop].replace("-", "") for start, stop in pairwise(cuts)) if len(cuts) > 2 else None
 
 

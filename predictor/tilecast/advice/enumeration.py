@@ -306,7 +306,7 @@ def _keep_matching_plans(workload: Workload, plans: Plans, field: str) -> Plans:
     degree = workload.shard_degree
     if degree is None and not workload.offloaded_activations and workload.recompute_layers is None:
         return plans
-    frameworks = search.find_frameworks(workload)
+    able_frameworks = search.find_frameworks(workload)
     data = int(plans.data[0])
     if degree is not None:
         problem = f"training.shardDegree {degree} does not divide the {data} data-parallel ranks"
@@ -317,7 +317,7 @@ def _keep_matching_plans(workload: Workload, plans: Plans, field: str) -> Plans:
         require(bool(kept.any()), field, problem, "use zero=2 or zero=3, or leave training.shardDegree out")
         plans = plans.take(kept)
     if workload.offloaded_activations:
-        kept = np.any([framework.offloads(plans) for framework in frameworks], axis=0)
+        kept = np.any([framework.offloads(plans) for framework in able_frameworks], axis=0)
         problem = f"{workload.framework or 'the job'} offloads activations only without pipeline and recomputation"
         remedy = "write pp=1,ac=none, or leave training.offloadActivations out"
         require(bool(kept.any()), field, problem, remedy)
