@@ -206,7 +206,7 @@ class Round:
         """Return the model around a table of constants."""
         moved = [with_values(scaled_values(prior.places, residuals.SPAN, table), table) for prior in PRIORS]
         step_s, *moved_s = sample.steps([Constants.from_table(table), *moved], processes)
-        shares = np.stack([np.log(seconds / step_s) for seconds in moved_s], axis=1) / np.log(residuals.SPAN)
+        shares = residuals.slopes(moved_s, step_s)
         off = np.log(sample.measured_s / step_s)
         already = np.log([_get(table, prior.places[0]) / prior.value for prior in PRIORS])
         return cls(off, off + shares @ already, shares, np.abs(off) < OUTLIER, sample.source, sample.weight)

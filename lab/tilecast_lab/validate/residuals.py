@@ -151,24 +151,19 @@ def shares(price: Callable[[Mapping[str, float]], Floats], step_s: Floats) -> Fl
         price: returns the steps in seconds, (n,), with some constants at other values, given by their paths.
         step_s: the steps with all constants as they are, (n,).
     """
+    moved_s = (price(scaled_values(places, SPAN)) for places in PARTS.values())
     sign = np.array([-1.0 if name in FALLING else 1.0 for name in PARTS])
-    return np.asarray(slopes(price, step_s, PARTS.values()) * sign)
+    return np.asarray(slopes(moved_s, step_s) * sign)
 
 
-def slopes(
-    price: Callable[[Mapping[str, float]], Floats],
-    step_s: Floats,
-    places: Iterable[Sequence[str]],
-) -> Floats:
-    """Return the derivative of the logarithm of every step by that of constants, (n, groups of constants).
+def slopes(moved_s: Iterable[Floats], step_s: Floats) -> Floats:
+    """Return the derivative of the logarithm of every step by that of groups of constants, (n, groups).
 
     Args:
-        price: returns the steps in seconds, (n,), with some constants at other values, given by their paths.
+        moved_s: the steps in seconds with the constants of one group times `SPAN`, (n,), for every group.
         step_s: the steps with all constants as they are, (n,).
-        places: the paths of the constants of each group, which move together.
     """
-    columns = [np.log(price(scaled_values(group, SPAN)) / step_s) for group in places]
-    return np.asarray(np.stack(columns, axis=1) / np.log(SPAN))
+    return np.asarray(np.stack([np.log(seconds / step_s) for seconds in moved_s], axis=1) / np.log(SPAN))
 
 
 def parts(rows: Sequence[Row], ratio: Floats, share: Floats) -> list[StepPart]:
