@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import uuid
 from pathlib import Path
 
@@ -50,6 +51,19 @@ def test_orphans_are_seen_by_their_mark_and_taken_off_the_table() -> None:
     assert processes.marked(mark) == {}
     with pytest.raises(ProcessLookupError):
         os.kill(orphan, 0)
+
+
+def test_a_process_that_still_executes_its_program_is_read_again(tmp_path: Path) -> None:
+    folder = tmp_path / "4194305"
+    folder.mkdir()
+    (folder / "exe").symlink_to("/bin/sleep")
+    for name in ("environ", "cmdline"):
+        (folder / name).touch()
+    assert processes.marked("m", tmp_path) == {}
+    (folder / "cmdline").write_bytes(b"sleep\x00600\x00")
+    write = threading.Timer(0.05, (folder / "environ").write_bytes, [f"{processes.MARK}=m\0".encode()])
+    write.start()
+    assert processes.marked("m", tmp_path) == {4194305: "sleep 600"}
 
 
 FAILING = """

@@ -11,6 +11,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -86,18 +87,27 @@ def is_alive(pid: int) -> bool:
     return state[:1] != ["Z"]
 
 
-def marked(mark: str) -> dict[int, str]:
+def marked(mark: str, proc: Path = Path("/proc")) -> dict[int, str]:
     """Return the command lines of the processes with the mark in their environment, by id, except the caller's.
+
+    A process has neither environment nor arguments for a moment while it executes a program, though its parent already
+    goes on. Processes without either are therefore read again, for at most 0.2 s in all.
 
     Empty if there is no /proc.
     """
-    entry, commands = f"{MARK}={mark}".encode(), dict[int, str]()
-    for folder in Path("/proc").glob("[0-9]*"):
+    entry, commands, ends_s = f"{MARK}={mark}".encode(), dict[int, str](), time.monotonic() + 0.2
+    for folder in proc.glob("[0-9]*"):
         try:
-            is_ours = entry in (folder / "environ").read_bytes().split(b"\0")
-            command = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
+            while not all(texts := [(folder / name).read_bytes() for name in ("environ", "cmdline")]):
+                # Kernel threads and zombies have no program, and never get an environment.
+                (folder / "exe").readlink()
+                if time.monotonic() > ends_s:
+                    break
+                time.sleep(0.005)
         except OSError:
             continue
-        if is_ours and command and int(folder.name) != os.getpid():
+        environment, arguments = texts
+        command = arguments.replace(b"\0", b" ").decode(errors="replace").strip()
+        if entry in environment.split(b"\0") and command and int(folder.name) != os.getpid():
             commands[int(folder.name)] = command
     return commands
