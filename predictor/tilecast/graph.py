@@ -314,7 +314,7 @@ class CollectiveCall:
 
     name: str
     collective: Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send_recv"]
-    group: Literal["tensor", "context", "expert"]
+    group: Literal["tensor", "context", "expert", "expert_tensor"]
     size_bytes: Floats
     phase: Phase = "forward"
     count: float = 1.0
@@ -446,13 +446,14 @@ def _repeat_blocks(blocks: Sequence[Block]) -> list[Block]:
 
 @dataclass(frozen=True, slots=True)
 class Shards:
-    """Distinct (micro-batch, tensor, context, expert, sequence-parallel) shares of a plan table, each (S,)."""
+    """Distinct sizes of a rank's work in a table of plans, each (S,)."""
 
     micro_batch: Ints
     tensor: Ints
     context: Ints
     expert: Ints
     sequence_parallel: Ints
+    expert_tensor: Ints = field(default_factory=lambda: np.ones(1, np.int64))
 
     def __len__(self) -> int:
         return len(self.micro_batch)

@@ -168,7 +168,7 @@ def stack_bytes(gpu: Gpu) -> float:
     return known.device_memory.thread_bytes * known.resident_threads.on_gpu(gpu) * gpu.sm_count
 
 
-_DEGREES = ("data", "tensor", "pipeline", "context", "expert")
+_DEGREES = ("data", "tensor", "pipeline", "context", "expert", "expert_tensor")
 """Dimensions of parallelism that each have a communicator."""
 
 
@@ -249,7 +249,8 @@ class Bills:
         alike = plans.distinct_splits()
         sharded, some = sharded.take(alike.first), plans.take(alike.first)
         accumulates = (np.minimum(some.gradient_accumulation, 2),) if framework.updates_in_backward else ()
-        degrees = distinct_rows(some.tensor, some.expert, some.context, some.pipeline, some.data, *accumulates)
+        experts = (some.expert, some.expert_tensor)
+        degrees = distinct_rows(some.tensor, *experts, some.context, some.pipeline, some.data, *accumulates)
         activations = distinct_rows(sharded.index, some.checkpointing, some.pipeline)
         four = np.tile(degrees.first, 4)
         staged = replace(some.take(four), zero_stage=np.repeat(np.arange(4), len(degrees)))

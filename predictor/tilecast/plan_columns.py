@@ -64,6 +64,10 @@ PLAN_COLUMNS: Mapping[str, PlanColumn] = {
             "expert", "expert", "GPUs that share the experts", flag="ep", example="ep8", legend="expert parallel",
         ),
         PlanColumn(
+            "expert_tensor", "expertTensor", "GPUs that share each expert", flag="etp",
+            example="etp2", legend="expert tensor parallel",
+        ),
+        PlanColumn(
             "micro_batch", "microBatchSize", "Samples of one forward pass", " on one GPU", flag="mb",
             words="micro-batch", example="mb2", legend="samples of one micro-batch",
         ),

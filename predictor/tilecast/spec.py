@@ -251,6 +251,7 @@ class Plan:
     checkpointing: Checkpointing = "none"
     sequence_parallel: bool = False
     virtual_stages: int = 1
+    expert_tensor: int = 1
 
     @property
     def gpus(self) -> int:
@@ -260,7 +261,14 @@ class Plan:
         """Return the short form that tables use: `fsdp16,tp2,sp,mb1,ac-sel`."""
         sharded = {3: "fsdp", 2: "zero2-dp", 1: "zero1-dp", 0: "dp"}[self.zero_stage]
         parts = [f"{sharded}{self.data}"] if self.data > 1 or self.zero_stage or self.gpus == 1 else []
-        for label, degree in (("tp", self.tensor), ("pp", self.pipeline), ("cp", self.context), ("ep", self.expert)):
+        degrees = {
+            "tp": self.tensor,
+            "pp": self.pipeline,
+            "cp": self.context,
+            "ep": self.expert,
+            "etp": self.expert_tensor,
+        }
+        for label, degree in degrees.items():
             if degree > 1:
                 parts.append(f"{label}{degree}")
             if label == "tp" and self.sequence_parallel:
@@ -290,6 +298,7 @@ class Stated:
     micro_batch: int | None = None
     checkpointing: Checkpointing | None = None
     sequence_parallel: bool | None = None
+    expert_tensor: int = 1
 
     @classmethod
     def parse(cls, text: str, field: str) -> Stated:
@@ -325,7 +334,7 @@ class Stated:
 
 _OFF: Mapping[str, object] = {name: column.off for name, column in PLAN_COLUMNS.items() if column.off is not None}
 """Values of the columns that a complete plan leaves out."""
-_PRINTED = re.compile(r"(?:zero([123])-)?dp(\d+)|fsdp(\d+)|([tpcev]p|mb|zero)(\d+)|ac-([a-z_+]+)|(sp)")
+_PRINTED = re.compile(r"(?:zero([123])-)?dp(\d+)|fsdp(\d+)|(e?tp|[pcev]p|mb|zero)(\d+)|ac-([a-z_+]+)|(sp)")
 """A part of the short form of a plan."""
 
 
@@ -463,7 +472,8 @@ def _renumber_codes(code: Rows, size: int) -> tuple[Rows, int]:
 class Plans(Columns):
     """A table of plans as integer columns, each of shape (n,).
 
-    `expert` divides `data` x `tensor` (experts fold over those ranks, as in Megatron-Core); `checkpointing` holds
+    `expert` x `expert_tensor` divides `data` x `tensor` (experts fold over those ranks, as in Megatron-Core, where the
+    ranks that share an expert are neighbours); `checkpointing` holds
     indexes into `recomputation.RECOMPUTED`; `gradient_accumulation` is the number of micro-batches per rank and
     optimizer step.
     """
@@ -479,6 +489,7 @@ class Plans(Columns):
     checkpointing: Ints
     sequence_parallel: Ints
     virtual_stages: Ints
+    expert_tensor: Ints
 
     def __len__(self) -> int:
         return len(self.data)
@@ -509,7 +520,7 @@ class Plans(Columns):
     @property
     def expert_replicas(self) -> Floats:
         """Ranks that hold the same experts, which fold over tensor and data ranks, (n,)."""
-        return np.maximum(self.replicas * self.tensor / self.expert, 1.0)
+        return np.maximum(self.replicas * self.tensor / (self.expert * self.expert_tensor), 1.0)
 
     def row(self, index: int) -> Plan:
         """Return one row as a `Plan`."""

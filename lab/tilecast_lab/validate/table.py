@@ -417,6 +417,7 @@ def _plan(row: Row, model: Model, gpus: int) -> dict[str, int | None]:
         stated["zero_stage"] = 1
     if (value := _noted_recomputation(model, row.get("notes", "").lower())) is not None:
         stated["checkpointing"] = code_of(value)
+    stated["expert_tensor"] = _expert_tensor(row, stated["tensor"] or 1)
     stated["virtual_stages"] = _virtual_stages(row, model, stated["pipeline"] or 1)
     if "flagscale" in row.get("framework", "").lower():
         stated["sequence_parallel"] = 0
@@ -445,6 +446,19 @@ def _spreads_optimizer(row: Row) -> bool:
     """
     is_diffusion = row.get("family", "") == "diffusion" and "mlperf" in row.get("framework", "").lower()
     return is_diffusion or "distributed optimizer" in row.get("optimizer", "")
+
+
+def _expert_tensor(row: Row, tensor: int) -> int:
+    """Return the number of ranks that share each expert.
+
+    Megatron-Core takes the tensor-parallel ranks by default, and NeMo's recipes leave it so but for DeepSeek
+    (collections/llm/recipes/deepseek_v3.py). Those of Megatron-Bridge write 1 (scripts/performance/configs).
+    """
+    if (noted := noted_number(r"\bETP ?=? ?(\d+)", row.get("notes", ""))) is not None:
+        return noted
+    words = " ".join(row.get(name, "") for name in ("framework", "url_or_repo_path", "model_name")).lower()
+    is_default = framework(row) == "nemo" and "bridge" not in words and "deepseek" not in words
+    return tensor if row.get("family") == "moe" and is_default else 1
 
 
 _CHUNK = 2

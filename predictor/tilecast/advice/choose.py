@@ -253,7 +253,7 @@ def simplicity_columns(candidates: Candidates) -> tuple[Ints, ...]:
     sharded = np.minimum(plans.zero_stage, 1)
     split = [sharded, plans.tensor > 1, (plans.context > 1) | (plans.expert > 1), plans.pipeline > 1]
     rung = np.max([step * np.asarray(used, np.int64) for step, used in enumerate(split, 1)], axis=0)
-    degrees = (plans.tensor, plans.pipeline, plans.context, plans.expert, plans.virtual_stages)
+    degrees = (plans.tensor, plans.pipeline, plans.context, plans.expert, plans.virtual_stages, plans.expert_tensor)
     several = np.sum([degree > 1 for degree in degrees], axis=0)
     replica = plans.tensor * plans.pipeline * plans.context
     return candidates.variant, rung, several, plans.checkpointing, plans.zero_stage, replica, candidates.gpus

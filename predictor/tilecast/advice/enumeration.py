@@ -290,6 +290,7 @@ def enumerate_stated(workload: Workload, gpus: int, stated: Stated, field: str) 
                 checkpointing=mode,
                 sequence_parallel=split,
                 virtual_stages=stated.virtual_stages,
+                expert_tensor=stated.expert_tensor,
             )
             for size, stage, mode, split in itertools.product(micros, stages, modes, norms)
         )
@@ -380,6 +381,14 @@ def _require_divisible(workload: Workload, data: int, stated: Stated, field: str
     divides = experts % stated.expert == 0 and data * tensor % stated.expert == 0
     problem = f"ep={stated.expert} does not divide {experts} experts over {data * tensor} ranks"
     require(divides, field, problem, "choose a divisor of both")
+    sharers = stated.expert_tensor
+    problem = f"etp={sharers} shares experts, of which {model.name} has none"
+    require(sharers == 1 or experts > 1, field, problem, "leave etp out")
+    divides = data * tensor % (stated.expert * sharers) == 0 and model.ffn_hidden % sharers == 0
+    problem = (
+        f"etp={sharers} with ep={stated.expert} does not divide {data * tensor} ranks and experts of {model.ffn_hidden}"
+    )
+    require(divides, field, problem, "choose a divisor of both, usually tp or 1")
 
 
 def _data_degree(gpus: int, stated: Stated, field: str) -> int:

@@ -50,6 +50,7 @@ class Parallelism(StatusModel):
     micro_batch: int = plan_field("micro_batch")
     gradient_accumulation: int = plan_field("gradient_accumulation")
     checkpointing: Checkpointing = plan_field("checkpointing", ge=None, pattern=PATTERN, max_length=96)
+    expert_tensor: int = plan_field("expert_tensor", default=1)
     virtual_stages: int = plan_field("virtual_stages", default=1)
     sequence_parallel: bool = plan_field("sequence_parallel", ge=None, default=False)
 

@@ -93,6 +93,7 @@ class BaselinePlan(ApiModel):
     pipeline: int = plan_field("pipeline", default=1, le=4096)
     context: int = plan_field("context", default=1, le=4096)
     expert: int = plan_field("expert", default=1, le=4096)
+    expert_tensor: int = plan_field("expert_tensor", default=1, le=4096)
     virtual_stages: int = plan_field("virtual_stages", default=1, le=1024)
     zero_stage: int | None = open_plan_field("zero_stage", le=3)
     micro_batch: int | None = open_plan_field("micro_batch", le=MAX_BATCH)

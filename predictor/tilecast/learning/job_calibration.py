@@ -52,7 +52,7 @@ MAX_EXPOSED_RATIO = 100.0
 """Value of `MAX_RATIO` for the ratio of exposed communication, whose forecast may be close to zero."""
 RECIPE_COLUMNS = ("zero_stage", "checkpointing")
 """Columns of a plan that tell what its GPUs hold and what they compute twice."""
-SPLIT_COLUMNS = (*RECIPE_COLUMNS, "tensor", "pipeline", "context", "expert")
+SPLIT_COLUMNS = (*RECIPE_COLUMNS, "tensor", "pipeline", "context", "expert", "expert_tensor")
 """Columns of a plan that tell how it splits the model; the others tell the number of copies and their samples."""
 Mask: TypeAlias = npt.NDArray[np.bool_]
 ALL_COLUMNS = tuple(item.name for item in fields(Plans))

@@ -23,7 +23,7 @@ class Abilities:
     """Plans and options that a training framework executes, as a table of `frameworks.toml` has them."""
 
     parallelism: Sequence[str]
-    """Degrees that may exceed one, among data, tensor, pipeline, context, expert and virtual."""
+    """Degrees that may exceed one, among data, tensor, pipeline, context, expert, expert_tensor and virtual."""
     zero_stages: Mapping[str, Sequence[int]]
     """ZeRO stages allowed with data parallelism `alone`, and with each other degree; the default is `alone`."""
     checkpointing: Sequence[str]
@@ -77,7 +77,7 @@ class Abilities:
         )
         ranks = plans.data * plans.context
         fine &= np.isin(plans.zero_stage, self.zero_stages["alone"]) | (ranks == 1)
-        for name in ("data", "tensor", "pipeline", "context", "expert", "virtual"):
+        for name in ("data", "tensor", "pipeline", "context", "expert", "expert_tensor", "virtual"):
             used = getattr(plans, "virtual_stages" if name == "virtual" else name) > 1
             stages = self.zero_stages.get(name, self.zero_stages["alone"])
             allowed = (np.isin(plans.zero_stage, stages) | (ranks == 1)) if name in self.parallelism else False

@@ -1,11 +1,12 @@
 """Enumerate every divisible plan of a pool, as columns.
 
-The space is pools x nodes x GPUs of a node x tensor x context x pipeline x data x expert x micro-batch x ZeRO stage x
-recomputation x sequence parallelism x virtual stages, under exact divisibility:
+The space is pools x nodes x GPUs of a node x tensor x context x pipeline x data x expert x expert tensor x micro-batch
+x ZeRO stage x recomputation x sequence parallelism x virtual stages, under exact divisibility:
 
 - a GPU count divides a node or fills nodes;
 - tensor divides heads, key/value heads (or replicates them) and the MLP, and stays inside a node unless the job
   allows more;
+- an expert is whole on a rank, or shared by a tensor-parallel group;
 - context divides the sequence, and every pipeline stage has layers;
 - data divides the global batch, and micro-batches divide a rank's share.
 
@@ -263,7 +264,21 @@ def _add_batches(workload: Workload, splits: _Table) -> _Table:
     ranks = columns["data"] * (columns["tensor"] if _experts_fold_over_tensor(workload) else 1)
     degrees = expert_degrees(workload.model, ranks)
     rows, chosen = np.nonzero(degrees)
-    return {name: column[rows] for name, column in columns.items()} | {"expert": degrees[rows, chosen]}
+    columns = {name: column[rows] for name, column in columns.items()} | {"expert": degrees[rows, chosen]}
+    return _add_expert_tensor(workload, columns)
+
+
+def _add_expert_tensor(workload: Workload, splits: _Table) -> _Table:
+    """Return each split with whole experts, and with each expert shared by a tensor-parallel group, as columns."""
+    tensor, whole = splits["tensor"], np.ones_like(splits["tensor"])
+    can_share = workload.framework is None or "expert_tensor" in abilities(workload.framework).parallelism
+    if not can_share or not zoo.count_experts(workload.model):
+        return {**splits, "expert_tensor": whole}
+    shares = (tensor > 1) & (splits["data"] % splits["expert"] == 0)
+    rows = np.repeat(np.arange(len(tensor)), 1 + shares)
+    is_shared = np.diff(rows, prepend=-1) == 0
+    table = {name: column[rows] for name, column in splits.items()}
+    return {**table, "expert_tensor": np.where(is_shared, tensor[rows], whole[rows])}
 
 
 def _keep_one_per_octave(micro: Ints, allowed: Mask) -> Mask:
@@ -305,7 +320,7 @@ def _experts_fold_over_tensor(workload: Workload) -> bool:
 def _enumerate_ways(workload: Workload) -> tuple[_Table, Mask]:
     """Return all W combinations of ZeRO stage, recomputation, sequence parallelism and virtual stages, as columns.
 
-    The mask, (2 ** 5, W), says which combinations are allowed for each set of degrees of `_DEGREES` above one.
+    The mask, (2 ** 6, W), says which combinations are allowed for each set of degrees of `_DEGREES` above one.
     """
     model = workload.model
     # Servers hold whole gradients, and give each replica all of them.
@@ -358,7 +373,7 @@ def recomputations(workload: Workload) -> tuple[Checkpointing, ...]:
     return (*zoo.list_recomputation_modes(model), *(value for value in named if own >= {*split_modules(value)}))
 
 
-_DEGREES = ("data", "tensor", "pipeline", "context", "expert")
+_DEGREES = ("data", "tensor", "pipeline", "context", "expert", "expert_tensor")
 
 
 def _allow_combinations(workload: Workload, outer: _Table, ways: _Table, allowed: Mask) -> Mask:
@@ -367,7 +382,7 @@ def _allow_combinations(workload: Workload, outer: _Table, ways: _Table, allowed
     `allowed` is the mask of `_enumerate_ways`.
     """
     # Tables and classifiers are spread by the model's own code, whatever framework runs the rest.
-    degrees = _DEGREES if zoo.count_experts(workload.model) else _DEGREES[:-1]
+    degrees = _DEGREES if zoo.count_experts(workload.model) else _DEGREES[:-2]
     kind = np.sum([(outer[name] > 1) << place for place, name in enumerate(degrees)], axis=0)
     virtual = _virtual_stages(workload)
     pipeline, repeats = outer["pipeline"][:, None], outer["gradient_accumulation"][:, None]

@@ -84,7 +84,8 @@ class StepInputs:
         rows, trials = neighbours.first, [column[neighbours.first] for column in trials]
         sharded, plans = sharded.take(rows), plans.take(rows)
         links = joined_gpus(plans.gpus, pool)
-        degrees = distinct_rows(plans.tensor, plans.expert, plans.context, plans.pipeline, plans.data, *trials)
+        experts = (plans.expert, plans.expert_tensor)
+        degrees = distinct_rows(plans.tensor, *experts, plans.context, plans.pipeline, plans.data, *trials)
         columns: dict[Column, Ints] = {
             "shard": sharded.index,
             "checkpointing": plans.checkpointing,

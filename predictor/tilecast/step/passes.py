@@ -69,7 +69,8 @@ class Exchanges:
     """Prices of the collectives that n plans run inside layers.
 
     A collective is priced once for all blocks and all plans with equal bytes and equal groups. Ranks are placed with
-    tensor innermost, then context, then data; experts fold over tensor and data ranks.
+    tensor innermost, then context, then data. Experts fold over tensor and data ranks, and the ranks that share an
+    expert are neighbours.
     """
 
     def __init__(self, sharded: Sharded, plans: Plans, pool: Pool, speed: Floats | float = 1.0) -> None:
@@ -77,7 +78,7 @@ class Exchanges:
 
         All seconds are divided by `speed`: a number, or one for each plan, (n,).
         """
-        degrees = (plans.tensor, plans.context, plans.expert)
+        degrees = (plans.tensor, plans.context, plans.expert, plans.expert_tensor)
         senders = distinct_rows(sharded.index, *degrees, joined_gpus(plans.gpus, pool))
         self._index, self._speed, self._pool = senders.index, speed, pool
         self._sharded, self._plans = sharded.take(senders.first), plans.take(senders.first)
@@ -113,7 +114,7 @@ class Exchanges:
         """Return the rows of distinct plans with more than one rank in a dimension, and the group of each row."""
         plans, ranks = self._plans, getattr(self._plans, name)
         rows = np.flatnonzero(ranks > 1)
-        inner = plans.tensor if name == "context" else np.ones_like(ranks)
+        inner = {"context": plans.tensor, "expert": plans.expert_tensor}.get(name, np.ones_like(ranks))
         return rows, communication_group(
             ranks[rows].astype(float), inner[rows].astype(float), plans.gpus[rows], self._pool
         )
@@ -275,7 +276,7 @@ def block_seconds(
     for transfer in times.block.collectives:
         if transfer.phase == "backward" and not workload.training:
             continue
-        is_beside = overlaps_experts and transfer.group == "expert"
+        is_beside = overlaps_experts and transfer.group in ("expert", "expert_tensor")
         seconds = exchanges.seconds(transfer)
         exposed_s = seconds * exposed_share(workload, transfer, fitted)
         call_s = np.where(exposed_s > 0, fitted.collective_s[launch_host(workload)], 0.0)
@@ -325,7 +326,7 @@ def exposed_share(workload: Workload, transfer: CollectiveCall, fitted: Constant
     module/linear.py: the reduction of the input's gradient is asynchronous).
     """
     hidden, overlap = 0.0, frameworks.find_framework(workload).tensor_overlap
-    if transfer.group == "expert":
+    if transfer.group in ("expert", "expert_tensor"):
         is_beside = frameworks.expert_overlap(workload) == "microBatch"
         hidden = 1.0 - fitted.dispatch_share if is_beside else fitted.expert_share
     elif transfer.group == "tensor" and overlap == "both" and transfer.collective != "all_reduce":

@@ -74,9 +74,8 @@ def sync_seconds(
     everything, experts = (sharded.sum_fullest_stage(column, plans) for column in ("parameters", "expert_parameters"))
     groups = [(everything - experts, communication_group(plans.replicas, plans.tensor.astype(float), plans.gpus, pool))]
     if experts.any():
-        groups.append(
-            (experts, communication_group(plans.expert_replicas, plans.expert.astype(float), plans.gpus, pool))
-        )
+        spread = (plans.expert * plans.expert_tensor).astype(float)
+        groups.append((experts, communication_group(plans.expert_replicas, spread, plans.gpus, pool)))
     nil, weight, gradient = np.zeros(len(plans)), workload.weight_bytes, frameworks.gradient_bytes(workload)
     # Megatron-LM, training/arguments.py: fp8_param_gather gathers updated weights as the one byte that is held.
     updated = weight - (sharded.layer_parameter_fraction(plans) if frameworks.holds_fp8_alone(workload) else 0.0)

@@ -156,6 +156,7 @@ def read_stated_plan(row: Row, model: Model, gpus: int) -> dict[str, int | None]
         "gradient_accumulation": read_integer(row, "grad_accum"),
         "checkpointing": code_of(checkpointing) if checkpointing in RECOMPUTED else None,
         "virtual_stages": 1,
+        "expert_tensor": 1,
         "sequence_parallel": None,
     }
 

@@ -303,7 +303,7 @@ def shard(workload: Workload, plans: Plans) -> Sharded:
     A stored graph is reused if it covers all these shards.
     """
     expert = np.minimum(plans.expert, most_expert_ranks(workload.model))
-    columns = (plans.micro_batch, plans.tensor, plans.context, expert, plans.sequence_parallel)
+    columns = (plans.micro_batch, plans.tensor, plans.context, expert, plans.sequence_parallel, plans.expert_tensor)
     rows = distinct_rows(*columns)
     shares = [column[rows.first] for column in columns]
     keys = list(zip(*(share.tolist() for share in shares), strict=True))

@@ -84,16 +84,19 @@ def _count_kept_tensors(model: Model, numerics: Numerics) -> int:
 def build_expert_mlp(workload: Workload, rank: Rank, experts: int) -> Sublayer:
     """Return the sublayer of a router, `top_k` experts per token, and the shared MLP that all tokens visit.
 
-    Experts have a tensor-parallel size of one, because Megatron folds them over tensor and data ranks. A balanced
-    router is assumed, so a rank computes `top_k` experts for each of its tokens.
+    Experts fold over tensor and data ranks as in Megatron. `rank.expert_tensor` neighbours gather the tokens of all and
+    compute a slice of each expert for them. A balanced router is assumed, so a rank computes as many products as for
+    `top_k` experts of each of its tokens.
     """
     model, dims, numerics = workload.model, workload.model.own(Transformer), Numerics.from_workload(workload)
-    e, h, f, t = numerics.element, model.hidden, model.ffn_hidden, rank.tensor
+    e, h, t, sharers = numerics.element, model.hidden, rank.tensor, rank.expert_tensor
+    f = model.ffn_hidden / sharers
     outer = rank.outer_tokens
     tokens = rank.tokens / t
     chosen = dims.top_k
     slots = tokens * chosen * dims.capacity_factor
     local = experts / rank.expert
+    gathered = slots * sharers
     ups = 2.0 if model.gated_mlp else 1.0
     shared = dims.shared_ffn_hidden
     inside = _find_expert_numerics(workload, numerics)
@@ -111,13 +114,15 @@ def build_expert_mlp(workload: Workload, rank: Rank, experts: int) -> Sublayer:
     inner = dims.expert_hidden or h
     if inner != h:
         ops += layers.linear("experts.latent-down", numerics, tokens, h, inner)
-    ops += layers.set_launches(_build_permutation("experts.dispatch", inside, slots * inner, dispatch), halves)
-    ops += _build_expert_linear("up", inside, local, slots, (inner, ups * f), calls, bias=model.bias)
-    ops += _build_activation("experts.activation", workload, inside, slots * f)
-    ops += _build_expert_linear("down", inside, local, slots, (f, inner), calls)
+    # One half of the sorting is before the tokens are gathered, the other half after it.
+    sorted_elements = (slots + gathered) / 2 * inner
+    ops += layers.set_launches(_build_permutation("experts.dispatch", inside, sorted_elements, dispatch), halves)
+    ops += _build_expert_linear("up", inside, local, gathered, (inner, ups * f), calls, bias=model.bias)
+    ops += _build_activation("experts.activation", workload, inside, gathered * f)
+    ops += _build_expert_linear("down", inside, local, gathered, (f, inner), calls)
     if model.bias:
-        ops += _add_weighted_bias(inside, slots * inner, calls)
-    ops += layers.set_launches(_build_permutation("experts.combine", inside, slots * inner, dispatch), halves)
+        ops += _add_weighted_bias(inside, gathered * inner, calls)
+    ops += layers.set_launches(_build_permutation("experts.combine", inside, sorted_elements, dispatch), halves)
     if inner != h:
         ops += layers.linear("experts.latent-up", numerics, tokens, inner, h)
     linears: tuple[Linear, ...] = ()
@@ -137,10 +142,10 @@ def build_expert_mlp(workload: Workload, rank: Rank, experts: int) -> Sublayer:
     # multiply these weights in before the second product.
     slot = narrow * (inner + f) + w * (wide - 1) * f
     slot = slot + (0.0 if frameworks.has_fused_kernels(workload) else w * inner)
-    activation_bytes = (2 * e + numerics.norm_extra) * outer * h + slots * slot + e * tokens * wide * shared
+    activation_bytes = (2 * e + numerics.norm_extra) * outer * h + gathered * slot + e * tokens * wide * shared
     if inner != h:
         activation_bytes = activation_bytes + 2 * e * tokens * inner
-    selected = w * slots * (inner + f) + e * tokens * shared
+    selected = w * gathered * (inner + f) + e * tokens * shared
     one = (ups + 1) * inner * f
     latent = 2.0 * h * inner if inner != h else 0.0
     parameters = one * local + latent + h * experts + (ups + 1) * h * shared + count_norm_parameters(model)
@@ -150,11 +155,20 @@ def build_expert_mlp(workload: Workload, rank: Rank, experts: int) -> Sublayer:
         for phase in PHASES
         for name in ("dispatch", "combine")
     ]
+    if (sharers > 1).any():
+        # Megatron-Core, transformer/moe/token_dispatcher.py: tokens are gathered after the exchange among experts, and
+        # the outputs are scattered before they are sent back.
+        size = e * gathered * inner
+        for phase in PHASES:
+            collectives += [
+                CollectiveCall("experts.dispatch-gather", "all_gather", "expert_tensor", size, phase),
+                CollectiveCall("experts.combine-scatter", "reduce_scatter", "expert_tensor", size, phase),
+            ]
     freed = (
         ("layernorm", e * outer * h),
-        ("moe_act", narrow * slots * f),
+        ("moe_act", narrow * gathered * f),
         ("shared_experts", e * tokens * wide * shared),
-        ("moe", slots * slot + e * tokens * wide * shared),
+        ("moe", gathered * slot + e * tokens * wide * shared),
     )
     return Sublayer(ops, collectives, parameters, activation_bytes, zeros(), one * local, selected, linears, freed)
 
@@ -213,7 +227,7 @@ def _build_expert_linear(
     numerics: Numerics,
     local: Floats,
     slots: Floats,
-    sides: tuple[float, float],
+    sides: tuple[Floats | float, Floats | float],
     calls: Floats,
     *,
     bias: bool = False,

@@ -27,7 +27,7 @@ _OPERATORS: Mapping[str, re.Pattern[str]] = {
 """Names of the forward operators of each module."""
 _EXCHANGES: Mapping[str, re.Pattern[str]] = {
     "mlp": re.compile(r"mlp\.(gather|scatter|reduce)"),
-    "moe": re.compile(r"experts\.(dispatch|combine)"),
+    "moe": re.compile(r"experts\.(dispatch|combine).*"),
 }
 """Names of the forward collectives of each module that has any."""
 _LAST = re.compile(r"mlp\.(down|residual|reduce|scatter)(\..*)?")

@@ -32,6 +32,8 @@ class Rank:
     sequence_parallel: Floats
     sequence: float
     """Full sequence length; this rank holds sequence / context of it."""
+    expert_tensor: Floats
+    """Ranks that share each expert."""
 
     @classmethod
     def from_shards(cls, shards: Shards, sequence: float) -> Rank:
@@ -44,6 +46,7 @@ class Rank:
             shards.expert.astype(float),
             np.where((shards.sequence_parallel > 0) & (tensor > 1), 1.0, 0.0),
             float(sequence),
+            shards.expert_tensor.astype(float),
         )
 
     @property

@@ -291,7 +291,7 @@ def _neighbour_plans(plan: Plan, workload: Workload) -> Iterator[tuple[str, Plan
             yield from _with_accumulation(name, replace(plan, **up), workload)
         if degree % 2 == 0:
             yield from _with_accumulation(name, replace(plan, **down), workload)
-    for name, subject in (("expert", "expert"), ("virtual_stages", "virtualStages")):
+    for name, subject in (("expert", "expert"), ("expert_tensor", "expertTensor"), ("virtual_stages", "virtualStages")):
         degree = getattr(plan, name)
         for other in (degree * 2, degree // 2 if degree % 2 == 0 else 0):
             changed: dict[str, Any] = {name: other}
@@ -459,7 +459,7 @@ class _Neighbour:
         """
         candidates, one = self.best.candidates, Plans.from_plans(self.plan)
         mask = candidates.fits & (candidates.variant == candidates.variant[self.best.row])
-        for name in ("data", "tensor", "pipeline", "context", "expert", "virtual_stages"):
+        for name in ("data", "tensor", "pipeline", "context", "expert", "expert_tensor", "virtual_stages"):
             mask &= getattr(candidates.plans, name) == getattr(one, name)[0]
         rows = np.flatnonzero(mask)
         if not len(rows):

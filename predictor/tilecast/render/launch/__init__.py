@@ -249,10 +249,12 @@ def unsupported_part(framework: Framework, workload: Workload, plan: Plan) -> st
     if bool(supported.executes(Plans.from_plans(plan))[0]):
         return ""
     degrees = {"data": plan.data, "tensor": plan.tensor, "pipeline": plan.pipeline, "context": plan.context,
-               "expert": plan.expert, "virtual": plan.virtual_stages}  # fmt: skip
+               "expert": plan.expert, "expert_tensor": plan.expert_tensor, "virtual": plan.virtual_stages}  # fmt: skip
     for name, degree in degrees.items():
         if degree > 1 and name not in supported.parallelism:
-            return f"it has no {name} parallelism" if name != "virtual" else "it has no virtual stages"
+            return (
+                f"it has no {name.replace('_', ' ')} parallelism" if name != "virtual" else "it has no virtual stages"
+            )
     if not supported.recomputes(plan.checkpointing):
         return f"it has no {plan.checkpointing} recomputation"
     if plan.tensor > 1 and plan.sequence_parallel not in supported.sequence_parallel:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from tilecast import zoo
 from tilecast.frameworks import expert_dispatch, expert_overlap, gradient_bytes, holds_fp8_alone
 from tilecast.layout import counted_ends_of_pieces, parse_layout, split_layers
 from tilecast.recomputation import split_modules
@@ -238,7 +239,9 @@ _TRAINING: Table = (
     ("--decoder-last-pipeline-num-layers", _last_stage_layers),
     ("--context-parallel-size", lambda s: s.plan.context if s.plan.context > 1 else None),
     ("--expert-model-parallel-size", lambda s: s.plan.expert if s.plan.expert > 1 else None),
-    ("--expert-tensor-parallel-size", lambda s: 1 if s.plan.expert > 1 and s.plan.tensor > 1 else None),
+    # Megatron-Core shares experts over the tensor-parallel ranks unless told otherwise (arguments.py).
+    ("--expert-tensor-parallel-size",
+     lambda s: s.plan.expert_tensor if zoo.count_experts(s.model) and s.plan.tensor > 1 else None),
     ("--use-distributed-optimizer", lambda s: s.plan.zero_stage == 1 or s.workload.offload == "optimizer"),
     ("--overlap-grad-reduce", lambda s: _replica_count(s) > 1 and s.workload.overlap),
     ("--ddp-bucket-size", _bucket_parameters),

@@ -1,0 +1,141 @@
+"""Expert tensor parallelism: neighbouring ranks that share each expert."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from tilecast import memory, search, zoo
+from tilecast.advice.enumeration import enumerate_stated
+from tilecast.cli import main
+from tilecast.graph import Graph
+from tilecast.hardware import Pool, find_gpu, find_link
+from tilecast.search.enumeration import Limits
+from tilecast.spec import Plan, Plans, SpecError, Stated, Workload
+from tilecast.step.passes import Exchanges
+
+H100, GB200 = find_gpu("h100-sxm"), find_gpu("gb200")
+POOL = Pool("h100", H100, 8, 16, find_link(H100.intra_link), find_link("infiniband-ndr-8x400"))
+GROK = Workload(zoo.preset("grok-1"), 8192, 1024, framework="megatron")
+WHOLE = Plan(data=32, tensor=4, expert=8, sequence_parallel=True, gradient_accumulation=32)
+SHARED = replace(WHOLE, expert_tensor=4)
+JOB = ["advise", "qwen3-30b-a3b", "--seq", "4096", "--batch", "64", "--gpus", "h100-sxm:16", "--max-gpus", "16"]
+REST = "zero=1,sp=1,mb=1,ac=full"
+
+
+def graphs() -> tuple[zoo.Sharded, Graph]:
+    sharded = zoo.shard(GROK, Plans.from_plans(WHOLE, SHARED))
+    return sharded, sharded.graph
+
+
+def products(place: int) -> dict[str, np.ndarray]:
+    sharded, graph = graphs()
+    row = sharded.index[place]
+    return {
+        op.name: op.table.dims[row]
+        for op in graph.layers[0].ops
+        if op.name in ("experts.up", "experts.down", "experts.activation")
+    }
+
+
+def test_a_shared_expert_multiplies_a_slice_of_the_weights_with_the_tokens_of_all_sharers() -> None:
+    whole, shared = products(0), products(1)
+    assert np.prod(whole["experts.up"]) == np.prod(shared["experts.up"])
+    batch, m, n, k = whole["experts.up"][:4]
+    assert shared["experts.up"][:4].tolist() == [batch, 4 * m, n / 4, k]
+    batch, m, n, k = whole["experts.down"][:4]
+    assert shared["experts.down"][:4].tolist() == [batch, 4 * m, n, k / 4]
+    np.testing.assert_array_equal(whole["experts.activation"], shared["experts.activation"])
+
+
+def test_sharers_hold_a_slice_each_and_as_many_replicas_less() -> None:
+    sharded, graph = graphs()
+    whole, shared = graph.layers[0].expert_parameters[sharded.index]
+    assert whole == 4 * shared
+    plans = Plans.from_plans(WHOLE, SHARED)
+    assert plans.expert_replicas.tolist() == [16, 4]
+    bill = memory.footprint(GROK, sharded, plans)
+    assert bill.parameters[1] < bill.parameters[0] / 3
+
+
+def test_tokens_are_gathered_and_scattered_in_both_passes() -> None:
+    sharded, graph = graphs()
+    calls = [call for call in graph.layers[0].collectives if call.group == "expert_tensor"]
+    both = ("all_gather", "reduce_scatter")
+    assert [(call.phase, call.collective) for call in calls] == [
+        (phase, collective) for phase in ("forward", "backward") for collective in both
+    ]
+    sent = next(call for call in graph.layers[0].collectives if call.group == "expert").size_bytes
+    assert all(call.size_bytes[sharded.index[1]] == 4 * sent[sharded.index[1]] for call in calls)
+    priced = Exchanges(sharded, Plans.from_plans(WHOLE, SHARED), POOL)
+    assert all(priced.seconds(call)[0] == 0 < priced.seconds(call)[1] for call in calls)
+
+
+def test_sharers_are_neighbours_so_that_the_experts_of_a_token_lie_on_other_nodes() -> None:
+    sharded, graph = graphs()
+    priced = Exchanges(sharded, Plans.from_plans(WHOLE, SHARED), POOL)
+    sent = next(call for call in graph.layers[0].collectives if call.group == "expert")
+    inside, across = priced.seconds(sent)
+    assert across > 2 * inside
+
+
+@pytest.mark.parametrize(("framework", "found"), [("megatron", {1, 4}), ("torchtitan", {1, 4}), ("deepspeed", {1})])
+def test_the_search_shares_experts_where_the_framework_does(framework: str, found: set[int]) -> None:
+    job = replace(GROK, framework=framework)
+    plans = search.enumerate_plans(job, POOL, Limits(gpus=128, max_tensor=4))
+    assert {*plans.expert_tensor[plans.tensor == 4].tolist()} == found
+    shared = plans.take(plans.expert_tensor > 1)
+    assert not np.any(shared.data * shared.tensor % (shared.expert * shared.expert_tensor))
+    dense = replace(job, model=zoo.preset("llama-3-8b"))
+    assert {*search.enumerate_plans(dense, POOL, Limits(gpus=64)).expert_tensor.tolist()} == {1}
+
+
+def test_eight_large_experts_fit_where_their_slices_do() -> None:
+    pool = Pool("gb200", GB200, 4, 32, find_link(GB200.intra_link), find_link("infiniband-ndr-4x400"))
+    plans = Plans.from_plans(replace(WHOLE, zero_stage=1), replace(SHARED, zero_stage=1))
+    priced = search.price(GROK, plans, pool)
+    assert priced.fits.tolist() == [False, True]
+
+
+def test_a_stated_degree_is_kept_printed_and_read_again() -> None:
+    stated = Stated.parse("dp=4,tp=4,ep=8,etp=2,mb=1", "--plan")
+    assert stated.expert_tensor == 2
+    plans = enumerate_stated(replace(GROK, global_batch=64), 16, replace(stated, expert=4, data=4), "--plan")
+    assert {*plans.expert_tensor.tolist()} == {2}
+    text = str(SHARED)
+    assert text == "dp32,tp4,sp,ep8,etp4,mb1"
+    assert Stated.parse(text, "--plan").expert_tensor == 4
+
+
+@pytest.mark.parametrize(
+    ("model", "plan", "message"),
+    [
+        ("qwen3-30b-a3b", "tp=4,ep=4,etp=8", "etp=8 with ep=4 does not divide 16 ranks"),
+        ("qwen3-30b-a3b", "tp=4,ep=4,etp=3", "etp=3 with ep=4 does not divide 16 ranks"),
+        ("llama-3-8b", "tp=4,etp=4", "etp=4 shares experts, of which llama-3-8b has none; leave etp out"),
+    ],
+)
+def test_impossible_degrees_are_refused_in_one_line(
+    model: str, plan: str, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([JOB[0], model, *JOB[2:], "--plan", plan]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_a_framework_without_it_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*JOB, "--plan", f"tp=2,ep=4,etp=2,{REST}", "--launch", "deepspeed"]) == 2
+    assert "it has no expert tensor parallelism" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("degree", [1, 2])
+def test_the_launch_line_of_megatron_states_the_degree(degree: int, capsys: pytest.CaptureFixture[str]) -> None:
+    plan = f"tp=2,ep=4,etp={degree},{REST}"
+    assert main([*JOB, "--framework", "megatron", "--plan", plan, "--launch", "megatron"]) == 0
+    assert f"--expert-tensor-parallel-size {degree}" in capsys.readouterr().out
+
+
+def test_a_degree_is_at_least_one() -> None:
+    with pytest.raises(SpecError, match="etp=0"):
+        Stated.parse("etp=0", "--plan")
