@@ -242,11 +242,13 @@ class Bills:
     """Whether 16-bit copies of weights that a layer caches are freed with the activations that it recomputes."""
 
     @classmethod
-    def of(cls, workload: Workload, sharded: Sharded, plans: Plans, gpu: Gpu | None) -> Bills:
-        """Return the shared parts of the bills of a table of plans."""
+    def of(
+        cls, workload: Workload, sharded: Sharded, plans: Plans, gpu: Gpu | None, splits: DistinctRows | None = None
+    ) -> Bills:
+        """Return the shared parts of the bills of a table of plans. `splits` is `plans.distinct_splits()`, if known."""
         workload, sharded = _with_largest_images(workload, sharded, plans)
         framework = frameworks.find_framework(workload)
-        alike = plans.distinct_splits()
+        alike = plans.distinct_splits() if splits is None else splits
         sharded, some = sharded.take(alike.first), plans.take(alike.first)
         accumulates = (np.minimum(some.gradient_accumulation, 2),) if framework.updates_in_backward else ()
         degrees = distinct_rows(some.tensor, some.expert, some.context, some.pipeline, some.data, *accumulates)
@@ -645,7 +647,7 @@ def micro_batches_in_flight(plans: Plans, schedule: Schedule | None = None) -> t
     if more is not None:
         every = np.minimum(plans.pipeline + np.where(plans.pipeline > 1, more, 0.0), count)
         return every, every
-    each, share = 1 + (pieces > 1), 1.0 / pieces
+    each, share = np.minimum(pieces, 2), 1.0 / pieces
     first = (pieces - 1 + each) * plans.pipeline + (1 - each)
     return np.minimum(first * share, count), np.minimum((first - each) * share, count)
 

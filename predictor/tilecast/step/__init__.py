@@ -32,6 +32,7 @@ from tilecast.step.distinct import Column, PerDistinct, StepInputs, Value
 from tilecast.step.passes import MicroBatch, block_passes, boundary_seconds, micro_batch, visible_send_seconds
 from tilecast.step.replicas import (
     SyncSeconds,
+    find_zero_rows,
     link_contention,
     replica_seconds,
     replica_sync_seconds,
@@ -241,11 +242,9 @@ class Steps:
         plans, (some, place) = self.plans.take(rows), self.inputs.rows_of(rows)
         interleaves = bool((plans.virtual_stages > 1).any())
         micro, compute_s, exposed_s, hidden_s, input_s = self._at_every_zero_stage(some, interleaves=interleaves)
-        stage = np.minimum(np.maximum(plans.zero_stage, 0), 3)  # a table may state any number
-        updated, way = stage * len(exposed_s[0]) + place, stage
-        if interleaves:
-            way = stage + 4 * (plans.virtual_stages > 1)
-        staged, micro = way * len(exposed_s[0]) + place, micro.take(place)
+        zero_row = find_zero_rows(plans)
+        updated, staged = ((row * len(exposed_s[0]) + place) for row in (zero_row % 4, zero_row))
+        micro = micro.take(place)
         straggler, repeats = self.straggler.take(some)[place], plans.gradient_accumulation.astype(float)
         sends_s = self.boundary_s.take(some)[place] * plans.virtual_stages
         exposed_s = exposed_s.take(staged)
@@ -270,24 +269,19 @@ class Steps:
     def _at_every_zero_stage(
         self, rows: slice | Rows, *, interleaves: bool
     ) -> tuple[MicroBatch, Floats, Floats, Floats, Floats]:
-        """Return the micro-batch of some rows of the inputs, (n,), and seconds at every ZeRO stage, (4, n) each.
-
-        With `interleaves`, the seconds at every ZeRO stage with virtual stages follow, (8, n).
+        """Return the micro-batch of some rows of the inputs, (n,), and seconds in each row of `replica_seconds`.
 
         The seconds are those of computation, of exposed and of hidden communication of replicas, and of input.
         """
         plans, micro = self.inputs.plans.take(rows), self.micro.take(rows)
         repeats = plans.gradient_accumulation.astype(float)
-        sync = self.sync.take(rows)
-        ways = [
-            replica_seconds(self.workload, plans, micro, sync, interleaved=interleaved)
-            for interleaved in (False, True)[: 1 + interleaves]
-        ]
-        exposed_s, hidden_s = (np.concatenate(column) for column in zip(*ways, strict=True))
-        copied_s = np.concatenate([self.copied_s.take(rows)] * len(ways))
+        exposed_s, hidden_s = replica_seconds(
+            self.workload, plans, micro, self.sync.take(rows), interleaves=interleaves
+        )
+        stages = np.arange(len(exposed_s)) % 4
+        copied_s = self.copied_s.take(rows)[stages]
         if self.workload.offload == "parameters":
-            fetched_s = np.concatenate([weight_fetch_seconds(self.held.take(rows), micro)] * len(ways))
-            exposed_s = exposed_s + repeats * fetched_s
+            exposed_s = exposed_s + repeats * weight_fetch_seconds(self.held.take(rows), micro)[stages]
         compute_s = parts.compute_seconds(repeats, micro, copied_s, hidden_s * self.slowdown)
         return micro, compute_s, exposed_s, hidden_s, parts.input_seconds(self.graph, plans, compute_s)
 

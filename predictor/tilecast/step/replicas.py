@@ -236,30 +236,39 @@ class _Passes:
 
 
 def replica_seconds(
-    workload: Workload, plans: Plans, micro: MicroBatch, sync: SyncSeconds, *, interleaved: bool
+    workload: Workload, plans: Plans, micro: MicroBatch, sync: SyncSeconds, *, interleaves: bool
 ) -> tuple[Floats, Floats]:
     """Return the seconds of exposed and of hidden communication of replicas at the ZeRO stages 0 to 3, (4, n) each.
 
-    The ZeRO and virtual stages of the plans are ignored. With `interleaved` stages, p micro-batches run through a piece
-    of the model before they run through the next piece. So the gradients of a piece are summed while p micro-batches
-    run backward through the pieces before it, and weights are gathered while p run forward (Megatron-Core,
-    pipeline_parallel/schedules.py, forward_backward_pipelining_with_interleaving: grad_sync_func, param_sync_func).
+    With `interleaves`, the seconds at ZeRO 0 and 1 with virtual stages follow, (6, n) each; `find_zero_rows` says which
+    row is a plan's. The ZeRO and virtual stages of the plans are ignored. With interleaved stages, p micro-batches run
+    through a piece of the model before they run through the next piece. So the gradients of a piece are summed while p
+    micro-batches run backward through the pieces before it, and weights are gathered while p run forward
+    (Megatron-Core, pipeline_parallel/schedules.py, forward_backward_pipelining_with_interleaving: grad_sync_func,
+    param_sync_func).
     """
-    at_once = np.minimum(plans.pipeline, plans.gradient_accumulation) if interleaved else 1.0
     passes = _Passes(
         plans.gradient_accumulation,
         np.maximum(micro.slowest_s - micro.backward_s, 0.0),
         micro.backward_s,
-        at_once,
+        1.0,
         float(overlap.hides_gradients(workload)),
         reshards_weights(workload, replace(plans, zero_stage=np.full(len(plans), 2))),
     )
-    stages = [
-        formula(passes, sync)
-        for formula in (_seconds_at_zero_0, _seconds_at_zero_1, _seconds_at_zero_2, _seconds_at_zero_3)
-    ]
-    exposed, busy = (np.stack(column) for column in zip(*stages, strict=True))
+    formulas = (_seconds_at_zero_0, _seconds_at_zero_1, _seconds_at_zero_2, _seconds_at_zero_3)
+    rows = [formula(passes, sync) for formula in formulas]
+    if interleaves:
+        # Under ZeRO 2 and 3 every micro-batch exchanges by itself, whatever the order of micro-batches.
+        together = replace(passes, at_once=np.minimum(plans.pipeline, plans.gradient_accumulation))
+        rows += [formula(together, sync) for formula in formulas[:2]]
+    exposed, busy = (np.stack(column) for column in zip(*rows, strict=True))
     return exposed, np.maximum(busy - exposed, 0.0)
+
+
+def find_zero_rows(plans: Plans) -> Ints:
+    """Return which row of `replica_seconds` is that of each plan's ZeRO stage and virtual stages, (n,)."""
+    stage = np.minimum(np.maximum(plans.zero_stage, 0), 3)  # a table may state any number
+    return stage + 4 * ((plans.virtual_stages > 1) & (stage < 2))
 
 
 def _seconds_at_zero_0(passes: _Passes, sync: SyncSeconds) -> tuple[Floats, Floats]:
