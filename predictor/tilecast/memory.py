@@ -265,8 +265,8 @@ class Bills:
         holds = framework.holds_gradients or zoo.list_recomputation_modes(workload.model) == ("none",)
         frees = framework.weights == "autocast" and workload.is_mixed
         return cls(
-            workload, framework.memory_error, cached, plans, alike, degrees, states, context, activations, micro,
-            holds, frees,
+            workload, framework.memory_error, cached, plans, alike, degrees, states.with_constants(), context,
+            activations, micro.with_constants(), holds, frees,
         )  # fmt: skip
 
     def on_gpu(self, gpu: Gpu) -> Bills:
@@ -332,6 +332,8 @@ class Bills:
             return parameters, gradients, kept, working
         # Activations and copies are freed before the update.
         at_update = states.gradients + states.update > gradients + kept + working + casts
+        if not at_update.any():
+            return parameters, gradients, kept, working
         return (
             np.where(at_update, states.parameters, parameters),
             np.where(at_update, states.gradients, gradients),
