@@ -387,8 +387,7 @@ def _allow_combinations(workload: Workload, outer: _Table, ways: _Table, allowed
     for degree in np.flatnonzero(np.bincount(pipeline)).tolist():
         pieces[degree] = [runs_pieces(workload, degree, number) for number in virtual]
         pieces[degree, 0] &= np.array(virtual) == 1
-        pieces[degree] = _keep_one_per_octave(np.array(virtual), pieces[degree])
-    interleaves = pieces[pipeline, divides.astype(int)]
+    interleaves = _keep_one_per_octave(np.array(virtual), pieces[pipeline, divides.astype(int)])
     mask: Mask = allowed[used] & interleaves[:, np.searchsorted(virtual, ways["virtual_stages"])]
     mask &= spread[:, None] | (ways["sequence_parallel"] == 0)
     if workload.shard_degree is not None:

@@ -181,7 +181,7 @@ def _wait_for_host(workload: Workload, layers: Passes, kept: Floats, pool: Pool,
 
 @dataclass(frozen=True, slots=True)
 class StageSeconds(Columns):
-    """Seconds of a micro-batch on the slowest stage and on all stages in sequence, which a pipeline's waits follow, (n,).
+    """Seconds of a micro-batch on the slowest stage, and on all stages in sequence, (n,).
 
     `MicroBatch` has the other columns.
     """
