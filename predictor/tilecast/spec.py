@@ -394,7 +394,7 @@ class Columns:
         )
 
 
-def _take_values(column: Any, places: Rows) -> Any:
+def _take_values(column: Any, places: npt.NDArray[Any]) -> Any:
     """Return the values of a column, or of a group of columns, at some places."""
     is_constant = isinstance(column, np.ndarray) and column.strides == (0,)
     return _repeat_number(column[:1], len(places)) if is_constant else column.take(places)

@@ -260,8 +260,10 @@ class Steps:
         """
         plans, (some, place) = self.plans.take(rows), self.inputs.rows_of(rows)
         shared = self._shared_seconds(some, interleaves=bool((plans.virtual_stages > 1).any()))
-        zero_row = find_zero_rows(plans)
-        staged = zero_row * len(shared.micro.gpu_s) + place
+        stage = np.minimum(np.maximum(plans.zero_stage, 0), 3)  # a table may state any number
+        updated, staged = (
+            row * len(shared.launch_s) + place for row in (stage, find_zero_rows(stage, plans.virtual_stages))
+        )
         micro, repeats = shared.micro.stage_seconds().take(place), plans.gradient_accumulation.astype(float)
         straggler = self.straggler.take(some)[place]
         sends_s, exposed_s = self.boundary_s.take(some)[place] * plans.virtual_stages, shared.exposed_s.take(staged)
@@ -271,7 +273,7 @@ class Steps:
             compute=shared.compute_s.take(staged) * straggler,
             communication=parts.communication_seconds(repeats, micro, steady_s, exposed_s) * straggler,
             bubble=parts.bubble_seconds(plans, micro, sends_s, self.workload.pipeline_schedule) * straggler,
-            optimizer=self.update_s.take(some).take(zero_row % 4 * len(shared.micro.gpu_s) + place),
+            optimizer=self.update_s.take(some).take(updated),
             launch=shared.launch_s.take(place),
             input=shared.input_s.take(staged),
             hidden=shared.hidden_s.take(staged),

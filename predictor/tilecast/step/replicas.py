@@ -265,10 +265,9 @@ def replica_seconds(
     return exposed, np.maximum(busy - exposed, 0.0)
 
 
-def find_zero_rows(plans: Plans) -> Ints:
-    """Return which row of `replica_seconds` is that of each plan's ZeRO stage and virtual stages, (n,)."""
-    stage = np.minimum(np.maximum(plans.zero_stage, 0), 3)  # a table may state any number
-    return stage + 4 * ((plans.virtual_stages > 1) & (stage < 2))
+def find_zero_rows(stage: Ints, virtual_stages: Ints) -> Ints:
+    """Return which row of `replica_seconds` is that of each of n plans from its ZeRO and virtual stages, (n,)."""
+    return stage + 4 * ((virtual_stages > 1) & (stage < 2))
 
 
 def _seconds_at_zero_0(passes: _Passes, sync: SyncSeconds) -> tuple[Floats, Floats]:
