@@ -282,7 +282,8 @@ class Bills:
         """Return the bills of some plans. They are for the fullest moment of a step, or for its passes alone."""
         plans, place = self.plans.take(rows), self.alike.index[rows]
         stage = np.clip(plans.zero_stage, 0, 3)  # a table may state any number
-        states = self.states.take(stage * len(self.degrees) + self.degrees.index[place])
+        degrees = self.degrees.index.take(place)
+        states = self.states.take(stage * len(self.degrees) + degrees)
         micro = self.micro.take(self.activations.index[place])
         activations = np.zeros(len(plans))
         if self.workload.training:
@@ -298,8 +299,8 @@ class Bills:
             working,
             states.buffers,
             constants.shipped_constants().device_memory.fragmentation * dynamic,
-            self.context_of(rows),
-            np.where(self.cached_share > 0, self.cached_share * dynamic + micro.workspace, 0.0),
+            self.context.take(degrees),
+            self.cached_share * dynamic + micro.workspace if self.cached_share > 0 else np.zeros(len(plans)),
             self.error,
         )
 
@@ -325,9 +326,10 @@ class Bills:
         gradients = np.where(at_end, states.gradients, held)
         kept, working = np.where(at_end, micro.first, activations), np.where(at_end, layer + states.reduced, begin)
         working = working + states.gathered
-        # Copies that are freed may be more than all scratch memory of that moment.
-        parameters = states.parameters + casts + np.minimum(working, 0.0)
-        working = np.maximum(working, 0.0)
+        parameters = states.parameters + casts
+        if self.frees_casts:
+            # Copies that are freed may be more than all scratch memory of that moment.
+            parameters, working = parameters + np.minimum(working, 0.0), np.maximum(working, 0.0)
         if not updates:
             return parameters, gradients, kept, working
         # Activations and copies are freed before the update.
@@ -644,7 +646,7 @@ def micro_batches_in_flight(plans: Plans, schedule: Schedule | None = None) -> t
     pipeline_parallel/schedules.py: get_pp_rank_microbatches). Under schedules with stages from both ends of the model
     on a rank, all ranks have equally many.
     """
-    pieces, count = plans.virtual_stages, plans.gradient_accumulation
+    pieces, count = plans.virtual_stages, plans.gradient_accumulation.astype(float)
     more = schedule_law(schedule).more_in_flight
     if more is not None:
         every = np.minimum(plans.pipeline + np.where(plans.pipeline > 1, more, 0.0), count)

@@ -265,8 +265,8 @@ class Steps:
             row * len(shared.launch_s) + place for row in (stage, find_zero_rows(stage, plans.virtual_stages))
         )
         micro, repeats = shared.micro.stage_seconds().take(place), plans.gradient_accumulation.astype(float)
-        straggler = self.straggler.take(some)[place]
-        sends_s, exposed_s = self.boundary_s.take(some)[place] * plans.virtual_stages, shared.exposed_s.take(staged)
+        straggler = self.straggler.take(some).take(place)
+        sends_s, exposed_s = self.boundary_s.take(some).take(place) * plans.virtual_stages, shared.exposed_s.take(staged)
         steady_s = visible_send_seconds(self.workload, plans, micro, sends_s, self.send_share)
         ones = np.broadcast_to(1.0, len(plans))
         times = StepTimes(
