@@ -266,7 +266,8 @@ class Steps:
         )
         micro, repeats = shared.micro.stage_seconds().take(place), plans.gradient_accumulation.astype(float)
         straggler = self.straggler.take(some).take(place)
-        sends_s, exposed_s = self.boundary_s.take(some).take(place) * plans.virtual_stages, shared.exposed_s.take(staged)
+        sends_s = self.boundary_s.take(some).take(place) * plans.virtual_stages
+        exposed_s = shared.exposed_s.take(staged)
         steady_s = visible_send_seconds(self.workload, plans, micro, sends_s, self.send_share)
         ones = np.broadcast_to(1.0, len(plans))
         times = StepTimes(
