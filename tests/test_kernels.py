@@ -330,3 +330,18 @@ def test_a_model_with_another_digest_is_refused(tmp_path: Path) -> None:
     finally:
         environment.apply_environment({})
     assert utilization.load_model().sha256 == digest
+
+
+def test_distinct_kernels_are_every_kernel_once() -> None:
+    rng = np.random.default_rng(0)
+    # Enough rows for more than one part, with equal neighbours and equal rows far apart.
+    m, n = (np.repeat(rng.integers(1, 12, 3000), 3) for _ in range(2))
+    accumulated = np.where(m > 6, 0.0, -0.0)
+    products = [
+        KernelTable.of("gemm", one, batch=1, m=m, n=n, k=64, accumulated=accumulated) for one in ("bf16", "fp32")
+    ]
+    table = KernelTable.concatenate(products)
+    few, index = table.distinct()
+    assert (few.dims[index] == table.dims).all() and (few.precision[index] == table.precision).all()
+    seen = {(int(precision), *row) for precision, row in zip(table.precision, table.dims.tolist(), strict=True)}
+    assert len(few) == len(seen) < len(table) / 50

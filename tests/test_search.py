@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from tilecast import kernels, memo, search, zoo
 from tilecast.hardware import Pool, find_gpu, find_link
+from tilecast.overlap import BucketLimits
 from tilecast.recomputation import CHECKPOINTING
 from tilecast.search import Limits
 from tilecast.spec import Plan, Plans, SpecError, Workload, distinct_rows
@@ -171,6 +172,27 @@ def test_distinct_rows_are_the_distinct_rows(data: st.DataObject) -> None:
     assert len(np.unique(table, axis=0)) == len(groups)
     assert table[groups.first].tolist() == sorted(table[groups.first].tolist())
     assert all((table[:row] != table[row]).any(axis=1).all() for row in groups.first)
+
+
+def test_columns_with_one_value_are_stored_once_and_taken_as_before() -> None:
+    plain = BucketLimits(np.full(5, 2.5), np.arange(5.0))
+    once = plain.with_constants()
+    assert once.first.strides == (0,) and once.rest.strides != (0,)
+    for rows in (np.array([4, 0, 0, 3, 1, 2]), slice(1, 3), np.array([True, False, True, False, False]), slice(0)):
+        taken, expected = once.take(rows), plain.take(rows)
+        assert taken.first.tolist() == expected.first.tolist() and taken.rest.tolist() == expected.rest.tolist()
+    with pytest.raises(ValueError, match="read-only"):
+        once.take(np.array([0, 1])).first[0] = 1.0
+    assert len(plain.take(slice(0)).with_constants().first) == 0
+
+
+def test_a_node_holds_the_most_members_of_a_group_that_fit_and_divide_it() -> None:
+    rng = np.random.default_rng(0)
+    ranks, inner, gpus = rng.integers(1, 40, 300), rng.choice([1, 2, 3, 4, 8, 16], 300), rng.choice([4, 8, 16, 64], 300)
+    local = placement.communication_group(ranks.astype(float), inner.astype(float), gpus, pool(nodes=8)).local
+    for size, apart, total, members in zip(ranks.tolist(), inner.tolist(), gpus.tolist(), local.tolist(), strict=True):
+        fitting = max(min(total, 8) // apart, 1)
+        assert members == max(count for count in range(1, fitting + 1) if size % count == 0)
 
 
 @pytest.mark.parametrize("name", ["llama-2-7b", "bert-large", "mixtral-8x7b", "t5-v1.1-large", "resnet-50"])

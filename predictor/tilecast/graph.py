@@ -239,31 +239,44 @@ class KernelTable:
     def distinct(self) -> tuple[KernelTable, npt.NDArray[np.intp]]:
         """Return the distinct kernels, and for each row of this table the index of its distinct kernel, (N,)."""
         width = max(len(KINDS[KIND_NAMES[code]].dims) for code in np.flatnonzero(np.bincount(self.kind)))
-        key = np.column_stack([self.kind * float(len(PRECISIONS)) + self.precision, self.dims[:, :width] + 0.0])
-        # Equal rows are found by a hash of their bits and then compared, since numbers sort faster than rows.
-        hashes = np.concatenate([_hash_rows(key[start : start + _CHUNK]) for start in range(0, len(key), _CHUNK)])
-        _, first, inverse = np.unique(hashes, return_index=True, return_inverse=True)
-        if not np.array_equal(key[first[inverse]], key):
+        parts = [slice(start, start + _CHUNK) for start in range(0, len(self), _CHUNK)]
+        # Equal rows are found by a hash of their bits and then compared, since numbers sort faster than rows. Equal
+        # neighbours count once.
+        hashes = np.concatenate([_hash_columns(self._key(part, width)) for part in parts])
+        heads = np.flatnonzero(np.diff(hashes, prepend=~hashes[:1]))
+        _, first, inverse = np.unique(hashes[heads], return_index=True, return_inverse=True)
+        first, inverse = heads[first], np.repeat(inverse, np.diff(heads, append=len(self)))
+        if not all(np.array_equal(self._key(first[inverse[part]], width), self._key(part, width)) for part in parts):
+            key = self._key(slice(None), width).T
             _, first, inverse = np.unique(key, axis=0, return_index=True, return_inverse=True)
         return self.take(first), inverse.ravel()
+
+    def _key(self, rows: slice | npt.NDArray[np.intp], width: int) -> Floats:
+        """Return the kind and precision of k rows as one number, and the first `width` dimensions, (1 + width, k)."""
+        key = np.empty((1 + width, len(self.kind[rows])))
+        key[0] = self.kind[rows] * float(len(PRECISIONS)) + self.precision[rows]
+        key[1:] = self.dims[rows, :width].T
+        key[1:] += 0.0  # one bit pattern for both zeros
+        return key
 
     def take(self, rows: npt.NDArray[np.intp]) -> KernelTable:
         """Return the chosen rows, in the given order."""
         return KernelTable(self.kind[rows], self.precision[rows], self.dims[rows])
 
 
-def _hash_rows(rows: Floats) -> npt.NDArray[np.uint64]:
-    """Return a hash of each row, (N,). Equal rows have equal hashes."""
-    bits = rows.view(np.uint64)
-    mixed = (bits ^ (bits >> np.uint64(29))) * _MIX[: rows.shape[1]]
-    hashes: npt.NDArray[np.uint64] = (mixed ^ (mixed >> np.uint64(32))).sum(axis=1)
+def _hash_columns(key: Floats) -> npt.NDArray[np.uint64]:
+    """Return a hash of each column of a matrix, (k,). Equal columns have equal hashes."""
+    bits = key.view(np.uint64)
+    mixed = (bits ^ (bits >> np.uint64(29))) * _MIX[: len(key), None]
+    mixed ^= mixed >> np.uint64(32)
+    hashes: npt.NDArray[np.uint64] = mixed.sum(axis=0)
     return hashes
 
 
 _MIX = np.random.default_rng(0).integers(1, 1 << 63, WIDTH + 1, dtype=np.uint64) | np.uint64(1)
 """Odd numbers that spread the bits of a kernel's dimensions."""
 _CHUNK = 1 << 12
-"""Rows that are hashed at once: their bits stay in the processor's second-level cache."""
+"""Kernels that are hashed at once: their bits stay in the processor's second-level cache."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -242,11 +242,13 @@ class Bills:
     """Whether 16-bit copies of weights that a layer caches are freed with the activations that it recomputes."""
 
     @classmethod
-    def of(cls, workload: Workload, sharded: Sharded, plans: Plans, gpu: Gpu | None) -> Bills:
-        """Return the shared parts of the bills of a table of plans."""
+    def of(
+        cls, workload: Workload, sharded: Sharded, plans: Plans, gpu: Gpu | None, splits: DistinctRows | None = None
+    ) -> Bills:
+        """Return the shared parts of the bills of a table of plans. `splits` is `plans.distinct_splits()`, if known."""
         workload, sharded = _with_largest_images(workload, sharded, plans)
         framework = frameworks.find_framework(workload)
-        alike = plans.distinct_splits()
+        alike = plans.distinct_splits() if splits is None else splits
         sharded, some = sharded.take(alike.first), plans.take(alike.first)
         accumulates = (np.minimum(some.gradient_accumulation, 2),) if framework.updates_in_backward else ()
         experts = (some.expert, some.expert_tensor)
@@ -264,8 +266,8 @@ class Bills:
         holds = framework.holds_gradients or zoo.list_recomputation_modes(workload.model) == ("none",)
         frees = framework.weights == "autocast" and workload.is_mixed
         return cls(
-            workload, framework.memory_error, cached, plans, alike, degrees, states, context, activations, micro,
-            holds, frees,
+            workload, framework.memory_error, cached, plans, alike, degrees, states.with_constants(), context,
+            activations, micro.with_constants(), holds, frees,
         )  # fmt: skip
 
     def on_gpu(self, gpu: Gpu) -> Bills:
@@ -281,7 +283,8 @@ class Bills:
         """Return the bills of some plans. They are for the fullest moment of a step, or for its passes alone."""
         plans, place = self.plans.take(rows), self.alike.index[rows]
         stage = np.clip(plans.zero_stage, 0, 3)  # a table may state any number
-        states = self.states.take(stage * len(self.degrees) + self.degrees.index[place])
+        degrees = self.degrees.index.take(place)
+        states = self.states.take(stage * len(self.degrees) + degrees)
         micro = self.micro.take(self.activations.index[place])
         activations = np.zeros(len(plans))
         if self.workload.training:
@@ -297,8 +300,8 @@ class Bills:
             working,
             states.buffers,
             constants.shipped_constants().device_memory.fragmentation * dynamic,
-            self.context_of(rows),
-            np.where(self.cached_share > 0, self.cached_share * dynamic + micro.workspace, 0.0),
+            self.context.take(degrees),
+            self.cached_share * dynamic + micro.workspace if self.cached_share > 0 else np.zeros(len(plans)),
             self.error,
         )
 
@@ -324,13 +327,16 @@ class Bills:
         gradients = np.where(at_end, states.gradients, held)
         kept, working = np.where(at_end, micro.first, activations), np.where(at_end, layer + states.reduced, begin)
         working = working + states.gathered
-        # Copies that are freed may be more than all scratch memory of that moment.
-        parameters = states.parameters + casts + np.minimum(working, 0.0)
-        working = np.maximum(working, 0.0)
+        parameters = states.parameters + casts
+        if self.frees_casts:
+            # Copies that are freed may be more than all scratch memory of that moment.
+            parameters, working = parameters + np.minimum(working, 0.0), np.maximum(working, 0.0)
         if not updates:
             return parameters, gradients, kept, working
         # Activations and copies are freed before the update.
         at_update = states.gradients + states.update > gradients + kept + working + casts
+        if not at_update.any():
+            return parameters, gradients, kept, working
         return (
             np.where(at_update, states.parameters, parameters),
             np.where(at_update, states.gradients, gradients),
@@ -641,12 +647,12 @@ def micro_batches_in_flight(plans: Plans, schedule: Schedule | None = None) -> t
     pipeline_parallel/schedules.py: get_pp_rank_microbatches). Under schedules with stages from both ends of the model
     on a rank, all ranks have equally many.
     """
-    pieces, count = plans.virtual_stages, plans.gradient_accumulation
+    pieces, count = plans.virtual_stages, plans.gradient_accumulation.astype(float)
     more = schedule_law(schedule).more_in_flight
     if more is not None:
         every = np.minimum(plans.pipeline + np.where(plans.pipeline > 1, more, 0.0), count)
         return every, every
-    each, share = 1 + (pieces > 1), 1.0 / pieces
+    each, share = np.minimum(pieces, 2), 1.0 / pieces
     first = (pieces - 1 + each) * plans.pipeline + (1 - each)
     return np.minimum(first * share, count), np.minimum((first - each) * share, count)
 

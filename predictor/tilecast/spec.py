@@ -390,7 +390,29 @@ class Columns:
         if isinstance(rows, slice):
             return type(self)(*[value.take(rows) if isinstance(value, Columns) else value[rows] for value in values])
         places = rows.nonzero()[0] if rows.dtype == bool else rows
-        return type(self)(*[value.take(places) for value in values])
+        return type(self)(*[_take_values(value, places) for value in values])
+
+    def with_constants(self) -> Self:
+        """Return the columns, of which those with one value throughout store it once. They are read-only."""
+        columns = [getattr(self, name) for name in self.__dataclass_fields__]
+        return type(self)(
+            *[
+                _repeat_number(one[:1].copy(), len(one)) if len(one) and (one == one[0]).all() else one
+                for one in columns
+            ]
+        )
+
+
+def _take_values(column: Any, places: npt.NDArray[Any]) -> Any:
+    """Return the values of a column, or of a group of columns, at some places."""
+    is_constant = isinstance(column, np.ndarray) and column.strides == (0,)
+    return _repeat_number(column[:1], len(places)) if is_constant else column.take(places)
+
+
+def _repeat_number(number: npt.NDArray[Any], count: int) -> npt.NDArray[Any]:
+    """Return a read-only column that repeats one number, (1,), without storing it more than once, (count,)."""
+    number.setflags(write=False)
+    return np.ndarray((count,), number.dtype, number, strides=(0,))
 
 
 @dataclass(frozen=True, slots=True)

@@ -226,21 +226,27 @@ class _Space:
 
     @classmethod
     def from_plans(cls, workload: Workload, plans: Plans, is_bounded: bool, pool: Pool) -> _Space:
-        sharded = cache(lambda: zoo.shard(workload, plans))
+        splits = cache(plans.distinct_splits)
+
+        def shard() -> Sharded:
+            return zoo.shard(workload, plans.take(splits().first)).take(splits().index)
+
+        sharded = cache(shard)
 
         def memory_bills() -> tuple[memory.Bills, Floats, Floats]:
             least, reserved = np.empty((2, len(plans)))
-            bills = memory.Bills.of(workload, sharded(), plans, pool.gpu)
+            bills = memory.Bills.of(workload, sharded(), plans, pool.gpu, splits())
             for rows in _split_rows(plans):
                 bill = bills.rows(rows)
-                least[rows], reserved[rows] = bill.least, bill.reserved
+                least[rows] = bill.least
+                reserved[rows] = least[rows] + bill.cached
             return bills, least, reserved
 
         return cls(
             plans,
             is_bounded,
             sharded,
-            cache(lambda: StepInputs.from_plans(sharded(), plans, pool)),
+            cache(lambda: StepInputs.from_plans(sharded(), plans, pool, splits=splits())),
             cache(memory_bills),
         )
 

@@ -75,12 +75,16 @@ class Abilities:
         fine: Mask = self._recomputed()[plans.checkpointing] & (
             np.isin(plans.sequence_parallel, self.sequence_parallel) | (plans.tensor == 1)
         )
-        ranks = plans.data * plans.context
-        fine &= np.isin(plans.zero_stage, self.zero_stages["alone"]) | (ranks == 1)
+        alone = self.zero_stages["alone"]
+        # Most degrees allow the same stages.
+        shards = {
+            stages: np.isin(plans.zero_stage, stages) | (plans.data * plans.context == 1)
+            for stages in {(*stages,) for stages in self.zero_stages.values()}
+        }
+        fine &= shards[*alone]
         for name in ("data", "tensor", "pipeline", "context", "expert", "expert_tensor", "virtual"):
             used = getattr(plans, "virtual_stages" if name == "virtual" else name) > 1
-            stages = self.zero_stages.get(name, self.zero_stages["alone"])
-            allowed = (np.isin(plans.zero_stage, stages) | (ranks == 1)) if name in self.parallelism else False
+            allowed = shards[*self.zero_stages.get(name, alone)] if name in self.parallelism else False
             fine &= ~used | allowed
         return fine
 

@@ -30,7 +30,7 @@ from tilecast.memo import Memo
 from tilecast.model import Model
 from tilecast.recomputation import Checkpointing, code_of, names_modules, split_modules
 from tilecast.search.engines import FRAMEWORKS, Abilities, Mask, abilities
-from tilecast.spec import Ints, Plans, SpecError, Workload
+from tilecast.spec import Ints, Plans, Rows, SpecError, Workload, distinct_rows
 from tilecast.step import placement
 from tilecast.zoo import traced
 from tilecast.zoo.families import FAMILIES
@@ -108,15 +108,20 @@ def enumerate_bounded(workload: Workload, pool: Pool, limits: Limits) -> tuple[P
         usual &= ~names_modules(ways["checkpointing"])
     for digits, some in (*((digits, allowed) for digits in (64, 4, 3, 2, 1)), (1, allowed & usual)):
         outer = _add_batches(workload, _enumerate_splits(workload, pool, limits, digits))
-        mask = _allow_combinations(workload, outer, ways, some)
-        if np.count_nonzero(mask) <= limits.max_plans:
+        kinds, mask = _allow_combinations(workload, outer, ways, some)
+        counts = np.count_nonzero(mask, axis=1)[kinds]
+        if counts.sum() <= limits.max_plans:
             break
-    rows, chosen = np.nonzero(mask)
-    names = [item.name for item in fields(Plans)]
-    columns = {name: column[rows] for name, column in outer.items()} | {
-        name: column[chosen] for name, column in ways.items()
+    # Each row of `outer` is repeated once for each of its ways. The ways of row i are those of its kind, which are
+    # consecutive in `flat` from `starts[kinds[i]]` on.
+    flat = np.nonzero(mask)[1]
+    starts = np.cumsum(np.count_nonzero(mask, axis=1)) - np.count_nonzero(mask, axis=1)
+    ends = np.cumsum(counts)
+    chosen = flat[np.arange(counts.sum()) + np.repeat(starts[kinds] - ends + counts, counts)]
+    columns = {name: np.repeat(column, counts) for name, column in outer.items()} | {
+        name: column.take(chosen) for name, column in ways.items()
     }
-    return Plans(*(columns[name] for name in names)), digits < 64
+    return Plans(*(columns[item.name] for item in fields(Plans))), digits < 64
 
 
 def _enumerate_splits(workload: Workload, pool: Pool, limits: Limits, digits: int) -> _Table:
@@ -376,32 +381,34 @@ def recomputations(workload: Workload) -> tuple[Checkpointing, ...]:
 _DEGREES = ("data", "tensor", "pipeline", "context", "expert", "expert_tensor")
 
 
-def _allow_combinations(workload: Workload, outer: _Table, ways: _Table, allowed: Mask) -> Mask:
-    """Return which of the W combinations `ways` each row of `outer` may have, (rows, W).
+def _allow_combinations(workload: Workload, outer: _Table, ways: _Table, allowed: Mask) -> tuple[Rows, Mask]:
+    """Return which of the W combinations `ways` each row of `outer` may have.
 
-    `allowed` is the mask of `_enumerate_ways`.
+    Rows that may have the same combinations are of one kind. The result is the kind of each row, (rows,), and the mask
+    of each kind, (kinds, W). `allowed` is the mask of `_enumerate_ways`.
     """
     # Tables and classifiers are spread by the model's own code, whatever framework runs the rest.
     degrees = _DEGREES if zoo.count_experts(workload.model) else _DEGREES[:-2]
-    kind = np.sum([(outer[name] > 1) << place for place, name in enumerate(degrees)], axis=0)
-    virtual = _virtual_stages(workload)
-    pipeline, repeats = outer["pipeline"][:, None], outer["gradient_accumulation"][:, None]
-    # Interleaving needs equal pieces, and micro-batches that divide by the stages (arXiv 2104.04473, section 2.2).
-    kinds = np.zeros((int(pipeline.max(initial=1)) + 1, 2, len(virtual)), bool)
-    for degree in np.flatnonzero(np.bincount(pipeline[:, 0])).tolist():
-        for place, pieces in enumerate(virtual):
-            kinds[degree, :, place] = runs_pieces(workload, degree, pieces)
-            kinds[degree, 0, place] &= pieces == 1
-        kinds[degree] = _keep_one_per_octave(np.array(virtual), kinds[degree])
-    interleaves = kinds[pipeline[:, 0], (repeats[:, 0] % pipeline[:, 0] == 0).astype(int)]
+    used = np.sum([(outer[name] > 1) << place for place, name in enumerate(degrees)], axis=0)
+    pipeline = outer["pipeline"]
+    divides = outer["gradient_accumulation"] % pipeline == 0
     spread = workload.sequence_length // outer["context"] % outer["tensor"] == 0
-    # One matrix of rows x ways at a time, gathered from the narrow columns rather than the wide ones.
-    mask: Mask = allowed[kind] & interleaves[:, np.searchsorted(virtual, ways["virtual_stages"])]
+    groups = (outer["data"],) if workload.shard_degree is not None else ()
+    kinds = distinct_rows(used, pipeline, divides.astype(int), spread.astype(int), *groups)
+    used, pipeline, divides, spread = (column[kinds.first] for column in (used, pipeline, divides, spread))
+    # Interleaving needs equal pieces, and micro-batches that divide by the stages (arXiv 2104.04473, section 2.2).
+    virtual = _virtual_stages(workload)
+    pieces = np.zeros((int(pipeline.max(initial=1)) + 1, 2, len(virtual)), bool)
+    for degree in np.flatnonzero(np.bincount(pipeline)).tolist():
+        pieces[degree] = [runs_pieces(workload, degree, number) for number in virtual]
+        pieces[degree, 0] &= np.array(virtual) == 1
+    interleaves = _keep_one_per_octave(np.array(virtual), pieces[pipeline, divides.astype(int)])
+    mask: Mask = allowed[used] & interleaves[:, np.searchsorted(virtual, ways["virtual_stages"])]
     mask &= spread[:, None] | (ways["sequence_parallel"] == 0)
     if workload.shard_degree is not None:
-        data = outer["data"][:, None]
+        data = outer["data"][kinds.first, None]
         mask &= has_whole_groups(workload.shard_degree, data) & allows_groups(data, ways["zero_stage"])
-    return mask
+    return kinds.index, mask
 
 
 def has_whole_groups(shard_degree: int, data: Ints) -> Mask:

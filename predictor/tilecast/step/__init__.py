@@ -32,6 +32,7 @@ from tilecast.step.distinct import Column, PerDistinct, StepInputs, Value
 from tilecast.step.passes import MicroBatch, block_passes, boundary_seconds, micro_batch, visible_send_seconds
 from tilecast.step.replicas import (
     SyncSeconds,
+    find_zero_rows,
     link_contention,
     replica_seconds,
     replica_sync_seconds,
@@ -133,6 +134,25 @@ class _CalibrationCorrections(Columns):
     ratio: Floats
     width: Floats
     """Factor on the half-width of the range."""
+
+
+@dataclass(frozen=True, slots=True)
+class _SharedSeconds:
+    """Seconds that plans share if they differ only in ZeRO stage and virtual stages, for n such groups of plans.
+
+    A matrix (4, n) or (6, n) has the rows of `replica_seconds`.
+    """
+
+    micro: MicroBatch
+    compute_s: Floats
+    exposed_s: Floats
+    """Communication of replicas that computation does not hide."""
+    hidden_s: Floats
+    input_s: Floats
+    launch_s: Floats
+    """Waits for the host, (n,)."""
+    least_s: Floats
+    """Kernels at the peak of compute or memory, (n,)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,57 +259,54 @@ class Steps:
         Neighbouring plans that differ only in ZeRO stage and virtual stages share one row of the inputs.
         """
         plans, (some, place) = self.plans.take(rows), self.inputs.rows_of(rows)
-        interleaves = bool((plans.virtual_stages > 1).any())
-        micro, compute_s, exposed_s, hidden_s, input_s = self._at_every_zero_stage(some, interleaves=interleaves)
+        shared = self._shared_seconds(some, interleaves=bool((plans.virtual_stages > 1).any()))
         stage = np.minimum(np.maximum(plans.zero_stage, 0), 3)  # a table may state any number
-        updated, way = stage * len(exposed_s[0]) + place, stage
-        if interleaves:
-            way = stage + 4 * (plans.virtual_stages > 1)
-        staged, micro = way * len(exposed_s[0]) + place, micro.take(place)
-        straggler, repeats = self.straggler.take(some)[place], plans.gradient_accumulation.astype(float)
-        sends_s = self.boundary_s.take(some)[place] * plans.virtual_stages
-        exposed_s = exposed_s.take(staged)
+        updated, staged = (
+            row * len(shared.launch_s) + place for row in (stage, find_zero_rows(stage, plans.virtual_stages))
+        )
+        micro, repeats = shared.micro.stage_seconds().take(place), plans.gradient_accumulation.astype(float)
+        straggler = self.straggler.take(some).take(place)
+        sends_s = self.boundary_s.take(some).take(place) * plans.virtual_stages
+        exposed_s = shared.exposed_s.take(staged)
         steady_s = visible_send_seconds(self.workload, plans, micro, sends_s, self.send_share)
         ones = np.broadcast_to(1.0, len(plans))
         times = StepTimes(
-            compute=compute_s.take(staged) * straggler,
+            compute=shared.compute_s.take(staged) * straggler,
             communication=parts.communication_seconds(repeats, micro, steady_s, exposed_s) * straggler,
             bubble=parts.bubble_seconds(plans, micro, sends_s, self.workload.pipeline_schedule) * straggler,
             optimizer=self.update_s.take(some).take(updated),
-            launch=parts.launch_seconds(repeats, micro, self.once_s.take(some)[place]),
-            input=input_s.take(staged),
-            hidden=hidden_s.take(staged),
-            spread=micro.spread,
+            launch=shared.launch_s.take(place),
+            input=shared.input_s.take(staged),
+            hidden=shared.hidden_s.take(staged),
+            spread=shared.micro.spread.take(place),
             correction=ones,
             carried=ones,
             width=ones,
-            least=repeats / plans.pipeline * micro.roofline_s,
+            least=shared.least_s.take(place),
         )
         return self._apply_corrections(times, plans, some, place)
 
-    def _at_every_zero_stage(
-        self, rows: slice | Rows, *, interleaves: bool
-    ) -> tuple[MicroBatch, Floats, Floats, Floats, Floats]:
-        """Return the micro-batch of some rows of the inputs, (n,), and seconds at every ZeRO stage, (4, n) each.
-
-        With `interleaves`, the seconds at every ZeRO stage with virtual stages follow, (8, n).
-
-        The seconds are those of computation, of exposed and of hidden communication of replicas, and of input.
-        """
+    def _shared_seconds(self, rows: slice | Rows, *, interleaves: bool) -> _SharedSeconds:
+        """Return the seconds that plans on some rows of the inputs share."""
         plans, micro = self.inputs.plans.take(rows), self.micro.take(rows)
         repeats = plans.gradient_accumulation.astype(float)
-        sync = self.sync.take(rows)
-        ways = [
-            replica_seconds(self.workload, plans, micro, sync, interleaved=interleaved)
-            for interleaved in (False, True)[: 1 + interleaves]
-        ]
-        exposed_s, hidden_s = (np.concatenate(column) for column in zip(*ways, strict=True))
-        copied_s = np.concatenate([self.copied_s.take(rows)] * len(ways))
+        exposed_s, hidden_s = replica_seconds(
+            self.workload, plans, micro, self.sync.take(rows), interleaves=interleaves
+        )
+        stages = np.arange(len(exposed_s)) % 4
+        copied_s = self.copied_s.take(rows)[stages]
         if self.workload.offload == "parameters":
-            fetched_s = np.concatenate([weight_fetch_seconds(self.held.take(rows), micro)] * len(ways))
-            exposed_s = exposed_s + repeats * fetched_s
+            exposed_s = exposed_s + repeats * weight_fetch_seconds(self.held.take(rows), micro)[stages]
         compute_s = parts.compute_seconds(repeats, micro, copied_s, hidden_s * self.slowdown)
-        return micro, compute_s, exposed_s, hidden_s, parts.input_seconds(self.graph, plans, compute_s)
+        return _SharedSeconds(
+            micro,
+            compute_s,
+            exposed_s,
+            hidden_s,
+            parts.input_seconds(self.graph, plans, compute_s),
+            parts.launch_seconds(repeats, micro, self.once_s.take(rows)),
+            repeats / plans.pipeline * micro.roofline_s,
+        )
 
     def _apply_corrections(self, times: StepTimes, plans: Plans, rows: slice | Rows, place: Rows) -> StepTimes:
         """Return the times with all known corrections, and no step shorter than the input pipeline takes."""

@@ -69,6 +69,7 @@ class StepInputs:
         *,
         speed: Floats | None = None,
         bucket_mib: Floats | None = None,
+        splits: DistinctRows | None = None,
     ) -> StepInputs:
         """Return the inputs of the steps of plans on a pool.
 
@@ -78,9 +79,10 @@ class StepInputs:
             pool: the pool.
             speed: factor on the speed of all links for each plan.
             bucket_mib: size of the buckets of gradients for each plan, in MiB.
+            splits: `plans.distinct_splits()`, if known, for plans with equal speeds and buckets.
         """
         trials = [np.unique(column, return_inverse=True)[1] for column in (speed, bucket_mib) if column is not None]
-        neighbours = plans.distinct_splits(*trials)
+        neighbours = plans.distinct_splits(*trials) if splits is None else splits
         rows, trials = neighbours.first, [column[neighbours.first] for column in trials]
         sharded, plans = sharded.take(rows), plans.take(rows)
         links = joined_gpus(plans.gpus, pool)

@@ -23,7 +23,7 @@ from tilecast import constants
 from tilecast.graph import Graph
 from tilecast.layout import schedule_law
 from tilecast.spec import Floats, Plans, Schedule
-from tilecast.step.passes import MicroBatch
+from tilecast.step.passes import MicroBatch, StageSeconds
 
 
 def compute_seconds(repeats: Floats, micro: MicroBatch, copied_s: Floats, slowdown_s: Floats) -> Floats:
@@ -31,7 +31,7 @@ def compute_seconds(repeats: Floats, micro: MicroBatch, copied_s: Floats, slowdo
     return repeats * (micro.gpu_s + copied_s) + slowdown_s
 
 
-def communication_seconds(repeats: Floats, micro: MicroBatch, sends_s: Floats, exposed_s: Floats) -> Floats:
+def communication_seconds(repeats: Floats, micro: StageSeconds, sends_s: Floats, exposed_s: Floats) -> Floats:
     """Return the seconds of communication: exchanges of all micro-batches, and exposed collectives of replicas.
 
     `sends_s` are the visible seconds in which a micro-batch is sent to the next stage and back, for all virtual stages.
@@ -39,7 +39,7 @@ def communication_seconds(repeats: Floats, micro: MicroBatch, sends_s: Floats, e
     return repeats * (micro.communication_s + sends_s) + exposed_s
 
 
-def bubble_seconds(plans: Plans, micro: MicroBatch, sends_s: Floats, schedule: Schedule | None) -> Floats:
+def bubble_seconds(plans: Plans, micro: StageSeconds, sends_s: Floats, schedule: Schedule | None) -> Floats:
     """Return the seconds in which a stage is idle while the pipeline fills and drains, (n,).
 
     Schedules that put the gradients of weights into the bubble, or that feed micro-batches at both ends, have a share

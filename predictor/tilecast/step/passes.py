@@ -181,18 +181,31 @@ def _wait_for_host(workload: Workload, layers: Passes, kept: Floats, pool: Pool,
 
 
 @dataclass(frozen=True, slots=True)
-class MicroBatch(Columns):
-    """Seconds of a micro-batch on the slowest stage, by part and as a whole, and on all stages in sequence, (n,)."""
+class StageSeconds(Columns):
+    """Seconds of a micro-batch on the slowest stage, and on all stages in sequence, (n,).
 
-    gpu_s: Floats
-    stall_s: Floats
+    `MicroBatch` has the other columns.
+    """
+
     communication_s: Floats
     backward_s: Floats
     slowest_s: Floats
     all_s: Floats
+
+
+@dataclass(frozen=True, slots=True)
+class MicroBatch(StageSeconds):
+    """Seconds of a micro-batch on the slowest stage, by part and as a whole, and on all stages in sequence, (n,)."""
+
+    gpu_s: Floats
+    stall_s: Floats
     spread: Floats
     roofline_s: Floats
     """Seconds of all kernels of all stages at the peak of compute or memory."""
+
+    def stage_seconds(self) -> StageSeconds:
+        """Return the columns of `StageSeconds` alone."""
+        return StageSeconds(self.communication_s, self.backward_s, self.slowest_s, self.all_s)
 
 
 def micro_batch(sharded: Sharded, plans: Plans, priced: KernelSeconds, passes: ModelPasses) -> MicroBatch:
@@ -217,12 +230,12 @@ def micro_batch(sharded: Sharded, plans: Plans, priced: KernelSeconds, passes: M
     slowest = np.argmax(columns[0] + columns[1] + columns[2], axis=0)[None]
     gpu_s, stall_s, communication_s, backward_s = (np.take_along_axis(column, slowest, axis=0)[0] for column in columns)
     return MicroBatch(
-        gpu_s,
-        stall_s,
         communication_s,
         backward_s,
         gpu_s + stall_s + communication_s,
         first.total_s + layers.total("total_s") + last.total_s,
+        gpu_s,
+        stall_s,
         sharded.gather(priced.spread),
         sharded.gather(priced.roofline_s),
     )
@@ -336,7 +349,9 @@ def exposed_share(workload: Workload, transfer: CollectiveCall, fitted: Constant
     return fitted.factor["exchange"] * (1.0 - hidden)
 
 
-def visible_send_seconds(workload: Workload, plans: Plans, micro: MicroBatch, sends_s: Floats, share: float) -> Floats:
+def visible_send_seconds(
+    workload: Workload, plans: Plans, micro: StageSeconds, sends_s: Floats, share: float
+) -> Floats:
     """Return the seconds by which a micro-batch's sends lengthen a step between warm-up and cool-down, (n,).
 
     Interleaved stages send a piece while they compute the next one, if the framework does so. Computation hides at most

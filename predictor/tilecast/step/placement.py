@@ -9,7 +9,7 @@ import numpy as np
 
 from tilecast.collectives import RankGroup
 from tilecast.hardware import Pool
-from tilecast.spec import Floats, Ints
+from tilecast.spec import Floats, Ints, distinct_rows
 
 
 def joined_gpus(gpus: Ints, pool: Pool) -> Ints:
@@ -42,7 +42,9 @@ def communication_group(ranks: Floats, inner: Floats, gpus: Ints, pool: Pool) ->
     node = joined_gpus(gpus, pool).astype(float)
     fitting = np.clip(np.floor(node / inner), 1.0, ranks)
     # All nodes have equally many members: the largest number that fits and divides the group.
-    candidates = np.arange(1, max(2, int(fitting.max(initial=1.0)) + 1))
-    divides = (ranks.astype(np.int64)[:, None] % candidates == 0) & (candidates <= fitting[:, None])
-    local = np.where(divides, candidates, 1).max(axis=1).astype(float)
+    sizes, most = ranks.astype(np.int64), fitting.astype(np.int64)
+    few = distinct_rows(sizes, most)
+    candidates = np.arange(1, max(2, int(most.max(initial=1)) + 1))
+    divides = (sizes[few.first, None] % candidates == 0) & (candidates <= most[few.first, None])
+    local = np.where(divides, candidates, 1).max(axis=1).astype(float)[few.index]
     return RankGroup(ranks, local, node, np.maximum(node / pool.gpus_per_node, 1.0))

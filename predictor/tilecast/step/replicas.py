@@ -235,61 +235,89 @@ class _Passes:
 
 
 def replica_seconds(
-    workload: Workload, plans: Plans, micro: MicroBatch, sync: SyncSeconds, *, interleaved: bool
+    workload: Workload, plans: Plans, micro: MicroBatch, sync: SyncSeconds, *, interleaves: bool
 ) -> tuple[Floats, Floats]:
     """Return the seconds of exposed and of hidden communication of replicas at the ZeRO stages 0 to 3, (4, n) each.
 
-    The ZeRO and virtual stages of the plans are ignored. With `interleaved` stages, p micro-batches run through a piece
-    of the model before they run through the next piece. So the gradients of a piece are summed while p micro-batches
-    run backward through the pieces before it, and weights are gathered while p run forward (Megatron-Core,
-    pipeline_parallel/schedules.py, forward_backward_pipelining_with_interleaving: grad_sync_func, param_sync_func).
+    With `interleaves`, the seconds at ZeRO 0 and 1 with virtual stages follow, (6, n) each; `find_zero_rows` says which
+    row is a plan's. The ZeRO and virtual stages of the plans are ignored. With interleaved stages, p micro-batches run
+    through a piece of the model before they run through the next piece. So the gradients of a piece are summed while p
+    micro-batches run backward through the pieces before it, and weights are gathered while p run forward
+    (Megatron-Core, pipeline_parallel/schedules.py, forward_backward_pipelining_with_interleaving: grad_sync_func,
+    param_sync_func).
     """
-    at_once = np.minimum(plans.pipeline, plans.gradient_accumulation) if interleaved else 1.0
     passes = _Passes(
         plans.gradient_accumulation,
         np.maximum(micro.slowest_s - micro.backward_s, 0.0),
         micro.backward_s,
-        at_once,
+        1.0,
         float(overlap.hides_gradients(workload)),
         reshards_weights(workload, replace(plans, zero_stage=np.full(len(plans), 2))),
     )
-    stages = [
-        formula(passes, sync)
-        for formula in (_seconds_at_zero_0, _seconds_at_zero_1, _seconds_at_zero_2, _seconds_at_zero_3)
-    ]
-    exposed, busy = (np.stack(column) for column in zip(*stages, strict=True))
+    formulas = (_seconds_at_zero_0, _seconds_at_zero_1, _seconds_at_zero_2, _seconds_at_zero_3)
+    visible = _Visible.from_passes(passes, sync)
+    rows = [formula(passes, sync, visible) for formula in formulas]
+    if interleaves:
+        # Under ZeRO 2 and 3 every micro-batch exchanges by itself, whatever the order of micro-batches.
+        passes = replace(passes, at_once=np.minimum(plans.pipeline, plans.gradient_accumulation))
+        visible = _Visible.from_passes(passes, sync)
+        rows += [formula(passes, sync, visible) for formula in formulas[:2]]
+    exposed, busy = (np.stack(column) for column in zip(*rows, strict=True))
     return exposed, np.maximum(busy - exposed, 0.0)
 
 
-def _seconds_at_zero_0(passes: _Passes, sync: SyncSeconds) -> tuple[Floats, Floats]:
+def find_zero_rows(stage: Ints, virtual_stages: Ints) -> Ints:
+    """Return which row of `replica_seconds` is that of each of n plans from its ZeRO and virtual stages, (n,)."""
+    return stage + 4 * ((virtual_stages > 1) & (stage < 2))
+
+
+@dataclass(frozen=True, slots=True)
+class _Visible:
+    """Seconds of collectives of replicas that a pass does not hide, (n,)."""
+
+    reduced: Floats
+    """All-reduce of all gradients, behind the last backward pass."""
+    scattered: Floats
+    """Reduce-scatter of the gradients, behind a backward pass."""
+    updated: Floats
+    """All-gather of updated weights, in a forward pass."""
+
+    @classmethod
+    def from_passes(cls, passes: _Passes, sync: SyncSeconds) -> _Visible:
+        """Return the visible seconds of each collective."""
+        share = passes.at_once * passes.overlaps
+        backward_s, forward_s = passes.backward_s * share, passes.forward_s * share
+        return cls(
+            overlap.exposed_seconds(sync.reduce_s, sync.reduced, backward_s, sync.first_s, sync.first_share),
+            overlap.exposed_seconds(sync.scatter_s, sync.scattered, backward_s),
+            overlap.exposed_seconds(sync.updated_s, sync.scattered, forward_s),
+        )
+
+
+def _seconds_at_zero_0(_: _Passes, sync: SyncSeconds, visible: _Visible) -> tuple[Floats, Floats]:
     """Return the exposed and the total seconds under ZeRO 0: buckets are all-reduced behind the last backward pass."""
-    hiding_s = passes.backward_s * passes.at_once * passes.overlaps
-    reduced = overlap.exposed_seconds(sync.reduce_s, sync.reduced, hiding_s, sync.first_s, sync.first_share)
-    return reduced, sync.first_s + sync.reduce_s
+    return visible.reduced, sync.first_s + sync.reduce_s
 
 
-def _seconds_at_zero_1(passes: _Passes, sync: SyncSeconds) -> tuple[Floats, Floats]:
+def _seconds_at_zero_1(_: _Passes, sync: SyncSeconds, visible: _Visible) -> tuple[Floats, Floats]:
     """Return the exposed and the total seconds under ZeRO 1.
 
     Gradients are scattered once, and updated weights are gathered in the next forward pass.
     """
-    share = passes.at_once * passes.overlaps
-    scattered = overlap.exposed_seconds(sync.scatter_s, sync.scattered, passes.backward_s * share)
-    updated = overlap.exposed_seconds(sync.updated_s, sync.scattered, passes.forward_s * share)
-    return scattered + updated, sync.scatter_s + sync.updated_s
+    return visible.scattered + visible.updated, sync.scatter_s + sync.updated_s
 
 
-def _seconds_at_zero_2(passes: _Passes, sync: SyncSeconds) -> tuple[Floats, Floats]:
+def _seconds_at_zero_2(passes: _Passes, sync: SyncSeconds, visible: _Visible) -> tuple[Floats, Floats]:
     """Return the exposed and the total seconds under ZeRO 2, where every micro-batch scatters its gradients."""
-    scattered = overlap.exposed_seconds(sync.scatter_s, sync.scattered, passes.backward_s * passes.overlaps)
-    updated = overlap.exposed_seconds(sync.updated_s, sync.scattered, passes.forward_s * passes.overlaps)
-    gathered = overlap.exposed_seconds(sync.gather_s, sync.gathered, passes.forward_s)
-    visible = passes.repeats * scattered + np.where(passes.reshards, passes.repeats * gathered, updated)
-    busy = passes.repeats * sync.scatter_s
-    return visible, busy + np.where(passes.reshards, passes.repeats * sync.gather_s, sync.updated_s)
+    gathered_s, all_s = visible.updated, sync.updated_s
+    if passes.reshards.any():
+        each = overlap.exposed_seconds(sync.gather_s, sync.gathered, passes.forward_s)
+        gathered_s = np.where(passes.reshards, passes.repeats * each, gathered_s)
+        all_s = np.where(passes.reshards, passes.repeats * sync.gather_s, all_s)
+    return passes.repeats * visible.scattered + gathered_s, passes.repeats * sync.scatter_s + all_s
 
 
-def _seconds_at_zero_3(passes: _Passes, sync: SyncSeconds) -> tuple[Floats, Floats]:
+def _seconds_at_zero_3(passes: _Passes, sync: SyncSeconds, _: _Visible) -> tuple[Floats, Floats]:
     """Return the exposed and the total seconds under ZeRO 3.
 
     Every pass gathers the weights block by block, and gradients are scattered behind the backward pass.
