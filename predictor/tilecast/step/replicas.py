@@ -197,9 +197,9 @@ def replica_sync_seconds(
         return SyncSeconds(nil, nil, nil, nil, nil, nil, one, one, gathered)
     gradient = frameworks.gradient_bytes(workload)
     block_bytes = held.parameters * held.trainable * gradient / gathered
-    caps = overlap.BucketLimits.of(workload, plans, gradient, block_bytes)
+    caps = overlap.BucketLimits.from_plans(workload, plans, gradient, block_bytes)
     if bucket_mib is not None:
-        caps = overlap.BucketLimits.of_sizes(workload, bucket_mib)
+        caps = overlap.BucketLimits.from_sizes(workload, bucket_mib)
     sync = sync_seconds(workload, sharded, held, plans, pool, caps, gathered, fitted)
     return sync.map_seconds(lambda seconds: np.where(active, seconds, 0.0) / speed)
 
