@@ -132,7 +132,7 @@ def advise(request: Request, pools: Sequence[Pool]) -> Advice:
 
 def _describe_origin(pools: Sequence[Pool]) -> AdviceOrigin:
     """Return the versions and digests of all data behind an advice, and the sources of each pool's specifications."""
-    version, digest = kernels.model_info()
+    version, digest = kernels.describe_model_file()
     return AdviceOrigin(
         version=__version__,
         model_version=version,
