@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from tilecast import constants, environment, kernels
 from tilecast.graph import KINDS, KernelTable
-from tilecast.hardware import find_gpu, gpus
+from tilecast.hardware import find_gpu, list_gpus
 from tilecast.kernels import features, tiles, utilization
 from tilecast.spec import PRECISIONS, SpecError
 
@@ -49,7 +49,7 @@ NOT_DOUBLED = ("accumulated", "causal", "backward", "direction", "drawn", "group
 @st.composite
 def kernel(draw):
     """Draw a kernel of any kind, with a precision and a GPU that supports it."""
-    gpu = draw(st.sampled_from(list(gpus().values())))
+    gpu = draw(st.sampled_from(list(list_gpus().values())))
     precision = draw(st.sampled_from([name for name in PRECISIONS if gpu.supports(name)]))
     kind = draw(st.sampled_from(list(KINDS)))
     return kind, precision, {name: draw(strategy) for name, strategy in DIMS[kind].items()}, gpu

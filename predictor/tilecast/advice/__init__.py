@@ -138,7 +138,7 @@ def _describe_origin(pools: Sequence[Pool]) -> AdviceOrigin:
         model_version=version,
         model_sha256=digest,
         constants_sha256=constants.digest_constants(),
-        data_sha256=hardware.digest_fact_files(),
+        data_sha256=hardware.digest_data_files(),
         layers={pool.name: dict(sorted(pool.layers.items())) for pool in pools if pool.layers},
         runs={pool.name: runs for pool in pools if (runs := pool.calibration.runs)},
     )
