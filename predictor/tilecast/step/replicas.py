@@ -151,7 +151,7 @@ def _collective_seconds(workload: Workload, collective: str, size: Floats, group
         return collectives.fastest_collective_s(collective, size, group, pool.intra, pool.inter)
     servers = workload.parameter_servers or group.nodes
     waits = workload.server_updates == "synchronous"
-    return collectives.parameter_server_s(size, group, pool.intra, pool.inter, servers, waits=waits)
+    return collectives.parameter_server_s(size, group, pool.intra, pool.inter, servers, is_synchronous=waits)
 
 
 _LEAST_GATHERED = 4
