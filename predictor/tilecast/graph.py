@@ -437,12 +437,12 @@ class Graph:
         """All blocks in the order of the model, each of them once."""
         return self.first + self.layers + self.last
 
-    def sequence(self) -> tuple[Block, ...]:
+    def list_repetitions(self) -> tuple[Block, ...]:
         """Return the blocks in the order of a forward pass, with a block that repeats listed once per repetition."""
-        layers = (self.layers[place] for place in self.layer_order())
+        layers = (self.layers[place] for place in self.list_layer_indexes())
         return (*_repeat_blocks(self.first), *layers, *_repeat_blocks(self.last))
 
-    def layer_order(self) -> list[int]:
+    def list_layer_indexes(self) -> list[int]:
         """Return the index into `layers` of each layer's block, in the order of a forward pass."""
         placed, end = [], 0
         for place, block in enumerate(self.layers):

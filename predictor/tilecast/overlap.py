@@ -86,7 +86,7 @@ class BucketLimits(Columns):
             return cls(np.zeros(rows), elements * gradient_bytes)
         return cls(np.zeros(rows), block_bytes)
 
-    def count(self, size_bytes: Floats) -> Floats:
+    def count_buckets(self, size_bytes: Floats) -> Floats:
         """Return the number of buckets that `size_bytes` of gradients fill, at least 1, (n,)."""
         return np.asarray(np.maximum(np.ceil(size_bytes / np.maximum(self.rest, 1.0)), 1.0))
 

@@ -38,7 +38,7 @@ PARTS: Mapping[str, frozenset[str]] = {
 
 
 def _is_minimal(names: frozenset[str]) -> bool:
-    """Return whether a set of modules is free of modules that lie inside another module of the set."""
+    """Return whether no module of a set lies inside another module of the set."""
     return not any(PARTS.get(name, frozenset()) & names for name in names)
 
 
@@ -79,18 +79,18 @@ def join_modules(names: Iterable[str]) -> Checkpointing:
     return _join(name for name in chosen if not any(name in PARTS.get(other, ()) for other in chosen))
 
 
-def split_modules(value: Checkpointing) -> tuple[str, ...]:
+def split_modules(setting: Checkpointing) -> tuple[str, ...]:
     """Return the names of the modules in a setting of recomputation. If the setting is a mode, return no names."""
-    return () if value in CHECKPOINTING else tuple(value.split("+"))
+    return () if setting in CHECKPOINTING else tuple(setting.split("+"))
 
 
-def code_of(value: Checkpointing) -> int:
+def code_of(setting: Checkpointing) -> int:
     """Return the code in `Plans.checkpointing` of a setting of recomputation.
 
     Raises:
         KeyError: the setting does not exist.
     """
-    return _CODES[value]
+    return _CODES[setting]
 
 
 def names_modules(codes: npt.NDArray[np.signedinteger]) -> npt.NDArray[np.bool_]:
@@ -102,6 +102,6 @@ PATTERN = rf"^(none|selective|full|({'|'.join(MODULES)})(\+({'|'.join(MODULES)})
 """Regular expression of a setting of recomputation, for the schemas of documents."""
 
 
-def describe(value: Checkpointing) -> str:
+def describe(setting: Checkpointing) -> str:
     """Return the short form of a setting of recomputation in the text of a plan, such as `sel` in `ac-sel`."""
-    return {"selective": "sel"}.get(value, value)
+    return {"selective": "sel"}.get(setting, setting)

@@ -62,7 +62,7 @@ class _Board:
         return self.memory_gb if self.memory_gb and _is_nearly_equal(self.memory_gb, whole) else whole
 
     @property
-    def varies(self) -> bool:
+    def is_variant(self) -> bool:
         """Whether the product string names a memory size or type, a power or a clock."""
         return any((self.memory_gb, self.memory_type, self.power_w, self.clock_mhz))
 
@@ -95,7 +95,7 @@ def derive_board(product: str, table: Mapping[str, Gpu]) -> Gpu | None:
     board = _Board.parse(product)
     related = [(gpu, known) for gpu in table.values() for known in map(_Board.parse, gpu.aliases)
                if known.stem == board.stem]  # fmt: skip
-    if not related or not board.varies:
+    if not related or not board.is_variant:
         return None
 
     def distance(pair: tuple[Gpu, _Board]) -> tuple[float, bool, bool, int]:
@@ -103,7 +103,7 @@ def derive_board(product: str, table: Mapping[str, Gpu]) -> Gpu | None:
         nominal = known.find_nominal_gb(gpu)
         other_type = board.memory_type not in ("", known.memory_type)
         # Without a stated size, the GPU that the chip and form alone name is the sibling.
-        other_size = board.memory_gb is None and known.varies
+        other_size = board.memory_gb is None and known.is_variant
         return abs(math.log((board.memory_gb or nominal) / nominal)), other_type, other_size, len(gpu.name)
 
     gpu, known = min(related, key=distance)

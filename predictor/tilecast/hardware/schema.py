@@ -17,17 +17,17 @@ from tilecast.hardware.products import MESSAGE, PROTOCOLS, Gpu, Link, LinkProtoc
 from tilecast.spec import PRECISIONS, Precision, SpecError
 
 
-class _FactModel(BaseModel):
+class _FileModel(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, defer_build=True)
 
 
-ModelT = TypeVar("ModelT", bound=_FactModel)
+ModelT = TypeVar("ModelT", bound=_FileModel)
 Source = Annotated[str, Field(min_length=1)]
 """Source of numbers: a paper, a data sheet, source code or a fit."""
 NAME = r"^[a-z0-9][a-z0-9.-]{0,62}$"
 
 
-class GpuFile(_FactModel):
+class GpuFile(_FileModel):
     """The content of a GPU file, which is in `gpus/*.toml` or comes from a user."""
 
     name: str = Field(pattern=NAME)
@@ -72,7 +72,7 @@ class GpuFile(_FactModel):
         )
 
 
-class MigProfileFile(_FactModel):
+class MigProfileFile(_FileModel):
     """One MIG profile in `mig.toml`."""
 
     name: str = Field(pattern=r"^[1-9]g\.[0-9]+gb$")
@@ -83,7 +83,7 @@ class MigProfileFile(_FactModel):
     instances: PositiveInt
 
 
-class MigGpuFile(_FactModel):
+class MigGpuFile(_FileModel):
     """GPUs in `mig.toml` that have the same MIG profiles, with these profiles."""
 
     names: tuple[str, ...]
@@ -93,13 +93,13 @@ class MigGpuFile(_FactModel):
     profiles: tuple[MigProfileFile, ...]
 
 
-class MigFile(_FactModel):
+class MigFile(_FileModel):
     """The content of `mig.toml`."""
 
     gpu: tuple[MigGpuFile, ...]
 
 
-class StackFile(_FactModel):
+class StackFile(_FileModel):
     """Size and bandwidth of one memory stack in `boards.toml`."""
 
     gb: PositiveFloat
@@ -107,7 +107,7 @@ class StackFile(_FactModel):
     source: Source
 
 
-class BoardsFile(_FactModel):
+class BoardsFile(_FileModel):
     """The content of `boards.toml`."""
 
     max_ratio: float = Field(gt=1)
@@ -120,7 +120,7 @@ class BoardsFile(_FactModel):
     """Memory stacks by type of memory."""
 
 
-class ProtocolFile(_FactModel):
+class ProtocolFile(_FileModel):
     """Constants of one NCCL protocol on a type of link."""
 
     start_us: PositiveFloat
@@ -128,7 +128,7 @@ class ProtocolFile(_FactModel):
     share: PositiveFloat
 
 
-class ConstantsFile(_FactModel):
+class ConstantsFile(_FileModel):
     """Constants of collectives on one type of link, from `protocols.toml` or from a link file."""
 
     ll: ProtocolFile | None = None
@@ -142,14 +142,14 @@ class ConstantsFile(_FactModel):
     source: Source
 
 
-class TierFile(_FactModel):
+class TierFile(_FileModel):
     """A tier of network switches in a link file."""
 
     nodes: PositiveInt
     oversubscription: float = Field(ge=1)
 
 
-class LinkFile(_FactModel):
+class LinkFile(_FileModel):
     """The content of a link file, which is in `links/*.toml` or comes from a user."""
 
     name: str = Field(pattern=NAME)

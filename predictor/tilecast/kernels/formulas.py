@@ -82,7 +82,7 @@ def bandwidth_bound_s(
 
 
 def random_numbers_s(numbers: Floats, gpu: Gpu) -> Floats:
-    """Return the seconds in which a GPU generates some numbers of random numbers, (N,)."""
+    """Return the seconds that each kernel takes to draw its number of random numbers on a GPU, (N,)."""
     return numbers * constants.shipped_constants().kernels.random_number_cycles / (gpu.sm_count * gpu.boost_clock_hz)
 
 

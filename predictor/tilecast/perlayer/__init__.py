@@ -214,7 +214,7 @@ class Families:
         fitted = constants.shipped_constants()
         sharded = zoo.shard(workload, plans)
         graph = sharded.graph
-        order = np.array([index_of_block(graph.blocks, block) for block in graph.sequence()])
+        order = np.array([index_of_block(graph.blocks, block) for block in graph.list_repetitions()])
         if len(order) < 2:
             return None  # one block: no neighbour to differ from, or to hide behind
         priced = blocks.kernel_seconds(workload, sharded, pool.gpu, fitted)

@@ -175,7 +175,7 @@ def find(workload: Workload, pool: Pool, limits: Limits = NO_LIMITS) -> PlanTabl
             as the workload asks.
     """
     return _TABLES.get(
-        (workload, pool, limits), lambda: _build_plan_table(workload, _find_space(workload, pool, limits), pool)
+        (workload, pool, limits), lambda: _build_plan_table(workload, _find_search_space(workload, pool, limits), pool)
     )
 
 
@@ -188,7 +188,7 @@ def tabulate_plans(workload: Workload, plans: Plans, pool: Pool) -> PlanTable:
     return _build_plan_table(workload, _SearchSpace.from_plans(workload, plans, False, pool), pool)
 
 
-def _find_space(workload: Workload, pool: Pool, limits: Limits) -> _SearchSpace:
+def _find_search_space(workload: Workload, pool: Pool, limits: Limits) -> _SearchSpace:
     """Return all plans of a workload on a pool, from a cache that pools of equal shape share."""
     gpu = pool.gpu
     gpu_key = bool(gpu.mig), memory.reads_both_layouts(gpu)
@@ -231,7 +231,7 @@ class _SearchSpace:
     is_bounded: bool
     sharded: Callable[[], Sharded]
     inputs: Callable[[], StepInputs]
-    memory_bills: Callable[[], tuple[memory.Bills, Floats, Floats]]
+    itemized_memory: Callable[[], tuple[memory.Bills, Floats, Floats]]
     """Function that returns the itemized memory, the bytes at which a plan fits, (n,), and the bytes that an allocator
     reserves if the GPU has room, (n,). Neither column counts the CUDA context."""
 
@@ -240,7 +240,7 @@ class _SearchSpace:
         """Return the search space of plans of a workload. Intermediate results are computed at the first access."""
         sharded = cache(lambda: zoo.shard(workload, plans))
 
-        def memory_bills() -> tuple[memory.Bills, Floats, Floats]:
+        def itemized_memory() -> tuple[memory.Bills, Floats, Floats]:
             least, reserved = np.empty((2, len(plans)))
             bills = memory.Bills.of(workload, sharded(), plans, pool.gpu)
             for rows in _split_rows(plans):
@@ -253,12 +253,12 @@ class _SearchSpace:
             is_bounded,
             sharded,
             cache(lambda: StepInputs.from_plans(sharded(), plans, pool)),
-            cache(memory_bills),
+            cache(itemized_memory),
         )
 
     def gpu_bytes(self, gpu: Gpu) -> tuple[Floats, Floats, memory.Bills]:
         """Return the bytes that each plan needs on a GPU, (n,), their upper limits, (n,), and the itemized memory."""
-        common_bills, least, reserved = self.memory_bills()
+        common_bills, least, reserved = self.itemized_memory()
         bills = common_bills.on_gpu(gpu)
         needed, upper = np.empty((2, len(self.plans)))
         for rows in _split_rows(self.plans):

@@ -55,9 +55,9 @@ class Abilities:
     policies: Mapping[str, str] = field(default_factory=dict)
     """Sets of recomputed modules that the search tries, by the framework's name of the set."""
 
-    def recomputes(self, value: Checkpointing) -> bool:
+    def recomputes(self, setting: Checkpointing) -> bool:
         """Return whether the framework supports a mode of recomputation or a set of recomputed modules."""
-        return bool(self._find_recomputed_codes()[code_of(value)])
+        return bool(self._find_recomputed_codes()[code_of(setting)])
 
     def _find_recomputed_codes(self) -> Mask:
         """Return whether the framework supports each recomputation code of `recomputation.RECOMPUTED`, (codes,)."""
@@ -112,5 +112,5 @@ def abilities(framework: Framework) -> Abilities:
 
 
 def find_engine(framework: Framework) -> Framework:
-    """Return the framework that executes the plans of a framework. Most frameworks execute their plans themselves."""
+    """Return the framework whose code runs the plans of `framework`. For most frameworks, this is `framework`."""
     return cast("Framework", frameworks.FRAMEWORKS[framework].engine)

@@ -85,7 +85,7 @@ def sync_seconds(
     sums = [parameters * gradient * held.trainable for parameters in exchanged]
     first = np.minimum(limits.first, sums[0])
     rest = [sums[0] - first, *sums[1:]]
-    reduced, scattered = ([limits.count(size) for size in sizes] for sizes in (rest, sums))
+    reduced, scattered = ([limits.count_buckets(size) for size in sizes] for sizes in (rest, sums))
     weights = [parameters * held.gathered_bytes for parameters in exchanged]
     renewed = [parameters * updated * held.trainable for parameters in exchanged]
     exchange = partial(_exchange_seconds, workload, [group for _, group in groups], pool, fitted)
