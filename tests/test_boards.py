@@ -11,7 +11,7 @@ from pydantic.alias_generators import to_camel
 
 from tilecast import nodes, search, zoo
 from tilecast.api.gpu_pool import GpuFacts, Rates, SustainedRatios
-from tilecast.hardware import Gpu, Pool, find_gpu, gpus, mig_profiles, read_gpu_file
+from tilecast.hardware import Gpu, Pool, find_gpu, list_gpus, list_mig_profiles, read_gpu_file
 from tilecast.hardware.boards import FIGURES
 from tilecast.hardware.instances import find_default_network
 from tilecast.spec import PRECISIONS, Plan, Plans, SpecError, Workload
@@ -69,7 +69,7 @@ def test_a_gpu_pool_can_say_every_fact_of_a_gpu_file() -> None:
     assert set(SustainedRatios.model_fields) == {*PRECISIONS, "attention"}
 
 
-@pytest.mark.parametrize("name", gpus())
+@pytest.mark.parametrize("name", list_gpus())
 def test_a_gpu_by_its_facts_is_the_gpu_of_its_file(name: str) -> None:
     """Whether the facts are whole or as few as a GPUPool must state, and whatever the GPU is called there."""
     file, known = find_gpu(name), pool_of({"name": name})
@@ -134,7 +134,7 @@ def test_a_board_with_another_memory_is_derived(spelling: str, expected: tuple[s
     shown = read_gpu_file(spelling)
     assert replace(shown.to_gpu(), aliases=gpu.aliases, sibling=sibling) == gpu
     assert sibling in shown.sources["board"]
-    assert mig_profiles(gpu) == ()
+    assert list_mig_profiles(gpu) == ()
 
 
 @pytest.mark.parametrize(

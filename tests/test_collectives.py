@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 
 from tilecast import collectives, search, zoo
 from tilecast.collectives import COLLECTIVES, RankGroup, TokenCopies, bandwidth_bound_s, dispatch_s
-from tilecast.hardware import Link, NetworkTier, Pool, find_gpu, find_link, links
+from tilecast.hardware import Link, NetworkTier, Pool, find_gpu, find_link, list_links
 from tilecast.spec import ExpertOverlap, Plan, Plans, Workload
 
-INTRA = [name for name, link in links().items() if not link.per_node]
-INTER = [name for name, link in links().items() if link.per_node]
+INTRA = [name for name, link in list_links().items() if not link.per_node]
+INTER = [name for name, link in list_links().items() if link.per_node]
 EACH = [(collective, name) for collective, record in COLLECTIVES.items() for name in record.algorithms]
 GATHERS = ("all_gather", "reduce_scatter")
 NDR = "infiniband-ndr-8x400"

@@ -155,7 +155,7 @@ from tilecast import fuse, zoo
 from tilecast.spec import Plan, Plans, Workload
 eager = Workload(zoo.preset("gpt2"), 512, 8, "bf16")
 for workload in (eager, replace(eager, execution="compiled")):
-    graph = fuse.apply(zoo.shard(workload, Plans.from_plans(Plan(data=8))).graph, fuse.passes(workload))
+    graph = fuse.apply_passes(zoo.shard(workload, Plans.from_plans(Plan(data=8))).graph, fuse.passes(workload))
     print(any(op.unless == "zeta" for block in graph.blocks for op in block.ops))
 """
     assert house.python(program).splitlines() == ["True", "False"]

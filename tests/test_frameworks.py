@@ -35,7 +35,7 @@ def test_the_table_holds_what_a_job_may_name() -> None:
     assert set(FRAMEWORKS) == {UNSET, *NAMES}
     assert set(search.FRAMEWORKS) == set(frameworks.ENGINES)
     for name in NAMES:
-        assert search.engine(name) in frameworks.ENGINES
+        assert search.find_engine(name) in frameworks.ENGINES
         assert search.abilities(name).parallelism
 
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tilecast.hardware import find_gpu, gpus, instances
+from tilecast.hardware import find_gpu, instances, list_gpus
 from tilecast.inputs.gpu_list import ASSUMED, STATED, parse_gpu_list
 from tilecast.spec import SpecError
 
@@ -80,16 +80,16 @@ def test_what_cannot_be_read_is_refused_with_a_remedy(text: str, words: str) -> 
     assert words in str(refused.value)
 
 
-@given(st.sampled_from(sorted(gpus())), st.integers(1, 64), st.integers(1, 16))
+@given(st.sampled_from(sorted(list_gpus())), st.integers(1, 64), st.integers(1, 16))
 def test_stated_nodes_have_the_stated_size(name: str, nodes: int, per_node: int) -> None:
     (pool,) = parse_gpu_list(f"{name}:{nodes}x{per_node}")
     assert (pool.gpu, pool.max_nodes, pool.gpus_per_node) == (find_gpu(name), nodes, per_node)
 
 
-@given(st.sampled_from(sorted(instances.node_types())), st.integers(1, 64))
+@given(st.sampled_from(sorted(instances.list_node_types())), st.integers(1, 64))
 def test_every_instance_type_makes_a_pool(name: str, nodes: int) -> None:
     (pool,) = parse_gpu_list(f"{name}:{nodes}")
-    kind = instances.node_types()[name]
+    kind = instances.list_node_types()[name]
     assert (pool.gpu.name, pool.max_nodes, pool.gpus_per_node) == (kind.gpu, nodes, kind.gpus)
     assert pool.price_per_gpu_hour == kind.price_per_gpu_hour
 

@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from tilecast.hardware import find_gpu, find_link, gpus, load_gpu, load_link, normalise_product, use_links
+from tilecast.hardware import find_gpu, find_link, list_gpus, load_gpu, load_link, normalise_product, use_links
 from tilecast.spec import SpecError
 
 NAMES = [
@@ -86,11 +86,11 @@ LANES = {"kepler": 200}
 
 
 def test_every_gpu_of_the_list_ships():
-    assert sorted(gpus()) == sorted(NAMES)
+    assert sorted(list_gpus()) == sorted(NAMES)
 
 
 def test_no_spelling_means_two_gpus():
-    spellings = Counter(alias for gpu in gpus().values() for alias in set(gpu.aliases))
+    spellings = Counter(alias for gpu in list_gpus().values() for alias in set(gpu.aliases))
     assert {alias: count for alias, count in spellings.items() if count > 1} == {}
 
 
@@ -99,7 +99,7 @@ def test_drivers_labels_and_tables_name_the_same_gpu(spelling, name):
     assert find_gpu(spelling).name == name
 
 
-@pytest.mark.parametrize("gpu", gpus().values(), ids=lambda gpu: gpu.name)
+@pytest.mark.parametrize("gpu", list_gpus().values(), ids=lambda gpu: gpu.name)
 def test_facts_are_physical(gpu):
     assert gpu.memory_bandwidth_bytes_per_s < gpu.l2_bandwidth_bytes_per_s
     lanes = gpu.peak("fp32") / (2 * gpu.sm_count * gpu.boost_clock_hz)
@@ -109,13 +109,13 @@ def test_facts_are_physical(gpu):
     assert all(0 < ratio <= 1 for ratio in gpu.sustained_ratio.values())
 
 
-@pytest.mark.parametrize("gpu", gpus().values(), ids=lambda gpu: gpu.name)
+@pytest.mark.parametrize("gpu", list_gpus().values(), ids=lambda gpu: gpu.name)
 def test_precisions_follow_the_architecture(gpu):
     assert gpu.supports("bf16") == gpu.supports("tf32") == (gpu.compute_capability >= 8.0)
     assert gpu.supports("fp8") == (gpu.compute_capability >= 8.9)
 
 
-@pytest.mark.parametrize("gpu", gpus().values(), ids=lambda gpu: gpu.name)
+@pytest.mark.parametrize("gpu", list_gpus().values(), ids=lambda gpu: gpu.name)
 def test_links_and_bridges_of_a_gpu_are_those_inside_a_node(gpu):
     inside = [find_link(name) for name in (gpu.intra_link, gpu.bridge) if name]
     assert not any(link.per_node for link in inside)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from tilecast import constants, environment, kernels
 from tilecast.graph import KINDS, KernelTable
-from tilecast.hardware import find_gpu, gpus
+from tilecast.hardware import find_gpu, list_gpus
 from tilecast.kernels import features, tiles, utilization
 from tilecast.spec import PRECISIONS, SpecError
 
@@ -49,7 +49,7 @@ NOT_DOUBLED = ("accumulated", "causal", "backward", "direction", "drawn", "group
 @st.composite
 def kernel(draw):
     """Draw a kernel of any kind, with a precision and a GPU that supports it."""
-    gpu = draw(st.sampled_from(list(gpus().values())))
+    gpu = draw(st.sampled_from(list(list_gpus().values())))
     precision = draw(st.sampled_from([name for name in PRECISIONS if gpu.supports(name)]))
     kind = draw(st.sampled_from(list(KINDS)))
     return kind, precision, {name: draw(strategy) for name, strategy in DIMS[kind].items()}, gpu
@@ -232,7 +232,7 @@ def test_an_empty_table_has_no_times():
 
 
 def test_the_model_is_small_and_known_by_its_digest():
-    version, digest = kernels.model_info()
+    version, digest = kernels.describe_model_file()
     assert version.count(".") == 2
     assert len(digest) == 64
     assert sum(path.stat().st_size for path in SHIPPED.parent.glob("*.onnx")) <= 2e6
@@ -263,13 +263,13 @@ def damaged(change: str, path: Path) -> None:
 def test_a_foreign_or_damaged_model_is_refused(change, says, tmp_path):
     damaged(change, tmp_path / "model.onnx")
     with pytest.raises(SpecError, match=says) as caught:
-        kernels.model_info(tmp_path / "model.onnx")
+        kernels.describe_model_file(tmp_path / "model.onnx")
     assert "\n" not in str(caught.value)
 
 
 def test_a_missing_model_is_refused(tmp_path):
     with pytest.raises(SpecError, match="cannot be read"):
-        kernels.model_info(tmp_path / "none.onnx")
+        kernels.describe_model_file(tmp_path / "none.onnx")
 
 
 def test_tiles_cover_the_output_and_waves_the_tiles():
@@ -306,7 +306,8 @@ def test_a_gpu_never_seen_is_less_certain_than_its_twin():
 
 
 def test_the_runtime_is_told_not_to_report_to_its_maker() -> None:
-    code = "import os; from tilecast import kernels; kernels.model_info(); print(os.environ['ORT_DISABLE_TELEMETRY'])"
+    call = "from tilecast import kernels; kernels.describe_model_file()"
+    code = f"import os; {call}; print(os.environ['ORT_DISABLE_TELEMETRY'])"
     environment = {key: value for key, value in os.environ.items() if key != "ORT_DISABLE_TELEMETRY"}
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "1"
@@ -320,7 +321,7 @@ def test_a_model_with_another_digest_is_refused(tmp_path: Path) -> None:
         environment.apply_environment(
             {"TILECAST_UTILIZATION_MODEL": str(path), "TILECAST_UTILIZATION_MODEL_SHA256": digest.upper()}
         )
-        assert kernels.model_info()[1] == digest
+        assert kernels.describe_model_file()[1] == digest
         utilization.use_model(str(path), "0" * 64)
         with pytest.raises(SpecError, match="not 000000000000… as TILECAST_UTILIZATION_MODEL_SHA256 states"):
             utilization.load_model()

@@ -14,7 +14,7 @@ import pytest
 
 from tilecast import nodes
 from tilecast.cli import main
-from tilecast.hardware.instances import node_types
+from tilecast.hardware.instances import list_node_types
 from tilecast.spec import SpecError
 
 TYPE = "node.kubernetes.io/instance-type"
@@ -501,7 +501,7 @@ def test_prices_and_networks_of_instance_types_have_sources_and_dates() -> None:
         assert stated <= set(table["sources"]), name
         if "price_per_hour" in stated:
             assert re.search(r"\d{4}-\d{2}-\d{2}", table["sources"]["price_per_hour"]), name
-    assert len(node_types()) == sum(len(table["nodes"]) for table in rented.values()), "no type is in two files"
+    assert len(list_node_types()) == sum(len(table["nodes"]) for table in rented.values()), "no type is in two files"
 
 
 def test_a_node_that_is_listed_twice_counts_once() -> None:

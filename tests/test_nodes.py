@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tilecast import nodes
-from tilecast.hardware import find_gpu, gpus
-from tilecast.hardware.instances import find_default_gpus_per_node, find_default_network, node_types
+from tilecast.hardware import find_gpu, list_gpus
+from tilecast.hardware.instances import find_default_gpus_per_node, find_default_network, list_node_types
 from tilecast.spec import SpecError
 
 CLUSTERS = sorted((Path(__file__).parent.parent / "examples" / "clusters").glob("*.yaml"))
@@ -141,7 +141,7 @@ LABELS: list[tuple[dict[str, str], str, str]] = [
     ("labels", "gpu", "layer"), LABELS, ids=["-".join(list(row[0].values())[:2]) for row in LABELS]
 )
 def test_every_known_label_names_its_gpu(labels: dict[str, str], gpu: str, layer: str) -> None:
-    count = node_types()[labels[TYPE]].gpus if TYPE in labels else 8
+    count = list_node_types()[labels[TYPE]].gpus if TYPE in labels else 8
     (pool,) = nodes.discover_pools([node("a", labels, count)]).entries
     assert (pool.pool.gpu.name, pool.pool.layers["gpu"]) == (gpu, layer)
     assert pool.facts["gpu"] == (gpu, layer)
@@ -452,14 +452,14 @@ def test_example_clusters_hold_known_gpus_only(path: Path) -> None:
 
 
 def test_instance_types_name_known_gpus_and_plausible_prices() -> None:
-    for kind in node_types().values():
+    for kind in list_node_types().values():
         assert find_gpu(kind.gpu).name == kind.gpu
         assert 1 <= kind.gpus <= 16
         assert kind.price_per_gpu_hour is None or 0.1 < kind.price_per_gpu_hour < 20
 
 
 def test_every_shipped_product_string_is_found_again() -> None:
-    for gpu in gpus().values():
+    for gpu in list_gpus().values():
         label = gpu.product.replace(" ", "-")
         assert [pool.gpu.name for pool in nodes.discover_pools([node("a", {PRODUCT: label})]).pools] == [gpu.name]
 

@@ -70,7 +70,7 @@ def test_a_longer_pass_hides_more_and_never_the_last_bucket(
 def synced(workload: Workload, plan: Plan = PLAN, pool: Pool = SLOW) -> SyncSeconds:
     plans = Plans.from_plans(plan)
     sharded = zoo.shard(workload, plans)
-    caps = overlap.BucketLimits.of(workload, plans, 4.0, np.ones(1))
+    caps = overlap.BucketLimits.from_plans(workload, plans, 4.0, np.ones(1))
     return sync_seconds(
         workload,
         sharded,
@@ -105,14 +105,14 @@ def step_s(workload: Workload, plan: Plan = PLAN, pool: Pool = SLOW) -> float:
     ],
 )
 def test_buckets_are_the_framework_s_unless_the_job_says_more(facts: dict[str, Any], first: float, rest: float) -> None:
-    caps = overlap.BucketLimits.of(replace(BERT, **facts), Plans.from_plans(PLAN), 4.0, np.full(1, 7 * 2.0**20))
+    caps = overlap.BucketLimits.from_plans(replace(BERT, **facts), Plans.from_plans(PLAN), 4.0, np.full(1, 7 * 2.0**20))
     assert caps.first[0] == first * 2**20
     assert caps.rest[0] == pytest.approx(rest * 2**20)
 
 
 def test_megatron_s_buckets_grow_with_the_replicas() -> None:
     wide = Plans.from_plans(replace(PLAN, data=128))
-    caps = overlap.BucketLimits.of(replace(BERT, framework="megatron"), wide, 4.0, np.ones(1))
+    caps = overlap.BucketLimits.from_plans(replace(BERT, framework="megatron"), wide, 4.0, np.ones(1))
     assert caps.rest[0] == 128e6 * 4
 
 
@@ -270,7 +270,7 @@ def test_experts_that_no_other_rank_holds_are_in_no_bucket() -> None:
     pool = Pool("h100", find_gpu("h100-sxm"), 8, 1, link, link)
     plans = Plans.from_plans(Plan(data=8, expert=8, micro_batch=1))
     sharded = zoo.shard(job, plans)
-    caps = overlap.BucketLimits.of(job, plans, gradient_bytes(job), np.ones(1))
+    caps = overlap.BucketLimits.from_plans(job, plans, gradient_bytes(job), np.ones(1))
     sync = sync_seconds(
         job,
         sharded,
@@ -283,4 +283,4 @@ def test_experts_that_no_other_rank_holds_are_in_no_bucket() -> None:
     )
     shared = sharded.sum_fullest_stage("parameters", plans) - sharded.sum_fullest_stage("expert_parameters", plans)
     whole = float((shared * gradient_bytes(job))[0])
-    assert sync.scattered[0] == pytest.approx(float(caps.count(np.array([whole]))[0]))
+    assert sync.scattered[0] == pytest.approx(float(caps.count_buckets(np.array([whole]))[0]))

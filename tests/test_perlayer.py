@@ -169,7 +169,7 @@ def test_layers_that_alternate_stand_where_they_are() -> None:
     model = small(family="moe", layers=6, experts=4, top_k=2, moe_every=2, tied_embeddings=True)
     workload = Workload(model, 512, 64, "bf16")
     sharded = zoo.shard(workload, Plans.from_plans(Plan()))
-    names = [block.name for block in sharded.graph.sequence()]
+    names = [block.name for block in sharded.graph.list_repetitions()]
     assert names == ["embedding", *["layer", "expert-layer"] * 3, "head"]
     every = families(workload, pool("a100-40"), 4)
     family = every.strategy_chain(max(every.family_rows(), key=len))

@@ -358,7 +358,7 @@ def test_what_fits_is_known_without_pricing_a_step(monkeypatch: pytest.MonkeyPat
     monkeypatch.delattr(kernels, "predict_kernel_times")
     plans = search.find(workload, where)
     assert 0 < plans.fits.sum() < len(plans)
-    assert (plans.bill(np.arange(3)).total == plans.memory_bytes[:3]).all()
+    assert (plans.itemize_memory(np.arange(3)).total == plans.memory_bytes[:3]).all()
 
 
 def rack(nodes: int, per_node: int = 4, gpus: int = 72, network: str = "infiniband-ndr-4x400") -> Pool:

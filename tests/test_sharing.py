@@ -16,11 +16,11 @@ from tilecast.advice import Constraints, Request, advise, sharing
 from tilecast.advice.sharing import SharingJob
 from tilecast.api import training_job
 from tilecast.cli import main
-from tilecast.hardware import Pool, find_gpu, find_link, gpus
+from tilecast.hardware import Pool, find_gpu, find_link, list_gpus
 from tilecast.spec import SpecError, Workload
 
 ROOT = Path(__file__).resolve().parent.parent
-CUT = [name for name, gpu in gpus().items() if hardware.mig_profiles(gpu)]
+CUT = [name for name, gpu in list_gpus().items() if hardware.list_mig_profiles(gpu)]
 
 
 def pool(gpu: str, per_node: int = 8, nodes: int = 2) -> Pool:
@@ -40,7 +40,7 @@ def test_resnet_18_with_batch_4_gets_a_slice(gpu: str) -> None:
     assert shares is not None
     assert shares.best is not None
     assert shares.best.kind == "mig"
-    assert shares.best.profile == hardware.mig_profiles(find_gpu(gpu))[0].name
+    assert shares.best.profile == hardware.list_mig_profiles(find_gpu(gpu))[0].name
     assert shares.best.jobs == 7
     assert 1 <= shares.best.slowdown < 1.25
     assert shares.best.relative_cost < 0.2
@@ -122,7 +122,7 @@ def test_jobs_on_one_gpu_add_up(members: list[SharingJob]) -> None:
 @pytest.mark.parametrize("name", CUT)
 def test_profiles_are_parts_of_their_gpu(name: str) -> None:
     gpu = find_gpu(name)
-    for profile in hardware.mig_profiles(gpu):
+    for profile in hardware.list_mig_profiles(gpu):
         part = profile.slice_gpu(gpu)
         assert find_gpu(part.name) == part
         assert find_gpu(f"{gpu.product}-MIG-{profile.name}") == part
@@ -133,7 +133,7 @@ def test_profiles_are_parts_of_their_gpu(name: str) -> None:
         assert part.peak("fp32") / gpu.peak("fp32") == pytest.approx(profile.sms / gpu.sm_count)
         gigabytes = float(profile.name.split("g.")[1].removesuffix("gb"))
         assert profile.memory_bytes / 2**30 == pytest.approx(gigabytes, rel=0.12)
-        assert not hardware.mig_profiles(part)
+        assert not hardware.list_mig_profiles(part)
     with pytest.raises(SpecError, match="no profile"):
         find_gpu(f"{name}-mig-9g.1gb")
 

@@ -14,7 +14,7 @@ from tilecast import frameworks, memory, search, zoo
 from tilecast.advice.enumeration import enumerate_stated
 from tilecast.cli import main
 from tilecast.hardware import Pool, find_gpu, find_link
-from tilecast.layout import SCHEDULES, counted_ends, counted_ends_of_pieces, parse_layout, split_layers
+from tilecast.layout import SCHEDULES, count_end_layers, counted_ends_of_pieces, parse_layout, split_layers
 from tilecast.render.launch import torchtitan, write_launch
 from tilecast.render.launch.setting import LaunchSetting
 from tilecast.spec import Plan, Plans, Schedule, SpecError, Stated, Workload
@@ -34,7 +34,7 @@ def test_stages_hold_all_layers(layers: int, pipeline: int, ends: bool) -> None:
     split = split_layers(layers, pipeline, counts_ends=ends)
     assert len(split) == pipeline
     assert sum(split) == layers
-    if ends and counted_ends(layers, pipeline):
+    if ends and count_end_layers(layers, pipeline):
         assert max(split) - min(split) <= 1
         assert split[-1] == max(split) - 1
 

@@ -214,7 +214,7 @@ class Advisor:
         pools, request = self.list_pools(question), question.request
         if not pools or isinstance(request, Declined):
             return None
-        _, digest = kernels.model_info()
+        _, digest = kernels.describe_model_file()
         return await self._compute_once(
             question, self._hashes, self._make_answer_key(question), inputs_hash, request, pools, digest
         )

@@ -1,10 +1,11 @@
-"""Fusion passes, by which compilers, hand-written kernels or libraries change the operators of an eager framework.
+"""Fusion passes, in which compilers, hand-written kernels or libraries replace operators of eager execution.
 
-A model family lists every operator of eager execution, and the operators that a pass puts in place of others.
-`Op.unless` names the pass that removes an operator, `Op.only` the pass that adds an operator. `passes` returns the
-passes of a workload, and `apply` runs them over a graph. Two passes change more than the list of operators. `attention`
-also decides which tensors are kept for the backward pass, so the block is built for it. `optimizer` changes the weight
-update, which `tilecast.step` prices.
+A model family lists every operator of eager execution, and every operator that a fusion pass adds. `Op.unless` names
+the pass that removes an operator. `Op.only` names the pass that adds an operator. `passes` returns the passes of a
+workload, and `apply_passes` runs them over a graph.
+
+Two passes change more than the list of operators. `attention` also decides which tensors are kept for the backward
+pass, so the block is built for it. `optimizer` changes the weight update, which `tilecast.step` prices.
 """
 
 from __future__ import annotations
@@ -18,13 +19,16 @@ from tilecast.spec import Execution, PassName, Workload
 
 
 class FusionPass(NamedTuple):
-    """A fusion pass; frameworks may run it too (`frameworks.Framework.fuses`)."""
+    """A fusion pass, with the executions and kernels that include it.
+
+    A framework may also run the pass in every execution (`frameworks.Framework.fuses`).
+    """
 
     purpose: str
     executions: tuple[Execution, ...] = ()
-    """Executions that run the pass."""
+    """Executions, such as `compiled`, that run the pass."""
     is_hand_written: bool = False
-    """Whether hand-written kernels include the pass."""
+    """Whether a framework's hand-written kernels include the pass."""
 
 
 _COMPILERS: tuple[Execution, ...] = ("compiled", "xla")
@@ -45,9 +49,9 @@ PASSES: dict[PassName, FusionPass] = {
 
 
 def passes(workload: Workload) -> frozenset[PassName]:
-    """Return the names of the fusion passes that run over a workload's graph.
+    """Return the names of the fusion passes that a workload runs.
 
-    They depend on its execution, its framework, its hand-written kernels, its attention and its optimizer.
+    The passes depend on the execution, framework, hand-written kernels, attention, loss and optimizer of the workload.
     """
     cells = frameworks.find_framework(workload)
     chosen = cells.fuses | {name for name, item in PASSES.items() if workload.execution in item.executions}
@@ -66,15 +70,16 @@ def passes(workload: Workload) -> frozenset[PassName]:
     return chosen
 
 
-def remains(op: Op, names: frozenset[PassName]) -> bool:
-    """Return whether an operator still runs after the named fusion passes."""
-    return op.unless not in names and (op.only is None or op.only in names)
+def is_kept(op: Op, passes: frozenset[PassName]) -> bool:
+    """Return whether an operator is part of a graph after fusion passes, which are given by name."""
+    return op.unless not in passes and (op.only is None or op.only in passes)
 
 
-def apply(graph: Graph, names: frozenset[PassName]) -> Graph:
-    """Return the graph with the operators that the named fusion passes leave, in order."""
+def apply_passes(graph: Graph, passes: frozenset[PassName]) -> Graph:
+    """Return a graph without the operators that fusion passes remove, and without those that only other passes add."""
 
-    def fused(blocks: tuple[Block, ...]) -> tuple[Block, ...]:
-        return tuple(replace(block, ops=tuple(op for op in block.ops if remains(op, names))) for block in blocks)
+    def fuse_blocks(blocks: tuple[Block, ...]) -> tuple[Block, ...]:
+        return tuple(replace(block, ops=tuple(op for op in block.ops if is_kept(op, passes))) for block in blocks)
 
-    return replace(graph, first=fused(graph.first), layers=fused(graph.layers), last=fused(graph.last))
+    first, layers, last = fuse_blocks(graph.first), fuse_blocks(graph.layers), fuse_blocks(graph.last)
+    return replace(graph, first=first, layers=layers, last=last)

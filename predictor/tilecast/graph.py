@@ -1,11 +1,11 @@
 """Operators that one rank runs, with FLOPs and bytes that follow from their shapes.
 
-A model is a short list of blocks (embedding, layer, head …), each of which repeats. A block has operators. Every
-dimension of an operator is a column over the distinct shards of the plan table, (S,), so that one graph describes
-thousands of plans.
+A model is a short list of blocks, such as embedding, layer and head. A block holds operators and may repeat. Many plans
+give a rank the same shard of the model. So every dimension of an operator is a column with one entry per distinct
+shard, (S,), and one graph describes thousands of plans.
 
-`KINDS` lists all kinds of kernels with the names of their dimensions and the formulas of their FLOPs and bytes.
-`tilecast.kernels` forecasts the seconds of a `KernelTable` of any kinds.
+`KINDS` lists all kinds of kernels, with the names of their dimensions and the formulas of their FLOPs and bytes.
+`tilecast.kernels` forecasts the seconds of a `KernelTable`.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ Dims: TypeAlias = Mapping[str, Floats]
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """A kind of kernel, with the names of its dimensions and the formulas of its FLOPs and DRAM bytes.
-
-    `flops(dims)` counts a multiply-add as two. `bytes(dims, element)` is the least DRAM traffic: every input is read
-    once and every output written once; `element` is the bytes of one element, shape (n,). `optional` dimensions are
-    zero where a table does not state them.
-    """
+    """A kind of kernel, with the names of its dimensions and the formulas of its FLOPs and DRAM bytes."""
 
     name: str
     dims: tuple[str, ...]
+    """Names of the dimensions, such as `m`, `n` and `k`."""
     flops: Callable[[Dims], Floats]
+    """Function from the dimensions of n kernels to their FLOPs, (n,). A multiply-add counts as two."""
     bytes: Callable[[Dims, Floats], Floats]
+    """Function from the dimensions and the bytes per element of n kernels, (n,), to their least DRAM traffic in bytes,
+    (n,). Every input is read once and every output is written once."""
     optional: tuple[str, ...] = ()
+    """Names of the dimensions that a table may leave out. They are then zero."""
 
 
 def _attention_flops(dims: Dims) -> Floats:
@@ -59,11 +59,14 @@ def _attention_bytes(dims: Dims, element: Floats) -> Floats:
 
 
 def gemm_output_bytes(dims: Dims, element: Floats | float) -> Floats:
-    """Return the bytes of DRAM traffic of one output of each matrix product, (n,).
+    """Return the DRAM traffic in bytes of one output element of each matrix product, (n,).
 
-    An output is written once; where it is added to an FP32 buffer, it is read and written. The 16 bits that an FP8
-    product writes count as one byte, like its operands, and so do the bytes of such a buffer. The same holds for MXFP8
-    and NVFP4.
+    An output is written once. An output that is added to an FP32 buffer is read and written. An FP8, MXFP8 or NVFP4
+    product counts one byte for the 16 bits that it writes, and at most four bytes for an FP32 buffer.
+
+    Args:
+        dims: dimensions of the products.
+        element: bytes of one element of the inputs, (n,).
     """
     written = np.where(np.asarray(element) < 2.0, 1.0, element)
     return np.asarray(np.where(dims["accumulated"] > 0, np.minimum(8.0, 4.0 * written), written))
@@ -92,22 +95,24 @@ _CONV = (
 )  # fmt: skip
 
 
-def _row_kind(name: str, forward_flops: float, backward_flops: float, forward: float, backward: float) -> Kind:
-    """Return the kind of a reduction along rows.
+def _build_row_kind(
+    name: str, forward_flops: float, backward_flops: float, forward_moves: float, backward_moves: float
+) -> Kind:
+    """Return a kind of kernel that reduces each row of a matrix, such as softmax.
 
     Args:
         name: name of the kind.
-        forward_flops: FLOPs per element of the forward pass.
-        backward_flops: FLOPs per element of the backward pass.
-        forward: elements read and written per element in the forward pass.
-        backward: elements read and written per element in the backward pass.
+        forward_flops: FLOPs per element of the matrix in the forward pass.
+        backward_flops: FLOPs per element of the matrix in the backward pass.
+        forward_moves: reads and writes per element of the matrix in the forward pass.
+        backward_moves: reads and writes per element of the matrix in the backward pass.
     """
 
     def flops(dims: Dims) -> Floats:
         return dims["rows"] * dims["cols"] * np.where(dims["backward"] > 0, backward_flops, forward_flops)
 
     def moved(dims: Dims, element: Floats) -> Floats:
-        return element * dims["rows"] * dims["cols"] * np.where(dims["backward"] > 0, backward, forward)
+        return element * dims["rows"] * dims["cols"] * np.where(dims["backward"] > 0, backward_moves, forward_moves)
 
     return Kind(name, ("rows", "cols", "backward"), flops, moved)
 
@@ -129,10 +134,10 @@ KINDS: Mapping[str, Kind] = {
             _attention_bytes,
         ),
         Kind("conv", _CONV, _conv_flops, _conv_bytes),
-        _row_kind("softmax", 5.0, 4.0, 2.0, 3.0),
-        _row_kind("layernorm", 8.0, 14.0, 2.0, 3.0),
-        _row_kind("rmsnorm", 4.0, 10.0, 2.0, 3.0),
-        _row_kind("cross_entropy", 5.0, 3.0, 1.0, 2.0),
+        _build_row_kind("softmax", 5.0, 4.0, 2.0, 3.0),
+        _build_row_kind("layernorm", 8.0, 14.0, 2.0, 3.0),
+        _build_row_kind("rmsnorm", 4.0, 10.0, 2.0, 3.0),
+        _build_row_kind("cross_entropy", 5.0, 3.0, 1.0, 2.0),
         Kind(
             "embedding",
             ("rows", "cols", "backward"),
@@ -151,35 +156,38 @@ KINDS: Mapping[str, Kind] = {
         Kind("direct_conv", _CONV, _conv_flops, _conv_bytes),
     )
 }
-"""Every kind of kernel. A `gemm` with a `batch` is a batched product or the grouped product of experts; where
-`accumulated` is 1 it adds to an FP32 output, as the gradient of a weight does over micro-batches. `conv.direction` is 0
-forward, 1 gradient of the input, 2 gradient of the weight; `direct_conv` is a grouped convolution that a library has
-only for the CUDA cores. `read_bytes` and `written_bytes` of `elementwise` are per element, so mixed dtypes and byte
-masks are exact, and where `drawn` is 1 each element takes a random number (dropout). `attention` is a fused (flash)
-kernel; unfused attention is two batched `gemm` and a `softmax`."""
+"""Every kind of kernel, by name.
+
+- `gemm` with a `batch` is a batched product, or the grouped product of experts. If `accumulated` is 1, it adds to an
+  FP32 output, as the gradient of a weight does over micro-batches.
+- `attention` is a fused (flash) kernel. Unfused attention is two batched `gemm` and a `softmax`.
+- `conv.direction` is 0 for the forward pass, 1 for the gradient of the input and 2 for the gradient of the weight.
+- `direct_conv` is a grouped convolution that a library runs only on the CUDA cores.
+- `elementwise` has `read_bytes` and `written_bytes` per element, so mixed dtypes and byte masks are exact. If `drawn`
+  is 1, each element takes a random number (dropout).
+"""
 
 KIND_NAMES: tuple[str, ...] = tuple(KINDS)
 WIDTH = max(len(kind.dims) for kind in KINDS.values())
-"""Columns of a kernel table: the most dimensions that any kind has."""
+"""Number of dimension columns in a kernel table, which is the largest number of dimensions of a kind."""
 
 
 @dataclass(frozen=True, slots=True)
 class KernelTable:
-    """N kernels of any kinds.
-
-    `kind` indexes `KIND_NAMES` and `precision` indexes `PRECISIONS`, both (N,). `dims` is (N, WIDTH), in the order of
-    each kind's `dims`, with zeros in unused columns.
-    """
+    """N kernels of any kinds and precisions, as columns."""
 
     kind: npt.NDArray[np.int8]
+    """Index into `KIND_NAMES` of each kernel, (N,)."""
     precision: npt.NDArray[np.int8]
+    """Index into `PRECISIONS` of each kernel, (N,)."""
     dims: Floats
+    """Dimensions of each kernel in the order of its `Kind.dims`, (N, WIDTH). Unused columns are zero."""
 
     def __len__(self) -> int:
         return len(self.kind)
 
     def groups(self) -> Sequence[tuple[Kind, npt.NDArray[np.intp], Dims]]:
-        """Return every kind in the table with its rows, and the dimensions of these rows by name."""
+        """Return every kind in the table, with the indexes of its kernels and their dimensions by name."""
         groups = []
         for code, name in enumerate(KIND_NAMES):
             rows = np.flatnonzero(self.kind == code)
@@ -195,14 +203,14 @@ class KernelTable:
         return np.array([ELEMENT_BYTES[name] for name in PRECISIONS])[self.precision]
 
     def flops(self) -> Floats:
-        """Return the floating-point operations of each kernel, shape (N,)."""
+        """Return the floating-point operations of each kernel, (N,)."""
         result = np.zeros(len(self))
         for kind, rows, dims in self.groups():
             result[rows] = kind.flops(dims)
         return result
 
     def bytes(self) -> Floats:
-        """Return the least DRAM traffic of each kernel in bytes, shape (N,)."""
+        """Return the least DRAM traffic of each kernel in bytes, (N,)."""
         result = np.zeros(len(self))
         for kind, rows, dims in self.groups():
             result[rows] = kind.bytes(dims, self.element_bytes[rows])
@@ -210,10 +218,12 @@ class KernelTable:
 
     @classmethod
     def of(cls, kind: str, precision: str, **dims: npt.ArrayLike) -> KernelTable:
-        """Return kernels of one kind and precision; the dimensions broadcast against each other.
+        """Return a table of kernels of one kind and precision.
+
+        Each dimension is a number or a column. Numbers and columns broadcast against each other.
 
         Raises:
-            KeyError: a dimension is missing, or unknown to the kind.
+            KeyError: a dimension of the kind is missing, or the kind has no such dimension.
         """
         names = KINDS[kind].dims
         dims = dict.fromkeys(KINDS[kind].optional, 0.0) | dims
@@ -229,7 +239,7 @@ class KernelTable:
 
     @classmethod
     def concatenate(cls, tables: Sequence[KernelTable]) -> KernelTable:
-        """Return all kernels of all tables, in order."""
+        """Return one table with the rows of all tables, in order."""
         return cls(
             np.concatenate([table.kind for table in tables]),
             np.concatenate([table.precision for table in tables]),
@@ -237,7 +247,7 @@ class KernelTable:
         )
 
     def distinct(self) -> tuple[KernelTable, npt.NDArray[np.intp]]:
-        """Return the distinct kernels, and for each row of this table the index of its distinct kernel, (N,)."""
+        """Return a table of the distinct kernels, and the index into it of each row of this table, (N,)."""
         width = max(len(KINDS[KIND_NAMES[code]].dims) for code in np.flatnonzero(np.bincount(self.kind)))
         parts = [slice(start, start + _CHUNK) for start in range(0, len(self), _CHUNK)]
         # Equal rows are found by a hash of their bits and then compared, since numbers sort faster than rows. Equal
@@ -260,7 +270,7 @@ class KernelTable:
         return key
 
     def take(self, rows: npt.NDArray[np.intp]) -> KernelTable:
-        """Return the chosen rows, in the given order."""
+        """Return the kernels at the indexes `rows`, in the order of `rows`."""
         return KernelTable(self.kind[rows], self.precision[rows], self.dims[rows])
 
 
@@ -276,35 +286,36 @@ def _hash_columns(key: Floats) -> npt.NDArray[np.uint64]:
 _MIX = np.random.default_rng(0).integers(1, 1 << 63, WIDTH + 1, dtype=np.uint64) | np.uint64(1)
 """Odd numbers that spread the bits of a kernel's dimensions."""
 _CHUNK = 1 << 12
-"""Kernels that are hashed at once: their bits stay in the processor's second-level cache."""
+"""Number of rows that are hashed at once. Their bits fit the processor's second-level cache."""
 
 
 @dataclass(frozen=True, slots=True)
 class Op:
-    """An operator of a block on one rank. Its `table` of kernels has one row per shard, (S,)."""
+    """An operator of a block on one rank, under S shards of the model."""
 
     name: str
     table: KernelTable
+    """Kernel of the operator under each shard, (S,)."""
     phase: Phase = "forward"
     count: float = 1.0
     """Number of times that one repetition of the block runs the operator."""
     launches: Floats | float = 1.0
     """CUDA kernels that an eager framework launches for the operator, (S,) or one number."""
     selective: bool = False
-    """Whether selective recomputation repeats the operator in the backward pass, as it does the core of attention."""
+    """Whether selective recomputation repeats the operator in the backward pass, as for the core of attention."""
     unless: PassName | None = None
-    """Fusion pass that removes the operator."""
+    """Fusion pass that removes the operator. None if no pass removes it."""
     only: PassName | None = None
-    """Fusion pass that adds the operator."""
+    """Fusion pass that adds the operator. None if the operator is part of eager execution."""
 
 
 # The largest published model, the U-Net of Stable Diffusion XL, has 4,851.
 MOST_OPERATORS = 12_000
-"""Most distinct operators of a model, where layers that repeat count once."""
+"""Most distinct operators of a model. A layer that repeats counts once."""
 
 
 def require_few_operators(count: int) -> None:
-    """Raise SearchTooLargeError if a model has more than `MOST_OPERATORS` distinct operators."""
+    """Raise SearchTooLargeError if `count`, a model's distinct operators, exceeds `MOST_OPERATORS`."""
     if count > MOST_OPERATORS:
         remedy = "name a model with fewer layers, or lower the depths in its config"
         raise SearchTooLargeError.from_counts(
@@ -313,7 +324,7 @@ def require_few_operators(count: int) -> None:
 
 
 class OperatorList(list[Op]):
-    """List of operators that raises SearchTooLargeError when more than `MOST_OPERATORS` are added."""
+    """A list of operators. `+=` raises SearchTooLargeError if the list then has more than `MOST_OPERATORS`."""
 
     def __iadd__(self, more: Iterable[Op]) -> Self:  # type: ignore[override,misc]  # `+` makes a list without a limit
         super().__iadd__(more)
@@ -323,60 +334,66 @@ class OperatorList(list[Op]):
 
 @dataclass(frozen=True, slots=True)
 class CollectiveCall:
-    """A collective inside a block. `size_bytes` is the whole buffer of one rank, as nccl-tests counts it, (S,)."""
+    """A collective that a block runs, under S shards of the model."""
 
     name: str
     collective: Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send_recv"]
-    group: Literal["tensor", "context", "expert", "expert_tensor"]
+    group: Literal["tensor", "context", "expert"]
+    """Dimension of parallelism whose ranks take part."""
     size_bytes: Floats
+    """Bytes of the whole buffer of one rank, as nccl-tests counts them, (S,)."""
     phase: Phase = "forward"
     count: float = 1.0
+    """Number of times that one repetition of the block runs the collective."""
     fanout: float = 1.0
-    """Number of ranks that one item of an all-to-all goes to, such as the experts of a token."""
+    """Number of copies of each token that an all-to-all sends, for instance one copy per chosen expert."""
     groups: float = 1.0
-    """Number of equal groups of neighbouring ranks that the router chooses from."""
+    """Number of equal groups of neighbouring ranks from which the router chooses."""
     top_groups: float = 1.0
-    """Number of these groups that one item may go to (node-limited routing)."""
+    """Number of groups to which the router may send the copies of one token (node-limited routing)."""
     dispatch: ExpertDispatch = "allToAll"
-    """How an all-to-all of tokens runs."""
+    """Collective that sends tokens to their experts."""
 
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """A part of the model that repeats; all columns are per repetition and per rank, (S,).
-
-    `activation_bytes` are the bytes of one micro-batch that stay from the forward to the backward pass, for each
-    recomputation mode of `spec.CHECKPOINTING`, (3, S).
-    """
+    """A part of a model that repeats, such as a layer. All columns are per repetition and per rank, (S,)."""
 
     name: str
     repeat: int
     ops: tuple[Op, ...]
     parameters: Floats
     activation_bytes: Floats
+    """Activations of one micro-batch that stay until the backward pass, in bytes, for each recomputation mode of
+    `spec.CHECKPOINTING`, (3, S)."""
     collectives: tuple[CollectiveCall, ...] = ()
     expert_parameters: Floats = field(default_factory=lambda: np.zeros(1))
     """Parameters among `parameters` that expert parallelism spreads over ranks."""
     working_bytes: Floats = field(default_factory=lambda: np.zeros(1))
-    """Scratch memory that exists only while the block runs, such as logits and unfused scores."""
+    """Bytes of scratch memory that exists only while the block runs, such as logits and unfused scores."""
     copied_bytes: Floats = field(default_factory=lambda: np.zeros(1))
-    """Bytes of the largest weight whose copy in another type exists only during its matrix product, (S,)."""
+    """Bytes of the largest copy of a weight in another type, which exists only during a matrix product, (S,)."""
     workspace_bytes: Floats = field(default_factory=lambda: np.zeros(1))
     """Bytes that a library allocates while one of its kernels runs, (S,)."""
     frozen_parameters: Floats = field(default_factory=lambda: np.zeros(1))
     """Parameters among `parameters` that have neither gradient nor optimizer state (LoRA's base weights)."""
     positions: tuple[int, ...] = ()
-    """Positions of the repetitions among the layers, from 0; empty if they follow the previous block in a row."""
+    """Positions of the repetitions among the layers of the model, from 0. Empty if the repetitions come one after
+    another behind the previous block."""
     table_parameters: Floats = field(default_factory=lambda: np.zeros(1))
-    """Parameters of embedding tables in FP32, not counted in `parameters`. A step reads and updates only the rows of
-    its samples, as operators of the block, so no gradient of the whole table exists."""
+    """Parameters of embedding tables in FP32, which `parameters` does not count. A step reads and updates only the rows
+    of its samples, by operators of the block. So the whole table has no gradient."""
     remembered_bytes: Floats = field(default_factory=lambda: np.zeros(1))
-    """Bytes that the block reads of earlier layers besides its input, such as the output of an encoder."""
+    """Bytes that the block reads from earlier layers besides its input, such as the output of an encoder."""
     freed_bytes: Mapping[str, Floats] = field(default_factory=dict)
-    """Bytes among `activation_bytes` that recomputing each module of `recomputation.MODULES` frees, (S,) each."""
+    """Bytes among `activation_bytes` that are freed if a module is recomputed, (S,), by the names of
+    `recomputation.MODULES`."""
 
     def kept_bytes(self, code: int) -> Floats:
-        """Return the activations that stay under a value of recomputation, `RECOMPUTED[code]`, (S,)."""
+        """Return the bytes of activations that stay until the backward pass under a recomputation code, (S,).
+
+        `code` is an index into `recomputation.RECOMPUTED`.
+        """
         if code < len(self.activation_bytes):
             return np.asarray(self.activation_bytes[code])
         freed = (size for name, size in self.freed_bytes.items() if BY_CODE[code, MODULES.index(name)])
@@ -385,9 +402,9 @@ class Block:
 
 @dataclass(frozen=True, slots=True)
 class Stages:
-    """Largest fraction of cost, parameters and activations in one pipeline stage if layers are cut by cost.
+    """Largest fractions of a traced model that one pipeline stage holds, if the model is cut by cost.
 
-    Each column has an entry for 1, 2, … stages, (most stages,).
+    Entry k of a column is for k + 1 stages.
     """
 
     cost: Floats
@@ -397,46 +414,49 @@ class Stages:
 
 @dataclass(frozen=True, slots=True)
 class Graph:
-    """A model under S distinct shards: blocks before the layers, the layers, and blocks after the layers.
-
-    Pipeline stages split `layers` as `zoo.stages` says, or a traced graph's as `stages` says. `first` blocks run on the
-    first stage, `last` blocks on the last one. `boundary_bytes` are the bytes that one rank sends to the next stage per
-    micro-batch, (S,): every tensor-parallel rank sends its part of the activations (arXiv 2104.04473, section 4.1).
-    """
+    """Blocks of a model on one rank, under S distinct shards of the model."""
 
     first: tuple[Block, ...]
+    """Blocks before the layers, which run on the first pipeline stage."""
     layers: tuple[Block, ...]
+    """Layers, which `zoo.stages` splits over pipeline stages."""
     last: tuple[Block, ...]
+    """Blocks after the layers, which run on the last pipeline stage."""
     boundary_bytes: Floats
+    """Bytes of a micro-batch that one rank sends to the next pipeline stage, (S,). Every tensor-parallel rank sends its
+    fraction of the activations (arXiv 2104.04473, section 4.1)."""
     shards: int
+    """Number S of distinct shards."""
     host_bytes_per_sample: float = 0.0
-    """Bytes of one input sample as the data loader hands it to the GPU."""
+    """Bytes of one input sample that the data loader copies to the GPU."""
     stages: Stages | None = None
+    """Pipeline stages of a traced model. None for a model with layers."""
     counts_ends: bool = False
-    """Whether embedding and loss count as layers of the pipeline where the layers alone do not divide."""
+    """Whether embedding and loss may count as layers when layers are split over stages (`layout.split_layers`)."""
     layout: tuple[int, ...] = ()
-    """Layers of each piece of a pipeline whose layout is stated, in the order of a pass; empty without one."""
+    """Layers of each virtual stage, in the order of a forward pass. Empty if the job sets no pipeline layout."""
     stage_kinds: dict[int, Floats] = field(init=False, default_factory=dict, compare=False, repr=False)
     """Cache of `zoo.stages` by number of stages."""
     fullest_stages: list[Any] = field(init=False, default_factory=list, compare=False, repr=False)
-    """Cache of `zoo.stages.FullestStages` for the last plans that were asked for."""
+    """Cache of `zoo.stages.FullestStages` for the most recent plans."""
 
     @property
     def has_stages(self) -> bool:
-        """Whether pipelines cut the layers one by one, rather than a traced graph by cost."""
+        """Whether a pipeline splits the model by layers. A traced model is split by cost instead."""
         return self.stages is None and bool(self.boundary_bytes.any())
 
     @property
     def blocks(self) -> tuple[Block, ...]:
+        """All blocks in the order of the model, each of them once."""
         return self.first + self.layers + self.last
 
-    def sequence(self) -> tuple[Block, ...]:
-        """Return every repetition of every block, in the order of a forward pass."""
-        layers = (self.layers[place] for place in self.layer_order())
+    def list_repetitions(self) -> tuple[Block, ...]:
+        """Return the blocks in the order of a forward pass, with a block that repeats listed once per repetition."""
+        layers = (self.layers[place] for place in self.list_layer_indexes())
         return (*_repeat_blocks(self.first), *layers, *_repeat_blocks(self.last))
 
-    def layer_order(self) -> list[int]:
-        """Return for each layer the index of its block in `layers`, in the order of a forward pass."""
+    def list_layer_indexes(self) -> list[int]:
+        """Return the index into `layers` of each layer's block, in the order of a forward pass."""
         placed, end = [], 0
         for place, block in enumerate(self.layers):
             positions = block.positions or range(end, end + block.repeat)
@@ -446,7 +466,10 @@ class Graph:
         return [place for _, place in placed]
 
     def kernels(self) -> tuple[KernelTable, list[npt.NDArray[np.intp]]]:
-        """Return the distinct kernels of all operators, and the rows of each operator, (S,), in the order of blocks."""
+        """Return the distinct kernels of all operators, and for each operator its S row indexes into them.
+
+        Operators are in the order of `blocks`.
+        """
         ops = [op for block in self.blocks for op in block.ops]
         distinct, inverse = KernelTable.concatenate([op.table for op in ops]).distinct()
         ends = np.cumsum([len(op.table) for op in ops])
@@ -459,7 +482,7 @@ def _repeat_blocks(blocks: Sequence[Block]) -> list[Block]:
 
 @dataclass(frozen=True, slots=True)
 class Shards:
-    """Distinct sizes of a rank's work in a table of plans, each (S,)."""
+    """The S distinct combinations of the plan columns that determine a rank's shard of the model, as columns (S,)."""
 
     micro_batch: Ints
     tensor: Ints

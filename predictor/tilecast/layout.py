@@ -1,4 +1,7 @@
-"""Split of a model's layers over the stages of a pipeline: the rules of frameworks, and layouts that a job states."""
+"""Split of a model's layers over pipeline stages, by the rules of frameworks or by the layout in a job.
+
+The module also lists the costs of pipeline schedules.
+"""
 
 from __future__ import annotations
 
@@ -11,12 +14,13 @@ from tilecast.spec import Schedule, SpecError
 
 
 def split_layers(layers: int, pipeline: int, *, counts_ends: bool) -> tuple[int, ...]:
-    """Return the number of layers of each of `pipeline` stages. The last stages may have none.
+    """Return the number of layers on each pipeline stage, as a tuple of `pipeline` numbers.
 
-    Stages are equal if the layers divide. Otherwise, with `counts_ends`, embedding and loss, or the loss alone, count
-    as a layer if that makes them divide. Otherwise all stages but the last ones are full.
+    If `layers` is not a multiple of `pipeline` and `counts_ends` is true, embedding and loss count as a layer each, or
+    the loss alone does, if that makes the stages equal. Otherwise the first stages are full, and the last stages hold
+    the rest or nothing.
     """
-    ends = counted_ends(layers, pipeline) if counts_ends else 0
+    ends = count_end_layers(layers, pipeline) if counts_ends else 0
     if ends:
         full = (layers + ends) // pipeline
         return (full - (ends == 2), *(full,) * (pipeline - 2), full - 1)
@@ -25,11 +29,11 @@ def split_layers(layers: int, pipeline: int, *, counts_ends: bool) -> tuple[int,
     return ((full,) * whole + (rest,) + (0,) * pipeline)[:pipeline]
 
 
-def counted_ends(layers: int, pipeline: int) -> int:
-    """Return how many of embedding and loss have to count as layers so that all layers divide by the stages.
+def count_end_layers(layers: int, pipeline: int) -> int:
+    """Return 2 if embedding and loss must count as layers to make all stages equal, or 1 if the loss alone must.
 
-    2 are both, 1 is the loss. 0 means that the layers divide by themselves, or in no way that leaves every stage a
-    layer.
+    Return 0 if the layers alone divide evenly by the stages. Also return 0 if counting them does not make the stages
+    equal, or leaves a stage without a layer.
     """
     if layers % pipeline == 0:
         return 0
@@ -38,23 +42,24 @@ def counted_ends(layers: int, pipeline: int) -> int:
 
 @lru_cache(1 << 14)
 def counted_ends_of_pieces(layers: int, pipeline: int, virtual: int) -> int | None:
-    """Return how many of embedding and loss have to count as layers for `virtual` equal pieces on each stage.
+    """Return how many ends must count as layers so that each stage has `virtual` virtual stages of equal size.
 
-    None means that no number does. Whatever the number of pieces, a stage holds the layers of `split_layers`.
+    The ends are embedding and loss. 2 counts both, 1 counts the loss, and 0 counts neither. If no number makes the
+    virtual stages equal, return None.
     """
     # Two stages that divide by themselves stay equal if each loses a layer.
-    ends = {0: 0, counted_ends(layers, pipeline): 0} | ({2: 0} if pipeline == 2 else {})
+    ends = {0: 0, count_end_layers(layers, pipeline): 0} | ({2: 0} if pipeline == 2 else {})
     return next((one for one in ends if (layers + one) % (pipeline * virtual) == 0), None)
 
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """A stated layout of a pipeline."""
+    """A pipeline layout that a job sets: the number of layers on each virtual stage."""
 
     pieces: tuple[int, ...]
-    """Layers of each virtual stage of the whole pipeline, in the order of a pass, with those of `predicted`."""
+    """Layers of each virtual stage of the whole pipeline, in the order of a forward pass, including `predicted`."""
     predicted: int = 0
-    """Number of layers that predict a further token, after all others."""
+    """Number of multi-token-prediction layers, which come after all other layers."""
 
     @property
     def layers(self) -> int:
@@ -68,12 +73,12 @@ _MOST_LETTERS = 1 << 14
 
 @lru_cache(64)
 def parse_layout(text: str) -> Layout:
-    """Parse a layout as Megatron-Core writes it (transformer/pipeline_parallel_layer_layout.py).
+    """Return the pipeline layout in a text of Megatron-Core (transformer/pipeline_parallel_layer_layout.py).
 
-    `|` separates virtual stages, `*3` repeats the letter or the brackets before it, and commas mean nothing.
+    `|` separates virtual stages. `*3` repeats the letter or the bracket in front of it. Commas are ignored.
 
     Raises:
-        SpecError: the text is no layout.
+        SpecError: the text is not a layout.
     """
     field, letters = "training.pipelineLayout", re.sub(r"[,\s]", "", text)
     for pattern in (r"\(([^()]*)\)\*(\d{1,4})", r"([EtmL|])\*(\d{1,4})"):
@@ -91,46 +96,52 @@ def parse_layout(text: str) -> Layout:
 
 
 @dataclass(frozen=True, slots=True)
-class ScheduleLaw:
-    """Costs of a pipeline schedule.
+class ScheduleCosts:
+    """Bubble and memory of a pipeline schedule.
 
-    With F and B the seconds of the forward and the backward pass of a stage, and W those of the gradients of weights in
-    B, the bubble of p stages is (p - 1) (F + B - `filled` W); with `both_ways` it is (p / 2 - 1) (F + 2 B - 3 W).
+    The bubble of p stages lasts (p - 1) (F + B - `filled` W) seconds, or (p / 2 - 1) (F + 2 B - 3 W) seconds if the
+    schedule `is_bidirectional`. F and B are the seconds of a stage's forward and backward pass. W is the part of B that
+    computes the gradients of weights.
     """
 
     virtual: tuple[int, int]
-    """Least and most pieces of the model on a stage."""
+    """Least and most virtual stages of a pipeline rank."""
     filled: float = 0.0
-    both_ways: bool = False
+    """Multiple of W by which the schedule shortens the bubble, per stage."""
+    is_bidirectional: bool = False
     """Whether micro-batches enter the pipeline at both of its ends."""
-    more_in_flight: float | None = None
-    """Micro-batches that every stage has in flight besides as many as there are stages; None is as in 1F1B."""
-    copies: float = 1.0
+    extra_in_flight: float | None = None
+    """Micro-batches in flight on every stage, beyond the number of stages. None stands for the numbers of 1F1B."""
+    weight_copies: float = 1.0
     """Copies of the weights that a rank holds."""
     source: str = ""
 
 
 MOST_PIECES = 1024
-SCHEDULES: Mapping[Schedule, ScheduleLaw] = {
-    "1f1b": ScheduleLaw((1, 1), source="arXiv 2104.04473, section 2.2.1"),
-    "interleaved": ScheduleLaw((2, MOST_PIECES), source="arXiv 2104.04473, section 2.2.2"),
-    "zeroBubble": ScheduleLaw((1, 1), filled=2.0, more_in_flight=0.0, source="arXiv 2401.10241, table 2: ZB-H1"),
-    "interleavedZeroBubble": ScheduleLaw(
+SCHEDULES: Mapping[Schedule, ScheduleCosts] = {
+    "1f1b": ScheduleCosts((1, 1), source="arXiv 2104.04473, section 2.2.1"),
+    "interleaved": ScheduleCosts((2, MOST_PIECES), source="arXiv 2104.04473, section 2.2.2"),
+    "zeroBubble": ScheduleCosts((1, 1), filled=2.0, extra_in_flight=0.0, source="arXiv 2401.10241, table 2: ZB-H1"),
+    "interleavedZeroBubble": ScheduleCosts(
         (2, MOST_PIECES), filled=2.0, source="PyTorch, distributed/pipelining: ScheduleInterleavedZeroBubble, ZB1P"
     ),
-    "zbv": ScheduleLaw((2, 2), filled=3.0, more_in_flight=0.0, source="arXiv 2401.10241, section 6: ZB-V"),
-    "dualPipe": ScheduleLaw(
-        (1, 1), both_ways=True, more_in_flight=1.0, copies=2.0, source="arXiv 2412.19437, section 3.2.1, table 2"
+    "zbv": ScheduleCosts((2, 2), filled=3.0, extra_in_flight=0.0, source="arXiv 2401.10241, section 6: ZB-V"),
+    "dualPipe": ScheduleCosts(
+        (1, 1),
+        is_bidirectional=True,
+        extra_in_flight=1.0,
+        weight_copies=2.0,
+        source="arXiv 2412.19437, section 3.2.1, table 2",
     ),
-    "dualPipeV": ScheduleLaw(
+    "dualPipeV": ScheduleCosts(
         (2, 2),
-        both_ways=True,
-        more_in_flight=0.5,
+        is_bidirectional=True,
+        extra_in_flight=0.5,
         source="deepseek-ai/DualPipe, README: DualPipeV, 2 p pieces on p ranks",
     ),
 }
 
 
-def schedule_law(schedule: Schedule | None) -> ScheduleLaw:
-    """Return the costs of a pipeline schedule. None stands for 1F1B with any number of virtual stages."""
-    return ScheduleLaw((1, MOST_PIECES)) if schedule is None else SCHEDULES[schedule]
+def schedule_law(schedule: Schedule | None) -> ScheduleCosts:
+    """Return the bubble and memory of a pipeline schedule. None stands for 1F1B with any number of virtual stages."""
+    return ScheduleCosts((1, MOST_PIECES)) if schedule is None else SCHEDULES[schedule]

@@ -1,4 +1,4 @@
-"""Caches for results of pure functions, all of which can be emptied at once."""
+"""Caches for the results of pure functions. `clear_all` empties all caches at once."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Value = TypeVar("Value")
 
 
 class Memo(Generic[Value]):
-    """Cache of results by key, which drops the least recently used result."""
+    """A thread-safe cache of at most `size` results by key, which drops the least recently used result."""
 
     def __init__(self, size: int) -> None:
         self._size = size
@@ -20,7 +20,7 @@ class Memo(Generic[Value]):
         _MEMOS.append(self)
 
     def get(self, key: Hashable, make: Callable[[], Value]) -> Value:
-        """Return the stored result for the key, or the result of `make` if none is stored."""
+        """Return the result stored under a key. If there is none, call `make`, store its result and return it."""
         with self._lock:
             if key in self._results:
                 self._results.move_to_end(key)
@@ -33,7 +33,7 @@ class Memo(Generic[Value]):
         return value
 
     def clear(self) -> None:
-        """Drop all results."""
+        """Drop all results of this cache."""
         with self._lock:
             self._results.clear()
 
@@ -42,6 +42,6 @@ _MEMOS: list[Memo[Any]] = []
 
 
 def clear_all() -> None:
-    """Empty all caches of the process."""
+    """Empty every `Memo` of the process."""
     for memo in _MEMOS:
         memo.clear()

@@ -474,7 +474,7 @@ def _held_parameters(workload: Workload, sharded: Sharded, plans: Plans) -> tupl
     A schedule may hold the weights of a stage on two ranks, whose states ZeRO spreads over both.
     """
     parameters, own = sharded.held_parameters(plans)
-    copies = np.where(plans.pipeline > 1, schedule_law(workload.pipeline_schedule).copies, 1.0)
+    copies = np.where(plans.pipeline > 1, schedule_law(workload.pipeline_schedule).weight_copies, 1.0)
     return parameters * copies, own
 
 
@@ -544,7 +544,9 @@ def _buffer_bytes(
     framework = frameworks.find_framework(workload)
     if not workload.training:
         return np.zeros(len(plans))
-    bucket = overlap.BucketLimits.of(workload, plans, per_parameter.gradient, trainable * per_parameter.gradient).rest
+    bucket = overlap.BucketLimits.from_plans(
+        workload, plans, per_parameter.gradient, trainable * per_parameter.gradient
+    ).rest
     copies = np.array(framework.bucket_copies)[plans.zero_stage]
     buckets = np.where(plans.replicas > 1, copies * np.minimum(bucket, trainable * per_parameter.gradient), 0.0)
     # Convolutional networks use none of the library's layers, which have the placeholders.
@@ -647,8 +649,8 @@ def micro_batches_in_flight(plans: Plans, schedule: Schedule | None = None) -> t
     pipeline_parallel/schedules.py: get_pp_rank_microbatches). Under schedules with stages from both ends of the model
     on a rank, all ranks have equally many.
     """
-    pieces, count = plans.virtual_stages, plans.gradient_accumulation.astype(float)
-    more = schedule_law(schedule).more_in_flight
+    pieces, count = plans.virtual_stages, plans.gradient_accumulation
+    more = schedule_law(schedule).extra_in_flight
     if more is not None:
         every = np.minimum(plans.pipeline + np.where(plans.pipeline > 1, more, 0.0), count)
         return every, every

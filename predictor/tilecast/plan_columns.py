@@ -1,4 +1,4 @@
-"""Columns of a plan, in one place: their names in tables, documents and flags, and their descriptions."""
+"""The columns of a plan, with their names in tables, documents and flags, and their descriptions."""
 
 from __future__ import annotations
 
@@ -8,26 +8,30 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class PlanColumn:
-    """A column of `spec.Plans`, which is a field of `spec.Plan`."""
+    """Names, descriptions and allowed values of one column of `spec.Plans`, which is also a field of `spec.Plan`."""
 
     name: str
+    """Name of the column in Python."""
     key: str
-    """Key in documents: camelCase, without the unit words of the code."""
+    """Key of the value in documents, in camelCase."""
     description: str
     """Meaning of the value, for schemas."""
     detail: str = ""
-    """Text that schemas add to the description for a complete plan."""
+    """Text that the schema of a complete plan adds to `description`."""
     flag: str = ""
-    """Key that users write for it, `tp` in `tp=2`; empty for a column that follows from the others."""
+    """Short key on the command line, such as `tp` in `tp=2`. It is empty if users cannot set the column."""
     words: str = ""
-    """Name in sentences."""
+    """Name of the column in sentences."""
     example: str = ""
-    """Example of it in the short form of a plan; `legend` explains the example."""
+    """Example of the value in the short text of a plan."""
     legend: str = ""
+    """Explanation of `example`."""
     least: int = 1
+    """Smallest allowed value."""
     most: int = 2**20
+    """Largest allowed value."""
     off: int | str | bool | None = None
-    """Value in a complete plan that leaves it out, where the column can be open; None for one that is never open."""
+    """Value that a complete plan has if its text leaves out the column. None if the text never leaves it out."""
 
 
 PLAN_COLUMNS: Mapping[str, PlanColumn] = {
@@ -81,7 +85,7 @@ PLAN_COLUMNS: Mapping[str, PlanColumn] = {
         ),
     )
 }  # fmt: skip
-"""Every column by its name, in the order of tables."""
+"""Every column of a plan by name, in the order in which tables print them."""
 
 BY_FLAG: Mapping[str, PlanColumn] = {column.flag: column for column in PLAN_COLUMNS.values() if column.flag}
-"""Columns that users can state, by the key that they write."""
+"""Columns that users can set, by their short key on the command line."""

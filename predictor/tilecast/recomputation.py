@@ -1,8 +1,8 @@
-"""Values of recomputation in the backward pass: modes, and sets of modules of a layer by name.
+"""Settings of activation recomputation: modes, and sets of modules of a layer.
 
-A plan either recomputes nothing, the core of attention (`selective`, or the operators that its framework chooses),
-every layer, or some modules of a layer. Modules have the names of Megatron-Core (`--recompute-modules`). A set of
-modules is written with plus signs, in the order of `MODULES`: `layernorm+moe_act`.
+A mode is `none`, `selective` or `full`. `selective` recomputes the core of attention, or the operators that the
+framework chooses. `full` recomputes every layer. Modules have the names of Megatron-Core (`--recompute-modules`). A set
+of modules is written with plus signs, in the order of `MODULES`: `layernorm+moe_act`.
 """
 
 from __future__ import annotations
@@ -18,27 +18,27 @@ Checkpointing: TypeAlias = str
 """A mode of `CHECKPOINTING`, or modules of `MODULES` joined by plus signs."""
 
 CHECKPOINTING: tuple[Checkpointing, ...] = ("none", "selective", "full")
-"""Modes of recomputation. Their indexes are the first codes of `Plans.checkpointing`, and those of `RECOMPUTED` all."""
+"""Modes of recomputation. Their indexes are their codes in `Plans.checkpointing`."""
 SELECTIVE, FULL = CHECKPOINTING.index("selective"), CHECKPOINTING.index("full")
-"""Codes of two modes."""
+"""Codes of the modes `selective` and `full`."""
 
 RecomputedModule = Literal[
     "core_attn", "layernorm", "mla_up_proj", "mlp_act", "moe_act", "mlp", "moe", "shared_experts"
 ]
 MODULES: tuple[RecomputedModule, ...] = get_args(RecomputedModule)
-"""Modules of a layer that can be recomputed on their own, with the names of Megatron-Core (transformer_config.py,
-recompute_modules). `mlp_act` is the activation of a dense MLP alone, which policies of MaxText and forks of Megatron-LM
-recompute."""
+"""Modules of a layer that can be recomputed without the rest of the layer, by their names in Megatron-Core
+(transformer_config.py, recompute_modules). `mlp_act` is not in Megatron-Core. It is the activation function of a dense
+MLP, which policies of MaxText and forks of Megatron-LM recompute."""
 
 PARTS: Mapping[str, frozenset[str]] = {
     "mlp": frozenset({"mlp_act"}),
     "moe": frozenset({"moe_act", "shared_experts"}),
 }
-"""Modules inside another one, which recomputes them too."""
+"""Modules that lie inside another module, by the name of the outer module. Recomputing it recomputes them too."""
 
 
 def _is_minimal(names: frozenset[str]) -> bool:
-    """Return whether no module of a set contains another module of the set."""
+    """Return whether no module of a set lies inside another module of the set."""
     return not any(PARTS.get(name, frozenset()) & names for name in names)
 
 
@@ -50,25 +50,28 @@ _SETS: tuple[frozenset[str], ...] = tuple(
 
 
 def _join(names: Iterable[str]) -> Checkpointing:
+    """Return names of modules joined by plus signs, in the order of `MODULES`."""
     chosen = frozenset(names)
     return "+".join(name for name in MODULES if name in chosen)
 
 
 RECOMPUTED: tuple[Checkpointing, ...] = (*CHECKPOINTING, *map(_join, _SETS))
-"""Every value of recomputation; the index is the code in `Plans.checkpointing`."""
+"""Every setting of recomputation. The index of a setting is its code in `Plans.checkpointing`."""
 _CODES: Mapping[Checkpointing, int] = {name: code for code, name in enumerate(RECOMPUTED)}
 
 BY_CODE: npt.NDArray[np.bool_] = np.array(
     [*[[False] * len(MODULES)] * len(CHECKPOINTING), *[[name in names for name in MODULES] for names in _SETS]]
 )
-"""Whether each code recomputes each module by name, (codes, modules). The first rows are modes and name none."""
+"""Whether the set of modules with each code contains each module, (codes, modules). Rows of modes are False."""
 
 
 def join_modules(names: Iterable[str]) -> Checkpointing:
-    """Return the recomputation mode that stands for some modules. A module inside another one is left out.
+    """Return the setting that recomputes some modules, for instance `layernorm+moe_act`.
+
+    A module that lies inside another of the modules is left out, because the outer module recomputes it.
 
     Raises:
-        KeyError: a name is no module, or there is none.
+        KeyError: a name is not a module of `MODULES`, or `names` is empty.
     """
     chosen = frozenset(names)
     if not chosen or chosen - set(MODULES):
@@ -76,25 +79,29 @@ def join_modules(names: Iterable[str]) -> Checkpointing:
     return _join(name for name in chosen if not any(name in PARTS.get(other, ()) for other in chosen))
 
 
-def split_modules(value: Checkpointing) -> tuple[str, ...]:
-    """Return the modules that a value of recomputation names, empty for a mode."""
-    return () if value in CHECKPOINTING else tuple(value.split("+"))
+def split_modules(setting: Checkpointing) -> tuple[str, ...]:
+    """Return the names of the modules in a setting of recomputation. If the setting is a mode, return no names."""
+    return () if setting in CHECKPOINTING else tuple(setting.split("+"))
 
 
-def code_of(value: Checkpointing) -> int:
-    """Return the code of a value of recomputation in `Plans.checkpointing`."""
-    return _CODES[value]
+def code_of(setting: Checkpointing) -> int:
+    """Return the code in `Plans.checkpointing` of a setting of recomputation.
+
+    Raises:
+        KeyError: the setting does not exist.
+    """
+    return _CODES[setting]
 
 
 def names_modules(codes: npt.NDArray[np.signedinteger]) -> npt.NDArray[np.bool_]:
-    """Return whether each code stands for a set of modules, (n,). False marks a mode."""
+    """Return whether each code stands for a set of modules rather than a mode, (n,)."""
     return codes >= len(CHECKPOINTING)
 
 
 PATTERN = rf"^(none|selective|full|({'|'.join(MODULES)})(\+({'|'.join(MODULES)}))*)$"
-"""Regular expression of the values, in documents."""
+"""Regular expression of a setting of recomputation, for the schemas of documents."""
 
 
-def describe(value: Checkpointing) -> str:
-    """Return the short form of a value that plans print after `ac-`: `sel`, `full` or the modules."""
-    return {"selective": "sel"}.get(value, value)
+def describe(setting: Checkpointing) -> str:
+    """Return the short form of a setting of recomputation in the text of a plan, such as `sel` in `ac-sel`."""
+    return {"selective": "sel"}.get(setting, setting)

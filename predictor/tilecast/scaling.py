@@ -1,4 +1,4 @@
-"""Fastest step of each pool as a function of its number of GPUs."""
+"""Seconds of the fastest step on each pool, as a function of the number of GPUs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tilecast.hardware import Pool
 
 @dataclass(frozen=True, slots=True)
 class FastestPlan:
-    """The fastest plan of a pool on a number of GPUs."""
+    """The fastest plan on a number of GPUs of one pool, with the seconds and the cost of its steps."""
 
     gpus: int
     plan: str
@@ -25,9 +25,9 @@ class FastestPlan:
 
 @dataclass(frozen=True, slots=True)
 class ScalingCurve:
-    """Fastest plan of one pool for each number of GPUs, in ascending order.
+    """The fastest plans of a job on one pool, one for each number of GPUs, ascending.
 
-    Numbers for which no plan fits are left out.
+    Numbers of GPUs on which no plan fits are left out.
     """
 
     pool: str
@@ -35,14 +35,18 @@ class ScalingCurve:
     points: tuple[FastestPlan, ...]
 
 
-def curves(request: Request, pools: Sequence[Pool]) -> tuple[ScalingCurve, ...]:
-    """Return the curve of every pool that can run the job. Ignore the job's constraints and objective."""
+def find_scaling_curves(request: Request, pools: Sequence[Pool]) -> tuple[ScalingCurve, ...]:
+    """Return the scaling curve of every pool that can run the job, sorted by pool name.
+
+    The job's constraints, objective, deadline and budget are ignored.
+    """
     free = replace(request, objective="time", constraints=Constraints(), batches=None, deadline_s=None, budget=None)
-    by_pool = (_pool_curve(free, pool) for pool in sorted(pools, key=lambda pool: pool.name))
+    by_pool = (_find_curve(free, pool) for pool in sorted(pools, key=lambda pool: pool.name))
     return tuple(curve for curve in by_pool if curve.points)
 
 
-def _pool_curve(request: Request, pool: Pool) -> ScalingCurve:
+def _find_curve(request: Request, pool: Pool) -> ScalingCurve:
+    """Return the scaling curve of a job on a pool. If no plan fits, the curve has no points."""
     every = find_candidates(request, pool)
     points = []
     for gpus in np.unique(every.gpus[every.fits]):

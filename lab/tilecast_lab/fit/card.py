@@ -129,7 +129,7 @@ def write(data: Path, output: Path, work: Path, effort: float, seed: int) -> Non
 
 
 def _introduction() -> list[str]:
-    version, digest = kernels.model_info()
+    version, digest = kernels.describe_model_file()
     return [
         f"# Utilization model {version}",
         "",

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from tilecast.hardware import gpus
+from tilecast.hardware import list_gpus
 from tilecast.kernels import formulas
 from tilecast.kernels.utilization import BandwidthCeiling, Spread
 from tilecast.spec import Floats
@@ -65,7 +65,7 @@ def shown_durations(rows: Samples, ceiling: BandwidthCeiling) -> Floats:
     result = np.zeros(len(rows))
     for name in sorted(set(rows.gpu)):
         here = rows.gpu == name
-        result[here] = formulas.bandwidth_bound_s(rows.moved[here], rows.rows[here], gpus()[name], ceiling)
+        result[here] = formulas.bandwidth_bound_s(rows.moved[here], rows.rows[here], list_gpus()[name], ceiling)
     return np.maximum(np.maximum(result, rows.roofline_s) + rows.added_s, rows.least_s)
 
 

@@ -38,7 +38,7 @@ def predict(table: MeasuredKernels, model: Path | None = None) -> Prediction:
     Raises:
         SpecError: the model file is damaged.
     """
-    kernels.model_info(model)
+    kernels.describe_model_file(model)
     total, spread, roofline = np.zeros((3, len(table)))
     reason = list(table.reason)
     names = np.array(table.gpu, dtype=object)
@@ -126,7 +126,7 @@ def _summary(tables: Sequence[MeasuredKernels], predictions: Sequence[Prediction
             cells.setdefault((table.op[i], table.precision[i], table.gpu[i]), []).append(values)
         for text in p.reason:
             reasons[text] = reasons.get(text, 0) + 1
-    version, digest = kernels.model_info(model)
+    version, digest = kernels.describe_model_file(model)
     lines = [f"utilization model {version} ({digest[:12]})", ""]
     lines.append(
         f"{'op':<40}{'precision':<11}{'GPU':<30}{'rows':>8}{'error':>9}{'roofline':>10}{'in 90 %':>9}  NeuSight"

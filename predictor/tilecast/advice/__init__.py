@@ -132,13 +132,13 @@ def advise(request: Request, pools: Sequence[Pool]) -> Advice:
 
 def _describe_origin(pools: Sequence[Pool]) -> AdviceOrigin:
     """Return the versions and digests of all data behind an advice, and the sources of each pool's specifications."""
-    version, digest = kernels.model_info()
+    version, digest = kernels.describe_model_file()
     return AdviceOrigin(
         version=__version__,
         model_version=version,
         model_sha256=digest,
         constants_sha256=constants.digest_constants(),
-        data_sha256=hardware.digest_fact_files(),
+        data_sha256=hardware.digest_data_files(),
         layers={pool.name: dict(sorted(pool.layers.items())) for pool in pools if pool.layers},
         runs={pool.name: runs for pool in pools if (runs := pool.calibration.runs)},
     )

@@ -486,7 +486,7 @@ def _reject_memory(request: Request, candidates: Candidates, within: Mask) -> Re
     rows = np.flatnonzero(within)
     row = int(rows[np.argmin(candidates.memory_bytes[rows])])
     plan, workload = candidates.plans.row(row), candidates.variants[candidates.variant[row]]
-    bill = candidates.tables[candidates.table[row]].bill(candidates.origin[row : row + 1]).items(0)
+    bill = candidates.tables[candidates.table[row]].itemize_memory(candidates.origin[row : row + 1]).items(0)
     largest = max(bill, key=lambda name: bill[name])
     needed, available = float(candidates.memory_bytes[row]), memory.usable_bytes(candidates.pool.gpu)
     over = needed - available

@@ -135,7 +135,7 @@ def _enumerate_pool(
         requested = _requested_plans(request, workload, pool) if only_plans is None else only_plans
         if requested is not None:
             if len(requested):
-                tables.append((index, search.plan_table(workload, requested, pool)))
+                tables.append((index, search.tabulate_plans(workload, requested, pool)))
             continue
         listing = search.find(workload, pool, limits)
         tables.append((index, listing))

@@ -208,7 +208,7 @@ def _fastest_run(workload: Workload, pool: Pool, gpu: Gpu, most_bytes: float = n
 
 def _mig_shares(workload: Workload, pool: Pool, whole: _BestRun) -> Iterator[GpuShare]:
     """Yield the options with MIG: the fastest run on one slice of each profile."""
-    for profile in hardware.mig_profiles(pool.gpu):
+    for profile in hardware.list_mig_profiles(pool.gpu):
         run = _fastest_run(workload, pool, profile.slice_gpu(pool.gpu)) if profile.share < 1 else None
         if run is not None:
             yield run.to_share("mig", pool, whole, profile.instances, profile.share, profile.name)

@@ -34,7 +34,7 @@ from tilecast.api.base import (
 from tilecast.api.calibration import PoolCalibration, PoolError
 from tilecast.api.fields import as_mapping, value_at_path
 from tilecast.api.status import Condition
-from tilecast.hardware import Gpu, GpuFile, Link, complete_gpu, find_gpu, find_link, links
+from tilecast.hardware import Gpu, GpuFile, Link, complete_gpu, find_gpu, find_link, list_links
 from tilecast.hardware.instances import find_network
 from tilecast.spec import SpecError
 
@@ -386,6 +386,6 @@ def find_pool_link(name: str, field: str, *, per_node: bool) -> Link:
         raise SpecError(field, error.problem, error.remedy) from None
     if link.per_node != per_node:
         problem = f"{name} joins {'nodes' if link.per_node else 'GPUs of a node'}"
-        suitable = ", ".join(other.name for other in links().values() if other.per_node == per_node)
+        suitable = ", ".join(other.name for other in list_links().values() if other.per_node == per_node)
         raise SpecError(field, problem, f"use one of {suitable}")
     return link

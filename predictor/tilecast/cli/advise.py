@@ -97,11 +97,11 @@ def _manifest_text(options: argparse.Namespace, answer: Answer) -> str:
 def _html_text(advice: Advice, pools: Sequence[Pool], sections: Sequence[tuple[str, str]]) -> str:
     from tilecast.explain import explain_plan
     from tilecast.render import html
-    from tilecast.scaling import curves
+    from tilecast.scaling import find_scaling_curves
 
     best = advice.best
     explanation = explain_plan(best.workload, best.plan, best.pool, best.step_s) if best else None
-    return html.advice_page(advice, explanation, curves(advice.request, pools), sections)
+    return html.advice_page(advice, explanation, find_scaling_curves(advice.request, pools), sections)
 
 
 def _output_text(options: argparse.Namespace, question: Question, answer: Answer) -> str:

@@ -1,18 +1,20 @@
-"""Time of collective operations among ranks: one pure function per algorithm, on columns.
+"""Seconds of collective operations among ranks, with one pure function per algorithm.
 
-The law is alpha-beta. It is evaluated for each of NCCL's protocols (LL, LL128, Simple), and the fastest one counts:
+The seconds follow the alpha-beta model. For each of NCCL's protocols (LL, LL128, Simple) they are
 
     start + hops · hop latency + max(bytes / rate inside the node, bytes / rate of the network)
 
-An algorithm determines the hops of a message in sequence, and the bytes that the busiest rank and the busiest node
-send. The link determines the rest (`tilecast.hardware.Link`). A collective takes the fastest of its algorithms, as
-NCCL's own cost model chooses (nccl, src/graph/tuning.cc). `size_bytes` is the whole buffer of one rank: the gathered
-output of an all-gather, the input of a reduce-scatter (nccl-tests, doc/PERFORMANCE.md).
+and the fastest protocol counts. The algorithm determines the number of hops in sequence, the bytes that the busiest
+rank sends inside its node, and the bytes that the busiest node sends. The link determines start, latency and rates
+(`tilecast.hardware.Link`). A collective runs its fastest algorithm, as in NCCL's cost model (nccl,
+src/graph/tuning.cc).
 
-Every function takes `size_bytes` and the columns of a `Group`, which broadcast, and returns seconds of that shape:
-infinite if the algorithm cannot run, 0 for a single rank. None raises.
+`size_bytes` is the whole buffer of one rank. This is the output of an all-gather, or the input of a reduce-scatter
+(nccl-tests, doc/PERFORMANCE.md). `intra` is the link inside a node, and `inter` is the network. Every function takes
+`size_bytes` and the columns of a `RankGroup`, which broadcast, and returns seconds of the broadcast shape. The seconds
+are infinite if the algorithm cannot run, and 0 for a single rank. No function raises an exception.
 
-`seconds` is the usual entry point. `COLLECTIVES` lists every collective with its algorithms.
+`fastest_collective_s` is the usual entry point. `COLLECTIVES` lists every collective with its algorithms.
 `link_calibration` fits the constants of a link to measured collectives.
 """
 
@@ -31,52 +33,56 @@ from tilecast.spec import ExpertDispatch, Floats
 
 @dataclass(frozen=True, slots=True)
 class RankGroup:
-    """Communication groups as columns, whose shapes broadcast.
+    """Sizes of communication groups, as columns whose shapes broadcast.
 
-    `ranks` is the number of ranks in the group, and `local` the number of them in each node. `node_ranks` is the number
-    of ranks that use the node's network at once. If one NVLink domain spans nodes, "node" means all nodes that it
-    joins, and `joined` is their number.
+    If an NVLink domain spans several nodes, all columns count these nodes as one node.
     """
 
     ranks: Floats
+    """Number of ranks in the group."""
     local: Floats
+    """Number of ranks of the group in each of its nodes."""
     node_ranks: Floats
+    """Number of ranks of a node that use the network at the same time, also for other groups."""
     joined: Floats | float = 1.0
+    """Number of nodes that an NVLink domain connects, or 1."""
 
     @property
     def nodes(self) -> Floats:
+        """Number of nodes of the group."""
         return self.ranks / self.local
 
 
 @dataclass(frozen=True, slots=True)
 class _LinkLoad:
-    """Load that an algorithm puts on links: a number of sequential hops, and bytes inside the node and in the network.
-
-    The busiest rank sends `near_bytes` inside its node. The ranks of the busiest node send `far_bytes` into the
-    network.
-    """
+    """Hops and bytes of an algorithm on the link inside the node (near) and in the network (far)."""
 
     near_hops: Floats
+    """Number of hops in sequence inside the node."""
     far_hops: Floats
+    """Number of hops in sequence in the network."""
     near_bytes: Floats
+    """Bytes that the busiest rank sends inside its node."""
     far_bytes: Floats
+    """Bytes that the ranks of the busiest node together send into the network."""
     scattered: bool = False
-    """Whether every node sends to every other, so that all of them meet in the network's uplinks."""
+    """Whether every node sends to every other node, so that the traffic of all nodes meets in the uplinks."""
 
 
 def ring_all_reduce(size_bytes: Floats, group: RankGroup, intra: Link, inter: Link) -> Floats:
-    """Return the time of a reduce-scatter and then an all-gather around one ring.
+    """Return the seconds of an all-reduce around one ring, as a reduce-scatter and then an all-gather.
 
-    It takes 2 (n-1) hops, and every rank sends 2 (n-1)/n S (Patarasuk and Yuan, JPDC 2009).
+    It takes 2 (n-1) hops. Every rank sends 2 (n-1)/n of the buffer (Patarasuk and Yuan, JPDC 2009).
     """
     return _fastest_protocol_s(_compute_ring_load(size_bytes, group, intra, passes=2.0), group, intra, inter)
 
 
 def tree_all_reduce(size_bytes: Floats, group: RankGroup, intra: Link, inter: Link) -> Floats:
-    """Return the time of an all-reduce by a chain inside each node and a double binary tree between nodes.
+    """Return the seconds of an all-reduce with a chain inside each node and a double binary tree between nodes.
 
-    It takes 2 log2 N network hops (Sanders, Speck and Träff, 2009). A node sends twice the buffer: half of it up each
-    of the two trees, and half of it down to two children in one of them. With two nodes, each sends the buffer once.
+    It takes 2 log2 N hops in the network for N nodes (Sanders, Speck and Träff, 2009). A node sends half of the buffer
+    up each of the two trees. In one tree it also sends half of the buffer down to each of two children. So a node sends
+    two buffers. With two nodes, each node sends one buffer.
     """
     load = _LinkLoad(
         near_hops=2 * (group.local - 1),
@@ -88,10 +94,10 @@ def tree_all_reduce(size_bytes: Floats, group: RankGroup, intra: Link, inter: Li
 
 
 def hierarchical_all_reduce(size_bytes: Floats, group: RankGroup, intra: Link, inter: Link) -> Floats:
-    """Return the time of an all-reduce in three phases that do not overlap (Horovod's hierarchical all-reduce).
+    """Return the seconds of an all-reduce in three phases that do not overlap (Horovod's hierarchical all-reduce).
 
-    The phases are a reduce-scatter inside the node, a ring all-reduce of each 1/g of the buffer between nodes, and an
-    all-gather inside the node.
+    The first phase is a reduce-scatter inside the node. In the second phase, each of the g ranks of a node reduces 1/g
+    of the buffer around a ring between nodes. The third phase is an all-gather inside the node.
     """
     inside = RankGroup(group.local, group.local, group.node_ranks, group.joined)
     near = _compute_ring_load(size_bytes, inside, intra, passes=2.0)
@@ -102,9 +108,10 @@ def hierarchical_all_reduce(size_bytes: Floats, group: RankGroup, intra: Link, i
 
 
 def nvls_all_reduce(size_bytes: Floats, group: RankGroup, intra: Link, inter: Link) -> Floats:
-    """Return the time of reduction and multicast in the NVLink switch, and a tree between nodes (NVLS and NVLSTree).
+    """Return the seconds of an all-reduce in the NVLink switch, with a tree between nodes (NCCL's NVLS and NVLSTree).
 
-    A rank sends the buffer once and 1/g of the result. The time is infinite if no switch can reduce.
+    The switch adds and multicasts. Each of the g ranks of a node sends the whole buffer, and 1/g of the result. The
+    seconds are infinite if the switch cannot reduce, or if a group has one rank in each of several nodes.
     """
     if not intra.reduction_bytes_per_s:
         return np.full(np.broadcast(size_bytes, group.ranks, group.local).shape, np.inf)
@@ -120,14 +127,18 @@ def nvls_all_reduce(size_bytes: Floats, group: RankGroup, intra: Link, inter: Li
 
 
 def ring_gather(size_bytes: Floats, group: RankGroup, intra: Link, inter: Link) -> Floats:
-    """Return the time of an all-gather or reduce-scatter around one ring: n-1 hops, (n-1)/n S from every rank."""
+    """Return the seconds of an all-gather or reduce-scatter around one ring.
+
+    It takes n-1 hops. Every rank sends (n-1)/n of the buffer.
+    """
     return _fastest_protocol_s(_compute_ring_load(size_bytes, group, intra, passes=1.0), group, intra, inter)
 
 
 def pat_gather(size_bytes: Floats, group: RankGroup, intra: Link, inter: Link) -> Floats:
-    """Return the time of an all-gather or reduce-scatter by parallel aggregated trees: log2 n hops.
+    """Return the seconds of an all-gather or reduce-scatter with parallel aggregated trees (NCCL's PAT).
 
-    NCCL runs it with one rank per node and in the Simple protocol, at `pat_share` of the rate.
+    It takes log2 n hops. NCCL runs it only with one rank per node and in the Simple protocol. It reaches the fraction
+    `pat_share` of the rate.
     """
     nil = np.zeros_like(group.ranks)
     wire = size_bytes * (group.ranks - 1) / np.maximum(group.ranks, 1.0) / constants.shipped_constants().nccl.pat_share
@@ -137,10 +148,7 @@ def pat_gather(size_bytes: Floats, group: RankGroup, intra: Link, inter: Link) -
 
 
 def flat_all_to_all(size_bytes: Floats, group: RankGroup, intra: Link, inter: Link) -> Floats:
-    """Return the time of a pairwise exchange, in which every rank sends 1/n of its buffer to each other rank.
-
-    Data for another node cross the network directly from the rank that has them.
-    """
+    """Return the seconds of an all-to-all in which every rank sends 1/n of its buffer directly to each other rank."""
     away = size_bytes * (group.ranks - group.local) / np.maximum(group.ranks, 1.0)
     near = size_bytes * (group.local - 1) / np.maximum(group.ranks, 1.0)
     own = size_bytes * intra.own_share / np.maximum(group.ranks, 1.0)
@@ -151,9 +159,10 @@ def flat_all_to_all(size_bytes: Floats, group: RankGroup, intra: Link, inter: Li
 
 
 def two_level_all_to_all(size_bytes: Floats, group: RankGroup, intra: Link, inter: Link) -> Floats:
-    """Return the time of an exchange inside the node and then one message to each other node.
+    """Return the seconds of an all-to-all in two steps: inside each node, and then between nodes (NCCL's PXN).
 
-    The exchange inside the node collects the data for each other node (NCCL's PXN).
+    In the first step, the ranks of a node collect the data for each other node. In the second step, every rank sends
+    one message to each other node. The seconds are infinite for a single node.
     """
     nodes = np.maximum(group.nodes, 1.0)
     away = size_bytes * (nodes - 1) / nodes
@@ -166,21 +175,24 @@ def two_level_all_to_all(size_bytes: Floats, group: RankGroup, intra: Link, inte
 
 @dataclass(frozen=True, slots=True)
 class TokenCopies:
-    """Copies of tokens that a router sends: `fanout` per token, to ranks in `top_groups` of `groups` equal groups.
+    """Number of copies of each token that a router sends to experts, and the groups of ranks that it chooses from.
 
-    Groups are of neighbouring ranks, so that a limit on groups limits nodes (DeepSeek-V3, arXiv 2412.19437, section
-    2.1.2: at most four nodes for each token).
+    The ranks of a group are neighbours. So a limit on groups also limits the nodes that a token reaches, for instance
+    to four nodes (DeepSeek-V3, arXiv 2412.19437, section 2.1.2).
     """
 
     fanout: float
+    """Copies of each token, one per chosen expert."""
     groups: float = 1.0
+    """Number of equal groups into which ranks are divided."""
     top_groups: float = 1.0
+    """Number of groups to which the copies of one token may go."""
 
     def count_distinct(self, destinations: Floats) -> Floats:
-        """Return the expected number of different destinations (nodes or ranks) of a token's copies, (n,).
+        """Return the expected number of different nodes, or of different ranks, that the copies of a token reach, (n,).
 
-        `destinations` is the number of equal destinations. A token can only reach destinations with a group that its
-        router chose. Each copy goes to one of these at random.
+        `destinations` is the number of nodes or ranks over which experts are spread, (n,). A copy goes to a random
+        destination among those that hold a chosen group.
         """
         share = self.top_groups / self.groups
         reachable = destinations * (1 - (1 - share) ** np.maximum(self.groups / destinations, 1.0))
@@ -191,11 +203,11 @@ class TokenCopies:
 def deduplicated_all_to_all(
     size_bytes: Floats, group: RankGroup, intra: Link, inter: Link, copies: TokenCopies
 ) -> Floats:
-    """Return the time of an exchange in which a token crosses the network once for each node that has its experts.
+    """Return the seconds of an all-to-all that sends a token at most once to each node and to each rank.
 
-    In that node, the token is forwarded once to each rank that has some of the experts, while other tokens still arrive
-    (DeepEP, csrc/kernels/internode.cu; HybridEP). Inside one node, a token goes once to each of these ranks.
-    `size_bytes` counts every copy.
+    A token crosses the network once per node that has some of its experts. In that node it is forwarded once to each
+    rank that has some of its experts. Forwarding overlaps with the arrival of other tokens (DeepEP,
+    csrc/kernels/internode.cu; HybridEP). `size_bytes` counts one copy of each token per expert.
     """
     nodes, ranks = np.maximum(group.nodes, 1.0), np.maximum(group.ranks, 1.0)
     token_bytes = size_bytes / copies.fanout
@@ -208,9 +220,10 @@ def deduplicated_all_to_all(
 
 
 def direct_send(size_bytes: Floats, group: RankGroup, intra: Link, inter: Link) -> Floats:
-    """Return the time to send one message from every rank to the next rank of a chain, which its slowest hop sets.
+    """Return the seconds in which every rank sends one message of `size_bytes` to the next rank of a chain.
 
-    That hop crosses the network if the group spans nodes. Then every rank of a node sends a message at once.
+    The slowest message counts. If the group spans nodes, this message crosses the network, and all ranks of a node send
+    at the same time.
     """
     far = group.nodes > 1
     one, nil = np.ones_like(group.ranks), np.zeros_like(group.ranks)
@@ -227,10 +240,10 @@ def direct_send(size_bytes: Floats, group: RankGroup, intra: Link, inter: Link) 
 def synchronous_parameter_server(
     size_bytes: Floats, group: RankGroup, intra: Link, inter: Link, servers: float | Floats = 1.0
 ) -> Floats:
-    """Return the time in which all workers push their gradients and then, after the last push, pull the sum.
+    """Return the seconds in which all workers push their gradients to the servers and then pull the sum.
 
-    It is 2 max(S / B, w S / (q B')) for w workers that send at B and q servers, each on a separate node with a network
-    of B' (Li et al., OSDI 2014; the bound of Jiang et al., OSDI 2020, for either phase).
+    They are 2 max(S / B, w S / (q B')) for a buffer of S bytes, w workers with bandwidth B, and q servers on separate
+    nodes with bandwidth B' (Li et al., OSDI 2014; the bound of Jiang et al., OSDI 2020, for either phase).
     """
     return 2 * asynchronous_parameter_server(size_bytes, group, intra, inter, servers)
 
@@ -238,10 +251,10 @@ def synchronous_parameter_server(
 def asynchronous_parameter_server(
     size_bytes: Floats, group: RankGroup, intra: Link, inter: Link, servers: float | Floats = 1.0
 ) -> Floats:
-    """Return the time between two updates of a worker if no worker waits for the others.
+    """Return the seconds in which a worker pushes its gradients and pulls weights, if no worker waits for the others.
 
-    Pushes of some workers fill one direction of the network while pulls of others fill the other: max(S / B, w S / (q
-    B')) (Jiang et al., OSDI 2020, section 2).
+    They are max(S / B, w S / (q B')), in the symbols of `synchronous_parameter_server` (Jiang et al., OSDI 2020,
+    section 2). Pushes and pulls overlap, because they fill opposite directions of the network.
     """
     served = size_bytes * group.ranks / servers
     share = _compute_network_bandwidth(group, inter) / inter.bandwidth_bytes_per_s
@@ -253,38 +266,42 @@ def asynchronous_parameter_server(
 Algorithm = Callable[[Floats, RankGroup, Link, Link], Floats]
 
 LeastBytes = Callable[[RankGroup, Link], tuple[Floats | float, Floats | float]]
-"""Function from a group and its intra-node link to the shares of the buffer that a rank and that a node must send."""
+"""Function from a group and the link inside a node to two fractions of the buffer. A rank must send the first fraction
+inside its node, and a node must send the second fraction into the network."""
 
 
 @dataclass(frozen=True, slots=True)
 class Collective:
-    """A collective operation: its algorithms by name, and the fewest bytes that any algorithm must send.
-
-    Each algorithm takes (size_bytes, group, intra, inter) and returns seconds.
-    """
+    """A collective operation, with its algorithms and the fewest bytes that any algorithm must send."""
 
     algorithms: Mapping[str, Algorithm]
+    """Functions from (size_bytes, group, intra, inter) to seconds, by name of the algorithm."""
     least_bytes: LeastBytes
+    """Function that returns the fractions of the buffer that any algorithm must send."""
     program: str = ""
-    """Name of the program of nccl-tests that measures it, without `_perf`; empty if none does."""
+    """Program of nccl-tests that measures the collective, without `_perf`. It is empty if there is none."""
     spellings: tuple[str, ...] = ()
-    """Other names that tables use for it, with or without underscores."""
+    """Other names of the collective in tables of measurements."""
 
 
 def _gather_bound(group: RankGroup, intra: Link) -> tuple[Floats, Floats]:
+    """Return the fractions of the buffer that an all-gather or reduce-scatter must send (`LeastBytes`)."""
     return (group.local - 1) / group.ranks, (group.nodes - 1) / group.nodes
 
 
 def _reduce_bound(group: RankGroup, intra: Link) -> tuple[Floats | float, Floats]:
+    """Return the fractions of the buffer that an all-reduce must send (`LeastBytes`)."""
     near = 1.0 if intra.reduction_bytes_per_s else 2 * (group.local - 1) / group.local
     return near, 2 * (group.nodes - 1) / group.nodes
 
 
 def _all_to_all_bound(group: RankGroup, intra: Link) -> tuple[Floats, Floats]:
+    """Return the fractions of the buffer that an all-to-all must send (`LeastBytes`)."""
     return (group.local - 1) / group.ranks, group.local * (group.ranks - group.local) / group.ranks
 
 
 def _send_bound(group: RankGroup, intra: Link) -> tuple[Floats, Floats]:
+    """Return the fractions of the buffer that messages along a chain must send (`LeastBytes`)."""
     far = group.nodes > 1
     return np.where(far, 0.0, 1.0), np.where(far, group.local, 0.0)
 
@@ -314,21 +331,21 @@ COLLECTIVES: dict[str, Collective] = {
         {"asynchronous": asynchronous_parameter_server}, lambda group, intra: (0.0, group.local)
     ),
 }
-"""Every collective by the name in nccl-tests, and parameter servers that wait for all workers or for none."""
+"""Every collective by name. The last two are parameter servers that wait for all workers, or for no worker."""
 PROGRAMS: Mapping[str, str] = {item.program: name for name, item in COLLECTIVES.items() if item.program}
-"""Collectives by the name of nccl-tests' program, without `_perf`."""
+"""Names of collectives, by program of nccl-tests without `_perf`."""
 SPELLINGS: Mapping[str, str] = {
     text: name
     for name, item in COLLECTIVES.items()
     if item.program
     for text in (name, name.replace("_", ""), *item.spellings)
 }
-"""Collectives by every name that tables use."""
+"""Names of collectives, by every name that tables of measurements use."""
 
 
 def fastest_collective_s(collective: str, size_bytes: Floats, group: RankGroup, intra: Link, inter: Link) -> Floats:
-    """Return the time of the fastest algorithm of a collective, which is a key of `COLLECTIVES`."""
-    return _price_by_domain(
+    """Return the seconds of a collective, a key of `COLLECTIVES`, with its fastest algorithm."""
+    return _evaluate_by_domain(
         lambda link: np.minimum.reduce(
             [algorithm(size_bytes, group, link, inter) for algorithm in COLLECTIVES[collective].algorithms.values()]
         ),
@@ -340,39 +357,42 @@ def fastest_collective_s(collective: str, size_bytes: Floats, group: RankGroup, 
 def dispatch_s(
     size_bytes: Floats, group: RankGroup, intra: Link, inter: Link, copies: TokenCopies, dispatch: ExpertDispatch
 ) -> Floats:
-    """Return the time in which tokens get to the ranks of their experts, or the results back, (n,).
+    """Return the seconds in which tokens reach the ranks of their experts, (n,). Results take as long to return.
 
     Args:
-        size_bytes: bytes of every copy of a rank's tokens, (n,).
-        group: the ranks.
+        size_bytes: bytes of all tokens of a rank, counted once per chosen expert, (n,).
+        group: the ranks that hold the experts.
         intra: the link inside a node.
         inter: the network.
-        copies: copies of a token.
-        dispatch: how they are sent. NCCL sends every copy. A gather brings all tokens to all ranks.
+        copies: number of copies of each token, and the groups of ranks that they may reach.
+        dispatch: collective that sends the tokens. `allToAll` sends one copy per expert. `allGather` sends all tokens
+            to all ranks. Other values send one copy per rank.
     """
     if dispatch == "allToAll":
         return fastest_collective_s("all_to_all", size_bytes, group, intra, inter)
     if dispatch == "allGather":
         return fastest_collective_s("all_gather", size_bytes / copies.fanout * group.ranks, group, intra, inter)
-    return _price_by_domain(lambda link: deduplicated_all_to_all(size_bytes, group, link, inter, copies), group, intra)
+    return _evaluate_by_domain(
+        lambda link: deduplicated_all_to_all(size_bytes, group, link, inter, copies), group, intra
+    )
 
 
 def parameter_server_s(
-    size_bytes: Floats, group: RankGroup, intra: Link, inter: Link, servers: float | Floats, *, waits: bool
+    size_bytes: Floats, group: RankGroup, intra: Link, inter: Link, servers: float | Floats, *, is_synchronous: bool
 ) -> Floats:
-    """Return the time of a parameter server on `servers` separate nodes.
+    """Return the seconds in which workers exchange gradients with parameter servers on `servers` separate nodes.
 
-    If `waits` is true, the server waits for all workers before it answers. Otherwise it waits for none.
+    Synchronous servers wait for the gradients of all workers before they answer.
     """
-    law = synchronous_parameter_server if waits else asynchronous_parameter_server
-    return _price_by_domain(lambda link: law(size_bytes, group, link, inter, servers), group, intra)
+    exchange_s = synchronous_parameter_server if is_synchronous else asynchronous_parameter_server
+    return _evaluate_by_domain(lambda link: exchange_s(size_bytes, group, link, inter, servers), group, intra)
 
 
 def bandwidth_bound_s(collective: str, size_bytes: Floats, group: RankGroup, intra: Link, inter: Link) -> Floats:
-    """Return the seconds that any algorithm of a collective needs at line rate, as a lower bound.
+    """Return a lower bound on the seconds of any algorithm of a collective, from bytes and bandwidth alone.
 
-    A rank must send some bytes inside its node, and a node must send some into the network. The bound is the larger
-    of the two times that this takes.
+    A rank must send some bytes inside its node, and a node must send some bytes into the network. The bound is the
+    larger one of these two times.
     """
     near, away = COLLECTIVES[collective].least_bytes(group, intra)
     bound = np.maximum(
@@ -382,9 +402,9 @@ def bandwidth_bound_s(collective: str, size_bytes: Floats, group: RankGroup, int
 
 
 def _compute_ring_load(size_bytes: Floats, group: RankGroup, intra: Link, *, passes: float) -> _LinkLoad:
-    """Return the load of a ring that visits all ranks node by node and carries `passes` times the buffer.
+    """Return the hops and bytes of a ring that visits all ranks node by node, `passes` times.
 
-    A rank also copies or adds its own chunk of the buffer.
+    A rank also copies or adds 1/n of the buffer.
     """
     ranks = np.maximum(group.ranks, 1.0)
     far_hops = np.maximum(group.nodes - 1, 0)
@@ -405,10 +425,15 @@ def _fastest_protocol_s(
     overlapped: bool = True,
     protocols: tuple[str, ...] = PROTOCOLS,
 ) -> Floats:
-    """Return the time of a load in its fastest protocol.
+    """Return the seconds of an algorithm's hops and bytes in the fastest protocol that both links have.
 
-    Bytes inside the node and in the network move at once (`overlapped`), or one after the other. A protocol that one of
-    the two links lacks is not available to the collective.
+    Args:
+        load: hops and bytes of the algorithm.
+        group: the ranks.
+        intra: the link inside a node.
+        inter: the network.
+        overlapped: whether transfers inside the node and in the network overlap. Otherwise their seconds add up.
+        protocols: names of the protocols that may be used.
     """
     near_s = load.near_bytes / (
         intra.bandwidth_bytes_per_s * intra.efficiency * _compute_bandwidth_fraction(group, intra)
@@ -428,15 +453,15 @@ def _fastest_protocol_s(
 
 @lru_cache
 def _stack_protocols(protocols: tuple[LinkProtocol, ...]) -> Floats:
-    """Return start, hop and share of p protocols, (3, p)."""
+    """Return `start_s`, `hop_s` and `share` of p protocols as rows of an array, (3, p)."""
     return np.array([(one.start_s, one.hop_s, one.share) for one in protocols]).T.copy()
 
 
 def _compute_bandwidth_fraction(group: RankGroup, intra: Link) -> Floats | float:
-    """Return the fraction of the bandwidth of a node's link that each GPU of the group gets.
+    """Return the fraction of the link's bandwidth inside a node that each GPU of the group gets.
 
-    A shared bus (PCIe without a switch per pair) carries n - 1 exchanges at once if n ranks use it. Each exchange is
-    then slower by about the root of n - 1.
+    On a shared bus (PCIe), n ranks make n - 1 exchanges at once. Each exchange is then slower by about the square root
+    of n - 1.
     """
     if intra.wired:
         counts, shares = zip(*intra.wired, strict=True)
@@ -447,11 +472,11 @@ def _compute_bandwidth_fraction(group: RankGroup, intra: Link) -> Floats | float
 
 
 def _compute_network_bandwidth(group: RankGroup, inter: Link, *, scattered: bool = False) -> Floats:
-    """Return the network bandwidth that the group has in each of its nodes, per direction.
+    """Return the network bandwidth of the group in each of its nodes, in bytes per second and direction.
 
-    All ranks that use the node's network share it equally, and a GPU drives only its own interfaces. In the uplinks of
-    a tier, a ring or tree is the traffic of one node. A scattered exchange is the traffic of every node to nodes
-    outside the tier.
+    All ranks that use the network of a node share it equally. A GPU uses only the interfaces of its own. A ring or tree
+    loads the uplinks of a tier with the traffic of one node. If traffic is `scattered`, every node below a switch sends
+    to every node outside, which loads the uplinks with the traffic of all nodes below the switch.
     """
     part = np.minimum(group.local / group.node_ranks, group.local * inter.gpu_nics / (inter.nics * group.joined))
     rate = inter.bandwidth_bytes_per_s * group.joined * np.minimum(part, 1.0)
@@ -463,8 +488,14 @@ def _compute_network_bandwidth(group: RankGroup, inter: Link, *, scattered: bool
     return np.asarray(rate, dtype=float)
 
 
-def _price_by_domain(price: Callable[[Link], Floats], group: RankGroup, intra: Link) -> Floats:
-    """Return the result of `price` on the link inside the node, or on the link beyond it if the group is larger."""
+def _evaluate_by_domain(seconds_on: Callable[[Link], Floats], group: RankGroup, intra: Link) -> Floats:
+    """Return the seconds on the link inside a node, or on the link beyond its domain for groups that exceed the domain.
+
+    Args:
+        seconds_on: function from a link to the seconds of the groups on this link.
+        group: the ranks.
+        intra: the link inside a node.
+    """
     if intra.beyond is None:
-        return price(intra)
-    return np.where(group.local > intra.domain, price(intra.beyond), price(intra))
+        return seconds_on(intra)
+    return np.where(group.local > intra.domain, seconds_on(intra.beyond), seconds_on(intra))

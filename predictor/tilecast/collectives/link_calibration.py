@@ -1,9 +1,9 @@
 """Fit the constants of a link to measured collectives, and read logs of nccl-tests.
 
-The loss is the mean absolute logarithm of predicted over measured time, with equal weight for every row, plus a light
-pull towards the constants that the link has. One constant at a time moves over a geometric grid, which narrows from
-round to round. Afterwards each constant that explains the rows no better than chance (Akaike's criterion) returns to
-its old value. So constants that the log did not measure stay. The same rows always give the same constants.
+The loss is the mean absolute logarithm of predicted over measured time, with equal weight for every row. A small
+penalty keeps the constants near their present values. One constant at a time moves over a geometric grid, which narrows
+from round to round. At the end, a constant returns to its old value if the new value does not explain the rows better
+than chance (Akaike's criterion). So constants that the log does not measure do not change. The fit is deterministic.
 
 Read `read_log` first, then `calibrate_link`, which calls `fit_link`.
 """
@@ -32,33 +32,42 @@ Mask = npt.NDArray[np.bool_]
 
 @dataclass(frozen=True, slots=True)
 class Measurements(Columns):
-    """Measured collectives, with one row per measurement, as columns of shape (R,).
-
-    A row has the collective's name, the whole buffer in bytes, the group's ranks, and the time in seconds.
-    """
+    """Measured times of R collectives, as columns (R,)."""
 
     collective: npt.NDArray[np.str_]
+    """Name of the collective, a key of `collectives.COLLECTIVES`."""
     size_bytes: Floats
+    """Bytes of the whole buffer of one rank."""
     ranks: Floats
+    """Number of ranks in the group."""
     local: Floats
+    """Number of ranks of the group in each node."""
     node_ranks: Floats
+    """Number of ranks of a node that use the network at the same time."""
     seconds: Floats
+    """Measured time."""
 
     def __len__(self) -> int:
         return len(self.size_bytes)
 
     @classmethod
     def concatenate(cls, parts: Sequence[Measurements]) -> Measurements:
-        """Return all rows of the parts, in order."""
+        """Return one table with the rows of all parts, in order."""
         return cls(*(np.concatenate([getattr(part, name) for part in parts]) for name in cls.__slots__))
 
     def group(self) -> RankGroup:
-        """Return the communication groups of the rows."""
+        """Return the communication group of each row, (R,)."""
         return RankGroup(self.ranks, self.local, self.node_ranks)
 
 
 def predict_collectives(measured: Measurements, intra: Link, inter: Link) -> Floats:
-    """Return the predicted seconds of every row on these links, (R,)."""
+    """Return the predicted seconds of each measured collective, (R,).
+
+    Args:
+        measured: the collectives.
+        intra: the link inside a node.
+        inter: the link between nodes.
+    """
     seconds = np.zeros(len(measured))
     for name in np.unique(measured.collective):
         rows = measured.collective == name
@@ -68,7 +77,7 @@ def predict_collectives(measured: Measurements, intra: Link, inter: Link) -> Flo
 
 
 BULK = ("simple", "share")
-"""Constant that is not fitted, because `efficiency` already describes bulk data, which move in the Simple protocol."""
+"""Constant that is not fitted. The rate of the Simple protocol, which moves bulk data, is fitted as `efficiency`."""
 CONSTANTS = (
     "efficiency", "own_share", "peer_s", "reduction_bytes_per_s", "reduction_start_s",
     *(
@@ -76,41 +85,46 @@ CONSTANTS = (
         for name in (*PROTOCOLS, MESSAGE) for part in ("start_s", "hop_s", "share") if (name, part) != BULK
     ),
 )  # fmt: skip
-"""Constants that are fitted: fields of a link and of its protocols. A constant that is 0 or absent stays so."""
+"""Names of the constants that are fitted, which are fields of a link and of its protocols. A constant that a link lacks
+or that is 0 is not fitted."""
 SEARCH_RANGE = 8.0
-"""Factor by which a constant may move up or down in the first round; each later round uses the root of it."""
+"""Factor by which a constant may move up or down in the first round. In each later round it is the square root of the
+factor of the round before."""
 REGULARIZATION = 0.001
-"""Loss of moving one constant by a factor of e."""
+"""Penalty for moving one constant by a factor of e."""
 
 
 MIN_GAIN = 2.0
-"""Least gain of a constant that stays moved: rows times the logarithm of the ratio of errors (Akaike's price)."""
+"""Least gain for which a constant keeps its new value (Akaike's criterion). The gain is the number of rows times the
+logarithm of the ratio of errors."""
 
 
-def fit_link(link: Link, measured: Measurements, other: Link, rounds: int = 6) -> Link:
-    """Return the link with the constants that fit the rows best.
+def fit_link(link: Link, measured: Measurements, other_link: Link, rounds: int = 6) -> Link:
+    """Return a copy of a link whose constants fit measured collectives best.
 
-    Constants that the rows do not determine keep their values.
+    Constants that the collectives do not determine keep their values.
 
     Args:
-        link: the link at which the search starts. It is between nodes if it is `per_node`, else inside a node.
-        measured: rows that use the link.
-        other: the link between nodes if `link` is inside a node, and vice versa. It does not change.
+        link: the link to fit, with the constants at which the search starts.
+        measured: collectives that use the link.
+        other_link: the link between nodes if `link` is inside a node, or the reverse. It does not change.
         rounds: number of times that every constant moves.
     """
 
     def error(candidate: Link) -> float:
-        return float(np.mean(np.abs(np.log(_predict_beside(candidate, other, measured) / measured.seconds))))
+        """Return the mean absolute logarithm of predicted over measured seconds."""
+        return float(np.mean(np.abs(np.log(_predict_on_links(candidate, other_link, measured) / measured.seconds))))
 
     def loss(candidate: Link) -> float:
+        """Return the error plus the penalty for moved constants."""
         return error(candidate) + REGULARIZATION * sum(
             abs(math.log(read_constant(candidate, name) / start)) for name, start in begin.items()
         )
 
     def is_measured(name: str) -> bool:
-        """Return whether the time of any row depends on the constant `name`."""
+        """Return whether the time of any measured collective depends on a constant."""
         links = (link, _scale_constant(link, name, 1.1))
-        before, after = (_predict_beside(one, other, measured) for one in links)
+        before, after = (_predict_on_links(one, other_link, measured) for one in links)
         return bool(np.abs(np.log(after / before)).max() >= MIN_TIME_SHARE * np.log(1.1))
 
     begin = {name: value for name in CONSTANTS if (value := read_constant(link, name)) and is_measured(name)}
@@ -128,15 +142,21 @@ def fit_link(link: Link, measured: Measurements, other: Link, rounds: int = 6) -
     return _restore_insignificant(link, best, error, len(measured))
 
 
-def _predict_beside(link: Link, other: Link, measured: Measurements) -> Floats:
-    """Return the predicted seconds of every row, (R,), on two links: one inside nodes, the other between nodes."""
-    return predict_collectives(measured, *((other, link) if link.per_node else (link, other)))
+def _predict_on_links(link: Link, other_link: Link, measured: Measurements) -> Floats:
+    """Return the predicted seconds of each measured collective, (R,). One link is inside nodes, one between nodes."""
+    return predict_collectives(measured, *((other_link, link) if link.per_node else (link, other_link)))
 
 
 def _restore_insignificant(link: Link, fitted: Link, error: Callable[[Link], float], rows: int) -> Link:
-    """Return the fitted link without the changes that explain the rows no better than chance.
+    """Return the fitted link without changes of constants that explain the measurements no better than chance.
 
-    These constants return to their values in `link`, one after the other.
+    One constant after another returns to its value in `link`, until the next one would increase the error too much.
+
+    Args:
+        link: the link before the fit.
+        fitted: the link after the fit.
+        error: function that returns the error of a link on the measurements.
+        rows: number of measurements.
     """
     moved = {
         name
@@ -162,14 +182,15 @@ def _restore_insignificant(link: Link, fitted: Link, error: Callable[[Link], flo
 
 
 def _compute_effective_value(link: Link, name: str) -> float:
-    """Return a constant as measured; a protocol's share is multiplied by the efficiency, which makes it a rate."""
+    """Return the value of a link's constant. The `share` of a protocol is multiplied by the link's efficiency."""
     return read_constant(link, name) * (link.efficiency if name.endswith(".share") else 1.0)
 
 
 def _scale_constant(link: Link, name: str, factor: float) -> Link:
-    """Return the link with one constant multiplied by a factor and the rates of all other constants unchanged.
+    """Return a copy of a link with one constant multiplied by a factor.
 
-    A change of the efficiency leaves the rates of all protocols but the bulk one unchanged.
+    If this is the efficiency, the shares of all protocols except Simple are divided by the factor. So the rates of
+    these protocols do not change.
     """
     if name != "efficiency":
         return _set_constant(link, name, read_constant(link, name) * factor)
@@ -181,19 +202,19 @@ def _scale_constant(link: Link, name: str, factor: float) -> Link:
 
 
 MIN_TIME_SHARE = 0.2
-"""Least share of a row's time that must depend on a constant for the row to measure it."""
+"""Least fraction of a collective's time that depends on a constant, for a measurement to determine the constant."""
 _ROUNDED = 5e-4
-"""Error that remains because constants have three digits."""
+"""Error that remains because constants are rounded to three digits."""
 
 
 def _round_to_three_digits(value: float, upper_limit: float) -> float:
-    """Return the value rounded to three digits. If that exceeds `upper_limit`, return the value rounded down."""
+    """Return the value rounded to three significant digits. If that exceeds `upper_limit`, round down instead."""
     nearest = float(f"{value:.3g}")
     return nearest if nearest <= upper_limit else float(Context(prec=3, rounding=ROUND_FLOOR).create_decimal(value))
 
 
 def read_constant(link: Link, name: str) -> float:
-    """Return the value of a link's constant, which is named in `CONSTANTS`. If the link lacks it, return 0."""
+    """Return the value of a link's constant with a name of `CONSTANTS`. If the link lacks the constant, return 0."""
     part, _, field = name.rpartition(".")
     if not part:
         return float(getattr(link, field))
@@ -201,7 +222,7 @@ def read_constant(link: Link, name: str) -> float:
 
 
 def _set_constant(link: Link, name: str, value: float) -> Link:
-    """Return a copy of the link with `value` for the constant `name`, which is named in `CONSTANTS`."""
+    """Return a copy of a link in which the constant with a name of `CONSTANTS` has a new value."""
     part, _, field = name.rpartition(".")
     change: dict[str, Any] = {field: value}
     if not part:
@@ -210,10 +231,11 @@ def _set_constant(link: Link, name: str, value: float) -> Link:
 
 
 LEAST_US, MOST = 1e-3, 2**53
-"""Shortest time in microseconds that a log may hold, and its largest time in microseconds and size in bytes."""
+"""Shortest allowed time in a log, in microseconds. Longest allowed time, in microseconds, and largest size, in
+bytes."""
 
 _PROGRAM = re.compile(rf"({'|'.join(collectives.PROGRAMS)}|[a-z]+)_perf(?![a-z])")
-"""Program of nccl-tests in a command line or a file's name, with any text around it."""
+"""Program of nccl-tests in a command line or a file name, with any text around it."""
 _RANK = re.compile(
     r"#\s+Rank\s+(\d+)(?:\s+Group\s+(\d+))?\s+Pid\s+\d+\s+on\s+(\S+)\s+device\s+\d+\s+\[[^\]]*\]\s*(.*\S)?"
 )
@@ -227,26 +249,27 @@ _ROW = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class NcclTestsLog:
-    """Content of a log of nccl-tests: the out-of-place times, and the GPU that its ranks ran on."""
+    """Content of a log of nccl-tests, with the out-of-place times and the GPU on which the ranks ran."""
 
     measured: Measurements
     gpu: str
 
     @property
     def nodes(self) -> int:
-        """Largest number of nodes of any run."""
+        """Largest number of nodes of a group in the log."""
         return int(self.measured.group().nodes.max())
 
 
 def read_log(path: Path) -> NcclTestsLog:
-    """Read the standard output of nccl-tests (all_reduce_perf and others).
+    """Return the measurements in a file with the standard output of nccl-tests (all_reduce_perf and others).
 
-    The file has one run or several after each other, and may have lines of a launcher or of NCCL between them. `# Rank`
-    lines name the ranks of a run. Rows have size, count, type, operation, root, and the time, bandwidths and errors out
-    of place (nccl-tests, src/util.cu).
+    The file contains one or more runs, perhaps with lines of a launcher or of NCCL in between. `# Rank` lines name the
+    ranks of a run. A row has size, count, type, operation, root, and then the time, bandwidths and number of wrong
+    elements out of place (nccl-tests, src/util.cu).
 
     Raises:
-        SpecError: the file cannot be read, is no such log, or has a collective, a time or a result that is wrong.
+        SpecError: the file cannot be read, or is not a log of nccl-tests. A row has an unknown collective, an invalid
+            size or time, or wrong elements.
     """
     try:
         lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
@@ -273,16 +296,16 @@ def read_log(path: Path) -> NcclTestsLog:
 
 
 def _parse_row(where: str, name: str, hosts: Sequence[tuple[str, str]], row: re.Match[str]) -> Measurements:
-    """Return a row of a log as a measurement of one collective.
+    """Return a row of a log as a table of one measurement.
 
     Args:
         where: file and line, for messages.
-        name: name of the collective.
-        hosts: number of the group and host of each rank of the run.
+        name: program of nccl-tests without `_perf`. It is empty if the log does not name it.
+        hosts: group number and host of each rank of the run.
         row: fields of the row.
 
     Raises:
-        SpecError: the row has a wrong value, or the ranks form no group that uses a link.
+        SpecError: the row has an invalid value, or the ranks of the run do not form equal groups of two or more.
     """
     if name not in collectives.PROGRAMS:
         known = ", ".join(f"{known}_perf" for known in collectives.PROGRAMS)
@@ -318,9 +341,11 @@ def _parse_row(where: str, name: str, hosts: Sequence[tuple[str, str]], row: re.
 
 
 def format_toml(link: Link, source: str) -> str:
-    """Return a link and its constants as the text of a file of the `LinkFile` schema.
+    """Return a link and its constants as the text of a link file (`LinkFile`).
 
-    If the link has a link beyond its domain (`Link.beyond`), the file contains only the name of that other link.
+    Args:
+        link: the link. The file contains only the name of a link in `Link.beyond`.
+        source: source of the constants, which the file names.
     """
     facts: dict[str, object] = {
         "name": link.name,
@@ -353,10 +378,8 @@ def format_toml(link: Link, source: str) -> str:
 
 
 def _format_value(value: object) -> str:
-    """Return a value as TOML text.
-
-    Numbers have twelve digits, so that constants stay within their bounds.
-    """
+    """Return a value as TOML text. Numbers have twelve significant digits."""
+    # With fewer digits, a constant could leave its bounds.
     if isinstance(value, dict):
         return "{ " + ", ".join(f"{key} = {_format_value(inner)}" for key, inner in value.items()) + " }"
     if isinstance(value, list):
@@ -366,38 +389,36 @@ def _format_value(value: object) -> str:
 
 @dataclass(frozen=True, slots=True)
 class LinkCalibration:
-    """A fitted link, and the mean absolute relative errors of its predictions for the measured rows.
-
-    There are three errors: with the old constants, with the fitted constants, and in cross-validation. There, each half
-    of the rows is predicted by a fit to the other half.
-    """
+    """A fitted link, with the errors of predictions before and after the fit and in cross-validation."""
 
     link: Link
     errors: tuple[tuple[str, int, float, float, float], ...]
-    """Collective and size class, number of rows, and errors before the fit, after it, and of rows left out."""
+    """Collective and size class, number of measurements, and three mean absolute relative errors. They are the errors
+    of the old link, of the fitted link, and of two-fold cross-validation."""
 
 
-def calibrate_link(link: Link, measured: Measurements, other: Link, name: str) -> LinkCalibration:
-    """Fit a link to the rows of a log under a new name.
+def calibrate_link(link: Link, measured: Measurements, other_link: Link, name: str) -> LinkCalibration:
+    """Return a link fitted to measured collectives, with a new name and with its prediction errors.
 
-    The 90 % range of the fitted link comes from the errors of rows that the fit did not use.
+    The 90 % interval of the fitted link comes from two-fold cross-validation.
 
     Args:
-        link: the link at which the search starts. It is between nodes if it is `per_node`, else inside a node.
-        measured: the rows of a log.
-        other: the link between nodes if `link` is inside a node, and vice versa. It does not change.
+        link: the link to fit, with the constants at which the search starts.
+        measured: the collectives.
+        other_link: the link between nodes if `link` is inside a node, or the reverse. It does not change.
         name: name of the fitted link.
     """
 
     def relative_errors(fitted: Link, rows: Measurements) -> Floats:
-        return np.asarray(_predict_beside(fitted, other, rows) / rows.seconds - 1)
+        """Return the relative error of each predicted time, (R,)."""
+        return np.asarray(_predict_on_links(fitted, other_link, rows) / rows.seconds - 1)
 
-    after = fit_link(link, measured, other)
+    after = fit_link(link, measured, other_link)
     even = np.arange(len(measured)) % 2 == 0
     unseen = np.full(len(measured), np.nan)
     if len(measured) > 1:
         for half in (even, ~even):
-            unseen[half] = relative_errors(fit_link(link, measured.take(~half), other), measured.take(half))
+            unseen[half] = relative_errors(fit_link(link, measured.take(~half), other_link), measured.take(half))
     table = np.abs([relative_errors(link, measured), relative_errors(after, measured), unseen])
     lines = []
     for collective in np.unique(measured.collective):

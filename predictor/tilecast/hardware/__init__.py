@@ -1,7 +1,7 @@
 """GPUs, links and MIG profiles, read from the TOML files beside this module.
 
-Every number has its unit in its key and its source in the same file. Loading checks the files: an unknown key, a
-missing key or an implausible value is refused with the file's name.
+The key of every number names its unit, and the file names its source. A file with an unknown key, a missing key or an
+implausible value is refused.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from tilecast.hardware.schema import (
     build_chain_error,
     find_named,
     normalise_product,
-    read_facts,
+    read_specifications,
 )
 from tilecast.spec import SpecError
 
@@ -54,16 +54,16 @@ __all__ = [
     "NetworkTier",
     "Pool",
     "complete_gpu",
-    "digest_fact_files",
+    "digest_data_files",
     "find_gpu",
     "find_link",
     "find_link_file",
     "find_slice",
-    "gpus",
-    "links",
+    "list_gpus",
+    "list_links",
+    "list_mig_profiles",
     "load_gpu",
     "load_link",
-    "mig_profiles",
     "normalise_product",
     "read_gpu_file",
     "use_links",
@@ -71,28 +71,29 @@ __all__ = [
 
 
 def load_gpu(path: Path | Traversable) -> Gpu:
-    """Read a GPU from a TOML file of the `GpuFile` schema.
+    """Return the GPU in a TOML file of the `GpuFile` schema.
 
     Raises:
-        SpecError: the file cannot be read, is not TOML, or breaks the schema; the message names the key.
+        SpecError: the file cannot be read, is not TOML, or breaks the schema. The message names the key.
     """
-    return read_facts(path, GpuFile).to_gpu()
+    return read_specifications(path, GpuFile).to_gpu()
 
 
 @cache
-def gpus() -> Mapping[str, Gpu]:
-    """Return every GPU that ships with Tilecast, by name."""
-    return {facts.name: facts.to_gpu() for facts in _gpu_files()}
+def list_gpus() -> Mapping[str, Gpu]:
+    """Return all GPUs that ship with Tilecast, by name."""
+    return {specifications.name: specifications.to_gpu() for specifications in _read_gpu_files()}
 
 
 @cache
-def _gpu_files() -> tuple[GpuFile, ...]:
-    return tuple(read_facts(path, GpuFile) for path in shipped.list_files("tilecast.hardware", "gpus"))
+def _read_gpu_files() -> tuple[GpuFile, ...]:
+    """Return the contents of all GPU files that ship with Tilecast."""
+    return tuple(read_specifications(path, GpuFile) for path in shipped.list_files("tilecast.hardware", "gpus"))
 
 
 def complete_gpu(specifications: GpuFile) -> Gpu:
-    """Return the GPU that a user specified. The shipped file of the same product supplies missing specifications."""
-    whole, sibling = complete_specifications(specifications, _gpu_files())
+    """Return the GPU that a user specified. Missing numbers come from the shipped file of the same product."""
+    whole, sibling = complete_specifications(specifications, _read_gpu_files())
     return replace(whole.to_gpu(), sibling=sibling)
 
 
@@ -102,20 +103,18 @@ _link_folder = ""
 
 
 def use_links(folder: str) -> None:
-    """Add the link files of a folder to the shipped link files; an empty `folder` adds none.
+    """Add the link files of a folder to the shipped link files. An empty `folder` adds no files.
 
-    A program calls this function once, where it starts. A folder that does not exist is an error only when a link is
-    looked up.
+    A program calls this once, at its start. If the folder does not exist, the first look-up of a link raises an error.
     """
     global _link_folder
     _link_folder = folder
 
 
-def links() -> Mapping[str, Link]:
-    """Return every link by name.
+def list_links() -> Mapping[str, Link]:
+    """Return all links by name: those that ship with Tilecast, and those in the folder of `use_links`.
 
-    Links ship with Tilecast or come from the TOML files in the folder of `use_links`. If a name is in the folder and
-    among the shipped links, the link of the folder is returned.
+    If a link in the folder has the name of a shipped link, it replaces the shipped link.
 
     Raises:
         SpecError: the folder or a file in it cannot be read, or breaks the `LinkFile` schema.
@@ -125,41 +124,45 @@ def links() -> Mapping[str, Link]:
 
 @cache
 def _read_link_files(folder: str) -> Mapping[str, LinkFile]:
+    """Return the contents of the shipped link files and of the link files in a folder, by name of the link."""
     if folder and not Path(folder).is_dir():
         raise SpecError(LINKS, f"{folder} is no folder", "name the folder that holds your link files")
     mine = sorted(Path(folder).glob("*.toml")) if folder else []
-    facts = [read_facts(path, LinkFile) for path in (*shipped.list_files("tilecast.hardware", "links"), *mine)]
-    return {item.name: item for item in facts}
+    paths = (*shipped.list_files("tilecast.hardware", "links"), *mine)
+    return {item.name: item for item in (read_specifications(path, LinkFile) for path in paths)}
 
 
 @cache
 def _read_links(folder: str) -> Mapping[str, Link]:
-    facts = _read_link_files(folder)
-    plain = {name: item.to_link({}) for name, item in facts.items() if not item.beyond}
-    joined = [item for item in facts.values() if item.beyond]
+    """Return the shipped links and the links in a folder, sorted by name."""
+    link_files = _read_link_files(folder)
+    plain = {name: item.to_link({}) for name, item in link_files.items() if not item.beyond}
+    joined = [item for item in link_files.values() if item.beyond]
     for item in joined:
-        if item.beyond in facts and item.beyond not in plain:
+        if item.beyond in link_files and item.beyond not in plain:
             raise build_chain_error(item)
     return dict(sorted((plain | {item.name: item.to_link(plain) for item in joined}).items()))
 
 
 def read_gpu_file(name: str) -> GpuFile:
-    """Return the shipped file of a GPU, with its sources.
+    """Return the content of the file of a GPU, with the sources of its numbers.
 
-    A MIG slice has the file of its whole GPU. A board derived from a shipped GPU has the file of that GPU, with the
-    memory, power and clock of the board.
+    For a MIG slice, return the file of the whole GPU. For a board that is derived from a shipped GPU, return the file
+    of that GPU with the memory, power and clock of the board.
 
     Raises:
         SpecError: no GPU has the name.
     """
     gpu = find_gpu(name)
     shipped_name = gpu.sibling or gpu.name.partition(MIG_INFIX)[0]
-    facts = next(item for item in _gpu_files() if item.name == shipped_name)
-    return describe_board(gpu, facts) if gpu.sibling else facts
+    gpu_file = next(item for item in _read_gpu_files() if item.name == shipped_name)
+    return describe_board(gpu, gpu_file) if gpu.sibling else gpu_file
 
 
 def find_link_file(name: str) -> LinkFile:
-    """Return the file of a link with its sources. It is shipped, or it lies in the folder that `use_links` set.
+    """Return the content of the file of a link, with the sources of its numbers.
+
+    The file ships with Tilecast, or it is in the folder of `use_links`.
 
     Raises:
         SpecError: there is no such link.
@@ -168,17 +171,17 @@ def find_link_file(name: str) -> LinkFile:
 
 
 def load_link(path: Path | Traversable) -> Link:
-    """Read a link from a TOML file of the `LinkFile` schema.
+    """Return the link in a TOML file of the `LinkFile` schema.
 
     Raises:
-        SpecError: the file cannot be read, is not TOML, or breaks the schema; the message names the key.
+        SpecError: the file cannot be read, is not TOML, or breaks the schema. The message names the key.
     """
-    return read_facts(path, LinkFile).to_link(links())
+    return read_specifications(path, LinkFile).to_link(list_links())
 
 
 @cache
-def digest_fact_files() -> str:
-    """Return the SHA-256 of the data files in this folder: GPUs, boards, links, protocols, MIG and instance types."""
+def digest_data_files() -> str:
+    """Return the SHA-256 over all shipped files of GPUs, boards, links, protocols, MIG profiles and instance types."""
     root = files("tilecast.hardware")
     paths = [
         root.joinpath("protocols.toml"),
@@ -190,8 +193,9 @@ def digest_fact_files() -> str:
 
 
 @cache
-def _mig_profiles_by_gpu() -> Mapping[str, tuple[MigProfile, ...]]:
-    table = read_facts(files("tilecast.hardware").joinpath("mig.toml"), MigFile)
+def _read_mig_profiles() -> Mapping[str, tuple[MigProfile, ...]]:
+    """Return the MIG profiles in `mig.toml`, by name of the GPU."""
+    table = read_specifications(files("tilecast.hardware").joinpath("mig.toml"), MigFile)
     return {
         name: tuple(
             MigProfile(
@@ -209,21 +213,21 @@ def _mig_profiles_by_gpu() -> Mapping[str, tuple[MigProfile, ...]]:
     }
 
 
-def mig_profiles(gpu: Gpu) -> tuple[MigProfile, ...]:
-    """Return the MIG slices that a whole GPU can be cut into, smallest first.
+def list_mig_profiles(gpu: Gpu) -> tuple[MigProfile, ...]:
+    """Return the MIG profiles of a GPU, smallest first.
 
-    The result is empty if the GPU cannot be cut, or if Tilecast has no data about its slices.
+    The result is empty for a MIG slice, for a GPU without MIG, and for a GPU whose profiles Tilecast does not know.
     """
-    return () if gpu.mig else _mig_profiles_by_gpu().get(gpu.name, ())
+    return () if gpu.mig else _read_mig_profiles().get(gpu.name, ())
 
 
 def find_slice(gpu: Gpu, profile: str) -> Gpu:
-    """Return the MIG slice of a GPU that a profile describes, for instance `1g.10gb`.
+    """Return the MIG slice of a GPU with a profile such as `1g.10gb`.
 
     Raises:
         SpecError: the GPU has no such profile.
     """
-    profiles = {normalise_product(item.name): item for item in mig_profiles(gpu)}
+    profiles = {normalise_product(item.name): item for item in list_mig_profiles(gpu)}
     if normalise_product(profile) not in profiles:
         known = ", ".join(item.name for item in profiles.values())
         raise SpecError("mig", f"{gpu.name} has no profile {profile!r}", f"use one of {known}" if known else "drop it")
@@ -231,19 +235,20 @@ def find_slice(gpu: Gpu, profile: str) -> Gpu:
 
 
 def find_gpu(name: str) -> Gpu:
-    """Return the GPU whose name or product string is `name`; for `GPU-MIG-PROFILE`, return the MIG slice.
+    """Return the GPU whose name or product string is `name`. For a name `GPU-MIG-PROFILE`, return the MIG slice.
 
-    A name that differs from a shipped GPU only in memory, power or clock, such as `A100-PCIe-96GB`, is a board that
-    `boards.derive_board` derives from that GPU.
+    If `name` differs from a shipped GPU only in memory, power or clock, such as `A100-PCIe-96GB`, return the board that
+    `boards.derive_board` derives from this GPU.
 
     Raises:
-        SpecError: no GPU has the name; the message offers the nearest name, or the limit that the board exceeds.
+        SpecError: no GPU has the name, or the board differs too much from the shipped GPU. The message names the most
+            similar GPU or the limit.
     """
     whole, cut, profile = name.lower().partition(MIG_INFIX)
     if cut:
         return find_slice(find_gpu(whole), profile)
     key = normalise_product(name)
-    table = gpus()
+    table = list_gpus()
     for gpu in table.values():
         if key in gpu.aliases:
             return gpu
@@ -257,7 +262,8 @@ def find_gpu(name: str) -> Gpu:
 
 
 _CLOSE = 0.7
-"""Least similarity of two names (difflib's ratio) to suggest one: 4090 suggests RTX 4090, MI300X suggests no B300."""
+"""Least similarity (difflib's ratio) of an unknown name and a suggested name. The name 4090 then suggests RTX 4090, but
+MI300X does not suggest B300."""
 
 
 def find_link(name: str) -> Link:
@@ -266,4 +272,4 @@ def find_link(name: str) -> Link:
     Raises:
         SpecError: there is no such link.
     """
-    return find_named(links(), name, "link")
+    return find_named(list_links(), name, "link")

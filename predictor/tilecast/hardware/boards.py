@@ -1,7 +1,7 @@
 """GPUs that no shipped file describes completely.
 
-A board with another memory, power or clock is derived from its sibling, the shipped GPU of the same chip and form
-factor. If a GPUPool gives incomplete specifications of a shipped GPU, its file supplies the missing ones.
+A board with another memory, power or clock is derived from its sibling, a shipped GPU with the chip and the form factor
+of the board. If a GPUPool contains incomplete specifications of a shipped GPU, its file supplies the missing numbers.
 """
 
 from __future__ import annotations
@@ -26,9 +26,10 @@ _TYPE = re.compile(r"hbm\d?[a-z]?|gddr\d[a-z]?")
 
 @dataclass(frozen=True, slots=True)
 class _Board:
-    """Words of a normalised product string: some name the chip and form, the others give memory, power or clock."""
+    """Words of a normalised product string, sorted into chip and form factor, memory, power and clock."""
 
     stem: str
+    """Words that name the chip and the form factor."""
     memory_gb: int | None = None
     memory_type: str = ""
     power_w: int | None = None
@@ -36,7 +37,7 @@ class _Board:
 
     @classmethod
     def parse(cls, product: str) -> _Board:
-        """Return the words of a normalised product string, for instance `h100-sxm-64gb-hbm2e`, sorted by meaning."""
+        """Return the sorted words of a normalised product string such as `h100-sxm-64gb-hbm2e`."""
         stem: list[str] = []
         found: dict[str, Any] = {}
         for word in product.split("-"):
@@ -53,16 +54,16 @@ class _Board:
         return cls("-".join(stem), **found)
 
     def find_nominal_gb(self, gpu: Gpu) -> float:
-        """Return the GPU's memory in GB as its maker rounds it.
+        """Return the size in GB in the product string. If that is missing or far off, return the GPU's memory in GiB.
 
-        This is the size in the product string, unless that is the size of a host's memory.
+        A size is far off if it is the memory of the host instead.
         """
         whole = gpu.memory_bytes / GIB
         return self.memory_gb if self.memory_gb and _is_nearly_equal(self.memory_gb, whole) else whole
 
     @property
-    def varies(self) -> bool:
-        """Whether the product string gives a memory, power or clock."""
+    def is_variant(self) -> bool:
+        """Whether the product string names a memory size or type, a power or a clock."""
         return any((self.memory_gb, self.memory_type, self.power_w, self.clock_mhz))
 
 
@@ -73,28 +74,28 @@ def read_boards() -> BoardsFile:
 
 
 def derive_board(product: str, table: Mapping[str, Gpu]) -> Gpu | None:
-    """Return the board that a normalised product string describes as a variant of a shipped GPU.
+    """Return the board with a product string, derived from a shipped GPU. If the two are equal, return the shipped GPU.
 
-    The sibling is the shipped GPU of the same chip and form factor with the nearest size of memory. If the string names
-    the type of memory, the board has as many stacks of it as the size needs. Otherwise, memory of twice or half the
-    size is as fast as the sibling's, since the chips are denser. Memory of any other size has more or fewer of the same
-    chips, and its bandwidth is proportional to the size. Rates of tensor cores follow the cube root of power, and all
-    rates of the chip follow its clock.
+    Return None if no shipped GPU has the chip and form factor in the string, or if the string names neither memory nor
+    power nor clock.
+
+    The board is derived from its sibling. This is the shipped GPU with the same chip and form factor and the nearest
+    memory size. If the string names a type of memory, the board has as many stacks of this type as its size needs.
+    Otherwise memory of twice or half the sibling's size has denser chips and an equal bandwidth. Memory of any other
+    size has a bandwidth proportional to the size. The sustained rates of tensor cores grow with the cube root of power.
+    All rates of the chip are proportional to its clock.
 
     Args:
         product: the product string, normalised by `normalise_product`.
         table: the shipped GPUs by name.
 
-    Returns:
-        The board. If it equals the shipped GPU, that GPU. If no shipped GPU has the chip and form factor, None.
-
     Raises:
-        SpecError: the memory, power or clock is too far from that of the sibling.
+        SpecError: the memory, power or clock differs too much from that of the sibling.
     """
     board = _Board.parse(product)
     related = [(gpu, known) for gpu in table.values() for known in map(_Board.parse, gpu.aliases)
                if known.stem == board.stem]  # fmt: skip
-    if not related or not board.varies:
+    if not related or not board.is_variant:
         return None
 
     def distance(pair: tuple[Gpu, _Board]) -> tuple[float, bool, bool, int]:
@@ -102,7 +103,7 @@ def derive_board(product: str, table: Mapping[str, Gpu]) -> Gpu | None:
         nominal = known.find_nominal_gb(gpu)
         other_type = board.memory_type not in ("", known.memory_type)
         # Without a stated size, the GPU that the chip and form alone name is the sibling.
-        other_size = board.memory_gb is None and known.varies
+        other_size = board.memory_gb is None and known.is_variant
         return abs(math.log((board.memory_gb or nominal) / nominal)), other_type, other_size, len(gpu.name)
 
     gpu, known = min(related, key=distance)
@@ -145,7 +146,12 @@ def derive_board(product: str, table: Mapping[str, Gpu]) -> Gpu | None:
 
 
 def describe_board(gpu: Gpu, sibling: GpuFile) -> GpuFile:
-    """Return the GPU file of a derived board: the file of its sibling with the figures of the board."""
+    """Return a GPU file for a board, made of its sibling's file and the numbers of the board.
+
+    Args:
+        gpu: the board that `derive_board` returned.
+        sibling: the file of the shipped GPU from which the board is derived.
+    """
     figures = {
         "name": gpu.name,
         "product": gpu.product,
@@ -164,18 +170,22 @@ def describe_board(gpu: Gpu, sibling: GpuFile) -> GpuFile:
 
 
 CLOCKED = ("boost_clock_hz", "l2_bandwidth_bytes_per_s", "fp16_accumulate_flops")
-"""Rates of a chip that follow its clock, beside its peaks."""
+"""Rates of a chip that are proportional to its clock, besides its peak FLOP/s."""
 
 
 def _is_nearly_equal(first: float, second: float) -> bool:
-    """Return whether the relative difference of two figures is at most `same_size` of `boards.toml`."""
+    """Return whether the relative difference of two numbers is at most `same_size` in `boards.toml`."""
     return abs(first / second - 1) <= read_boards().same_size
 
 
 def _estimate_bandwidth(gpu: Gpu, size: float, nominal: float, memory_type: str) -> float:
     """Return the memory bandwidth of a board in bytes per second.
 
-    The board has `size` GB of `memory_type`, and its sibling `gpu` has `nominal` GB.
+    Args:
+        gpu: the shipped GPU from which the board is derived.
+        size: memory of the board in GB.
+        nominal: memory of `gpu` in GB.
+        memory_type: type of the board's memory, such as `hbm3`. An empty type stands for the type of `gpu`.
     """
     stack = read_boards().stacks.get(memory_type)
     if stack is not None:
@@ -185,21 +195,19 @@ def _estimate_bandwidth(gpu: Gpu, size: float, nominal: float, memory_type: str)
 
 
 FIGURES = ("compute_capability", "sm_count", "memory_bandwidth_gb_per_s", "boost_clock_mhz", "tdp_w")
-"""Figures that together tell which product a GPU is."""
+"""Numbers that together identify the product of a GPU."""
 
 
 def complete_specifications(specifications: GpuFile, shipped_files: Iterable[GpuFile]) -> tuple[GpuFile, str]:
-    """Return the specifications of a GPU, completed from the shipped file of the same product.
+    """Return a user's specifications with missing numbers filled in, and the name of the shipped GPU they come from.
 
-    Missing are at most the rate of FP16 accumulation and the sustained ratios. Two files describe the same product if
-    the product strings are equal, or if all `FIGURES` and the peaks are close.
+    Only the rate of FP16 accumulation and the sustained ratios can be missing. They come from the shipped file of the
+    product. A file is of the product if the product strings are equal, or if all `FIGURES` and the peak rates are
+    close. If no shipped file is of the product, return the specifications unchanged and an empty name.
 
     Args:
         specifications: the specifications of a GPU that a user wrote.
-        shipped_files: the GPU files of Tilecast.
-
-    Returns:
-        The specifications and the name of the shipped GPU. If no shipped file describes the product, the name is empty.
+        shipped_files: the GPU files that ship with Tilecast.
     """
     key, files = normalise_product(specifications.product), list(shipped_files)
     named = (one for one in files if key in map(normalise_product, (one.name, one.product, *one.aliases)))
@@ -222,10 +230,12 @@ def complete_specifications(specifications: GpuFile, shipped_files: Iterable[Gpu
 
 
 def _is_close(first: GpuFile, second: GpuFile, name: str) -> bool:
+    """Return whether the numbers `name` of two GPU files differ by at most `same_figure` in `boards.toml`."""
     return math.isclose(getattr(first, name), getattr(second, name), rel_tol=read_boards().same_figure)
 
 
 def _has_same_peaks(first: GpuFile, second: GpuFile) -> bool:
+    """Return whether every peak rate in `first` is close to the peak rate of that precision in `second`."""
     return all(
         math.isclose(rate, second.peak_tflops.get(name, 0.0), rel_tol=read_boards().same_figure)
         for name, rate in first.peak_tflops.items()

@@ -1,6 +1,6 @@
-"""Instance types of clouds: the GPUs of a node, its network and its list price.
+"""Instance types of clouds, with the GPUs, the network and the list price of a node.
 
-The data are in `hardware/nodes/*.toml`; each file names its sources.
+The data and their sources are in `hardware/nodes/*.toml`.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from functools import cache
 from typing import Any
 
 from tilecast import shipped
-from tilecast.hardware import Gpu, Link, find_link, links
+from tilecast.hardware import Gpu, Link, find_link, list_links
 from tilecast.spec import SpecError
 
 GIGABIT_BYTES_PER_S = 1e9 / 8
@@ -20,19 +20,20 @@ GIGABIT_BYTES_PER_S = 1e9 / 8
 
 @dataclass(frozen=True, slots=True)
 class NodeType:
-    """An instance type of a cloud."""
+    """An instance type of a cloud, with the GPUs, the network and the list price of a node."""
 
     name: str
     gpu: str
+    """Name of the GPU."""
     gpus: int
-    """GPUs of the whole node; if one name covers several sizes, GPUs of the largest."""
+    """Number of GPUs of a node. If the type has nodes of several sizes, this is the largest number."""
     inter: Link | None
-    """Link between nodes; None if no source states it."""
+    """Link between nodes. None if it is not published."""
     price_per_hour: float | None
-    """On-demand list price of the whole node; None if no source states it."""
+    """On-demand list price of a node. None if it is not published."""
     currency: str
     any_size: bool = False
-    """Whether the name also covers nodes of fewer GPUs, which have another network."""
+    """Whether the type also has nodes of fewer GPUs, with another network."""
 
     @property
     def price_per_gpu_hour(self) -> float | None:
@@ -40,8 +41,8 @@ class NodeType:
 
 
 @cache
-def node_types() -> Mapping[str, NodeType]:
-    """Return every instance type that ships with Tilecast, by name."""
+def list_node_types() -> Mapping[str, NodeType]:
+    """Return all instance types that ship with Tilecast, by name."""
     types: dict[str, NodeType] = {}
     for table in _read_node_files().values():
         for row in table.get("nodes", ()):
@@ -58,25 +59,27 @@ def node_types() -> Mapping[str, NodeType]:
 
 
 def _read_network(row: Mapping[str, Any]) -> Link | None:
+    """Return the link between nodes in a row of a node file. If the row has no network, return None."""
     if "inter" in row:
         return find_link(row["inter"])
     return build_ethernet_link(row["network_gbit_per_s"]) if "network_gbit_per_s" in row else None
 
 
 def find_node_type(name: str) -> NodeType | None:
-    """Return the instance type with a name in any letter case. If no file has the name, return None."""
-    return node_types().get(name) or _index_types_by_name().get(name.casefold())
+    """Return the instance type with a name, in upper or lower case. If there is no such type, return None."""
+    return list_node_types().get(name) or _index_types_by_name().get(name.casefold())
 
 
 @cache
 def _index_types_by_name() -> Mapping[str, NodeType]:
-    return {name.casefold(): kind for name, kind in node_types().items()}
+    """Return all instance types by name in lower case."""
+    return {name.casefold(): kind for name, kind in list_node_types().items()}
 
 
 def add_gpus_to_machine(name: str, gpu: Gpu, gpus: int) -> NodeType | None:
-    """Return the type of a machine to which GPUs are added (Google's N1).
+    """Return the instance type of a machine, such as Google's N1, to which `gpus` GPUs are added.
 
-    Its price is the price of the machine plus the prices of its GPUs. If one of these prices is unknown, return None.
+    The price is the price of the machine plus the prices of the GPUs. If one of these prices is unknown, return None.
     """
     for table in _read_node_files().values():
         machine, extra = table.get("machines", {}).get(name), table.get("extra_gpus", {}).get(gpu.name)
@@ -86,38 +89,36 @@ def add_gpus_to_machine(name: str, gpu: Gpu, gpus: int) -> NodeType | None:
 
 
 def find_usual_node_type(gpu: Gpu) -> NodeType | None:
-    """Return the instance type to assume when only the GPU's name is known. If no cloud offers the GPU, return None.
+    """Return the instance type to assume for nodes of which only the GPU is known. Return None if no cloud has the GPU.
 
-    The type has as many GPUs as the maker's system, or else the largest number below that. Among several such types,
-    a type with a price is preferred.
+    The type has `find_default_gpus_per_node` GPUs per node, or the largest smaller number. A type with a price is
+    preferred.
     """
     most = find_default_gpus_per_node(gpu)
-    types = [kind for kind in node_types().values() if kind.gpu == gpu.name and kind.gpus <= most]
+    types = [kind for kind in list_node_types().values() if kind.gpu == gpu.name and kind.gpus <= most]
     return max(types, key=lambda kind: (kind.gpus, kind.price_per_hour is not None), default=None)
 
 
 def build_ethernet_link(gbit_per_s: float) -> Link:
-    """Return an Ethernet link of `gbit_per_s` per node, with the overheads of the shipped 10 Gb/s link."""
+    """Return an Ethernet link with `gbit_per_s` Gb/s per node, and with the constants of the shipped 10 Gb/s link."""
     rate = gbit_per_s * GIGABIT_BYTES_PER_S
     return replace(find_link("ethernet-10"), name=f"ethernet-{gbit_per_s:g}", bandwidth_bytes_per_s=rate)
 
 
 def find_network(name: str) -> Link:
-    """Return the link between nodes with a name.
-
-    If no file describes `ethernet-N`, return Ethernet of N Gb/s.
+    """Return the network with a name. For a name `ethernet-N` that no file has, return Ethernet with N Gb/s.
 
     Raises:
         SpecError: there is no such link.
     """
     rate = re.fullmatch(r"ethernet-(\d{1,4}(?:\.\d{1,3})?)", name)
-    if rate is not None and name not in links() and float(rate[1]) > 0:
+    if rate is not None and name not in list_links() and float(rate[1]) > 0:
         return build_ethernet_link(float(rate[1]))
     return find_link(name)
 
 
 def find_default_network(gpu: Gpu, gpus_per_node: int) -> Link:
-    """Return the network between nodes to assume when only the GPU of the nodes is known."""
+    """Return the network to assume for nodes of which only the GPU and the number of GPUs are known."""
     rows = _read_node_files()["defaults.toml"]["network"]
     name = gpu.sibling or gpu.name
     fitting = (
@@ -129,9 +130,9 @@ def find_default_network(gpu: Gpu, gpus_per_node: int) -> Link:
 
 
 def find_default_gpus_per_node(gpu: Gpu) -> int:
-    """Return the number of GPUs per node to assume when only the GPU is known.
+    """Return the number of GPUs per node to assume for nodes of which only the GPU is known.
 
-    This is the number in the maker's system, or 8 if no such system is known.
+    This is the number of GPUs per node in a well-known system with this GPU. If no such system is known, return 8.
     """
     rows = _read_node_files()["defaults.toml"]["network"]
     name = gpu.sibling or gpu.name
@@ -140,6 +141,11 @@ def find_default_gpus_per_node(gpu: Gpu) -> int:
 
 @cache
 def _read_node_files() -> Mapping[str, dict[str, Any]]:
+    """Return the contents of the files in `hardware/nodes`, by file name.
+
+    Raises:
+        SpecError: a column of numbers in a file has no source.
+    """
     tables = shipped.read_tables("tilecast.hardware", "nodes")
     for name, table in tables.items():
         require_sources(name, table)
@@ -147,14 +153,14 @@ def _read_node_files() -> Mapping[str, dict[str, Any]]:
 
 
 def require_sources(name: str, table: Mapping[str, Any]) -> None:
-    """Raise SpecError unless a table of `hardware/nodes` has a source for every column of numbers.
+    """Raise SpecError if a column of numbers in a file of `hardware/nodes` has no source.
 
     Args:
-        name: file name, for the message.
+        name: name of the file, for the message.
         table: content of the file.
 
     Raises:
-        SpecError: a column has no source; the message names the file and the column.
+        SpecError: a column has no source. The message names the file and the column.
     """
     columns = {key for row in table.get("nodes", ()) for key in NUMBERS if key in row}
     columns |= {key for key in ("machines", "extra_gpus") if key in table}

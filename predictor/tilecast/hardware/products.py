@@ -1,4 +1,4 @@
-"""GPUs, links and pools as values in SI units."""
+"""Records of GPUs, links and GPU pools, in SI units."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from tilecast.learning.job_calibration import JobRuns
 from tilecast.spec import Precision, SpecError
 
 FP32_LIMITED: tuple[Precision, ...] = ("tf32", "fp16", "bf16")
-"""Precisions in which tensor cores of GeForce products are slower if they accumulate in FP32."""
+"""Precisions in which the tensor cores of GeForce products are slower with FP32 accumulation."""
 
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """A GPU model. Rates are per second and without sparsity; they come from the data sheet unless named sustained."""
+    """Specifications of a GPU product or of a MIG slice. Rates are per second, without sparsity."""
 
     name: str
     product: str
@@ -29,32 +29,32 @@ class Gpu:
     boost_clock_hz: float
     tdp_w: float
     peak_flops: Mapping[str, float]
-    """FLOP/s by precision; precisions that the GPU cannot run are absent."""
+    """Dense peak in FLOP/s by precision, from the data sheet. Precisions that the GPU cannot run are missing."""
     sustained_ratio: Mapping[str, float]
-    """Share of `peak_flops` that power or clock limits leave under sustained load, by precision; 1 if not stated. The
-    key `attention` is for fused attention, which reaches less of the peak and so meets the limit later."""
+    """Fraction of `peak_flops` that power and clock limits allow under sustained load, by precision. The key
+    `attention` is for fused attention, which reaches less of the peak and so comes later to the limit."""
     intra_link: str
-    """Name of the link that usually joins GPUs of this product inside a node."""
+    """Name of the link that usually connects GPUs of this product inside a node."""
     fp16_accumulate_flops: float = 0.0
-    """Peak of the tensor cores in FP16 with FP16 accumulation; 0 if FP32 accumulation is as fast."""
+    """Peak of the tensor cores in FP16 with FP16 accumulation, in FLOP/s. It is 0 if FP32 accumulation is as fast."""
     bridge: str = ""
-    """Name of the link of NVLink bridges between some of the GPUs; empty if the product takes no bridges."""
+    """Name of the NVLink bridge that can connect some of the GPUs. It is empty if the product takes no bridges."""
     aliases: tuple[str, ...] = ()
     """Product strings in drivers, labels and tables, normalised by `normalise_product`."""
     sibling: str = ""
-    """Name of the shipped GPU whose usual nodes and whose file describe this one; empty for a shipped GPU."""
+    """Name of the shipped GPU from which this GPU was derived or completed. It is empty for a shipped GPU."""
     mig: str = ""
-    """MIG profile of a slice; empty for a whole GPU. A job runs on one slice, since slices cannot reach each other."""
+    """MIG profile of a slice. It is empty for a whole GPU. Slices cannot communicate, so a job runs on one slice."""
     share: float = 1.0
-    """Share of the whole GPU that a slice takes."""
+    """Fraction of the whole GPU that a slice takes."""
     instances: int = 1
-    """Number of such slices that fit on the whole GPU."""
+    """Number of slices of this profile that fit on a whole GPU."""
 
     def __hash__(self) -> int:
         return hash(self.name)
 
     def peak(self, precision: str) -> float:
-        """Return the dense peak in FLOP/s.
+        """Return the dense peak of the GPU in a precision, in FLOP/s.
 
         Raises:
             SpecError: the GPU has no such precision.
@@ -65,10 +65,8 @@ class Gpu:
         return self.peak_flops[precision]
 
     def without_fp32_limit(self) -> Gpu:
-        """Return the GPU with tensor-core rates that FP32 accumulation does not limit.
-
-        The caches and memory of the chip are built to feed its tensor cores at these rates.
-        """
+        """Return a copy of the GPU whose tensor cores are as fast with FP32 accumulation as with FP16 accumulation."""
+        # The caches and memory of the chip are built to feed its tensor cores at these rates.
         if not self.fp16_accumulate_flops:
             return self
         factor = self.fp16_accumulate_flops / self.peak("fp16")
@@ -76,32 +74,36 @@ class Gpu:
         return replace(self, peak_flops=rates)
 
     def supports(self, precision: str) -> bool:
+        """Return whether the GPU can run a precision."""
         return precision in self.peak_flops
 
 
 @dataclass(frozen=True, slots=True)
 class MigProfile:
-    """A profile of Multi-Instance GPU: one kind of slice that a GPU can be cut into."""
+    """A MIG profile: the size of a slice into which a GPU can be cut."""
 
     name: str
     sms: int
+    """Number of SMs of a slice."""
     memory_bytes: float
+    """Memory of a slice in bytes."""
     compute_share: float
-    """Share of the GPU's compute slices."""
+    """Fraction of the GPU's compute slices."""
     memory_share: float
-    """Share of the GPU's memory slices, and so of its bandwidth and L2."""
+    """Fraction of the GPU's memory slices, and so of its memory bandwidth and L2."""
     instances: int
-    """Number of such slices that fit on one GPU."""
+    """Number of slices of this profile that fit on one GPU."""
 
     @property
     def share(self) -> float:
-        """Fraction of the GPU that a slice occupies: the larger of its fractions of compute and of memory."""
+        """Fraction of the GPU that a slice takes. It is the larger one of `compute_share` and `memory_share`."""
         return max(self.compute_share, self.memory_share)
 
     def slice_gpu(self, gpu: Gpu) -> Gpu:
-        """Return a `Gpu` that describes this slice of a whole GPU.
+        """Return a slice of this profile as a `Gpu`.
 
-        Its clocks are those of the whole GPU. Its rates follow its number of multiprocessors and of memory slices.
+        The slice has the clocks of the whole GPU. Its peak rates are proportional to its number of SMs. Its memory
+        bandwidth and L2 are proportional to its number of memory slices.
         """
         sms = self.sms / gpu.sm_count
         return replace(
@@ -124,83 +126,82 @@ class MigProfile:
 
 
 MIG_INFIX = "-mig-"
-"""Separator of GPU and profile in a slice's name, as in the product strings of GPU Feature Discovery."""
+"""Text between the GPU and the profile in the name of a slice, as in product strings of GPU Feature Discovery."""
 
 PROTOCOLS = ("ll", "ll128", "simple")
-"""NCCL's protocols to move bytes: with a flag in every 8 bytes, with one in every 128 bytes, or in plain chunks."""
+"""NCCL's protocols. LL has a flag in every 8 bytes, LL128 has a flag in every 128 bytes, and Simple has no flags."""
 MESSAGE = "message"
-"""Name of a further protocol for a message from rank to rank; if a link lacks it, messages move like collectives."""
+"""Name of a further protocol, for a message from one rank to another. A link without it uses `PROTOCOLS` instead."""
 
 
 @dataclass(frozen=True, slots=True)
 class LinkProtocol:
-    """Costs of a protocol on a link.
-
-    Every message takes `start_s` seconds once and `hop_s` seconds for each hop. Its bytes then move at the fraction
-    `share` of the link's rate for bulk data, which is bandwidth times `efficiency`.
-    """
+    """Latency and rate of an NCCL protocol on a link."""
 
     start_s: float
+    """Seconds of a collective before its first hop."""
     hop_s: float
+    """Seconds of one hop."""
     share: float
+    """Rate of the protocol, as a fraction of `bandwidth_bytes_per_s * efficiency` of the link."""
 
 
 @dataclass(frozen=True, slots=True)
 class NetworkTier:
-    """Tier of a network.
-
-    `nodes` nodes share a switch, whose uplinks carry 1/oversubscription of the nodes' total rate.
-    """
+    """A tier of network switches."""
 
     nodes: int
+    """Number of nodes below one switch."""
     oversubscription: float
+    """Total bandwidth of the nodes below a switch, divided by the bandwidth of the uplinks of the switch."""
 
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """A connection between GPUs, inside a node or between nodes (`per_node`).
-
-    Inside a node the bandwidth is one direction of one GPU. Between nodes it is one direction of all network interfaces
-    of one node together.
-    """
+    """A connection between the GPUs of a node, or between nodes, with the constants of collectives on it."""
 
     name: str
     kind: str
     bandwidth_bytes_per_s: float
+    """Bandwidth of one GPU in one direction, inside a node. Between nodes, bandwidth of all network interfaces of one
+    node in one direction."""
     efficiency: float
-    """Share of the bandwidth that bulk data reach."""
+    """Fraction of the bandwidth that large transfers reach."""
     protocols: Mapping[str, LinkProtocol]
     """Protocols that NCCL uses on the link, by the names in `PROTOCOLS` and `MESSAGE`."""
     peer_s: float
-    """Cost of each further peer that a rank exchanges messages with."""
+    """Seconds per rank with which a rank exchanges messages."""
     own_share: float = 0.0
-    """Cost of the part that stays on the rank (1/n of the buffer), relative to as many bytes on the link."""
+    """Time to copy a rank's own 1/n of the buffer, relative to the time to send as many bytes over the link."""
     per_node: bool = False
+    """Whether the link is between nodes."""
     nics: int = 1
     """Network interfaces of one node."""
     gpu_nics: int = 1
-    """Network interfaces that one GPU can drive."""
+    """Network interfaces that one GPU can use."""
     switched: bool = True
-    """Whether all pairs have the full bandwidth at once (NVSwitch), or share a bus (PCIe)."""
+    """Whether all pairs of GPUs have the full bandwidth at once (NVSwitch). Otherwise they share a bus (PCIe)."""
     wired: tuple[tuple[float, float], ...] = ()
-    """Numbers of GPUs, ascending, with the share of the bandwidth that so many GPUs have among themselves. It is for
-    GPUs that are wired to each other without a switch. Between the points the share is interpolated."""
+    """Pairs of a number of GPUs and the fraction of the bandwidth that so many GPUs have among themselves, ascending.
+    They are for GPUs that are connected without a switch. Fractions for other numbers are interpolated."""
     domain: int = 0
-    """Number of GPUs that the link joins; 0 means the GPUs of a node. It is smaller for NVLink bridges, and larger for
-    NVLink domains of a rack. For a bus, it is the number of GPUs of each island."""
+    """Number of GPUs that the link connects. 0 stands for the GPUs of a node. The number is smaller for NVLink bridges
+    and larger for NVLink domains of a rack. For a bus between NVLink bridges, it is the number of GPUs of a bridge."""
     beyond: Link | None = None
-    """Link between such domains; None if there is no other."""
+    """Link between the domains of this link. None if there is no such link."""
     reduction_bytes_per_s: float = 0.0
-    """Rate of each GPU in an all-reduce in the switch (NVLS); 0 if there is none."""
+    """Rate of a GPU in an all-reduce that the switch computes (NVLS). It is 0 if the switch cannot reduce."""
     reduction_start_s: float = 0.0
+    """Seconds of an all-reduce in the switch before its first byte."""
     tiers: tuple[NetworkTier, ...] = ()
+    """Tiers of switches with oversubscription."""
     spread: float = 0.0
-    """Half-width of the 90 % range of a time on the link, as a logarithm."""
+    """Half-width of the 90 % interval of a time on the link, as a logarithm."""
 
 
 @dataclass(frozen=True, slots=True)
 class Pool:
-    """Nodes of one kind that a job may use, with everything that its predicted time and price depend on."""
+    """A pool of equal nodes that a job may use, with the hardware, prices and corrections that forecasts depend on."""
 
     name: str
     gpu: Gpu
@@ -214,15 +215,15 @@ class Pool:
     price_per_gpu_hour: float | None = None
     currency: str = "USD"
     layers: Mapping[str, str] = field(default_factory=dict, compare=False)
-    """Source of each fact: override, the maker of a label, instance type or default. It does not affect equality."""
+    """Source of each field, such as override, instance type or default, by field. Equality ignores it."""
     free_gpus: int | None = None
-    """GPUs that nothing uses now; None if that is not known. It does not affect the ranking."""
+    """Number of GPUs that no pod uses now. None if it is unknown. It does not affect the ranking of pools."""
     calibration: Calibration = field(default_factory=Calibration)
-    """Corrections of forecasts on this pool, learned from the cluster's own runs."""
+    """Corrections of forecasts on this pool, learned from runs in the cluster."""
     own: JobRuns = field(default_factory=JobRuns)
-    """The job's own runs, here or elsewhere, which correct its forecasts."""
+    """Earlier runs of the job on any pool, which correct its forecasts."""
     usual_gpus_per_node: int = 0
-    """GPUs of a whole node, if the pool is declared as a part of a node; 0 if its nodes are whole."""
+    """GPUs of a whole node, if the pool is only a fraction of a node. It is 0 if the nodes of the pool are whole."""
 
     def __hash__(self) -> int:
         return hash(self.name)
@@ -234,10 +235,11 @@ class Pool:
 
     @property
     def max_gpus(self) -> int:
+        """Number of GPUs of the whole pool."""
         return self.gpus_per_node * self.max_nodes
 
     @property
     def domain(self) -> int:
-        """Number of GPUs that the link inside nodes joins: those of a node, or of all whole nodes of a domain."""
+        """Number of GPUs that the link inside nodes connects. In an NVLink domain of a rack, it spans several nodes."""
         wide = self.intra.domain if self.intra.switched and self.intra.beyond is None else 0
         return max(wide // self.gpus_per_node, 1) * self.gpus_per_node

@@ -1,4 +1,4 @@
-"""Schemas of the TOML files of GPUs, links and MIG, and conversions of their content into values in SI units."""
+"""Schemas of the TOML files of GPUs, links and MIG profiles, and their conversion to the records of `products`."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from tilecast.hardware.products import MESSAGE, PROTOCOLS, Gpu, Link, LinkProtoc
 from tilecast.spec import PRECISIONS, Precision, SpecError
 
 
-class _FactModel(BaseModel):
+class _FileModel(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, defer_build=True)
 
 
-ModelT = TypeVar("ModelT", bound=_FactModel)
+ModelT = TypeVar("ModelT", bound=_FileModel)
 Source = Annotated[str, Field(min_length=1)]
 """Source of numbers: a paper, a data sheet, source code or a fit."""
 NAME = r"^[a-z0-9][a-z0-9.-]{0,62}$"
 
 
-class GpuFile(_FactModel):
-    """The schema of `gpus/*.toml`, and of a GPU file that a user supplies."""
+class GpuFile(_FileModel):
+    """The content of a GPU file, which is in `gpus/*.toml` or comes from a user."""
 
     name: str = Field(pattern=NAME)
     product: str
@@ -72,8 +72,8 @@ class GpuFile(_FactModel):
         )
 
 
-class MigProfileFile(_FactModel):
-    """One profile of `mig.toml`."""
+class MigProfileFile(_FileModel):
+    """One MIG profile in `mig.toml`."""
 
     name: str = Field(pattern=r"^[1-9]g\.[0-9]+gb$")
     compute: PositiveInt
@@ -83,8 +83,8 @@ class MigProfileFile(_FactModel):
     instances: PositiveInt
 
 
-class MigGpuFile(_FactModel):
-    """GPUs that can be cut into equal sets of MIG profiles."""
+class MigGpuFile(_FileModel):
+    """GPUs in `mig.toml` that have the same MIG profiles, with these profiles."""
 
     names: tuple[str, ...]
     compute_slices: PositiveInt
@@ -93,39 +93,43 @@ class MigGpuFile(_FactModel):
     profiles: tuple[MigProfileFile, ...]
 
 
-class MigFile(_FactModel):
-    """The schema of `mig.toml`."""
+class MigFile(_FileModel):
+    """The content of `mig.toml`."""
 
     gpu: tuple[MigGpuFile, ...]
 
 
-class StackFile(_FactModel):
-    """One stack of a type of memory."""
+class StackFile(_FileModel):
+    """Size and bandwidth of one memory stack in `boards.toml`."""
 
     gb: PositiveFloat
     bandwidth_gb_per_s: PositiveFloat
     source: Source
 
 
-class BoardsFile(_FactModel):
-    """The schema of `boards.toml`."""
+class BoardsFile(_FileModel):
+    """The content of `boards.toml`."""
 
     max_ratio: float = Field(gt=1)
+    """Largest ratio between the memory, power or clock of a board and that of the shipped GPU."""
     same_size: float = Field(gt=0, lt=0.5)
+    """Largest relative difference of two numbers of a board that count as equal."""
     same_figure: float = Field(gt=0, lt=0.5)
+    """Largest relative difference of two numbers in GPU files that count as equal."""
     stacks: dict[str, StackFile]
+    """Memory stacks by type of memory."""
 
 
-class ProtocolFile(_FactModel):
-    """One protocol of a table of constants."""
+class ProtocolFile(_FileModel):
+    """Constants of one NCCL protocol on a type of link."""
 
     start_us: PositiveFloat
     hop_us: PositiveFloat
     share: PositiveFloat
 
 
-class ConstantsFile(_FactModel):
-    """Constants of one type of link, from a table of `protocols.toml` or a section of a link file."""
+class ConstantsFile(_FileModel):
+    """Constants of collectives on one type of link, from `protocols.toml` or from a link file."""
 
     ll: ProtocolFile | None = None
     ll128: ProtocolFile | None = None
@@ -138,15 +142,15 @@ class ConstantsFile(_FactModel):
     source: Source
 
 
-class TierFile(_FactModel):
-    """A tier of a network."""
+class TierFile(_FileModel):
+    """A tier of network switches in a link file."""
 
     nodes: PositiveInt
     oversubscription: float = Field(ge=1)
 
 
-class LinkFile(_FactModel):
-    """The schema of `links/*.toml`, and of a link file that a user supplies."""
+class LinkFile(_FileModel):
+    """The content of a link file, which is in `links/*.toml` or comes from a user."""
 
     name: str = Field(pattern=NAME)
     kind: str
@@ -168,6 +172,7 @@ class LinkFile(_FactModel):
     @field_validator("wired")
     @classmethod
     def _require_distinct_counts(cls, wired: tuple[tuple[float, float], ...]) -> tuple[tuple[float, float], ...]:
+        """Raise ValueError if two pairs of `wired` have the same number of GPUs. Otherwise return `wired`."""
         if len({count for count, _ in wired}) < len(wired):
             raise ValueError("a number of GPUs appears twice")
         return wired
@@ -175,11 +180,12 @@ class LinkFile(_FactModel):
     def to_link(self, other_links: Mapping[str, Link]) -> Link:
         """Return the link that the file describes, in SI units.
 
-        `other_links` holds the links that `beyond` may name.
+        Args:
+            other_links: the links that `beyond` may name, by name.
 
         Raises:
             SpecError: the table of protocols or the link in `beyond` is unknown. `beyond` names this link, or a link
-                that has a `beyond` too. A protocol has more than the whole bandwidth.
+                that has a `beyond` too. A protocol is faster than the bandwidth.
         """
         next_link = other_links.get(self.beyond or "")
         if self.beyond and (self.beyond == self.name or (next_link and next_link.beyond)):
@@ -218,9 +224,9 @@ class LinkFile(_FactModel):
 
 
 def normalise_product(product: str) -> str:
-    """Return a product string without the spelling differences of drivers, labels and tables.
+    """Return a product string in lower case, with words joined by hyphens and without the maker's name.
 
-    >>> normalise("NVIDIA A100-SXM4-80GB") == normalise("nvidia-a100_sxm4_80gb")
+    >>> normalise_product("NVIDIA A100-SXM4-80GB") == normalise_product("nvidia-a100_sxm4_80gb")
     True
     """
     text = "".join(ch if ch.isalnum() else "-" for ch in product.lower())
@@ -229,7 +235,7 @@ def normalise_product(product: str) -> str:
 
 
 def build_chain_error(link: LinkFile) -> SpecError:
-    """Return the error for a link whose `beyond` names the link itself, or names a link that has a `beyond` too."""
+    """Return the error for a link whose `beyond` names this link, or names a link that has a `beyond` too."""
     problem = f"{link.beyond!r} is the link itself or has another beyond it"
     return SpecError(f"{link.name}: beyond", problem, "name a link that has none beyond it")
 
@@ -238,15 +244,15 @@ NamedT = TypeVar("NamedT")
 
 
 def find_named(table: Mapping[str, NamedT], name: str, field: str) -> NamedT:
-    """Return the entry of a table with a name.
+    """Return the entry with a name in a table.
 
     Args:
         table: the entries by name.
         name: name of the entry.
-        field: field that states the name, for the message.
+        field: input field that contains the name, for the message.
 
     Raises:
-        SpecError: there is no such entry; the message lists the names that exist.
+        SpecError: there is no such entry. The message lists the names that exist.
     """
     if name not in table:
         raise SpecError(field, f"unknown {field.split()[-1]} {name!r}", f"known: {', '.join(table)}")
@@ -255,16 +261,16 @@ def find_named(table: Mapping[str, NamedT], name: str, field: str) -> NamedT:
 
 @cache
 def read_protocol_tables() -> Mapping[str, ConstantsFile]:
-    """Return the tables of `protocols.toml`, by name."""
+    """Return the constants of collectives in `protocols.toml`, by name of their table."""
     table = shipped.read_table("tilecast.hardware", "protocols.toml")
     return {name: ConstantsFile.model_validate(row) for name, row in table.items()}
 
 
-def read_facts(path: Path | Traversable, schema: type[ModelT]) -> ModelT:
-    """Read a TOML file and check it against a schema.
+def read_specifications(path: Path | Traversable, schema: type[ModelT]) -> ModelT:
+    """Return the content of a TOML file as an instance of its schema.
 
     Raises:
-        SpecError: the file cannot be read, is not TOML, or breaks the schema; the message names the key.
+        SpecError: the file cannot be read, is not TOML, or breaks the schema. The message names the key.
     """
     try:
         return schema.model_validate(tomllib.loads(path.read_text(encoding="utf-8")))

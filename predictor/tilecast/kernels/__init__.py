@@ -1,12 +1,13 @@
-"""Durations of kernels on a GPU: roofline, tiles and waves, and a learned utilization.
+"""Durations of kernels on a GPU, from neural networks and from formulas.
 
-`predict_kernel_times` predicts the durations of a whole `KernelTable` at once. Kinds of kernels with a neural network
-(`features.find_network_family`) go through one onnxruntime call. The other kinds are bound by bandwidth and go through
-`formulas`. A duration includes the kernel's ramp of a few microseconds on the GPU, but not the CPU's launch.
+`predict_kernel_times` predicts the durations of all kernels of a `KernelTable`. One onnxruntime call predicts the kinds
+of kernels that have a neural network (`features.find_network_family`). The other kinds are bound by bandwidth, and
+`formulas` predicts them. A duration includes the few microseconds that a kernel takes to start on the GPU. It does not
+include the launch by the CPU.
 
-Durations obey these laws. None is NaN. The FLOP rate never exceeds the dense peak (after Winograd's reduction). The
-byte rate never exceeds the L2 bandwidth, nor the DRAM bandwidth once the bytes exceed two L2. Doubling a dimension
-never lowers a duration.
+Every duration is a finite number. The FLOP rate never exceeds the dense peak (after Winograd's reduction). The byte
+rate never exceeds the L2 bandwidth. It never exceeds the DRAM bandwidth if a kernel moves more than two L2 sizes.
+Doubling a dimension never lowers a duration.
 """
 
 from __future__ import annotations
@@ -28,17 +29,17 @@ Rows: TypeAlias = npt.NDArray[np.intp]
 Names: TypeAlias = npt.NDArray[np.str_]
 Mask: TypeAlias = npt.NDArray[np.bool_]
 
-__all__ = ["KernelTimes", "model_info", "predict_kernel_times"]
+__all__ = ["KernelTimes", "describe_model_file", "predict_kernel_times"]
 
 FLAGS = ("accumulated", "causal", "backward", "direction", "drawn", "read_bytes", "written_bytes")
 """Dimensions that may be zero."""
 LARGEST = 2.0**48
-"""Largest dimension of a kernel that is accepted; a larger one is a typing error."""
+"""Largest accepted dimension of a kernel. A larger dimension can only be a mistake in the input."""
 
 
 @dataclass(frozen=True, slots=True)
 class KernelTimes:
-    """Durations of the N kernels of a table on one GPU. All columns are (N,)."""
+    """Predicted durations of the N kernels of a table on one GPU, as columns (N,)."""
 
     table: KernelTable
     gpu: Gpu
@@ -46,22 +47,23 @@ class KernelTimes:
     spread: Floats
     """Relative half-width of the 90 % interval, from `seconds / (1 + spread)` to `seconds · (1 + spread)`."""
     roofline_s: Floats
-    """Seconds that peak FLOP/s and bandwidth alone would allow."""
+    """Fewest seconds that peak FLOP/s and memory bandwidth allow."""
     irregular: npt.NDArray[np.bool_]
-    """Whether a product on tensor cores has two sides or more that no library is tuned for. No measured table has such
-    products, so they are priced like regular ones."""
+    """Whether a kernel is a product on tensor cores, of which no library is tuned for two or more sides. No measured
+    table has such products, so they are predicted like other products."""
     implicit: Floats
-    """`features.count_tensor_rate_doublings` for convolutions that run as matrix products on tensor cores; else 0."""
+    """Result of `features.count_tensor_rate_doublings` for convolutions that are predicted as matrix products on tensor
+    cores. It is 0 for all other kernels."""
 
     @property
     def utilization(self) -> Floats:
-        """Share of the roofline that is reached, in (0, 1], shape (N,)."""
+        """Fraction of the roofline that each kernel reaches, in (0, 1], (N,)."""
         return self.roofline_s / self.seconds
 
     def tiling(self) -> tiles.Tiling:
-        """Return how each kernel is split into tiles, as arrays (N,).
+        """Return the tiles into which a library splits each kernel.
 
-        A kernel without tiles has one tile and one wave.
+        All numbers are 1 for a kernel that is not split into tiles.
         """
         columns = np.ones((6, len(self.table)))
         for kind, precision, rows, dims in _group_kernels(self.table):
@@ -75,13 +77,14 @@ class KernelTimes:
 def predict_kernel_times(
     table: KernelTable, gpu: Gpu, *, model: Path | None = None, bounded: bool = True
 ) -> KernelTimes:
-    """Predict the durations of all kernels of a table on a GPU, in one batched call of the runtime.
+    """Return the predicted durations of all kernels of a table on a GPU.
 
     Args:
         table: N kernels of any kinds and precisions.
-        gpu: the GPU; the general law prices a GPU that was not in the training data.
-        model: a file that `python -m tilecast_lab fit` wrote; None takes the file that ships.
-        bounded: whether times of parts bound the times of convolutions on tensor cores (`_bound_convolutions`).
+        gpu: the GPU. It need not be one of the GPUs in the training data.
+        model: a model file that `python -m tilecast_lab fit` wrote. None takes the shipped file.
+        bounded: whether durations of smaller convolutions bound those of convolutions on tensor cores
+            (`_bound_convolutions`).
 
     Raises:
         SpecError: the GPU lacks a precision of the table, a dimension is not a sensible number, or the model file is
@@ -118,17 +121,17 @@ def predict_kernel_times(
             else:
                 ceiling = learned.find_ceiling(text)
                 total[rows[part]] = _price_by_formula(kind, dims, part, plain, gpu, ceiling)
-                spread[rows[part]] = ceiling.spread.half_width_on(gpu, utilization.name_die(gpu) in ceiling.dies)
+                spread[rows[part]] = ceiling.spread.find_half_width(gpu, utilization.name_die(gpu) in ceiling.dies)
     batch.predict_seconds(total)
     times = KernelTimes(table, gpu, np.maximum(total / share, roofline), spread, roofline, irregular, implicit)
     return _bound_convolutions(times, np.concatenate(flat), model) if flat and bounded else times
 
 
 class _NetworkBatch:
-    """Inputs of the neural networks for kernels on one GPU. One call of the ONNX runtime evaluates all of them."""
+    """Kernels on one GPU that wait for the neural networks. One call of the ONNX runtime then predicts all of them."""
 
     def __init__(self, learned: utilization.UtilizationModel, gpu: Gpu) -> None:
-        self.learned, self.gpu, self.fed = learned, gpu, gpu.without_fp32_limit()
+        self.learned, self.gpu, self.input_gpu = learned, gpu, gpu.without_fp32_limit()
         self.inputs: dict[str, list[features.NetworkInputs]] = {}
         self.contexts: dict[str, list[Ints]] = {}
         self.rows: dict[str, list[Rows]] = {}
@@ -136,12 +139,19 @@ class _NetworkBatch:
     def add_kernels(
         self, family: str, context: utilization.KernelContext, work: features.KernelWork, precision: str, rows: Rows
     ) -> Floats:
-        """Add the kernels of some rows of the table and return the spreads of their predictions, (n,).
+        """Add n kernels for one network, and return the relative spread of each predicted duration, (n,).
+
+        Args:
+            family: name of the network.
+            context: bias row of the network, and spread of its predictions.
+            work: the kernels.
+            precision: precision of the kernels.
+            rows: row of each kernel in the output of `predict_seconds`, (n,).
 
         Raises:
             SpecError: the model file expects other columns.
         """
-        asked = features.compute_network_inputs(family, work, self.fed, precision)
+        asked = features.compute_network_inputs(family, work, self.input_gpu, precision)
         network = self.learned.description.networks[family]
         if asked.names != network.columns:
             raise SpecError("utilization model", f"expects other columns for {family}", utilization.REMEDY)
@@ -158,7 +168,7 @@ class _NetworkBatch:
         """Write the predicted seconds of every added kernel into its row of `total`, (N,)."""
         if not self.inputs:
             return
-        cycles = self.learned.log2_cycles(
+        cycles = self.learned.predict_log2_cycles(
             {family: features.join_inputs(parts) for family, parts in self.inputs.items()},
             {family: np.concatenate(parts) for family, parts in self.contexts.items()},
         )
@@ -167,40 +177,41 @@ class _NetworkBatch:
 
 
 def _price_by_formula(
-    kind: Kind, dims: Dims, mask: Mask, plain: features.KernelWork, gpu: Gpu, ceiling: utilization.BandwidthCeiling
+    kind: Kind, dims: Dims, mask: Mask, work: features.KernelWork, gpu: Gpu, ceiling: utilization.BandwidthCeiling
 ) -> Floats:
-    """Return the seconds of the kernels of one kind that no network predicts, (n,).
+    """Return the seconds of some kernels of a kind that no network predicts, (n,).
 
     Args:
         kind: the kind of the kernels.
-        dims: dimensions of all kernels of the group.
-        mask: which kernels of the group to price. It is True for n of them.
-        plain: work of all kernels of the group.
+        dims: dimensions of a group of kernels.
+        mask: True for the n kernels of the group to predict.
+        work: FLOPs and bytes of the group.
         gpu: the GPU.
-        ceiling: fitted bandwidth ceiling of the kernels.
+        ceiling: fitted bandwidth limits of the n kernels.
     """
-    moved = plain.moved_bytes[mask]
+    moved = work.moved_bytes[mask]
     if kind.name == "direct_conv":
-        return formulas.direct_conv_s(plain.flops[mask], moved, gpu, ceiling)
-    count = formulas.count_rows(dims, plain.moved_bytes)[mask]
+        return formulas.direct_conv_s(work.flops[mask], moved, gpu, ceiling)
+    count = formulas.count_rows(dims, work.moved_bytes)[mask]
     cols = dims["cols"][mask] if "cols" in dims else formulas.THREADS
     drawn_s = formulas.random_numbers_s(dims["drawn"] * dims["elements"], gpu)[mask] if "drawn" in dims else 0.0
     return formulas.bandwidth_bound_s(moved, count, gpu, ceiling, cols) + drawn_s
 
 
 _LEAST_BATCH = 4
-"""Least number of images in a part of the batch of a convolution."""
+"""Fewest images of a smaller convolution into which `_bound_convolutions` splits a batch."""
 _BATCH_COLUMN = KINDS["conv"].dims.index("batch")
 _DEPTH_COLUMNS = [KINDS["conv"].dims.index(name) for name in ("in_d", "k_d", "out_d")]
 
 
 def _bound_convolutions(times: KernelTimes, rows: Rows, model: Path | None) -> KernelTimes:
-    """Return the times with bounds on the convolutions in `rows`; a bound comes from the times of smaller convolutions.
+    """Return kernel times in which the convolutions in `rows` respect bounds from smaller convolutions.
 
-    The convolutions have one group and run on a GPU that was measured. A convolution takes no longer than 2, 4, 8, …
-    equal parts of its batch in sequence. A library may run these parts instead, and few batch sizes were measured. A
-    convolution over volumes takes no less time than one of its slices.
+    A convolution takes no longer than 2, 4, 8, … convolutions in sequence, each over an equal fraction of its batch. A
+    convolution over volumes takes at least as long as a convolution over one slice of the volume. The convolutions have
+    one group, and run on a GPU that was measured.
     """
+    # A library may run the parts instead, and few batch sizes were measured.
 
     def price_parts(rows: Rows, dims: Floats) -> Floats:
         table = replace(times.table.take(rows), dims=dims)
@@ -221,8 +232,8 @@ def _bound_convolutions(times: KernelTimes, rows: Rows, model: Path | None) -> K
     return replace(times, seconds=np.maximum(total, times.roofline_s))
 
 
-def model_info(model: Path | None = None) -> tuple[str, str]:
-    """Return version and SHA-256 of the model file that `predict_kernel_times` uses.
+def describe_model_file(model: Path | None = None) -> tuple[str, str]:
+    """Return the version and the SHA-256 of a model file, by default of the file that `predict_kernel_times` uses.
 
     Raises:
         SpecError: the file is damaged.
@@ -232,9 +243,10 @@ def model_info(model: Path | None = None) -> tuple[str, str]:
 
 
 def name_cases(kind: Kind, precision: str, dims: Dims, gpu: Gpu) -> Names:
-    """Return the names of the trained cases of N kernels, (N,) of strings.
+    """Return the name of the training case of each of N kernels, such as `backward causal`, (N,) of strings.
 
-    A case names properties that change the code of a kernel and are no dimensions: compute units, mask, direction.
+    A case combines properties that change the code of a kernel and are not dimensions. They are the compute units, the
+    mask and the direction of the pass.
     """
     count = len(next(iter(dims.values())))
     if kind.name == "gemm":
@@ -261,8 +273,9 @@ ATTENTION_CASES = ("forward full", "forward causal", "backward full", "backward 
 
 
 def _group_kernels(table: KernelTable) -> list[tuple[Kind, str, Rows, Dims]]:
-    """Return groups of kernels by kind and precision, each with the rows of its kernels and their dimensions.
+    """Return the kernels of a table in groups of one kind and precision.
 
+    A group has the kind, the precision, the rows of its kernels in the table, and their dimensions by name.
     Convolutions are also grouped by `features.is_image_convolution`.
     """
     groups: list[tuple[Kind, str, Rows, Dims]] = []
@@ -278,6 +291,7 @@ def _group_kernels(table: KernelTable) -> list[tuple[Kind, str, Rows, Dims]]:
 
 
 def _require_valid_sizes(kind: Kind, dims: Dims) -> None:
+    """Raise SpecError if a dimension is not finite, not positive, or too large. Flags may be zero."""
     for dim, column in dims.items():
         low = 0.0 if dim in FLAGS else np.finfo(float).tiny
         bad = ~(np.isfinite(column) & (column >= low) & (column <= LARGEST))

@@ -1,10 +1,11 @@
-"""Inputs of the utilization networks: dimensionless columns that never fall when a dimension grows, and details.
+"""Inputs of the neural networks that predict kernels: monotone columns and details, from a kernel's dimensions.
 
-Times are counted in clock cycles of the GPU and sizes in shares of its L2 cache. So a column has the same value on two
-GPUs that a kernel keeps busy for equally many cycles. Every column is non-decreasing in every dimension of the kernel.
-Together with the non-negative weights of the network (`utilization`), this proves that predicted times are
-non-decreasing. Details of a product are the fill of its last wave and the alignment of its sides. They may rise or
-fall, and their effect is bounded by the growth of the rest when a dimension is doubled.
+Columns measure times in clock cycles of the GPU, and sizes in fractions of its L2 cache. So a column has equal values
+on two GPUs that a kernel keeps busy for equally many cycles. A column never falls when a dimension of the kernel grows.
+The weights of the networks on columns are non-negative (`utilization`). So a predicted time never falls either.
+
+Details may rise or fall. The details of a matrix product are the fill of its last wave and the alignment of its sides.
+Their effect is at most a fraction of the time that doubling a dimension adds.
 
 `compute_network_inputs` is the entry point.
 """
@@ -27,7 +28,7 @@ from tilecast.spec import ELEMENT_BYTES, Floats
 
 @dataclass(frozen=True, slots=True)
 class MatrixProduct:
-    """Columns of N kernels as matrix products C[m, n] = A[m, k] B[k, n], `batch` at a time, (N,) each."""
+    """Dimensions of N batched matrix products C[m, n] = A[m, k] B[k, n], as columns (N,)."""
 
     m: Floats
     n: Floats
@@ -36,12 +37,15 @@ class MatrixProduct:
 
 
 def build_gemm_product(dims: Dims) -> MatrixProduct:
-    """Return the dimensions of GEMMs as matrix products."""
+    """Return GEMMs as matrix products."""
     return MatrixProduct(dims["m"], dims["n"], dims["k"], dims["batch"])
 
 
 def build_conv_product(dims: Dims) -> MatrixProduct:
-    """Return convolutions as cuDNN's implicit GEMMs for each direction (Chetlur et al., arXiv 1410.0759)."""
+    """Return convolutions as the matrix products of cuDNN's implicit GEMM (Chetlur et al., arXiv 1410.0759).
+
+    The product depends on the direction: forward pass, gradient of the input or gradient of the weight.
+    """
     outputs = dims["batch"] * dims["out_d"] * dims["out_h"] * dims["out_w"]
     inputs = dims["batch"] * dims["in_d"] * dims["in_h"] * dims["in_w"]
     volume = dims["k_d"] * dims["k_h"] * dims["k_w"]
@@ -56,25 +60,29 @@ def build_conv_product(dims: Dims) -> MatrixProduct:
 
 
 def is_image_convolution(dims: Dims) -> npt.NDArray[np.bool_]:
-    """Return whether each convolution is over images and in one group, as measured on tensor cores, (N,) bool."""
+    """Return whether each convolution is over flat images and has one group, (N,) bool.
+
+    Only such convolutions were measured on tensor cores.
+    """
     return np.asarray((dims["groups"] == 1) & (dims["k_d"] == 1) & (dims["in_d"] == 1) & (dims["out_d"] == 1))
 
 
 def count_tensor_rate_doublings(gpu: Gpu, precision: str) -> float:
-    """Return log2 of the byte rate of a multiprocessor's tensor cores, relative to the usual rate, at least 0.
+    """Return log2 of the ratio between an SM's tensor-core rate in bytes and the usual rate, at least 0.
 
-    Address computations and loads of an implicit GEMM are equally fast on all generations of GPUs. With each doubling,
-    arithmetic hides less of their time.
+    The rate in bytes is the peak FLOP/s of one SM per clock cycle, times the bytes of an element.
     """
+    # Address computations and loads of an implicit GEMM are equally fast on all generations of GPUs. With each doubling
+    # of the rate, arithmetic hides less of their time.
     rate = gpu.peak(precision) / (gpu.sm_count * gpu.boost_clock_hz) * ELEMENT_BYTES[precision]
     return max(float(np.log2(rate / constants.shipped_constants().kernels.usual_tensor_rate)), 0.0)
 
 
 def pack_groups_into_gemm(work: KernelWork) -> KernelWork:
-    """Return convolutions as the implicit GEMM of tensor cores, with small groups packed into one product.
+    """Return convolutions as the matrix products that tensor cores run, with several small groups in one product.
 
-    A packed product has sides of at least `constants.Kernels.packed_channels`. It also computes the products across its
-    groups, which are discarded.
+    The sides of such a product are at least `constants.Kernels.packed_channels` long. The product also multiplies
+    inputs of one group with weights of another group, and these results are discarded.
     """
     dims = work.dims
     c_in, c_out = dims["c_in"] / dims["groups"], dims["c_out"] / dims["groups"]
@@ -101,7 +109,7 @@ def pack_groups_into_gemm(work: KernelWork) -> KernelWork:
 def uses_winograd(dims: Dims, precision: str) -> npt.NDArray[np.bool_]:
     """Return whether cuDNN runs each convolution by Winograd's algorithm, (N,) bool.
 
-    This holds in FP32 over flat images, for 3 × 3 filters with stride one and one group (cuDNN API:
+    cuDNN does so in FP32 over flat images, for 3 × 3 filters with stride one and one group (cuDNN API:
     cudnnConvolutionForward, which has no Winograd algorithm for three-dimensional convolutions).
     """
     if precision != "fp32":
@@ -112,7 +120,10 @@ def uses_winograd(dims: Dims, precision: str) -> npt.NDArray[np.bool_]:
 
 
 def build_attention_product(dims: Dims) -> MatrixProduct:
-    """Return fused attention as the thread blocks of FlashAttention-2 see it: query rows × head size per head."""
+    """Return fused attention as one matrix product per sample and head, as FlashAttention-2 splits it into blocks.
+
+    The sides m and n are the queries and the head size, and k is the number of keys.
+    """
     return MatrixProduct(dims["seq_q"], dims["head_dim"], dims["seq_kv"], dims["batch"] * dims["heads"])
 
 
@@ -121,9 +132,9 @@ PRODUCTS: Mapping[str, Callable[[Dims], MatrixProduct]] = {
     "conv": build_conv_product,
     "attention": build_attention_product,
 }
-"""Functions that turn dimensions into a matrix product, by the kinds that compute more than they move."""
+"""Functions that return the kernels of a kind as matrix products, by kind. Other kinds are bound by bandwidth."""
 ROWWISE = ("softmax", "layernorm", "rmsnorm")
-"""Row-wise kinds that a network may refine; `formulas` prices them if the model file has no such network."""
+"""Kinds that a network predicts if the model file has a network for rows. Otherwise `formulas` predicts them."""
 
 
 def find_network_family(kind: str, precision: str, gpu: Gpu) -> str:
@@ -139,12 +150,15 @@ def find_network_family(kind: str, precision: str, gpu: Gpu) -> str:
 
 
 def _log2_cycles(seconds: Floats, gpu: Gpu) -> Floats:
-    """Return log2 of one plus these seconds in clock cycles."""
+    """Return log2(1 + cycles), where `cycles` are the seconds in clock cycles of the GPU, (N,)."""
     return np.log2(1.0 + seconds * gpu.boost_clock_hz)
 
 
 def _compute_network_columns(work: KernelWork, gpu: Gpu, precision: str) -> tuple[tuple[str, ...], Floats]:
-    """Return names, (D,), and values, (N, D), of the columns of the network that predicts the kernels."""
+    """Return the names, (D,), and the values, (N, D), of a network's input columns for N kernels.
+
+    If no network predicts the kind of kernel, there are no columns.
+    """
     moved = work.moved_bytes
     columns = {
         "dram_cycles": _log2_cycles(moved / gpu.memory_bandwidth_bytes_per_s, gpu),
@@ -162,6 +176,7 @@ def _compute_network_columns(work: KernelWork, gpu: Gpu, precision: str) -> tupl
 
 
 def _compute_product_columns(work: KernelWork, product: MatrixProduct, gpu: Gpu, precision: str) -> dict[str, Floats]:
+    """Return the input columns that only matrix products have, (N,), by name."""
     ratio = gpu.sustained_ratio[precision]
     if work.kind == "attention":
         ratio = gpu.sustained_ratio.get("attention", ratio)
@@ -217,9 +232,10 @@ def _compute_product_columns(work: KernelWork, product: MatrixProduct, gpu: Gpu,
 
 
 def _compute_padding_ratio(work: KernelWork) -> Floats:
-    """Return the ratio of FLOPs that tensor cores compute with padding to the FLOPs without padding, (N,).
+    """Return the ratio of FLOPs with padding to FLOPs without padding on tensor cores, (N,), at least 1.
 
-    The channels, or the two sides of a GEMM that are contiguous in memory, are padded to whole words.
+    Channels of a convolution are padded to whole words. A GEMM is padded in the two sides that are contiguous in
+    memory.
     """
     dims = work.dims
     if work.kind == "conv":
@@ -233,7 +249,10 @@ def _compute_padding_ratio(work: KernelWork) -> Floats:
 
 
 def _count_narrow_channel_flops(work: KernelWork) -> Floats:
-    """Return the FLOPs of convolutions that run without tensor cores, as channels do not fill a word, (N,)."""
+    """Return the FLOPs of each kernel that run without tensor cores because its channels do not fill a word, (N,).
+
+    Only convolutions have such FLOPs.
+    """
     if work.kind != "conv":
         return np.zeros(len(work.flops))
     channels = work.dims["c_in"] / work.dims["groups"]
@@ -241,6 +260,7 @@ def _count_narrow_channel_flops(work: KernelWork) -> Floats:
 
 
 def _compute_rowwise_columns(dims: Dims, moved: Floats, gpu: Gpu) -> dict[str, Floats]:
+    """Return the input columns that only row-wise kernels have, (N,), by name."""
     in_flight = gpu.sm_count * moved / dims["rows"] / gpu.l2_bytes
     missed = moved * (1.0 + np.clip(4.0 * in_flight, 0.0, 1.0))
     return {
@@ -256,23 +276,24 @@ def _compute_rowwise_columns(dims: Dims, moved: Floats, gpu: Gpu) -> dict[str, F
 
 @dataclass(frozen=True, slots=True)
 class KernelWork:
-    """N kernels of one kind with their FLOPs (reduced for Winograd) and least DRAM bytes, both (N,)."""
+    """Dimensions, FLOPs and least DRAM bytes of N kernels of one kind, as columns (N,)."""
 
     kind: str
     dims: Dims
     flops: Floats
+    """FLOPs of each kernel. Winograd's algorithm reduces them."""
     moved_bytes: Floats
     exact: bool = True
-    """Whether the kernels run as the kind states; a convolution priced as a matrix product does not."""
+    """Whether the kernels really are of this kind. It is False for convolutions that are predicted as GEMMs."""
 
     def take(self, mask: npt.NDArray[np.bool_]) -> KernelWork:
-        """Return the kernels at which `mask`, (N,), is True."""
+        """Return the kernels for which `mask` is True, (N,)."""
         dims = {name: column[mask] for name, column in self.dims.items()}
         return replace(self, dims=dims, flops=self.flops[mask], moved_bytes=self.moved_bytes[mask])
 
 
 def compute_work(kind: Kind, precision: str, dims: Dims) -> KernelWork:
-    """Return the FLOPs and least DRAM bytes of N kernels of a kind."""
+    """Return N kernels of one kind and precision with their FLOPs and least DRAM bytes."""
     element = np.full(len(next(iter(dims.values()))), ELEMENT_BYTES[precision])
     flops, moved = kind.flops(dims), kind.bytes(dims, element)
     if kind.name == "attention":
@@ -287,48 +308,51 @@ def compute_work(kind: Kind, precision: str, dims: Dims) -> KernelWork:
 
 @dataclass(frozen=True, slots=True)
 class NetworkInputs:
-    """Inputs of a network for N kernels.
-
-    `columns` is (1 + J, N, D). The first plane has the kernels, and each of the others has one of J dimensions doubled.
-    J is zero unless details refine the network. `details` is (N, E), where E is zero unless details refine the network.
-    """
+    """Inputs of one network for N kernels."""
 
     names: tuple[str, ...]
+    """Names of the D columns."""
     columns: Floats
+    """Values of the columns, (1 + J, N, D). Index 0 of the first axis has the kernels. Index j has the kernels with
+    dimension j of J dimensions doubled. J is 0 if the network has no details."""
     details: Floats
+    """Values of the E details, (N, E). E is 0 if the network has no details."""
 
 
 def compute_network_inputs(family: str, work: KernelWork, gpu: Gpu, precision: str) -> NetworkInputs:
-    """Return the inputs of a network for N kernels; kinds that no network predicts have no columns."""
-    grown = REFINED.get(family, ())
-    if grown and work.exact and work.kind in REFINED_KINDS:
-        key = (work.kind, precision, grown, *(column.tobytes() for column in work.dims.values()))
+    """Return the inputs of the network of a family for N kernels on a GPU.
+
+    If no network predicts the kernels, the inputs have no columns.
+    """
+    doubled = REFINED.get(family, ())
+    if doubled and work.exact and work.kind in REFINED_KINDS:
+        key = (work.kind, precision, doubled, *(column.tobytes() for column in work.dims.values()))
         larger, details = _GPU_INDEPENDENT.get(
-            key, lambda: (_append_doubled(work, grown, precision), _compute_side_details(work.dims))
+            key, lambda: (_append_doubled(work, doubled, precision), _compute_side_details(work.dims))
         )
         names, columns = _compute_network_columns(larger, gpu, precision)
-        stacked = columns.T.reshape(-1, 1 + len(grown), len(work.flops)).transpose(1, 2, 0)
+        stacked = columns.T.reshape(-1, 1 + len(doubled), len(work.flops)).transpose(1, 2, 0)
         return NetworkInputs(names, stacked, np.array([*details, *_compute_wave_details(work.dims, gpu)]).T)
     names, own = _compute_network_columns(work, gpu, precision)
-    same = np.broadcast_to(own, (1 + len(grown), *own.shape))
-    return NetworkInputs(names, same, np.zeros((len(own), DETAILS if grown else 0)))
+    same = np.broadcast_to(own, (1 + len(doubled), *own.shape))
+    return NetworkInputs(names, same, np.zeros((len(own), DETAILS if doubled else 0)))
 
 
-def _append_doubled(work: KernelWork, grown: Sequence[str], precision: str) -> KernelWork:
-    """Return the work of the kernels, followed by copies with one dimension doubled, for each dimension in `grown`."""
+def _append_doubled(work: KernelWork, doubled: Sequence[str], precision: str) -> KernelWork:
+    """Return N kernels followed by N copies per dimension in `doubled`, in which this dimension is doubled."""
     larger = {
-        name: np.concatenate([2.0 * column if name == other else column for other in ("", *grown)])
+        name: np.concatenate([2.0 * column if name == other else column for other in ("", *doubled)])
         for name, column in work.dims.items()
     }
     return compute_work(KINDS[work.kind], precision, larger)
 
 
 _GPU_INDEPENDENT: Memo[tuple[KernelWork, list[Floats]]] = Memo(8)
-"""Inputs of refined kernels that are equal on every GPU: results of `_append_doubled` and `_compute_side_details`."""
+"""Cache of inputs that do not depend on the GPU: results of `_append_doubled` and `_compute_side_details`."""
 
 
 def join_inputs(parts: Sequence[NetworkInputs]) -> NetworkInputs:
-    """Return the inputs of several groups of kernels of one network, concatenated."""
+    """Return the inputs of one network for several groups of kernels, concatenated in order."""
     if len(parts) == 1:
         return parts[0]
     columns = np.concatenate([part.columns for part in parts], axis=1)
@@ -336,9 +360,10 @@ def join_inputs(parts: Sequence[NetworkInputs]) -> NetworkInputs:
 
 
 def _compute_side_details(dims: Dims) -> list[Floats]:
-    """Return the details of N products that do not depend on the GPU, as columns of (N,).
+    """Return those details of N matrix products that do not depend on the GPU, as a list of columns (N,).
 
-    For every side, they are its position between two powers of two (as an angle), its alignment, and its odd factor.
+    The details of a side are its position between two powers of two (as cosine and sine of an angle), its alignment,
+    and log2 of its largest odd factor.
     """
     columns = []
     for side in (dims["m"], dims["n"], dims["k"]):
@@ -349,10 +374,9 @@ def _compute_side_details(dims: Dims) -> list[Floats]:
 
 
 def _compute_wave_details(dims: Dims, gpu: Gpu) -> list[Floats]:
-    """Return the details of N products that depend on the GPU, as columns of (N,).
+    """Return those details of N matrix products that depend on the GPU, as a list of columns (N,).
 
-    For every candidate tile, they are the busy fraction of the waves, and one over the number of waves. Like the
-    details of sides, they may raise or lower a time.
+    For every candidate tile, these are the fraction of its waves that is busy and one over the number of its waves.
     """
     columns = []
     for tile in tiles.CANDIDATES["tensor"]:
@@ -362,38 +386,40 @@ def _compute_wave_details(dims: Dims, gpu: Gpu) -> list[Floats]:
 
 
 def find_odd_factor(side: Floats) -> Floats:
-    """Return the largest odd factor of N sizes, (N,).
+    """Return the largest odd factor of each of N sizes, (N,). Doubling a size does not change the result.
 
-    For a fraction the digits of its mantissa count, so that doubling never changes the result.
+    For a size that is not an integer, return the largest odd factor of its mantissa as an integer.
     """
     whole = np.ldexp(np.frexp(side)[0], MANTISSA_BITS).astype(np.int64)
     return (whole // (whole & -whole)).astype(float)
 
 
 def has_irregular_sides(dims: Dims) -> npt.NDArray[np.bool_]:
-    """Return whether two or more sides of each product are sizes that no library is tuned for, (N,) bool.
+    """Return whether at least two sides of each matrix product have a size that no library is tuned for, (N,) bool.
 
-    Such a side is no small multiple of a power of two.
+    Libraries are tuned for small multiples of powers of two.
     """
     middle = np.sort(np.stack([find_odd_factor(dims[name]) for name in ("m", "n", "k")]), axis=0)[1]
     return np.asarray(middle > constants.shipped_constants().regular_odd_part)
 
 
 REFINED: Mapping[str, tuple[str, ...]] = dict.fromkeys(("gemm_tensor", "gemm_simt"), ("batch", "m", "n", "k"))
-"""Dimensions that may be doubled, all that such a kernel has, by the networks whose times details refine."""
+"""Dimensions that are doubled for the networks with details, by name of the network."""
 REFINED_KINDS = ("gemm",)
+"""Kinds of kernels that have details."""
 WORD = 8
 """Half-precision numbers that tensor cores read at once."""
 ALIGNMENTS = (8, 64, 128)
+"""Factors of a side for which a detail says whether the side is a multiple."""
 DETAILS = 3 * (3 + len(ALIGNMENTS)) + 2 * len(tiles.CANDIDATES["tensor"])
 MANTISSA_BITS = 53
 SPILL_SHARES = {"16th": 1 / 16, "8th": 1 / 8, "6th": 1 / 6, "4th": 1 / 4, "half": 1 / 2, "whole": 1.0}
-"""Shares of the L2 beyond which a kernel's bytes may come from DRAM. In benchmarks and in training steps, other
-operands that are used in between leave a kernel only a part of the cache."""
+"""Fractions of the L2 beyond which a kernel's bytes may come from DRAM. Other operands that run between two uses of
+the bytes leave a kernel only a fraction of the cache."""
 HEATED_S = {"300us": 3e-4, "1ms": 1e-3, "3ms": 3e-3, "10ms": 1e-2, "30ms": 3e-2}
 """Times at the peak rate after which a power-limited card may have left its boost clock. L4 and T4 run FP32 products of
 a few milliseconds at 0.4 and 0.87 of their peak, and of a tenth of a second at 0.25 and 0.45 (NeuSight)."""
 HEAD_PADDING = 32
-"""Multiple to which fused kernels pad a head."""
+"""Multiple to which fused attention pads the head size."""
 ATTENTION_TILES: tuple[tuple[int, float], ...] = ((32, np.inf), (64, np.inf), (128, np.inf), (256, np.inf))
-"""Query rows and columns per thread block in attention kernels; a block spans the whole head."""
+"""Query rows and head columns of a thread block in attention kernels. A block spans the whole head."""

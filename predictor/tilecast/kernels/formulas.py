@@ -1,15 +1,18 @@
-"""Durations of kernels that move bytes and hardly compute, from fitted ceilings, without a network.
+"""Durations of kernels that memory bandwidth bounds, from formulas with fitted constants.
 
     t = ramp + max(traffic / (l2_share · L2), spilled / (dram_share · DRAM), rows · row_cycles · block / (SMs · clock),
                    row bytes / (rate · clock))
 
-Bytes beyond the L2 spill to DRAM: none below one L2, all above two. Row-wise kernels read a row several times. Further
-passes hit the L2 while the rows in flight, one on every SM, fit into it, and otherwise add traffic. A row costs an SM a
-number of cycles. A single SM streams a whole row, even if other SMs are idle. Rows of less than a whole `block` of
-threads share the SM with other rows. Every term is non-decreasing in every dimension.
+L2 and DRAM are the bandwidths of the cache and of memory. No bytes spill to DRAM if the traffic fits into the L2. All
+bytes do if the traffic exceeds twice the size of the L2.
 
-The ceilings are fitted per case (`tilecast_lab.fit`) and are equal on all GPUs. Only the share of DRAM bandwidth is
-corrected for dies in the training data.
+A row-wise kernel may read a row several times. The rows in flight are one row per SM. If they fit into the L2, further
+reads hit the cache. Otherwise further reads add traffic. A row takes an SM a number of cycles. One SM streams a whole
+row, even if other SMs are idle. A row with fewer elements than a `block` of threads shares the SM with other rows.
+Every term is non-decreasing in every dimension.
+
+The constants are fitted per case (`tilecast_lab.fit`) and are equal on all GPUs. Only `dram_share` has a correction for
+each die in the training data.
 """
 
 from __future__ import annotations
@@ -24,25 +27,28 @@ from tilecast.spec import Floats
 
 
 def count_dram_bytes(moved: Floats, gpu: Gpu) -> Floats:
-    """Return the bytes that go to DRAM, (N,): none up to the size of the L2, and all from twice that size on."""
+    """Return how many of the `moved` bytes go to DRAM, (N,).
+
+    No bytes go to DRAM up to the size of the L2, and all bytes do from twice that size on.
+    """
     return np.clip(2.0 * (moved - gpu.l2_bytes), 0.0, moved)
 
 
 def memory_floor_s(moved: Floats, gpu: Gpu) -> Floats:
-    """Return the fewest seconds in which any kernel can move `moved` bytes, (N,).
+    """Return a lower bound on the seconds in which a kernel moves `moved` bytes, (N,).
 
-    The L2 bandwidth bounds them. Beyond twice the size of the L2, the DRAM bandwidth bounds them too.
+    The bound follows from the L2 bandwidth and, beyond twice the size of the L2, also from the DRAM bandwidth.
     """
     beyond = np.where(moved > 2.0 * gpu.l2_bytes, moved / gpu.memory_bandwidth_bytes_per_s, 0.0)
     return np.maximum(moved / gpu.l2_bandwidth_bytes_per_s, beyond)
 
 
 THREADS = constants.shipped_constants().kernels.block_threads
-"""Threads of the longest block; longer rows have an SM to themselves."""
+"""Threads of the largest block. A row with at least as many elements has an SM to itself."""
 
 
 def direct_conv_s(flops: Floats, moved: Floats, gpu: Gpu, ceiling: BandwidthCeiling) -> Floats:
-    """Return the seconds of grouped convolutions on the CUDA cores, (N,)."""
+    """Return the seconds of grouped convolutions on CUDA cores, (N,), from their FLOPs and their moved bytes."""
     streamed = bandwidth_bound_s(moved, np.zeros(len(moved)), gpu, ceiling)
     return np.maximum(streamed, flops / (constants.shipped_constants().kernels.direct_share * gpu.peak("fp32")))
 
@@ -53,10 +59,10 @@ def bandwidth_bound_s(
     """Return the seconds of kernels that are bound by memory bandwidth, (N,).
 
     Args:
-        moved: bytes that each kernel must move.
-        rows: rows that the bytes are in, or 0 for kernels without rows.
+        moved: bytes that each kernel must move, (N,).
+        rows: rows of each kernel, or 0 for a kernel without rows, (N,).
         gpu: the GPU.
-        ceiling: fitted ceiling of the kernels.
+        ceiling: fitted constants of the kernels.
         cols: elements of a row.
     """
     block = np.clip(cols / THREADS, 1 / constants.shipped_constants().kernels.resident_blocks, 1.0)
@@ -76,10 +82,10 @@ def bandwidth_bound_s(
 
 
 def random_numbers_s(numbers: Floats, gpu: Gpu) -> Floats:
-    """Return the seconds that generating random numbers adds to a kernel, (N,)."""
+    """Return the seconds that each kernel takes to draw its number of random numbers on a GPU, (N,)."""
     return numbers * constants.shipped_constants().kernels.random_number_cycles / (gpu.sm_count * gpu.boost_clock_hz)
 
 
 def count_rows(dims: Dims, moved: Floats) -> Floats:
-    """Return the number of rows of each row-wise kernel, and zero for other kinds, (N,)."""
+    """Return the number of rows of N kernels of one kind, (N,). Kernels of a kind without rows have 0 rows."""
     return dims["rows"] if "rows" in dims else np.zeros(len(moved))

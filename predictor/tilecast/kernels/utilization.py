@@ -1,18 +1,19 @@
-"""The trained model: one ONNX file with a network per kind of kernel and the fitted ceilings of the other kinds.
+"""The model file, an ONNX file with the neural networks for kernels and the bandwidth limits of other kernels.
 
-Only this module uses onnxruntime. The metadata of the file hold, as JSON:
+Only this module uses onnxruntime. The metadata of the file contain, as JSON:
 
-* the columns that each network expects: names, order, scaling and the range in training;
+* the columns that each network expects, with names, order, scaling and the range in training;
 * the cases and GPUs of the training data;
-* the bandwidth ceilings of kinds without a network, and the calibrated spreads.
+* the fitted bandwidth limits of kernels without a network, and the spreads of all predictions.
 
-All of it is checked when the file is loaded, so that a foreign or damaged file is refused.
+The metadata are checked when the file is loaded. A file of another program or a damaged file is refused.
 
 Each network maps the columns of `features` to log2 of the kernel's duration in clock cycles. Its weights on the columns
-are non-negative and its activations non-decreasing, so a larger column never shortens a kernel. Properties other than
-the shape (case, GPU) enter as a bias, which the context index chooses. Doubling a dimension increases the predicted
-time. A refined network adds at most a share of the least such increase, so that a doubled kernel still takes no less
-time. The utilization is the roofline's share of the duration.
+are non-negative and its activations are non-decreasing, so a larger column never shortens a kernel. A bias stands for
+the case and the GPU. The context index selects the bias.
+
+The networks of GEMMs also read details, which may raise or lower a time. Their effect is at most a fraction of the
+smallest time that doubling a dimension adds. So doubling a dimension still never shortens a kernel.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ from tilecast.spec import Floats, SpecError
 
 FORMAT = "tilecast-utilization/2"
 MODEL, MODEL_SHA256 = "TILECAST_UTILIZATION_MODEL", "TILECAST_UTILIZATION_MODEL_SHA256"
-"""Environment variables that name another model file than the shipped one, and its digest."""
+"""Environment variables with the path of a model file to use instead of the shipped file, and with its SHA-256."""
 REMEDY = "use a file written by `python -m tilecast_lab fit`, or leave the option out for the one that ships"
 
 
@@ -50,7 +51,7 @@ FALLBACKS: Mapping[str, tuple[str, ...]] = {
     "fp8 backward full": ("backward full",),
     "fp8 backward causal": ("backward causal",),
 }
-"""Cases that replace a case which the file was not trained on, nearest first."""
+"""Cases to use instead of a case that is not in the training data, by that case. The most similar case comes first."""
 
 
 class _ModelPart(BaseModel):
@@ -58,41 +59,48 @@ class _ModelPart(BaseModel):
 
 
 class Spread(_ModelPart):
-    """Relative half-widths of the 90 % interval: one for GPUs in the training data and one for other GPUs."""
+    """Relative half-widths of the 90 % intervals of predicted durations."""
 
     seen: float
+    """Half-width on dies in the training data."""
     unseen: float
+    """Half-width on other dies."""
     dies: Mapping[str, float] = {}
     """Half-width by die, for dies with enough measured samples."""
 
-    def half_width_on(self, gpu: Gpu, measured: bool) -> float:
-        """Return the half-width of the range on a GPU.
-
-        `measured` says whether the GPU's die is in the training data.
-        """
-        return self.dies.get(name_die(gpu), self.seen) if measured else self.unseen
+    def find_half_width(self, gpu: Gpu, was_measured: bool) -> float:
+        """Return the half-width on a GPU. `was_measured` says whether the GPU's die is in the training data."""
+        return self.dies.get(name_die(gpu), self.seen) if was_measured else self.unseen
 
 
 class TrainedNetwork(_ModelPart):
-    """Description of a network in the model file.
+    """Inputs and training data of one network in the model file.
 
-    A context index is `dies.index(die) * len(cases) + cases.index(case)`. The first die has an empty name, which stands
-    for any GPU.
+    A context index is `dies.index(die) * len(cases) + cases.index(case)`.
     """
 
     columns: tuple[str, ...]
+    """Names of the columns, in the order in which the network reads them."""
     mean: tuple[float, ...]
+    """Mean of each column in the training data."""
     scale: tuple[float, ...]
+    """Scale of each column in the training data."""
     low: tuple[float, ...]
+    """Smallest value of each column in the training data."""
     high: tuple[float, ...]
+    """Largest value of each column in the training data."""
     cases: tuple[str, ...]
+    """Cases in the training data."""
     dies: tuple[str, ...]
+    """Dies in the training data. The first die has an empty name, and stands for all other GPUs."""
     seen: Mapping[str, tuple[str, ...]]
-    """Measured dies by case. In another case a die uses the bias of a case, but has the spread of unseen dies."""
+    """Dies that were measured in a case, by case. On other dies the spread of the case is `Spread.unseen`."""
     spread: Mapping[str, Spread]
+    """Spread of predictions by case."""
     doubled: int = 0
-    """Number of dimensions whose doubling the network reads; zero if details do not refine the network."""
+    """Number of dimensions that are doubled in the network's inputs. It is 0 if the network has no details."""
     details: int = 0
+    """Number of details in the network's inputs."""
 
     def build_empty_inputs(self) -> NetworkInputs:
         """Return the inputs of one kernel whose columns are all zero."""
@@ -102,29 +110,32 @@ class TrainedNetwork(_ModelPart):
 
 
 class BandwidthCeiling(_ModelPart):
-    """Fitted limits of a kernel that bandwidth bounds, which `formulas` reads."""
+    """Fitted constants of `formulas` for one case of kernels that bandwidth bounds."""
 
     ramp_s: float
-    """Duration on an empty GPU."""
+    """Duration of a kernel that moves no bytes."""
     dram_share: float
+    """Fraction of the DRAM bandwidth that kernels reach."""
     l2_share: float
+    """Fraction of the L2 bandwidth that kernels reach."""
     sm_bytes_per_clock: float
-    """Bytes of a single row that one SM streams per clock."""
+    """Bytes of a row that one SM streams per clock cycle."""
     row_cycles: float
-    """Least clock cycles that a row costs its SM."""
+    """Fewest clock cycles of an SM per row."""
     extra_passes: float
-    """Traffic of the passes over a row after the first, relative to the least traffic."""
+    """Traffic of the second and later reads of a row, relative to the least traffic."""
     resident_row_bytes: float
-    """Largest row that needs no further pass."""
+    """Bytes of the largest row that is read only once."""
     reuse_share: float
-    """Share of the L2 that rows in flight may fill before those passes miss."""
+    """Fraction of the L2 that the rows in flight may fill before later reads miss the cache."""
     spread: Spread
+    """Spread of predictions."""
     dies: Mapping[str, float] = {}
-    """Factor on `dram_share` for the dies that were seen in training."""
+    """Factor on `dram_share`, by die, for the dies in the training data."""
 
 
 class ModelDescription(_ModelPart):
-    """The metadata of a model file."""
+    """The metadata of a model file, with the networks by name and the bandwidth limits by case."""
 
     format: str
     version: str
@@ -133,35 +144,36 @@ class ModelDescription(_ModelPart):
 
 
 def name_die(gpu: Gpu) -> str:
-    """Return a text with a GPU's compute capability and SM count; GPUs with equal text run kernels equally fast."""
+    """Return the name of a GPU's die, made of compute capability and SM count, for instance `9x132`."""
     return f"{gpu.compute_capability:g}x{gpu.sm_count}"
 
 
 @dataclass(frozen=True, slots=True)
 class KernelContext:
-    """Row of a die and a case in the bias tables of a network, and the spread of predictions there.
-
-    The spread is a relative half-width; the range holds 90 % of the measurements.
-    """
+    """Bias of a network for one die and one case, and the spread of its predictions."""
 
     index: int
+    """Row of the bias in the tables of the network."""
     spread: float
+    """Relative half-width of the interval that contains 90 % of the measurements."""
 
 
 @dataclass(frozen=True, slots=True)
 class UtilizationModel:
-    """A loaded model file."""
+    """A model file that is loaded, with an ONNX runtime session that evaluates its networks."""
 
     description: ModelDescription
     sha256: str
     session: Any
-    """An `onnxruntime.InferenceSession`; onnxruntime ships no types."""
+    """An `onnxruntime.InferenceSession`, for which onnxruntime has no type annotations."""
 
     def find_context(self, family: str, case: str, gpu: Gpu) -> KernelContext | None:
-        """Return the bias row and spread of a network for a case on a GPU. If formulas predict the case, return None.
+        """Return the bias row and the spread of a family's network for a case on a GPU.
+
+        If formulas predict the case, return None.
 
         Raises:
-            SpecError: the case needs a network and the file has none.
+            SpecError: the file has neither a network nor a bandwidth limit for the case.
         """
         network = self.description.networks.get(family)
         cases = network.cases if network else ()
@@ -172,29 +184,29 @@ class UtilizationModel:
             raise SpecError("utilization model", f"was not trained on any {family} kernel: {case}", REMEDY)
         seen = name_die(gpu) in network.seen[name]
         row = network.dies.index(name_die(gpu)) if name_die(gpu) in network.dies else 0
-        return KernelContext(row * len(cases) + cases.index(name), network.spread[name].half_width_on(gpu, seen))
+        return KernelContext(row * len(cases) + cases.index(name), network.spread[name].find_half_width(gpu, seen))
 
     def was_trained_on(self, family: str, case: str, gpu: Gpu) -> bool:
-        """Return whether the network of a family was trained on a case on this GPU."""
+        """Return whether the training data of a family's network contain a case on a GPU's die."""
         network = self.description.networks.get(family)
         return network is not None and name_die(gpu) in network.seen.get(case, ())
 
     def find_ceiling(self, case: str) -> BandwidthCeiling:
-        """Return the fitted ceiling of a case that formulas price."""
+        """Return the fitted bandwidth limits of a case that formulas predict."""
         return self.description.ceilings[case]
 
-    def log2_cycles(
+    def predict_log2_cycles(
         self, inputs: Mapping[str, NetworkInputs], contexts: Mapping[str, npt.NDArray[np.int64]]
     ) -> dict[str, Floats]:
-        """Return log2 of the kernels' durations in clock cycles, (N,) for each family, from one call of the runtime.
+        """Return log2 of the predicted durations of kernels in clock cycles, (N,), by family.
 
         Args:
-            inputs: inputs of the network of each family.
-            contexts: context indexes of each family, (N,).
+            inputs: inputs of the network for N kernels, by family.
+            contexts: context index of each kernel, (N,), by family.
         """
         feed: dict[str, npt.NDArray[Any]] = {}
         for family, network in self.description.networks.items():
-            # The runtime computes every family; one without inputs gets a single row of zeros.
+            # The runtime evaluates every network, so a network without inputs gets a single row of zeros.
             asked = inputs.get(family) or network.build_empty_inputs()
             feed[f"{family}_columns"] = np.ascontiguousarray(asked.columns, np.float32)
             feed[f"{family}_context"] = np.asarray(contexts.get(family, np.zeros(1)), np.int64)
@@ -209,10 +221,9 @@ _model, _model_sha256 = "", ""
 
 
 def use_model(path: str, sha256: str = "") -> None:
-    """Use the model file at `path` instead of the shipped file, and refuse it if its SHA-256 is not `sha256`.
+    """Set the model file that `load_model` loads by default, and its expected SHA-256.
 
-    An empty `path` keeps the shipped file, and an empty `sha256` skips the check. A program calls this function once,
-    where it starts.
+    An empty `path` keeps the shipped file. An empty `sha256` skips the check. A program calls this once, at its start.
     """
     global _model, _model_sha256
     _model, _model_sha256 = path, sha256
@@ -221,17 +232,18 @@ def use_model(path: str, sha256: str = "") -> None:
 def load_model(path: Path | None = None) -> UtilizationModel:
     """Return the model in the file at `path`.
 
-    Without a path, return the model that `use_model` chose, or else the shipped model.
+    Without a path, return the model that `use_model` set. If it set none, return the shipped model.
 
     Raises:
-        SpecError: the file cannot be read, is not ONNX, is not a model of this format, or has another digest than
-            `use_model` stated.
+        SpecError: the file cannot be read, is not ONNX, or is not a model of this format. The SHA-256 of the file
+            differs from the one that `use_model` set.
     """
     return _load_file(Path(_model), _model_sha256) if path is None and _model else _load_file(path, "")
 
 
 @cache
 def _load_file(path: Path | None, sha256: str) -> UtilizationModel:
+    """Return the model in a file, or the shipped model if `path` is None. An empty `sha256` is not checked."""
     source = path if path is not None else files("tilecast.kernels").joinpath("weights", "utilization.onnx")
     name = str(path) if path is not None else "the shipped utilization.onnx"
     try:
@@ -268,7 +280,7 @@ def _load_file(path: Path | None, sha256: str) -> UtilizationModel:
 
 
 def _check_networks(description: ModelDescription, session: Any, name: str) -> None:
-    """Raise SpecError unless the file's networks have the inputs and outputs that its metadata describe."""
+    """Raise SpecError if inputs or outputs of a network differ from the description in the file's metadata."""
     inputs = {item.name: item.shape for item in session.get_inputs()}
     outputs = {item.name for item in session.get_outputs()}
     for kind, network in description.networks.items():

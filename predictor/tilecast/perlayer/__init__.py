@@ -99,10 +99,11 @@ class PerLayer:
 
 
 @dataclass(frozen=True, slots=True)
-class StrategyChain:
-    """Chain of a model's N blocks, with the costs of each block under S strategies that one plan may mix.
+class FamilyCosts:
+    """Costs of each of a model's N blocks under the S strategies of one family, which layers of a plan may mix.
 
-    `moving` is the part of the costs of changes in which activations move, (N - 1, S, S).
+    `chain` holds all costs. `moving` holds the seconds in which activations move between the layouts of neighbouring
+    blocks, (N - 1, S, S), which the costs in `chain` include.
     """
 
     plans: Plans
@@ -130,7 +131,7 @@ def best(
     Raises:
         SpecError: the workload does not train, or offloads; the pool's GPU cannot run its precision.
     """
-    best_path: tuple[float, StrategyChain, Ints] | None = None
+    best_path: tuple[float, FamilyCosts, Ints] | None = None
     uniform: tuple[float, Plan] | None = None
     limit = bound = np.inf
     every = Families.from_job(workload, pool, gpus, limits, vary)
@@ -139,7 +140,7 @@ def best(
     graph, order = every.graph, every.order
     seconds = every.uniform_s()
     for rows in sorted(every.family_rows(), key=lambda rows: float(seconds[rows].min())):
-        family = every.strategy_chain(every.worthwhile(rows, seconds))
+        family = every.cost_family(every.worthwhile(rows, seconds))
         row, same_s = cheapest_uniform(family.chain)
         if row is not None and (uniform is None or same_s < uniform[0]):
             uniform = same_s, family.plans.row(row)
@@ -213,7 +214,7 @@ class Families:
         fitted = constants.shipped_constants()
         sharded = zoo.shard(workload, plans)
         graph = sharded.graph
-        order = np.array([index_of_block(graph.blocks, block) for block in graph.sequence()])
+        order = np.array([index_of_block(graph.blocks, block) for block in graph.list_repetitions()])
         if len(order) < 2:
             return None  # one block: no neighbour to differ from, or to hide behind
         priced = blocks.kernel_seconds(workload, sharded, pool.gpu, fitted)
@@ -260,8 +261,8 @@ class Families:
         held = self.costs.held_bytes[self.order].sum(axis=0) + self.costs.working_bytes.max(axis=0)
         return np.unique(np.append(fast, rows[held[rows].argmin()]))
 
-    def strategy_chain(self, rows: Ints) -> StrategyChain:
-        """Return the chain of the model's blocks under some of the strategies."""
+    def cost_family(self, rows: Ints) -> FamilyCosts:
+        """Return the costs of the model's blocks under the strategies at the indexes `rows` of `plans`."""
         plans, costs, order, pool = self.plans.take(rows), self.costs.take(rows), self.order, self.pool
         straggle = replicas.straggler_factor(self.workload, plans, self.fitted)
         pairs, where = np.unique(np.column_stack([order[:-1], order[1:]]), axis=0, return_inverse=True)
@@ -277,7 +278,7 @@ class Families:
         budget = memory.usable_bytes(pool.gpu) - memory.shared_context_bytes(self.workload, plans, pool.gpu)
         change = np.array(pass_s)[where.ravel()] + moves
         whole = Chain(cost, change, costs.held_bytes[order], costs.working_bytes[order], budget)
-        return StrategyChain(plans, whole, moves)
+        return FamilyCosts(plans, whole, moves)
 
 
 _COMMUNICATING = ("data", "tensor", "context", "expert")
@@ -295,7 +296,7 @@ def cheapest_uniform(links: Chain) -> tuple[int | None, float]:
     return (row if np.isfinite(seconds[row]) else None), float(seconds[row])
 
 
-def _chains_with_tied_ends(workload: Workload, graph: Graph, order: Ints, family: StrategyChain) -> Iterator[Chain]:
+def _chains_with_tied_ends(workload: Workload, graph: Graph, order: Ints, family: FamilyCosts) -> Iterator[Chain]:
     """Yield the chain of a family of strategies.
 
     If embedding and head share weights, yield one chain for each layout of both.

@@ -42,7 +42,7 @@ def cut_pipeline(workload: Workload, pool: Pool, plan: Plan) -> PipelineCut | No
     plans = Plans.from_plans(plan)
     sharded, fitted = zoo.shard(workload, plans), constants.shipped_constants()
     graph = sharded.graph
-    order = [index_of_block(graph.blocks, block) for block in graph.sequence()]
+    order = [index_of_block(graph.blocks, block) for block in graph.list_repetitions()]
     seconds, static, activations, working = _block_costs(workload, sharded, plan, pool, fitted)
     ends = sum(block.repeat for block in graph.first), sum(block.repeat for block in graph.last)
     depth = len(order) - sum(ends)

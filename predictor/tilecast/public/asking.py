@@ -21,7 +21,7 @@ from tilecast.inputs.job_options import JobOptions
 from tilecast.inputs.pools import PoolOptions
 from tilecast.render import launch as launched
 from tilecast.render.launch import LAUNCHERS
-from tilecast.search import engine
+from tilecast.search import find_engine
 from tilecast.spec import Framework, Plans, SpecError, Stated
 from tilecast.step.blocks import fused_attention
 
@@ -258,7 +258,9 @@ def launcher_requests(request: Request, launcher: str) -> tuple[Request, ...]:
     """
     launched.check_launchable(launcher, request.workload)
     supported, asked = LAUNCHERS[launcher].frameworks, request.workload.framework
-    if asked is not None and (engine(asked) not in map(engine, supported) or FRAMEWORKS[asked].host == "graph"):
+    if asked is not None and (
+        find_engine(asked) not in map(find_engine, supported) or FRAMEWORKS[asked].host == "graph"
+    ):
         problem = f"{launcher} is not {asked}, which spec.training.framework names"
         raise SpecError("--launch", problem, "leave one of them out")
     named = supported if asked is None else (asked,)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tilecast import zoo
-from tilecast.hardware import Pool, find_gpu, find_link_file, gpus, links, mig_profiles, read_gpu_file
+from tilecast import hardware, zoo
+from tilecast.hardware import Pool, find_gpu, find_link_file, list_mig_profiles, read_gpu_file
 from tilecast.inputs import pools as pool_inputs
 from tilecast.inputs.pools import PoolOptions
 from tilecast.model import Model
@@ -25,9 +25,9 @@ def list_gpus() -> list[Row]:
             "GB/s": gpu.memory_bandwidth_bytes_per_s / 1e9,
             "SMs": gpu.sm_count,
             "dense TFLOP/s": {name: rate / 1e12 for name, rate in gpu.peak_flops.items()},
-            "MIG slices": [profile.name for profile in mig_profiles(gpu)],
+            "MIG slices": [profile.name for profile in list_mig_profiles(gpu)],
         }
-        for gpu in gpus().values()
+        for gpu in hardware.list_gpus().values()
     ]
 
 
@@ -45,7 +45,7 @@ def describe_gpu(name: str) -> Row:
             "memory_share": profile.memory_share,
             "per_gpu": profile.instances,
         }
-        for profile in mig_profiles(find_gpu(facts["name"]))
+        for profile in list_mig_profiles(find_gpu(facts["name"]))
     }
     return {**facts, "mig_slices": slices} if slices else facts
 
@@ -87,7 +87,7 @@ def list_links() -> list[Row]:
             "PER": "node" if link.per_node else "GPU",
             "reaches": link.efficiency,
         }
-        for link in links().values()
+        for link in hardware.list_links().values()
     ]
 
 

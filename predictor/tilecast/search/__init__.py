@@ -1,6 +1,7 @@
-"""Enumerate the plans of a pool as columns, and price them by the formulas of `step` and `memory`.
+"""List all training plans of a GPU pool, and forecast the seconds and the memory of each plan.
 
-`enumeration` lists the plans. `engines` says which of them a framework executes.
+`enumeration` lists the plans as columns. `engines` says which plans a training framework executes. The formulas of
+seconds and memory are in `step` and `memory`.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from tilecast.hardware import Gpu, Pool
 from tilecast.kernels import KernelTimes
 from tilecast.memo import Memo
 from tilecast.memory import Footprint
-from tilecast.search.engines import FRAMEWORKS, Abilities, Dimension, Mask, abilities, engine
+from tilecast.search.engines import FRAMEWORKS, Abilities, Dimension, Mask, abilities, find_engine
 from tilecast.search.enumeration import (
     NO_LIMITS,
     Limits,
@@ -52,25 +53,25 @@ __all__ = [
     "allows_groups",
     "allows_pieces",
     "divisors",
-    "engine",
     "enumerate_plans",
     "expert_degrees",
     "find",
+    "find_engine",
     "find_frameworks",
     "has_equal_pieces",
     "has_whole_groups",
-    "plan_table",
     "price",
     "price_sharded",
     "recomputations",
     "splits_heads",
     "stages_are_full",
+    "tabulate_plans",
 ]  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
 class Priced:
-    """Plans with their full prices on one pool, every column (n,)."""
+    """Forecast seconds and memory of n plans on one pool, as columns of shape (n,) that can be itemized."""
 
     plans: Plans
     times: StepTimes
@@ -83,6 +84,7 @@ class Priced:
 
     @property
     def launch_s(self) -> Floats:
+        """Seconds of each step in which the GPU waits for the host, (n,)."""
         return self.times.launch
 
     @property
@@ -91,29 +93,31 @@ class Priced:
 
     @property
     def upper_bytes(self) -> Floats:
+        """Upper end of the range of each plan's memory, (n,)."""
         return self.footprint.upper
 
     @property
     def fits(self) -> Mask:
+        """Whether each plan needs at most the usable memory of a GPU, (n,)."""
         return self.footprint.total <= self.usable_bytes
 
 
 @dataclass(frozen=True, slots=True)
 class PlanTable:
-    """Plans of a pool with their bytes and seconds, as columns (n,); `price` gives rows with full prices.
+    """All n plans that a search found on one pool, with their memory and seconds as columns of shape (n,).
 
-    Bytes and seconds are evaluated at the first access.
+    Memory and seconds are computed at the first access. `price` itemizes the memory and the seconds of some rows.
     """
 
     plans: Plans
     usable_bytes: float
     is_bounded: bool
-    """Whether some node counts were left out, because there were more plans than the limit."""
-    _space: _Space
+    """Whether the search left out some node counts, because there were more plans than its limit."""
+    _space: _SearchSpace
     _memory: Callable[[], tuple[Floats, Floats, memory.Bills]]
     _steps: Callable[[], tuple[step.Steps | None, Floats, Floats]]
-    """Arguments of the formulas of steps (None for an empty table), seconds of each step, and seconds it waits for the
-    host."""
+    """Function that returns the inputs of the step formulas, the seconds of each step, and the seconds of each step in
+    which the GPU waits for the host. The inputs are None in an empty table."""
 
     def __len__(self) -> int:
         return len(self.plans)
@@ -128,11 +132,12 @@ class PlanTable:
 
     @property
     def upper_bytes(self) -> Floats:
-        """Upper end of the memory range, (n,)."""
+        """Upper end of the range of each plan's memory, (n,)."""
         return self._memory()[1]
 
     @property
     def fits(self) -> Mask:
+        """Whether each plan needs at most the usable memory of a GPU, (n,)."""
         return self.memory_bytes <= self.usable_bytes
 
     @property
@@ -141,15 +146,15 @@ class PlanTable:
 
     @property
     def launch_s(self) -> Floats:
-        """Seconds of each step that wait for the host, (n,)."""
+        """Seconds of each step in which the GPU waits for the host, (n,)."""
         return self._steps()[2]
 
-    def bill(self, rows: Ints) -> Footprint:
-        """Return the memory bills of some of the rows, in the given order."""
+    def itemize_memory(self, rows: Ints) -> Footprint:
+        """Return the itemized memory of the plans at the indexes `rows`, in the order of `rows`."""
         return self._memory()[2].rows(rows)
 
     def price(self, rows: Ints) -> Priced:
-        """Return the full prices of some of the rows, in the given order.
+        """Return the itemized seconds and memory of the plans at the indexes `rows`, in the order of `rows`.
 
         Raises:
             IndexError: the table has no rows.
@@ -157,48 +162,53 @@ class PlanTable:
         steps = self._steps()[0]
         if steps is None:
             raise IndexError("a table of no plans has no rows")
-        return Priced(self.plans.take(rows), steps.rows(rows), self.bill(rows), self.usable_bytes)
+        return Priced(self.plans.take(rows), steps.rows(rows), self.itemize_memory(rows), self.usable_bytes)
 
 
 def find(workload: Workload, pool: Pool, limits: Limits = NO_LIMITS) -> PlanTable:
-    """Return every plan of a pool that divides evenly and that the workload's framework executes, with prices.
+    """Return the table of all plans that a workload can train with on a pool.
+
+    A plan divides the model, the batch and the GPUs without remainder, and the workload's framework executes it.
 
     Raises:
         SpecError: the pool's GPU or the framework cannot run the workload's precision, or the framework cannot offload
             as the workload asks.
     """
     return _TABLES.get(
-        (workload, pool, limits), lambda: _build_plan_table(workload, _find_space(workload, pool, limits), pool)
+        (workload, pool, limits), lambda: _build_plan_table(workload, _find_search_space(workload, pool, limits), pool)
     )
 
 
-def plan_table(workload: Workload, plans: Plans, pool: Pool) -> PlanTable:
-    """Return the given plans with prices on a pool.
+def tabulate_plans(workload: Workload, plans: Plans, pool: Pool) -> PlanTable:
+    """Return a table of exactly the plans passed in, for a workload on a pool.
 
     Raises:
         SpecError: the pool's GPU cannot run the workload's precision.
     """
-    return _build_plan_table(workload, _Space.from_plans(workload, plans, False, pool), pool)
+    return _build_plan_table(workload, _SearchSpace.from_plans(workload, plans, False, pool), pool)
 
 
-def _find_space(workload: Workload, pool: Pool, limits: Limits) -> _Space:
-    """Return the enumerated plans of a workload, shared by all pools of one shape."""
+def _find_search_space(workload: Workload, pool: Pool, limits: Limits) -> _SearchSpace:
+    """Return all plans of a workload on a pool, from a cache that pools of equal shape share."""
     gpu = pool.gpu
     gpu_key = bool(gpu.mig), memory.reads_both_layouts(gpu)
     key = workload, pool.gpus_per_node, pool.max_nodes, pool.domain, *gpu_key, limits
-    return _SPACES.get(key, lambda: _Space.from_plans(workload, *enumerate_bounded(workload, pool, limits), pool))
+    return _SPACES.get(key, lambda: _SearchSpace.from_plans(workload, *enumerate_bounded(workload, pool, limits), pool))
 
 
-def _build_plan_table(workload: Workload, space: _Space, pool: Pool) -> PlanTable:
-    """Return plans with prices on a pool, which are evaluated at the first access."""
+def _build_plan_table(workload: Workload, space: _SearchSpace, pool: Pool) -> PlanTable:
+    """Return a table of the plans of a search space on a pool. Its seconds and memory are computed at first access."""
     zoo.find_builder(workload)
     pool.gpu.peak(workload.precision)
     gpu_bytes, priced = cache(lambda: space.gpu_bytes(pool.gpu)), cache(lambda: _price_steps(workload, space, pool))
     return PlanTable(space.plans, memory.usable_bytes(pool.gpu), space.is_bounded, space, gpu_bytes, priced)
 
 
-def _price_steps(workload: Workload, space: _Space, pool: Pool) -> tuple[step.Steps | None, Floats, Floats]:
-    """Return the arguments of the formulas of steps, the seconds of each step, and its stalls by the host."""
+def _price_steps(workload: Workload, space: _SearchSpace, pool: Pool) -> tuple[step.Steps | None, Floats, Floats]:
+    """Return the inputs of the step formulas, the seconds of each plan's step, (n,), and its host stalls, (n,).
+
+    A host stall is the time in which the GPU waits for the host, in seconds. The inputs are None if there are no plans.
+    """
     plans, steps = space.plans, None
     step_s, launch_s = np.empty((2, len(plans)))
     if len(plans):
@@ -214,26 +224,23 @@ def _price_steps(workload: Workload, space: _Space, pool: Pool) -> tuple[step.St
 
 
 @dataclass(frozen=True, slots=True)
-class _Space:
-    """Plans of a workload with those parts of their prices that are equal on all pools of one shape."""
+class _SearchSpace:
+    """Plans of a workload, with functions that return intermediate results equal on all pools of one shape."""
 
     plans: Plans
     is_bounded: bool
     sharded: Callable[[], Sharded]
     inputs: Callable[[], StepInputs]
-    memory_bills: Callable[[], tuple[memory.Bills, Floats, Floats]]
-    """Memory bills, and least bytes and bytes of an allocator with room, both without the GPU's context."""
+    itemized_memory: Callable[[], tuple[memory.Bills, Floats, Floats]]
+    """Function that returns the itemized memory, the bytes at which a plan fits, (n,), and the bytes that an allocator
+    reserves if the GPU has room, (n,). Neither column counts the CUDA context."""
 
     @classmethod
-    def from_plans(cls, workload: Workload, plans: Plans, is_bounded: bool, pool: Pool) -> _Space:
-        splits = cache(plans.distinct_splits)
+    def from_plans(cls, workload: Workload, plans: Plans, is_bounded: bool, pool: Pool) -> _SearchSpace:
+        """Return the search space of plans of a workload. Intermediate results are computed at the first access."""
+        sharded = cache(lambda: zoo.shard(workload, plans))
 
-        def shard() -> Sharded:
-            return zoo.shard(workload, plans.take(splits().first)).take(splits().index)
-
-        sharded = cache(shard)
-
-        def memory_bills() -> tuple[memory.Bills, Floats, Floats]:
+        def itemized_memory() -> tuple[memory.Bills, Floats, Floats]:
             least, reserved = np.empty((2, len(plans)))
             bills = memory.Bills.of(workload, sharded(), plans, pool.gpu, splits())
             for rows in _split_rows(plans):
@@ -246,13 +253,13 @@ class _Space:
             plans,
             is_bounded,
             sharded,
-            cache(lambda: StepInputs.from_plans(sharded(), plans, pool, splits=splits())),
-            cache(memory_bills),
+            cache(lambda: StepInputs.from_plans(sharded(), plans, pool)),
+            cache(itemized_memory),
         )
 
     def gpu_bytes(self, gpu: Gpu) -> tuple[Floats, Floats, memory.Bills]:
-        """Return the bytes that each plan needs on a GPU, (n,), the upper end of their range, (n,), and the bills."""
-        common_bills, least, reserved = self.memory_bills()
+        """Return the bytes that each plan needs on a GPU, (n,), their upper limits, (n,), and the itemized memory."""
+        common_bills, least, reserved = self.itemized_memory()
         bills = common_bills.on_gpu(gpu)
         needed, upper = np.empty((2, len(self.plans)))
         for rows in _split_rows(self.plans):
@@ -264,21 +271,21 @@ class _Space:
         return needed, upper, bills
 
 
-_SPACES: Memo[_Space] = Memo(4)
+_SPACES: Memo[_SearchSpace] = Memo(4)
 _TABLES: Memo[PlanTable] = Memo(8)
 
 
 def _split_rows(plans: Plans) -> Iterator[slice]:
-    """Return slices that cover all plans, of at most `CHUNK` rows each."""
+    """Return consecutive slices of at most `CHUNK` rows, which together cover all plans."""
     return (slice(start, start + CHUNK) for start in range(0, len(plans), CHUNK))
 
 
 CHUNK = 1 << 14
-"""Plans that are priced at once, so that their columns stay in the processor's second-level cache."""
+"""Number of plans that are priced at once. Their columns fit the processor's second-level cache."""
 
 
 def price(workload: Workload, plans: Plans, pool: Pool) -> Priced:
-    """Return the full prices of all plans on a pool.
+    """Return the itemized seconds and memory of plans of a workload on a pool.
 
     Raises:
         SpecError: the pool's GPU cannot run the workload's precision.
@@ -292,20 +299,20 @@ def price_sharded(
     sharded: Sharded,
     plans: Plans,
     pool: Pool,
-    fitted: Constants | None = None,
-    timed: KernelTimes | None = None,
+    constants: Constants | None = None,
+    kernel_times: KernelTimes | None = None,
 ) -> Priced:
-    """Return the full prices of all plans on a pool, from inputs that are at hand.
+    """Return the itemized seconds and memory of plans of a workload whose sharded graph the caller has at hand.
 
     Args:
         workload: the job.
-        sharded: its graph under the plans' shards, which does not depend on the pool.
+        sharded: graph of the model under the shards of the plans.
         plans: the plans, (n,).
-        pool: the pool.
-        fitted: constants to use instead of those that ship.
-        timed: seconds of the graph's kernels; None evaluates them.
+        pool: the GPU pool.
+        constants: fitted constants of the formulas. None takes the shipped constants.
+        kernel_times: seconds of the kernels of the graph. None computes them.
     """
-    priced = blocks.kernel_seconds(workload, sharded, pool.gpu, fitted, timed)
-    times = step.step(workload, sharded, plans, pool, priced, fitted)
+    priced = blocks.kernel_seconds(workload, sharded, pool.gpu, constants, kernel_times)
+    times = step.step(workload, sharded, plans, pool, priced, constants)
     bills = memory.footprint(workload, sharded, plans, pool.gpu)
     return Priced(plans, times, bills, memory.usable_bytes(pool.gpu))

@@ -1,4 +1,4 @@
-"""Plans that each training framework executes, from the tables of `frameworks.toml`."""
+"""Tests of whether a training framework executes a plan, by its table in `frameworks.toml`."""
 
 from __future__ import annotations
 
@@ -15,64 +15,66 @@ from tilecast.spec import Framework, Plans, Weights
 
 Mask: TypeAlias = npt.NDArray[np.bool_]
 Dimension = Literal["recomputation", "zero", "tensor", "expert"]
-"""Dimensions in which the layers of one plan may differ."""
+"""Properties of a plan in which its layers may differ."""
 
 
 @dataclass(frozen=True, slots=True)
 class Abilities:
-    """Plans and options that a training framework executes, as a table of `frameworks.toml` has them."""
+    """Plans and options that one training framework executes, read from its table in `frameworks.toml`."""
 
     parallelism: Sequence[str]
-    """Degrees that may exceed one, among data, tensor, pipeline, context, expert, expert_tensor and virtual."""
+    """Degrees of parallelism that may exceed one, among data, tensor, pipeline, context, expert and virtual."""
     zero_stages: Mapping[str, Sequence[int]]
-    """ZeRO stages allowed with data parallelism `alone`, and with each other degree; the default is `alone`."""
+    """Allowed ZeRO stages, by the degree of parallelism that exceeds one. The key `alone` is for data parallelism and
+    for every degree without a key."""
     checkpointing: Sequence[str]
-    """Modes of recomputation."""
+    """Modes of recomputation that the framework has, without sets of modules."""
     precisions: Sequence[str]
     offload: Sequence[str]
     holds: Sequence[Weights]
-    """Ways to store weights in 16-bit training, besides that of the framework itself."""
+    """Ways to store weights in 16-bit training, besides the framework's default."""
     source: str
     sequence_parallel: Sequence[bool] = (False,)
-    """Allowed values of sequence parallelism (splitting norms and residuals) where tensor parallelism is on."""
+    """Allowed values of sequence parallelism (splitting norms and residuals) in plans with tensor parallelism."""
     per_layer: tuple[Dimension, ...] = ()
-    """Dimensions that may differ from layer to layer."""
+    """Properties of a plan that may differ from layer to layer."""
     expert_dispatch: Sequence[str] = ("allToAll",)
-    """Ways in which tokens may get to their experts."""
+    """Collectives that may send tokens to their experts."""
     expert_overlap: Sequence[str] = ("none",)
-    """Computation that may run beside that."""
+    """Computations that may overlap with sending tokens to their experts."""
     experts_fold_over_tensor: bool = True
-    """Whether tensor ranks may hold different experts, or only data ranks."""
+    """Whether expert parallelism may spread experts over tensor-parallel ranks too, not only over data ranks."""
 
     hybrid_shards: bool = False
-    """Whether groups of ranks may each hold all shards (HSDP), rather than all ranks together."""
+    """Whether the framework has hybrid sharding (HSDP), in which every group of ranks holds all shards."""
     offload_activations: Literal["none", "alone", "any"] = "none"
-    """Plans whose activations it keeps in the host's memory: none, those without pipeline and recomputation, or any."""
+    """Plans in which the framework can offload activations to the host. `alone` stands for plans without pipeline and
+    recomputation."""
     modules: Sequence[str] = ()
-    """Modules of a layer that it can recompute on their own, in any combination."""
+    """Modules of a layer that the framework can recompute without the rest of the layer, in any combination."""
     policies: Mapping[str, str] = field(default_factory=dict)
-    """Sets of modules that the search tries, by the name that the framework or its users have for each."""
+    """Sets of recomputed modules that the search tries, by the framework's name of the set."""
 
-    def recomputes(self, value: Checkpointing) -> bool:
-        """Return whether the framework has a value of recomputation."""
-        return bool(self._recomputed()[code_of(value)])
+    def recomputes(self, setting: Checkpointing) -> bool:
+        """Return whether the framework supports a mode of recomputation or a set of recomputed modules."""
+        return bool(self._find_recomputed_codes()[code_of(setting)])
 
-    def _recomputed(self) -> Mask:
-        """Return which codes of `recomputation.RECOMPUTED` the framework has, (codes,)."""
-        own = np.isin(MODULES, self.modules)
-        named = np.asarray(~(BY_CODE & ~own).any(axis=1))
+    def _find_recomputed_codes(self) -> Mask:
+        """Return whether the framework supports each recomputation code of `recomputation.RECOMPUTED`, (codes,)."""
+        supported = np.isin(MODULES, self.modules)
+        named = np.asarray(~(BY_CODE & ~supported).any(axis=1))
         named[: len(CHECKPOINTING)] = [mode in self.checkpointing for mode in CHECKPOINTING]
         return named
 
     def offloads(self, plans: Plans) -> Mask:
-        """Return which plans can keep activations in the host's memory, (n,)."""
+        """Return whether the framework can offload the activations of each plan to the host, (n,)."""
         if self.offload_activations == "alone":
             return np.asarray((plans.pipeline == 1) & (plans.checkpointing == 0))
         return np.full(len(plans), self.offload_activations == "any")
 
     def executes(self, plans: Plans) -> Mask:
-        """Return which plans the framework executes, (n,)."""
-        fine: Mask = self._recomputed()[plans.checkpointing] & (
+        """Return whether the framework executes each plan, (n,)."""
+        fine: Mask = self._find_recomputed_codes()[plans.checkpointing] & (
             np.isin(plans.sequence_parallel, self.sequence_parallel) | (plans.tensor == 1)
         )
         alone = self.zero_stages["alone"]
@@ -89,27 +91,30 @@ class Abilities:
         return fine
 
 
-_OF_CELLS = ("cells", "since", "version")
-"""Keys of a table of `frameworks.toml` that `frameworks.Framework` reads."""
+_KEYS_OF_CELLS = ("cells", "since", "version")
+"""Keys of a table of `frameworks.toml` that `frameworks.Framework` reads, and `Abilities` does not have."""
 
 
 def _read_abilities(table: Mapping[str, Any]) -> Abilities:
-    """Return the abilities in a table of `frameworks.toml`."""
-    abilities = {name: value for name, value in table.items() if name not in _OF_CELLS}
+    """Return the plans and options that a framework executes, from its table in `frameworks.toml`."""
+    abilities = {name: value for name, value in table.items() if name not in _KEYS_OF_CELLS}
     return Abilities(**{**abilities, "per_layer": tuple(abilities.get("per_layer", ()))})
 
 
 FRAMEWORKS: Mapping[Framework, Abilities] = {
     name: _read_abilities(frameworks.TABLES[name]) for name in get_args(Framework) if name in frameworks.ENGINES
 }
-"""Abilities of every training framework that is its own engine, by name."""
+"""Plans and options of every framework that executes plans itself, by name.
+
+Frameworks that run on another framework's engine are missing.
+"""
 
 
 def abilities(framework: Framework) -> Abilities:
-    """Return the abilities of a framework's engine."""
-    return FRAMEWORKS[engine(framework)]
+    """Return the plans and options that a framework executes, itself or by the engine of another framework."""
+    return FRAMEWORKS[find_engine(framework)]
 
 
-def engine(framework: Framework) -> Framework:
-    """Return the framework whose engine executes a framework's plans. Most frameworks are their own engine."""
+def find_engine(framework: Framework) -> Framework:
+    """Return the framework whose code runs the plans of `framework`. For most frameworks, this is `framework`."""
     return cast("Framework", frameworks.FRAMEWORKS[framework].engine)

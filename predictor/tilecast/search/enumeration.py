@@ -1,4 +1,4 @@
-"""Enumerate every divisible plan of a pool, as columns.
+"""List all training plans of a GPU pool that divide the model, the batch and the GPUs without remainder.
 
 The space is pools x nodes x GPUs of a node x tensor x context x pipeline x data x expert x expert tensor x micro-batch
 x ZeRO stage x recomputation x sequence parallelism x virtual stages, under exact divisibility:
@@ -38,39 +38,42 @@ from tilecast.zoo.families import FAMILIES
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Bounds of the enumeration; None is no bound."""
+    """Upper bounds of a search for plans. None sets no bound."""
 
     gpus: int | None = None
     max_gpus: int | None = None
     max_tensor: int | None = None
     tensor_across_nodes: bool = False
-    """Whether tensor parallelism may leave the node, as it does in some measured runs."""
+    """Whether tensor parallelism may span several nodes."""
     max_plans: int = 1_000_000
-    """Number of plans above which node counts are left out, step by step until only powers of two remain."""
+    """Number of plans above which the search leaves out node counts, until only powers of two remain."""
 
 
 NO_LIMITS = Limits()
 VIRTUAL_STAGES = (1, 2, 3, 4, 6, 8, 12)
-"""Virtual stages of a pipeline rank that the search tries, up to those of published plans (12 of Nemotron-4-340B).
+"""Numbers of virtual stages per pipeline rank that the search tries. The most in a published plan is 12 (Nemotron-4).
 
-Of two in an octave, the power of two is taken if the layers can be cut so, or else the other.
+From 2 and 3, 4 and 6, or 8 and 12, the search takes the power of two if the layers divide by it, else the other number.
 """
 USUAL_VIRTUAL = 4
-"""Most virtual stages of a search that must be kept small, and of models with few layers."""
+"""Most virtual stages per pipeline rank for models with few layers, and for searches with too many plans."""
 DEEP = 64
-"""Layers from which on the search tries more than four virtual stages; no published plan of fewer layers has more."""
+"""Fewest layers for which the search tries more than `USUAL_VIRTUAL` virtual stages, as published plans do."""
 MAX_MICRO_TOKENS = 1 << 22
-"""Most tokens of a micro-batch; no GPU holds the activations of more."""
+"""Most tokens of a micro-batch. No GPU has memory for the activations of more tokens."""
 # With down to 128 tokens allowed, no best plan of six models from 2,048 to 8,192 tokens on H100 and L4 had fewer.
 MIN_CONTEXT_TOKENS = 1024
-"""Fewest tokens of a context rank; with fewer, ranks send more than they save."""
+"""Fewest tokens of a context-parallel rank. With fewer tokens, communication costs more than the rank saves."""
 
 
 def enumerate_plans(workload: Workload, pool: Pool, limits: Limits = NO_LIMITS) -> Plans:
-    """Return every divisible plan of a pool that the workload's framework executes, empty if there is none.
+    """Return all plans of a workload on a pool, which may be none.
+
+    A plan divides the model, the batch and the GPUs without remainder, and the workload's framework executes it.
 
     Raises:
-        SpecError: no framework, or not the one of the workload, runs its precision, offloading or recomputation.
+        SpecError: the workload's framework cannot run the precision, the offloading or the recomputation. If the
+            workload names no framework, no framework can.
     """
     return enumerate_bounded(workload, pool, limits)[0]
 
@@ -82,20 +85,20 @@ def divisors(number: int) -> list[int]:
 
 
 _Table: TypeAlias = dict[str, Ints]
-"""Columns of incomplete plans, by name."""
+"""Columns of plans by name, of which some are still missing."""
 _DECIDING = (
     *("training", "precision", "framework", "framework_version", "checkpointing", "recompute_layers", "offload"),
     *("offloaded_activations", "gradient_sync", "bucket_mib", "pipeline_layout", "expert_dispatch", "expert_overlap"),
     "shard_degree",
 )
-"""Fields of a workload that decide `_enumerate_ways`, besides the recomputation modes of its model."""
+"""Fields of a workload that the result of `_enumerate_ways` depends on, besides recomputation and virtual stages."""
 _WAYS: Memo[tuple[_Table, Mask]] = Memo(8)
 
 
 def enumerate_bounded(workload: Workload, pool: Pool, limits: Limits) -> tuple[Plans, bool]:
-    """Return the plans of `enumerate_plans`, and whether some were left out to keep them few.
+    """Return the plans of `enumerate_plans`, and whether plans were left out to respect `limits.max_plans`.
 
-    Node counts are left out first, then recomputation by module and more than four virtual stages.
+    Some node counts are left out first. Recomputation of single modules and more than four virtual stages come next.
     """
     deciding = (
         recomputations(workload),
@@ -125,12 +128,13 @@ def enumerate_bounded(workload: Workload, pool: Pool, limits: Limits) -> tuple[P
 
 
 def _enumerate_splits(workload: Workload, pool: Pool, limits: Limits, digits: int) -> _Table:
-    """Return the tensor, context, pipeline and data ranks of every split of the pool's GPUs, as columns.
+    """Return the tensor, context, pipeline and data degrees of every split of the pool's GPUs, as columns.
 
-    Unless `limits.gpus` is set, GPU counts are divisors of a node, whole nodes, or, for plain data parallelism, the
-    largest number of GPUs in one node that share the batch evenly. A node count is kept if its binary form has only
-    zeros after the first `digits` digits: with 4, all up to 16, then every second up to 32. The pool's own node count
-    is always kept.
+    If `limits.gpus` is not set, a GPU count divides a node or fills whole nodes. Plain data parallelism may also use
+    the largest number of GPUs in one node that divides the batch.
+
+    A node count is kept if its binary form has only zeros after the first `digits` digits. With 4 digits, these are all
+    counts up to 16 and every second count up to 32. The node count of the whole pool is always kept.
     """
     most_gpus = 1 if pool.gpu.mig else pool.max_gpus  # slices do not reach each other
     most = min(most_gpus, limits.max_gpus or most_gpus, limits.gpus or most_gpus)
@@ -169,7 +173,10 @@ def _enumerate_splits(workload: Workload, pool: Pool, limits: Limits, digits: in
 
 
 def splits_heads(workload: Workload, tensor: int) -> bool:
-    """Return whether `tensor` ranks divide the heads, the key and value heads (or copies of them) and the MLP."""
+    """Return whether `tensor` ranks can split a workload's attention heads and MLPs evenly.
+
+    If there are more ranks than key and value heads, ranks hold copies of these heads.
+    """
     model = workload.model
     if tensor == 1:
         return True
@@ -178,10 +185,10 @@ def splits_heads(workload: Workload, tensor: int) -> bool:
 
 
 def _splits_sequence(workload: Workload, context: int) -> bool:
-    """Return whether fused attention may be spread over `context` ranks.
+    """Return whether `context` ranks can split the sequences of a workload that trains with fused attention.
 
-    A rank takes two pieces of a causal sequence (zig-zag) or one piece of another sequence. It needs at least
-    `MIN_CONTEXT_TOKENS` tokens.
+    A rank takes two chunks of a causal sequence (zig-zag), or one chunk of a sequence without causal mask. It needs at
+    least `MIN_CONTEXT_TOKENS` tokens.
     """
     model = workload.model
     can_split = model.family in FAMILIES and FAMILIES[model.family].splits_sequence
@@ -192,16 +199,15 @@ def _splits_sequence(workload: Workload, context: int) -> bool:
 
 
 def _most_stages(workload: Workload) -> int:
-    """Return the largest number of pipeline stages that can all have work."""
+    """Return the largest number of pipeline stages such that every stage has work."""
     model = workload.model
     return max(traced.count_pieces(model.trace) if model.trace is not None else model.layers, 1)
 
 
 def stages_are_full(workload: Workload, pipeline: int) -> bool:
-    """Return whether every one of `pipeline` stages has work.
+    """Return whether a workload's model can be split into `pipeline` stages that all have work.
 
-    A traced model is cut into pieces by cost. Any other model needs a stack of layers, of which the stages at the ends
-    may hold fewer.
+    A traced model is cut by cost. Any other model needs a stack of layers. The first and last stages may hold fewer.
     """
     model = workload.model
     if model.trace is not None:
@@ -214,9 +220,10 @@ def stages_are_full(workload: Workload, pipeline: int) -> bool:
 
 
 def has_equal_pieces(workload: Workload, pipeline: int, virtual: int) -> bool:
-    """Return whether `virtual` pieces of equally many layers fit on each of `pipeline` stages.
+    """Return whether each of `pipeline` stages can hold `virtual` virtual stages of equally many layers.
 
-    Embedding and loss may count as layers. A stated layout has as many pieces as it says.
+    Embedding and loss may count as layers. With a pipeline layout in the job, return whether the layout has
+    `pipeline * virtual` virtual stages.
     """
     if workload.pipeline_layout is not None:
         return len(parse_layout(workload.pipeline_layout).pieces) == pipeline * virtual
@@ -225,7 +232,7 @@ def has_equal_pieces(workload: Workload, pipeline: int, virtual: int) -> bool:
 
 
 def runs_pieces(workload: Workload, pipeline: int, virtual: int) -> bool:
-    """Return whether `pipeline` stages of `virtual` pieces each fit the layers, the layout and the schedule."""
+    """Return whether a job's layers, layout and schedule allow `pipeline` stages of `virtual` virtual stages each."""
     if pipeline == 1:
         return virtual == 1
     fits = virtual == 1 and workload.pipeline_layout is None
@@ -233,13 +240,13 @@ def runs_pieces(workload: Workload, pipeline: int, virtual: int) -> bool:
 
 
 def allows_pieces(workload: Workload, virtual: int) -> bool:
-    """Return whether the workload's pipeline schedule runs with `virtual` pieces on each stage."""
+    """Return whether the workload's pipeline schedule can run `virtual` virtual stages on each pipeline rank."""
     least, most = schedule_law(workload.pipeline_schedule).virtual
     return least <= virtual <= most
 
 
 def _virtual_stages(workload: Workload) -> list[int]:
-    """Return the numbers of pieces of a pipeline stage that the search tries, ascending."""
+    """Return the numbers of virtual stages per pipeline rank that the search tries, ascending."""
     if workload.pipeline_layout is not None:
         return divisors(len(parse_layout(workload.pipeline_layout).pieces))
     return [pieces for pieces in VIRTUAL_STAGES if pieces <= USUAL_VIRTUAL or workload.model.layers >= DEEP]
@@ -250,9 +257,10 @@ def _counts_ends(workload: Workload) -> bool:
 
 
 def _add_batches(workload: Workload, splits: _Table) -> _Table:
-    """Return each split combined with every expert-parallel degree and one micro-batch per octave, as columns.
+    """Return every combination of a split, an expert-parallel degree and a micro-batch size, as columns.
 
-    The micro-batch of an octave is the power of two, or else the largest size that divides the share of a rank.
+    At most one micro-batch size lies between a power of two and the next. It is the power of two if that divides the
+    samples of a rank. Otherwise it is the largest size that does.
     """
     batch = workload.global_batch
     share = batch // splits["data"][:, None]
@@ -287,13 +295,13 @@ def _add_expert_tensor(workload: Workload, splits: _Table) -> _Table:
 
 
 def _keep_one_per_octave(micro: Ints, allowed: Mask) -> Mask:
-    """Return which micro-batches each row keeps, (n, m). A row keeps one between each power of two and the next.
+    """Return which sizes each row keeps, (n, m). A row keeps at most one size between a power of two and the next.
 
-    A row keeps the power of two if it is allowed, or else the largest allowed micro-batch of the octave.
+    A row keeps the power of two if it is allowed. Otherwise it keeps the largest allowed size of the octave.
 
     Args:
-        micro: sizes of micro-batches, ascending, (m,).
-        allowed: which of the sizes each row can have, (n, m).
+        micro: sizes in ascending order, such as samples of a micro-batch, (m,).
+        allowed: whether each row can have each size, (n, m).
     """
     octave = np.frexp(micro)[1]
     starts = np.flatnonzero(np.diff(octave, prepend=-1))
@@ -305,10 +313,10 @@ def _keep_one_per_octave(micro: Ints, allowed: Mask) -> Mask:
 
 
 def expert_degrees(model: Model, ranks: Ints) -> Ints:
-    """Return the expert-parallel degrees of a model on each number of ranks, (n, degrees); 0 is no degree.
+    """Return the possible expert-parallel degrees of a model on each number of ranks, (n, degrees), padded with 0.
 
-    Experts are spread over every number of ranks that divides them. Embedding tables are spread over all ranks. A
-    classifier of identities is spread over all ranks or none.
+    Experts can be spread over every number of ranks that divides both ranks and experts. Distributed embedding tables
+    are always spread over all ranks. A row-sharded classifier is spread over all ranks or none.
     """
     if zoo.has_distributed_tables(model):
         return ranks[:, None]
@@ -367,9 +375,9 @@ def _enumerate_ways(workload: Workload) -> tuple[_Table, Mask]:
 
 
 def recomputations(workload: Workload) -> tuple[Checkpointing, ...]:
-    """Return the values of recomputation that the search tries: the modes of the model, and the framework's policies.
+    """Return the recomputation modes of the model and the policies of the framework, which the search tries.
 
-    A policy is left out if the model has no layers with its modules.
+    A policy is left out if the model lacks a module that the policy recomputes.
     """
     model = workload.model
     own = zoo.list_modules(model)
@@ -412,20 +420,28 @@ def _allow_combinations(workload: Workload, outer: _Table, ways: _Table, allowed
 
 
 def has_whole_groups(shard_degree: int, data: Ints) -> Mask:
-    """Return whether data-parallel ranks form equally large groups of `shard_degree`, or are fewer than one group."""
+    """Return whether each number of data-parallel ranks divides into HSDP groups of `shard_degree`, (n,).
+
+    Fewer ranks than `shard_degree` form one group.
+    """
     return np.asarray((data % shard_degree == 0) | (data < shard_degree))
 
 
 def allows_groups(data: Ints, zero_stage: Ints) -> Mask:
-    """Return whether groups of ranks may each hold all shards (HSDP), as they do at ZeRO 2 and 3."""
+    """Return whether each plan can use HSDP, in which every group of ranks holds all shards, (n,).
+
+    HSDP needs ZeRO stage 2 or 3, unless there is a single data-parallel rank.
+    """
     return np.asarray((zero_stage >= 2) | (data == 1))
 
 
 def find_frameworks(workload: Workload) -> list[Abilities]:
-    """Return the workload's framework, or all frameworks with its precision, offloading, groups and recomputation.
+    """Return the frameworks that support a workload's precision, offloading, hybrid sharding and recomputation.
+
+    If the workload names a framework, return only that framework.
 
     Raises:
-        SpecError: no framework may run it.
+        SpecError: no framework, or not the named framework, supports them.
     """
     candidates = list(FRAMEWORKS.values()) if workload.framework is None else [abilities(workload.framework)]
     for field, value, names in (

@@ -47,11 +47,11 @@ def bubble_seconds(plans: Plans, micro: StageSeconds, sends_s: Floats, schedule:
     """
     waited = (micro.all_s + sends_s * (plans.pipeline - 1) - micro.slowest_s) / plans.virtual_stages
     law = schedule_law(schedule)
-    if law.filled or law.both_ways:
+    if law.filled or law.is_bidirectional:
         later, both, backward = plans.pipeline - 1.0, micro.slowest_s, micro.backward_s
         weights_s = np.minimum(both - backward, backward / 2)
         rest = both - law.filled * weights_s
-        if law.both_ways:
+        if law.is_bidirectional:
             rest, later = both + backward - 3 * weights_s, plans.pipeline * plans.virtual_stages / 2 - 1.0
         share = np.maximum(rest, 0.0) * later / np.maximum(both * (plans.pipeline - 1.0), 1e-30)
         waited = waited * share

@@ -84,7 +84,7 @@ def sync_seconds(
     sums = [parameters * gradient * held.trainable for parameters in exchanged]
     first = np.minimum(limits.first, sums[0])
     rest = [sums[0] - first, *sums[1:]]
-    reduced, scattered = ([limits.count(size) for size in sizes] for sizes in (rest, sums))
+    reduced, scattered = ([limits.count_buckets(size) for size in sizes] for sizes in (rest, sums))
     weights = [parameters * held.gathered_bytes for parameters in exchanged]
     renewed = [parameters * updated * held.trainable for parameters in exchanged]
     exchange = partial(_exchange_seconds, workload, [group for _, group in groups], pool, fitted)
@@ -150,7 +150,7 @@ def _collective_seconds(workload: Workload, collective: str, size: Floats, group
         return collectives.fastest_collective_s(collective, size, group, pool.intra, pool.inter)
     servers = workload.parameter_servers or group.nodes
     waits = workload.server_updates == "synchronous"
-    return collectives.parameter_server_s(size, group, pool.intra, pool.inter, servers, waits=waits)
+    return collectives.parameter_server_s(size, group, pool.intra, pool.inter, servers, is_synchronous=waits)
 
 
 _LEAST_GATHERED = 4
@@ -196,9 +196,9 @@ def replica_sync_seconds(
         return SyncSeconds(nil, nil, nil, nil, nil, nil, one, one, gathered)
     gradient = frameworks.gradient_bytes(workload)
     block_bytes = held.parameters * held.trainable * gradient / gathered
-    caps = overlap.BucketLimits.of(workload, plans, gradient, block_bytes)
+    caps = overlap.BucketLimits.from_plans(workload, plans, gradient, block_bytes)
     if bucket_mib is not None:
-        caps = overlap.BucketLimits.of_sizes(workload, bucket_mib)
+        caps = overlap.BucketLimits.from_sizes(workload, bucket_mib)
     sync = sync_seconds(workload, sharded, held, plans, pool, caps, gathered, fitted)
     return sync.map_seconds(lambda seconds: np.where(active, seconds, 0.0) / speed)
 

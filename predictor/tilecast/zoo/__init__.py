@@ -130,7 +130,7 @@ def build(workload: Workload, shards: Shards) -> Graph:
     if workload.model.towers:
         graph = towers.prepend_towers(graph, workload, shards, _find_family_builder)
     require_few_operators(sum(len(block.ops) for block in graph.blocks))
-    return keep_layers_in_16_bits(workload, fuse.apply(graph, fuse.passes(workload)))
+    return keep_layers_in_16_bits(workload, fuse.apply_passes(graph, fuse.passes(workload)))
 
 
 def count_operators(workload: Workload) -> int:

@@ -92,7 +92,7 @@ def _count_layers(graph: Graph, pipeline: int) -> Floats:
     """Return the number of layers of each block on each rank, (pipeline, B)."""
     if pipeline == 1:
         return np.array([[block.repeat for block in graph.layers]], float)
-    order = graph.layer_order()
+    order = graph.list_layer_indexes()
     counts = np.zeros((pipeline, len(graph.layers)))
     if graph.layout and len(graph.layout) % pipeline == 0 and sum(graph.layout) == len(order):
         # Piece k of every rank comes before piece k + 1 of any rank.

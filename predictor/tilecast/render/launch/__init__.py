@@ -14,7 +14,7 @@ from tilecast.frameworks import with_framework
 from tilecast.render.launch import deepspeed, huggingface, megatron, pytorch, torchtitan
 from tilecast.render.launch.setting import LaunchScript, LaunchSetting
 from tilecast.render.units import format_duration, format_gibibyte_range, format_gibibytes
-from tilecast.search import FRAMEWORKS, abilities, engine
+from tilecast.search import FRAMEWORKS, abilities, find_engine
 from tilecast.spec import (
     PRECISIONS,
     Attention,
@@ -124,7 +124,7 @@ def write_launch(launcher: str, setting: LaunchSetting) -> LaunchScript:
     check_launchable(launcher, setting.workload)
     chosen = _with_framework(launcher, setting)
     framework = chosen.workload.framework
-    reason = unsupported_part(engine(framework), chosen.workload, chosen.plan) if framework else ""
+    reason = unsupported_part(find_engine(framework), chosen.workload, chosen.plan) if framework else ""
     if reason := reason or LAUNCHERS[launcher].refuses(chosen):
         remedy = f"let the search keep to it: --launch {launcher} without --plan, or use another launcher"
         raise SpecError("--launch", f"{launcher} cannot run {setting.plan} as priced: {reason}", remedy)

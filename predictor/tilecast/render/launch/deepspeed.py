@@ -62,7 +62,9 @@ def _zero_config(setting: LaunchSetting) -> dict[str, object]:
     }
     if plan.zero_stage:
         each = gradient_bytes(workload)
-        bucket = round(float(BucketLimits.of(workload, Plans.from_plans(plan), each, np.zeros(1)).rest[0]) / each)
+        bucket = round(
+            float(BucketLimits.from_plans(workload, Plans.from_plans(plan), each, np.zeros(1)).rest[0]) / each
+        )
         settings["reduce_bucket_size"] = bucket
         settings["allgather_bucket_size"] = bucket - bucket % 2
     if workload.offload != "none":

@@ -20,7 +20,7 @@ from tilecast.render.launch.setting import (
     option_words,
     torchrun_command,
 )
-from tilecast.search import engine
+from tilecast.search import find_engine
 
 _OPTIM: Mapping[str, str] = {"adam": "adamw_torch", "adamw": "adamw_torch", "sgd": "sgd", "momentum": "sgd"}
 """Names of Transformers' `OptimizerNames`; without weight decay AdamW is Adam."""
@@ -41,7 +41,7 @@ The classes that these models list under `_no_split_modules` exist.
 def is_sharded(setting: LaunchSetting) -> bool:
     """Return whether `fully_shard` runs the plan."""
     framework = setting.workload.framework
-    return framework is not None and engine(framework) == "fsdp2"
+    return framework is not None and find_engine(framework) == "fsdp2"
 
 
 def _fsdp_settings(setting: LaunchSetting) -> dict[str, object]:

@@ -141,7 +141,7 @@ def _compute_stage_fractions(trace: Trace) -> Stages:
     numerics, names = Numerics.from_workload(workload), fuse.passes(workload)
     costs: dict[Unit, float] = {}
     for unit in flow.units:
-        ops = [op for op in _emit_unit(unit, Emission(numerics, np.ones(1))) if fuse.remains(op, names)]
+        ops = [op for op in _emit_unit(unit, Emission(numerics, np.ones(1))) if fuse.is_kept(op, names)]
         table = KernelTable.concatenate([op.table for op in ops]) if ops else None
         work = table.flops() + BALANCE * table.bytes() if table else np.zeros(0)
         costs[unit] = float(work @ np.array([op.count for op in ops])) if ops else 0.0
