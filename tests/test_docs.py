@@ -23,8 +23,13 @@ from tilecast.collectives import RankGroup
 from tilecast.hardware import find_link, load_gpu
 from tilecast.kernels import utilization
 from tilecast.spec import SpecError
+from tilecast.zoo import huggingface
 
 ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT / "tools"))
+
+import pages  # noqa: E402
+
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 FENCE = re.compile(r"^ *```(\w+)(?: title=\"(\w+)\")?\n(.*?)^ *```", re.MULTILINE | re.DOTALL)
 
@@ -95,7 +100,16 @@ def test_the_site_builds_without_a_broken_link(tmp_path: Path) -> None:
     environment = os.environ | {"NO_MKDOCS_2_WARNING": "1"}
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert (tmp_path / "reference.html").exists()
+    assert (tmp_path / "reference.html").exists() and (tmp_path / "model-types.html").exists()
+
+
+def test_the_list_of_models_has_every_type() -> None:
+    from test_huggingface import PUBLISHED
+
+    listed = [name for line in pages.model_types().splitlines() if line.startswith("`") for name in line.split(", ")]
+    assert sorted(listed) == sorted(f"`{name}`" for name in huggingface.supported_types())
+    page = (ROOT / "docs" / "models.md").read_text()
+    assert f"the {len(PUBLISHED)} files of `tests/configs.json`" in page and f"{len(listed)} types" in page
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""The README shows the actual output of the programs."""
+"""The README shows the actual output of the programs, and the first objects that a user writes are accepted."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ ROOT = Path(__file__).resolve().parent.parent
 README = (ROOT / "README.md").read_text()
 
 
-def blocks(language: str) -> list[str]:
-    return re.findall(rf"^```{language}\n(.*?)^```", README, re.MULTILINE | re.DOTALL)
+def blocks(language: str, page: str = "README.md") -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```", (ROOT / page).read_text(), re.MULTILINE | re.DOTALL)
 
 
 def test_the_first_screen_is_what_the_demo_prints(
@@ -29,8 +29,8 @@ def test_the_first_screen_is_what_the_demo_prints(
     assert capsys.readouterr().out.rstrip() in README
 
 
-def test_the_job_in_the_readme_is_a_job(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (job,) = (text for text in blocks("yaml") if "kind: TrainingJob" in text)
+def test_the_job_of_the_start_page_is_a_job(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (job,) = (text for text in blocks("yaml", "docs/index.md") if "kind: TrainingJob" in text)
     path = tmp_path / "job.yaml"
     path.write_text(job)
     assert main(["advise", str(path), "--gpus", "h100-sxm:8", "-o", "csv"]) == 0
@@ -38,8 +38,8 @@ def test_the_job_in_the_readme_is_a_job(tmp_path: Path, capsys: pytest.CaptureFi
 
 
 @pytest.mark.slow
-def test_the_pool_in_the_readme_takes_a_measured_link(tmp_path: Path) -> None:
-    (pool,) = (text for text in blocks("yaml") if "kind: GPUPool" in text)
+def test_the_pool_of_the_command_line_takes_a_measured_link(tmp_path: Path) -> None:
+    (pool,) = (text for text in blocks("yaml", "docs/cli.md") if "kind: GPUPool" in text)
     nodes = tmp_path / "nodes.yaml"
     nodes.write_text((ROOT / "examples/clusters/mixed.yaml").read_text() + "\n---\n" + pool)
     links = tmp_path / "links"

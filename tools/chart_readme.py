@@ -23,7 +23,7 @@ LONGEST_DEFAULT = 60
 _HEAD = """\
 # The Tilecast chart
 
-{description}. One Deployment; by default it writes to TrainingJobs, GPUPools and Events alone.
+{description}. By default the operator writes to TrainingJobs, GPUPools and Events alone.
 
 ```sh
 helm install tilecast charts/tilecast --namespace tilecast --create-namespace --set image.repository=REGISTRY/tilecast
@@ -33,12 +33,9 @@ helm upgrade tilecast charts/tilecast --namespace tilecast --reset-then-reuse-va
 helm uninstall tilecast --namespace tilecast
 ```
 
-`helm install` brings the CRDs; the third line applies new ones before an upgrade. Kubernetes {kubernetes}.
-[Operations](../../docs/operations.md) has the details of upgrades, rollbacks and uninstalls.
-
-`helm test` prints the log of its pod (Helm 3.21). Do not add `--logs`: it fails.
-
-`make chart` makes this file. `values.schema.json` refuses other keys and types.
+`helm install` brings the CRDs; the third line applies new ones before an upgrade
+([operations](../../docs/operations.md)). Kubernetes {kubernetes}. `helm test` prints the log of its pod (Helm 3.21).
+Do not add `--logs`: it fails. `values.schema.json` refuses other keys and types. `make chart` makes this file.
 
 ## Values
 """
@@ -54,9 +51,9 @@ def readme() -> str:
     lines += ["| key | default | meaning |", "|---|---|---|"]
     for key, default, meaning in rows(text, schema):
         lines.append(f"| `{key}` | {default} | {meaning} |")
-    lines += ["", "## Settings", "", "| `settings.` | type | meaning |", "|---|---|---|"]
+    lines += ["", "## Settings", "", "| `settings.` | meaning |", "|---|---|"]
     for name, setting in schema["properties"]["settings"]["properties"].items():
-        lines.append(f"| `{name}` | {setting['type']} | {setting['description']} |")
+        lines.append(f"| `{name}` | {setting['description']} |")
     return "\n".join(lines) + "\n"
 
 

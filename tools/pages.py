@@ -1,10 +1,14 @@
-"""Pages of the documentation that are made when it is built: the reference of the API objects, from crds/.
+"""Pages of the documentation that are made when it is built.
+
+They are the reference of the API objects, from crds/, and the list of models of Hugging Face, from the tables of
+their types.
 
 mkdocs calls `on_files`.
 """
 
 from __future__ import annotations
 
+import tomllib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -15,12 +19,34 @@ from mkdocs.structure.files import File, Files
 
 ROOT = Path(__file__).resolve().parent.parent
 CRDS = ("trainingjobs", "gpupools", "poollearnings", "queueadvices")
+TYPES = ROOT / "predictor" / "tilecast" / "zoo" / "huggingface" / "types"
+GROUPS = {
+    "decoders": "Decoders, dense and with experts",
+    "hybrids": "State-space models and hybrids",
+    "encoders": "Encoders",
+    "pairs": "Encoder-decoders",
+    "images": "Images and sound, and the towers of others",
+    "several": "Several networks",
+    "diffusers": "diffusers, by `_class_name`",
+}
+"""Title of each table of types."""
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Add the generated pages to those of docs/."""
     files.append(File.generated(config, "reference.md", content=reference()))
+    files.append(File.generated(config, "model-types.md", content=model_types()))
     return files
+
+
+def model_types() -> str:
+    """Return the list of every `model_type` and `_class_name` that can be read, as Markdown."""
+    lines = ["# Every model_type", "", "[Models](models.md) says how a `config.json` of these types is read.", ""]
+    for name, title in GROUPS.items():
+        table = tomllib.loads((TYPES / f"{name}.toml").read_text(encoding="utf-8"))
+        names = sorted((kind for kind in table if not kind.startswith("*")), key=str.lower)
+        lines += [f"## {title}", "", ", ".join(f"`{kind}`" for kind in names), ""]
+    return "\n".join(lines)
 
 
 def reference() -> str:
