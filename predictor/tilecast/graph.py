@@ -338,7 +338,7 @@ class CollectiveCall:
 
     name: str
     collective: Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send_recv"]
-    group: Literal["tensor", "context", "expert"]
+    group: Literal["tensor", "context", "expert", "expert_tensor"]
     """Dimension of parallelism whose ranks take part."""
     size_bytes: Floats
     """Bytes of the whole buffer of one rank, as nccl-tests counts them, (S,)."""

@@ -649,7 +649,7 @@ def micro_batches_in_flight(plans: Plans, schedule: Schedule | None = None) -> t
     pipeline_parallel/schedules.py: get_pp_rank_microbatches). Under schedules with stages from both ends of the model
     on a rank, all ranks have equally many.
     """
-    pieces, count = plans.virtual_stages, plans.gradient_accumulation
+    pieces, count = plans.virtual_stages, plans.gradient_accumulation.astype(float)
     more = schedule_law(schedule).extra_in_flight
     if more is not None:
         every = np.minimum(plans.pipeline + np.where(plans.pipeline > 1, more, 0.0), count)

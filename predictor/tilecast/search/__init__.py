@@ -238,7 +238,12 @@ class _SearchSpace:
     @classmethod
     def from_plans(cls, workload: Workload, plans: Plans, is_bounded: bool, pool: Pool) -> _SearchSpace:
         """Return the search space of plans of a workload. Intermediate results are computed at the first access."""
-        sharded = cache(lambda: zoo.shard(workload, plans))
+        splits = cache(plans.distinct_splits)
+
+        def shard() -> Sharded:
+            return zoo.shard(workload, plans.take(splits().first)).take(splits().index)
+
+        sharded = cache(shard)
 
         def itemized_memory() -> tuple[memory.Bills, Floats, Floats]:
             least, reserved = np.empty((2, len(plans)))
@@ -253,7 +258,7 @@ class _SearchSpace:
             plans,
             is_bounded,
             sharded,
-            cache(lambda: StepInputs.from_plans(sharded(), plans, pool)),
+            cache(lambda: StepInputs.from_plans(sharded(), plans, pool, splits=splits())),
             cache(itemized_memory),
         )
 
