@@ -152,6 +152,14 @@ def test_attention_meets_the_limit_of_power_later_than_products() -> None:
     assert kernels.predict_kernel_times(table, held).seconds[0] > kernels.predict_kernel_times(table, gpu).seconds[0]
 
 
+@pytest.mark.parametrize(("precision", "per_watt"), [("fp8", 2.5e12), ("mxfp8", 2.5e12), ("nvfp4", 5.0e12)])
+@pytest.mark.parametrize("name", ["b200", "gb200", "b300", "gb300"])
+def test_quantized_products_of_blackwell_sustain_as_much_per_watt(name: str, precision: Any, per_watt: float) -> None:
+    gpu = find_gpu(name)
+    reached = 0.73 * gpu.sustained_ratio[precision] * gpu.peak(precision)
+    assert reached / gpu.tdp_w == pytest.approx(per_watt, rel=0.02)
+
+
 def test_every_kind_of_these_operators_is_priced() -> None:
     plans = Plans.from_plans(Plan(data=8, expert=8, micro_batch=1))
     for job in (SPARSE, BIASED):
