@@ -15,6 +15,7 @@ from tilecast.graph import KIND_NAMES, Block, KernelTable, Op, Shards
 from tilecast.hardware import find_gpu
 from tilecast.inputs.gpu_list import assumed_pool
 from tilecast.spec import ELEMENT_BYTES, PRECISIONS, Plan, Plans, SpecError, Workload
+from tilecast.step import blocks as blocks_of_step
 
 DENSE = Workload(zoo.preset("llama-3-8b"), 4096, 8, precision="fp8", framework="megatron", fused_kernels=True)
 SPARSE = replace(DENSE, model=zoo.preset("qwen3-30b-a3b"))
@@ -152,6 +153,14 @@ def test_attention_meets_the_limit_of_power_later_than_products() -> None:
     assert kernels.predict_kernel_times(table, held).seconds[0] > kernels.predict_kernel_times(table, gpu).seconds[0]
 
 
+@pytest.mark.parametrize(("precision", "per_watt"), [("fp8", 2.5e12), ("mxfp8", 2.5e12), ("nvfp4", 5.0e12)])
+@pytest.mark.parametrize("name", ["b200", "gb200", "b300", "gb300"])
+def test_quantized_products_of_blackwell_sustain_as_much_per_watt(name: str, precision: Any, per_watt: float) -> None:
+    gpu = find_gpu(name)
+    reached = 0.73 * gpu.sustained_ratio[precision] * gpu.peak(precision)
+    assert reached / gpu.tdp_w == pytest.approx(per_watt, rel=0.02)
+
+
 def test_every_kind_of_these_operators_is_priced() -> None:
     plans = Plans.from_plans(Plan(data=8, expert=8, micro_batch=1))
     for job in (SPARSE, BIASED):
@@ -256,3 +265,19 @@ def test_megatron_is_told_the_recipe(name: str, flags: str, capsys: pytest.Captu
     job = ["advise", "llama-3-8b", "--seq", "4096", "--batch", "64", "--gpus", "b200:8", "--precision", name]
     assert main([*job, "--launch", "megatron"]) == 0
     assert flags in " ".join(capsys.readouterr().out.replace("\\", " ").split())
+
+
+def test_current_scaling_takes_the_host_longer_than_delayed_scaling() -> None:
+    plans = Plans.from_plans(Plan(data=8, expert=8, micro_batch=1))
+
+    def host_s(version: str, gpu: str, precision: Any = "fp8") -> float:
+        job = replace(SPARSE, precision=precision, framework="nemo", framework_version=version)
+        sharded = zoo.shard(job, plans)
+        quantized = [op for block in sharded.graph.blocks for op in block.ops if op.name.endswith(".quantize")]
+        assert bool(quantized) == (precision == "fp8")
+        times = blocks_of_step.kernel_seconds(job, sharded, find_gpu(gpu)).blocks
+        return sum(float(np.max(one.forward.host_s)) * one.block.repeat for one in times)
+
+    assert host_s("26.04", "h100-sxm") - host_s("26.04", "gb200") > 0
+    assert host_s("26.04", "h100-sxm", "bf16") == host_s("26.04", "gb200", "bf16")
+    assert host_s("25.05", "h100-sxm") == host_s("25.05", "gb200")

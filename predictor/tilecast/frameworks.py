@@ -152,6 +152,8 @@ class Framework:
     """Library that runs the products of an FP8 job."""
     fp8_inputs: bool
     """Whether an FP8 job keeps the inputs of its matrix products in FP8."""
+    fp8_cast_launches: float
+    """Host time of a cast of one operand to FP8 on GPUs without MXFP8, in launches."""
     overlap: bool
     """Whether gradients are reduced behind the backward pass below ZeRO 3, which always gathers ahead."""
     tensor_overlap: Literal["none", "backward", "both"]

@@ -16,6 +16,7 @@ from tilecast.memo import Memo
 from tilecast.spec import PRECISIONS, Floats, Rows, Workload
 from tilecast.zoo import Sharded
 from tilecast.zoo.deepseek import Deepseek
+from tilecast.zoo.layers import QUANTIZE
 from tilecast.zoo.modules import is_repeated_in_full, list_modules_of_operator
 
 FACTORS = ("matrix", "attention", "convolution", "exchange", "gradients")
@@ -125,6 +126,7 @@ def _kernel_seconds(
     times = timed or kernels.predict_kernel_times(table, gpu)
     forward_launch_s, backward_launch_s = fitted.launch_s[launch_host(workload)]
     recomputed = recomputed_share(workload)
+    casts = 1.0 if gpu.supports("mxfp8") else frameworks.find_framework(workload).fp8_cast_launches
     zero = _Pass(np.zeros(1), np.zeros(1))
     items, position = [], 0
     weight, spread, roofline_s = np.zeros((3, graph.shards))
@@ -136,7 +138,8 @@ def _kernel_seconds(
             position += 1
             seconds = operator_seconds(workload, op, times, index, fitted)
             launch_s = forward_launch_s if op.phase == "forward" else backward_launch_s
-            kernels_pass = _Pass(seconds, np.atleast_1d(op.count * op.launches * launch_s))
+            launches = op.count * op.launches * (casts if op.name.endswith(QUANTIZE) else 1.0)
+            kernels_pass = _Pass(seconds, np.atleast_1d(launches * launch_s))
             passes[op.phase] = passes[op.phase] + kernels_pass
             if op.phase == "forward" and is_repeated_in_full(workload, op.name):
                 passes["repeated"] = passes["repeated"] + kernels_pass
