@@ -21,6 +21,7 @@ from tilecast.zoo.numerics import Numerics
 from tilecast.zoo.traced import document
 from tilecast_lab.validate import runs
 from tilecast_lab.validate.graphs import GraphName, Graphs, graph_of
+from tilecast_lab.validate.table import read_published_row
 
 RESNET = Path(__file__).parent / "graphs" / "resnet.json"
 ONE = np.ones(1, dtype=np.int64)
@@ -115,6 +116,27 @@ def convolution(**dims: float) -> dict[str, Any]:
 def emitted(memory_format: Any, **dims: float) -> list[Op]:
     workload = Workload(zoo.preset("resnet-50"), 1, 8, precision="fp16", memory_format=memory_format)
     return layers.convolution("conv", Numerics.from_workload(workload), convolution(**dims))
+
+
+@pytest.mark.parametrize(
+    ("framework", "memory_format"),
+    [("MXNet 20.12 NGC (DALI)", "channelsLast"), ("MXNet 1.6 gluon-cv (Horovod)", "contiguous")],
+)
+def test_networks_of_gluoncv_read_channels_first(framework: str, memory_format: str) -> None:
+    row = {
+        "framework": framework, "model_name": "ResNet-50", "gpu": "V100-SXM2-16GB", "precision": "amp_fp16",
+        "n_gpus": "1", "gpus_per_node": "8", "micro_batch_per_gpu": "64", "global_batch": "64", "family": "cnn",
+    }  # fmt: skip
+    assert read_published_row(row).workload.memory_format == memory_format
+
+
+def test_tensorflow_composes_the_dropout_of_dense_layers() -> None:
+    def launches(framework: str) -> float:
+        built = ops(model=zoo.preset("wide-deep-outbrain"), framework=framework, precision="fp32")
+        return float(np.mean([op.count for op in built if op.name.startswith("dropout")]))
+
+    assert launches("ddp") == 1.0
+    assert launches("tensorflow") > 3.0
 
 
 def test_depthwise_convolutions_run_without_copies() -> None:

@@ -317,7 +317,7 @@ class NetworkBuilder:
     def dropout(self) -> None:
         """Add dropout that keeps a mask of one byte per element. It runs in training only."""
         self.keep_elements(self.elements / self.numerics.element)
-        self.training_pointwise("dropout", mask_bytes=1.0, backward=(1.0, 1.0))
+        self.training_pointwise("dropout", mask_bytes=1.0, backward=(1.0, 1.0), kind="dropout")
 
     def cross_entropy(self, classes: int | None = None) -> None:
         """Add softmax cross-entropy at every pixel, in training only. `classes` defaults to the number of channels."""
