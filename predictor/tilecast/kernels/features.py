@@ -111,6 +111,15 @@ def uses_winograd(dims: Dims, precision: str) -> npt.NDArray[np.bool_]:
     return np.asarray(square & has_stride_one)
 
 
+def convolves_volumes(dims: Dims) -> npt.NDArray[np.bool_]:
+    """Return whether each convolution runs a window of several pixels over volumes, (N,) bool.
+
+    cuDNN has kernels of its own for tensors of five dimensions, whatever the depth of the window.
+    """
+    window = dims["k_d"] * dims["k_h"] * dims["k_w"]
+    return np.asarray((dims["k_d"] > 1) | ((dims["in_d"] > 1) & (window > 1)))
+
+
 def build_attention_product(dims: Dims) -> MatrixProduct:
     """Return fused attention as the thread blocks of FlashAttention-2 see it: query rows × head size per head."""
     return MatrixProduct(dims["seq_q"], dims["head_dim"], dims["seq_kv"], dims["batch"] * dims["heads"])

@@ -127,7 +127,9 @@ def add_block(
     entry = net.shape
     if dims.shifts:
         net.keep_elements(net.elements)
-        net.pointwise("shift", absorbed=False, backward=(1.0, 1.0))
+        # Forward, the moved eighths and their zeros are made, and all parts joined. Backward, each of three parts fills
+        # a whole tensor with zeros and copies its gradient into it, and the three are added.
+        net.pointwise("shift", reads=1.5, writes=1.5, absorbed=False, backward=(5.0, 6.0))
     if dims.bottleneck:
         groups = dims.groups
         inner = width * dims.group_width * groups // 64
