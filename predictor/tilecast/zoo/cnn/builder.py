@@ -319,6 +319,20 @@ class NetworkBuilder:
         self.keep_elements(self.elements / self.numerics.element)
         self.training_pointwise("dropout", mask_bytes=1.0, backward=(1.0, 1.0), kind="dropout")
 
+    def run_on_host(self, name: str, forward: Floats, backward: Floats | float = 0.0) -> None:
+        """Add kernels on few numbers in training, between which the host reads results, such as matches of boxes.
+
+        `forward` and `backward` are the kernels of each pass, (S,).
+        """
+        if not self.numerics.training:
+            return
+        for phase, launches in (("forward", forward), ("backward", backward)):
+            if np.any(launches):
+                label = name if phase == "forward" else f"{name}.gradient"
+                self.ops += layers.elementwise(
+                    label, self.numerics, self.batch, 1.0, 1.0, phase=phase, launches=launches, host_paced=True
+                )
+
     def cross_entropy(self, classes: int | None = None) -> None:
         """Add softmax cross-entropy at every pixel, in training only. `classes` defaults to the number of channels."""
         if self.numerics.training:
