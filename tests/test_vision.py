@@ -139,6 +139,23 @@ def test_tensorflow_composes_the_dropout_of_dense_layers() -> None:
     assert launches("tensorflow") > 3.0
 
 
+WIDE = {"model": "vnet", "framework": "tensorflow", "precision": "fp16"}
+
+
+@pytest.mark.parametrize(
+    ("how", "is_wide"),
+    [({}, True), ({"framework": "ddp"}, False), ({"execution": "xla"}, False), ({"model": "unet-2d"}, False)],
+)
+def test_tensorflow_runs_what_follows_a_composed_norm_in_fp32(how: dict[str, str], *, is_wide: bool) -> None:
+    """auto_mixed_precision.cc propagates the mean's FP32 up to the next convolution; fused norms have no mean."""
+    stated = WIDE | how
+    built = ops(**stated | {"model": zoo.preset(stated["model"])})
+    names = [op.name for op in built]
+    assert ("cast" in names) == is_wide
+    assert {op.table.element_bytes[0] for op in built if op.name == "relu"} <= {4 if is_wide else 2}
+    assert {op.table.element_bytes[0] for op in built if KIND_NAMES[op.table.kind[0]] == "conv"} == {2}
+
+
 def test_depthwise_convolutions_run_without_copies() -> None:
     names = emitted("contiguous", c_in=64.0, c_out=64.0, groups=64.0)
     assert not any("layout" in op.name for op in names)
