@@ -12,6 +12,7 @@ from tilecast.graph import Op
 from tilecast.hardware import find_gpu
 from tilecast.spec import Plan, Plans, Workload
 from tilecast.step import blocks
+from tilecast.step.weights import gradient_wait_seconds
 
 A100 = find_gpu("a100-40")
 DETECTORS = ["detr-r50", "retinanet-r50", "faster-rcnn-r50-fpn", "mask-rcnn-r50-c4"]
@@ -72,3 +73,13 @@ def test_a_captured_step_hardly_waits_for_matching() -> None:
         for execution in ("eager", "cudaGraphs")
     )
     assert captured < eager / 20
+
+
+@pytest.mark.parametrize(("model", "waits"), [("stable-diffusion-v2", False), ("flux.1", False), ("resnet-50", True)])
+def test_replicas_with_latents_do_not_wait_for_each_others_samples(model: str, *, waits: bool) -> None:
+    """Latents have one size and are encoded in advance, so that no host decodes longer than another."""
+    workload = Workload(zoo.preset(model), 1, 16, precision="bf16", framework="ddp")
+    plans = Plans.from_plans(Plan(data=8, micro_batch=2))
+    graph = zoo.shard(workload, plans).graph
+    waited_s = gradient_wait_seconds(workload, graph, plans, constants.shipped_constants())
+    assert (waited_s[0] > 0) == waits

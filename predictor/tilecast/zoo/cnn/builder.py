@@ -427,3 +427,5 @@ class Architecture(Generic[DimensionsT]):
     build: Callable[[NetworkBuilder, DimensionsT], None]
     reads_images: bool = True
     """Whether samples are decoded from pictures. Others are sound, words, series, or latents made in advance."""
+    latents: bool = False
+    """Whether samples are latents of one size, made in advance."""
