@@ -137,7 +137,9 @@ def add_block(
         net.conv_norm_act(inner, 1, stride if early else 1)
         if is_later_stage and dims.deformable:
             add_deformable_sampling(net, 1 if early else stride)
-        net.conv_norm_act(inner, 3, 1 if early else stride, groups=groups, dilated=dilated)
+        is_sampled = is_later_stage and dims.deformable
+        # Sampled pixels are multiplied as a matrix, which has no Winograd kernel either.
+        net.conv_norm_act(inner, 3, 1 if early else stride, groups=groups, dilated=dilated or is_sampled)
         net.conv_norm_act(4 * width, 1, activation="none")
     else:
         net.conv_norm_act(width, 3, stride, dilated=dilated)
