@@ -182,7 +182,7 @@ def _add_context(net: NetworkBuilder, reduction: int) -> None:
     net.conv(1, 1, bias=True)
     net.pointwise("softmax", absorbed=False)
     net.shape = shape
-    net.pointwise("context", writes=0.0, absorbed=False, backward=(1.0, 1.0))
+    net.batched_matmul(float(shape[0]), 1.0, float(shape[1][1] * shape[1][2]))
     for inputs, outputs in ((shape[0], inner), (inner, shape[0])):
         net.ops += layers.linear("context", net.numerics, net.batch, inputs, outputs)
         net.parameters += inputs * outputs + outputs
