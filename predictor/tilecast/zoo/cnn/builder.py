@@ -18,7 +18,7 @@ from tilecast.graph import OperatorList
 from tilecast.model import DimensionsT
 from tilecast.spec import Floats, PassName
 from tilecast.zoo import layers
-from tilecast.zoo.numerics import Numerics
+from tilecast.zoo.numerics import PHASES, Numerics
 from tilecast.zoo.parts import Linear
 
 Size: TypeAlias = tuple[int, int, int]
@@ -348,7 +348,7 @@ class NetworkBuilder:
         """
         if not self.numerics.training:
             return
-        for phase, launches in (("forward", forward), ("backward", backward)):
+        for phase, launches in zip(PHASES, (forward, backward), strict=True):
             if np.any(launches):
                 label = name if phase == "forward" else f"{name}.gradient"
                 self.ops += layers.elementwise(
