@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from tilecast.model import Model
 from tilecast.spec import Plan, Plans, Workload
 from tilecast.step.blocks import corrections
 from tilecast.zoo.cnn.builder import NetworkBuilder
+from tilecast.zoo.cnn.resnet import ResNet, add_block
 from tilecast.zoo.numerics import Numerics
 
 BATCH = np.array([2.0])
@@ -51,6 +53,29 @@ def test_flat_kernels_over_a_volume_have_no_winograd() -> None:
     image = conv_seconds(lambda net: net.conv(256, 3))
     volume = conv_seconds(lambda net: net.conv(256, (1, 3, 3)), depth=4)
     assert volume > 4.5 * image
+
+
+def test_a_window_over_volumes_runs_at_the_rate_of_volumes_whatever_its_depth() -> None:
+    """I3D and R(2+1)D of MMAction2 on V100: windows of one image have cuDNN's kernels for volumes too."""
+    image = conv_seconds(lambda net: net.conv(256, 3, dilated=True))
+    flat = conv_seconds(lambda net: net.conv(256, (1, 3, 3)), depth=4)
+    assert flat > 5.0 * image
+    # A window of one pixel is a matrix product, with or without depth.
+    point = conv_seconds(lambda net: net.conv(256, 1))
+    assert conv_seconds(lambda net: net.conv(256, (1, 1, 1)), depth=4) < 4.5 * point
+
+
+def test_shifting_channels_in_time_moves_several_whole_tensors() -> None:
+    still, shifted = (shift_bytes(shifts=shifts) for shifts in (False, True))
+    # MMAction2, backbones/resnet_tsm.py: three slices and their sum, whose gradients are whole tensors.
+    assert still == 0.0 < 10 * 64 * 64 * 64 * 4 * 2 < shifted
+
+
+def shift_bytes(*, shifts: bool) -> float:
+    net = network(64)
+    dims = replace(zoo.preset("resnet-50").own(ResNet), shifts=shifts)
+    add_block(net, dims, 64)
+    return float(sum(op.table.bytes()[0] for op in net.ops if op.name.startswith("shift")))
 
 
 def working_bytes(channels: int, dilated: bool) -> float:

@@ -21,6 +21,7 @@ from tilecast.zoo.numerics import Numerics
 from tilecast.zoo.traced import document
 from tilecast_lab.validate import runs
 from tilecast_lab.validate.graphs import GraphName, Graphs, graph_of
+from tilecast_lab.validate.table import read_published_row
 
 RESNET = Path(__file__).parent / "graphs" / "resnet.json"
 ONE = np.ones(1, dtype=np.int64)
@@ -115,6 +116,44 @@ def convolution(**dims: float) -> dict[str, Any]:
 def emitted(memory_format: Any, **dims: float) -> list[Op]:
     workload = Workload(zoo.preset("resnet-50"), 1, 8, precision="fp16", memory_format=memory_format)
     return layers.convolution("conv", Numerics.from_workload(workload), convolution(**dims))
+
+
+@pytest.mark.parametrize(
+    ("framework", "memory_format"),
+    [("MXNet 20.12 NGC (DALI)", "channelsLast"), ("MXNet 1.6 gluon-cv (Horovod)", "contiguous")],
+)
+def test_networks_of_gluoncv_read_channels_first(framework: str, memory_format: str) -> None:
+    row = {
+        "framework": framework, "model_name": "ResNet-50", "gpu": "V100-SXM2-16GB", "precision": "amp_fp16",
+        "n_gpus": "1", "gpus_per_node": "8", "micro_batch_per_gpu": "64", "global_batch": "64", "family": "cnn",
+    }  # fmt: skip
+    assert read_published_row(row).workload.memory_format == memory_format
+
+
+def test_tensorflow_composes_the_dropout_of_dense_layers() -> None:
+    def launches(framework: str) -> float:
+        built = ops(model=zoo.preset("wide-deep-outbrain"), framework=framework, precision="fp32")
+        return float(np.mean([op.count for op in built if op.name.startswith("dropout")]))
+
+    assert launches("ddp") == 1.0
+    assert launches("tensorflow") > 3.0
+
+
+WIDE = {"model": "vnet", "framework": "tensorflow", "precision": "fp16"}
+
+
+@pytest.mark.parametrize(
+    ("how", "is_wide"),
+    [({}, True), ({"framework": "ddp"}, False), ({"execution": "xla"}, False), ({"model": "unet-2d"}, False)],
+)
+def test_tensorflow_runs_what_follows_a_composed_norm_in_fp32(how: dict[str, str], *, is_wide: bool) -> None:
+    """auto_mixed_precision.cc propagates the mean's FP32 up to the next convolution; fused norms have no mean."""
+    stated = WIDE | how
+    built = ops(**stated | {"model": zoo.preset(stated["model"])})
+    names = [op.name for op in built]
+    assert ("cast" in names) == is_wide
+    assert {op.table.element_bytes[0] for op in built if op.name == "relu"} <= {4 if is_wide else 2}
+    assert {op.table.element_bytes[0] for op in built if KIND_NAMES[op.table.kind[0]] == "conv"} == {2}
 
 
 def test_depthwise_convolutions_run_without_copies() -> None:

@@ -166,6 +166,8 @@ class Framework:
     """Factor on the time of convolutions of one group in FP32, over that of the kernels that cuDNN picks today."""
     grouped_convolution: float
     """The same for convolutions of several groups."""
+    image_loss_launches: tuple[float, ...]
+    """Kernels, forward and backward, with which the loss of a one-stage detector runs for each image."""
     grouped_products: Literal["one", "each"]
     """Whether the products of all experts of a rank are one kernel, or one kernel for each expert."""
     overlaps_sends: bool
@@ -291,6 +293,7 @@ _TUPLES = (
     "router_group_launches",
     "latent_rotary_launches",
     "permutation_launches",
+    "image_loss_launches",
 )
 """Cells that are lists."""
 

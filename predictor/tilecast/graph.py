@@ -307,6 +307,9 @@ class Op:
     """Fusion pass that removes the operator. None if no pass removes it."""
     only: PassName | None = None
     """Fusion pass that adds the operator. None if the operator is part of eager execution."""
+    host_paced: bool = False
+    """Whether the host reads results of the GPU between the kernels, as where boxes are matched. The GPU then waits for
+    every launch: the operator takes no less than its launches do, and no other kernel hides them."""
 
 
 # The largest published model, the U-Net of Stable Diffusion XL, has 4,851.

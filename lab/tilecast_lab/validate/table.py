@@ -234,7 +234,8 @@ _USUALLY_LAST = ("mlperf", "tensorflow", "mxnet", "oneflow", "apex amp, dali")
 """Words in the names of frameworks in which images of 16 bits are stored channels last.
 
 TensorFlow's layout optimizer converts them. The scripts of MXNet, OneFlow (OneFlow-Benchmark: channel_last), MLPerf and
-NVIDIA's classifiers in PyTorch (ConvNets/configs.yml) request it. PyTorch keeps the format of its input, commonly NCHW.
+NVIDIA's classifiers in PyTorch (ConvNets/configs.yml) request it, but GluonCV's networks read channels first. PyTorch
+keeps the format of its input, commonly NCHW.
 """
 
 
@@ -244,7 +245,7 @@ def _memory_format(row: Row) -> MemoryFormat:
         return "channelsLast"
     if _CONTIGUOUS.search(notes):
         return "contiguous"
-    is_narrow = "16" in row.get("precision", "")
+    is_narrow = "16" in row.get("precision", "") and "gluon-cv" not in framework
     return "channelsLast" if is_narrow and any(word in framework for word in _USUALLY_LAST) else "contiguous"
 
 

@@ -105,7 +105,8 @@ def predict_kernel_times(
         name = name_cases(kind, precision, dims, gpu)
         priced, family = plain, features.find_network_family(kind.name, precision, gpu)
         if family == "conv_simt":
-            share[rows] = np.where(dims["k_d"] > 1, constants.shipped_constants().kernels.volume_share, 1.0)
+            deep = features.convolves_volumes(dims)
+            share[rows] = np.where(deep, constants.shipped_constants().kernels.volume_share, 1.0)
         if kind.name == "conv" and family == "gemm_tensor":
             measured = learned.was_trained_on(family, name[0], gpu) & (dims["groups"] == 1)
             if measured.any():

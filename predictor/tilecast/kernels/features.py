@@ -119,6 +119,15 @@ def uses_winograd(dims: Dims, precision: str) -> npt.NDArray[np.bool_]:
     return np.asarray(square & has_stride_one)
 
 
+def convolves_volumes(dims: Dims) -> npt.NDArray[np.bool_]:
+    """Return whether each convolution runs a window of several pixels over volumes, (N,) bool.
+
+    cuDNN has kernels of its own for tensors of five dimensions, whatever the depth of the window.
+    """
+    window = dims["k_d"] * dims["k_h"] * dims["k_w"]
+    return np.asarray((dims["k_d"] > 1) | ((dims["in_d"] > 1) & (window > 1)))
+
+
 def build_attention_product(dims: Dims) -> MatrixProduct:
     """Return fused attention as one matrix product per sample and head, as FlashAttention-2 splits it into blocks.
 

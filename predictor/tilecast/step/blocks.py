@@ -139,7 +139,9 @@ def _kernel_seconds(
             seconds = operator_seconds(workload, op, times, index, fitted)
             launch_s = forward_launch_s if op.phase == "forward" else backward_launch_s
             launches = op.count * op.launches * (casts if op.name.endswith(QUANTIZE) else 1.0)
-            kernels_pass = _Pass(seconds, np.atleast_1d(launches * launch_s))
+            # Host-paced kernels have their launches in their seconds, and no other kernel covers these.
+            launches_s = np.zeros(1) if op.host_paced else np.atleast_1d(launches * launch_s)
+            kernels_pass = _Pass(seconds, launches_s)
             passes[op.phase] = passes[op.phase] + kernels_pass
             if op.phase == "forward" and is_repeated_in_full(workload, op.name):
                 passes["repeated"] = passes["repeated"] + kernels_pass
@@ -200,7 +202,7 @@ def operator_seconds(
 ) -> Floats:
     """Return the GPU seconds of an operator in one repetition of its block, (S,), with the factors of the framework.
 
-    They are at least those at the peak of compute or memory.
+    They are at least those at the peak of compute or memory, and those of the launches of a host-paced operator.
 
     Args:
         workload: the job.
@@ -228,6 +230,10 @@ def corrections(
     """
     fitted = fitted or constants.shipped_constants()
     factors: dict[str, Floats] = {}
+    if op.host_paced:
+        host = launch_host(workload)
+        launch_s = fitted.launch_s[host][op.phase == "backward"]
+        return {f"launch_us.{host}": np.maximum(op.launches * launch_s / times.seconds[rows], 1.0)}
     if times.irregular[rows].any():
         factors["alignment.irregular"] = np.where(times.irregular[rows], fitted.irregular, 1.0)
     if op.table.kind[0] == _MATRIX and (slowed := _unaligned_factor(workload, op, times, rows, fitted)) is not None:

@@ -170,7 +170,7 @@ def gradient_wait_seconds(workload: Workload, graph: Graph, plans: Plans, fitted
     and have no wait here.
     """
     waits = workload.training and not (
-        frameworks.has_fused_kernels(workload) or zoo.has_equal_sequences(workload.model)
+        frameworks.has_fused_kernels(workload) or zoo.has_equal_samples(workload.model)
     )
     if not waits or workload.lora_rank or workload.server_updates == "asynchronous":
         return np.zeros(len(plans))

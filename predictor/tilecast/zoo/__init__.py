@@ -389,6 +389,14 @@ def has_equal_sequences(model: Model) -> bool:
     return model.trace is None and FAMILIES[model.family].packs
 
 
+def has_equal_samples(model: Model) -> bool:
+    """Return whether all ranks get samples of one size that no host decodes: packed sequences, or latents.
+
+    The result is False for a traced model, where this is unknown.
+    """
+    return has_equal_sequences(model) or (model.trace is None and FAMILIES[model.family].latents)
+
+
 def auto_model_suffix(model: Model) -> str | None:
     """Return the suffix of the Transformers `AutoModel…` class whose models compute their loss.
 

@@ -52,6 +52,8 @@ class Family:
     """Whether a sample is decoded from images."""
     packs: bool = False
     """Whether samples are cut from one stream of tokens, so that all ranks get sequences of one length."""
+    latents: bool = False
+    """Whether a sample is a latent of one size, which was encoded before training."""
     recomputes: tuple[Checkpointing, ...] = CHECKPOINTING
     """Recomputation modes that save memory."""
     auto: str | None = ""
@@ -72,7 +74,7 @@ _AUTO_SUFFIXES = {
 _DECODER = Family(transformer.build, adapts=True, splits_sequence=True, packs=True, auto="ForCausalLM")
 _DIFFUSION = Family(
     diffusion.build, diffusion.DiffusionTransformer, (), adapts=True, recomputes=("none", "full"), auto=None,
-    blocks=("transformer_blocks",),
+    blocks=("transformer_blocks",), latents=True,
 )  # fmt: skip
 """The names in `blocks` are those of diffusers: models/transformers/dit_transformer_2d.py, pixart_transformer_2d.py,
 cogvideox_transformer_3d.py, transformer_flux.py, transformer_sd3.py, transformer_wan.py."""
@@ -109,7 +111,13 @@ FAMILIES: Mapping[str, Family] = {
         for name, kind in recommender.ARCHITECTURES.items()
     },
     **{
-        name: replace(_CNN, dimensions=kind.dimensions, reads_images=kind.reads_images, auto=_AUTO_SUFFIXES.get(name))
+        name: replace(
+            _CNN,
+            dimensions=kind.dimensions,
+            reads_images=kind.reads_images,
+            latents=kind.latents,
+            auto=_AUTO_SUFFIXES.get(name),
+        )
         for name, kind in cnn.ARCHITECTURES.items()
     },
 }

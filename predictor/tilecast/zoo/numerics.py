@@ -64,6 +64,8 @@ class Numerics:
     training: bool
     accumulates: bool
     """Whether the GEMM of a weight's gradient adds it to an FP32 buffer, as Megatron's does."""
+    image_loss_launches: tuple[float, ...]
+    """Kernels, forward and backward, with which the loss of a one-stage detector runs for each image."""
     frozen: bool
     """Whether base weights have no gradient (LoRA), so that their weight-gradient GEMMs disappear."""
 
@@ -123,6 +125,7 @@ class Numerics:
             fuses_norms=framework.fuses_norms,
             training=workload.training,
             accumulates=vector != "fp32" and fuses_accumulation and framework.has_fp32_gradients(workload),
+            image_loss_launches=framework.image_loss_launches,
             frozen=workload.lora_rank > 0,
         )
 

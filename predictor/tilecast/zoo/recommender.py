@@ -36,6 +36,8 @@ from tilecast.zoo.parts import build_one_block_graph, uniform_block
 _KEY_BYTES = 8.0
 _SORT_PASSES = 4.0
 """Passes of a radix sort over the 32 bits of row numbers, one byte per pass."""
+_ATTENTION_UNIT = (80, 40)
+"""Outputs of the dense layers that score a state (arXiv 1809.03672, section 4.3, as its code has them)."""
 _GATE_KERNELS = 10.0
 """Kernels for the gates of a GRU without cuDNN: three sums, two sigmoids, a tanh, three products and a difference."""
 _MOMENTS: Mapping[str, float] = {"momentum": 1.0, "adam": 2.0, "adamw": 2.0, "lamb": 2.0}
@@ -247,6 +249,38 @@ def build_autoencoder(net: NetworkBuilder, dims: Autoencoder) -> None:
     net.keep_elements(net.elements)
 
 
+def _attend_to_items(net: NetworkBuilder, elements: Floats) -> None:
+    """Add the attention of a target to items of a history of `elements` numbers: scores, and the sum that they weigh.
+
+    Both are a product and a sum along an axis, element by element (DeepLearningExamples, TensorFlow2 SIM,
+    layers/item_item_interaction.py and item_sequence_interaction.py).
+    """
+    for name in ("scores", "weighted"):
+        net.keep_elements(elements)
+        net.pointwise(name, elements, writes=0.5, kernels=2, backward=(2.0, 1.5))
+
+
+def _add_attention_unit(net: NetworkBuilder, dims: SearchInterest) -> None:
+    """Add the network that scores the states of the first GRU: the target, the state, their difference and product.
+
+    The target is repeated for every state (DeepLearningExamples, TensorFlow2 SIM, DIENAttentionUnit).
+    """
+    batch, state = net.batch, dims.state
+    net.channels = int(2 * dims.width)
+    net.dense(state)
+    net.activate("prelu")
+    net.batch = batch * dims.short
+    joined = net.batch * state
+    net.keep_elements(4.0 * joined)
+    net.pointwise("compare", joined, reads=2.0, writes=1.75, kernels=4, backward=(3.5, 2.25))
+    net.channels = 4 * state
+    for width in _ATTENTION_UNIT:
+        net.dense(width)
+        net.activate("sigmoid")
+    net.dense(1)
+    net.batch = batch
+
+
 def build_search_interest(net: NetworkBuilder, dims: SearchInterest) -> None:
     """Add the layers of SIM, which searches the long history of a user.
 
@@ -261,13 +295,17 @@ def build_search_interest(net: NetworkBuilder, dims: SearchInterest) -> None:
         net.concatenate(int(count * item))
         net.keep_elements(net.elements)
         net.pointwise("mask", absorbed=False, backward=(1.0, 1.0))
-    for count in (dims.long, dims.chosen, dims.short):
-        net.batched_matmul(1.0, count, item)
-        net.batched_matmul(1.0, item, count)
+    for count in (dims.long, dims.chosen):
+        _attend_to_items(net, batch * count * item)
+    # The best items are gathered, averaged, and their gradient is scattered into zeros.
+    best = batch * dims.chosen * item
+    net.pointwise("gather", best, backward=(1.0, dims.long / dims.chosen))
+    net.pointwise("average", best, writes=0.5, kernels=2, backward=(0.5, 1.0))
     net.ops += layers.elementwise("best", net.numerics, batch * dims.long, 4.0, 4.0, launches=4.0)
     state = dims.state
-    for inputs in (item, state):
-        sequence.add_recurrent(net, "evolution", dims.short, inputs, state, cell="gru")
+    sequence.add_recurrent(net, "evolution", dims.short, item, state, cell="gru")
+    _add_attention_unit(net, dims)
+    sequence.add_recurrent(net, "evolution", dims.short, state, state, cell="gru")
     # Attention scales the update gate of the second GRU, which cuDNN does not support: its gates are separate kernels.
     gates = _GATE_KERNELS * dims.short
     for phase in net.numerics.phases:

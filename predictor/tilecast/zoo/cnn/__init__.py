@@ -67,7 +67,9 @@ ARCHITECTURES: Mapping[str, Architecture[Any]] = {
     "mask-rcnn": Architecture(two_stage.RegionCnn, two_stage.build_mask_rcnn),
     "efficientdet": Architecture(efficientdet.EfficientDet, efficientdet.build_efficientdet),
     "detr": Architecture(detr.Detr, detr.build_detr),
-    "diffusion-unet": Architecture(diffusion.DiffusionUnet, diffusion.build_diffusion_unet, reads_images=False),
+    "diffusion-unet": Architecture(
+        diffusion.DiffusionUnet, diffusion.build_diffusion_unet, reads_images=False, latents=True
+    ),
     "yolo-v3": Architecture(detection.YoloV3, detection.build_yolo_v3),
     "jasper": Architecture(speech.Jasper, speech.build_jasper, reads_images=False),
     "quartznet": Architecture(speech.Jasper, speech.build_quartznet, reads_images=False),

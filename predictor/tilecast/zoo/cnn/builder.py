@@ -18,7 +18,7 @@ from tilecast.graph import OperatorList
 from tilecast.model import DimensionsT
 from tilecast.spec import Floats, PassName
 from tilecast.zoo import layers
-from tilecast.zoo.numerics import Numerics
+from tilecast.zoo.numerics import PHASES, Numerics
 from tilecast.zoo.parts import Linear
 
 Size: TypeAlias = tuple[int, int, int]
@@ -70,6 +70,8 @@ class NetworkBuilder:
     """Whether a gradient flows into the current tensor. None flows into the image or the output of frozen layers."""
     follows_norm: bool = False
     """Whether a norm made the current tensor. The norm can be fused with the operators that follow."""
+    is_wide: bool = False
+    """Whether the current tensor is in FP32 in a job of 16 bits."""
     adapted: bool = False
     """Whether the job's adapters train it, so that its own weights may be frozen."""
     linears: list[Linear] = field(default_factory=list)
@@ -151,12 +153,18 @@ class NetworkBuilder:
         depth, height, width = sides if len(sides) == 3 else (sides[0], *sides)
         return (1 if self.flat else depth), height, width
 
+    @property
+    def _vector_numerics(self) -> Numerics:
+        """The numerics of element-wise operators over the current tensor."""
+        return self.numerics.in_fp32 if self.is_wide else self.numerics
+
     def pointwise(self, name: str, elements: Floats | None = None, **options: Any) -> None:
         """Add an element-wise operator over `elements`, (S,), by default over the current tensor.
 
         The `options` are arguments of `layers.pointwise`.
         """
-        self.ops += layers.pointwise(name, self.numerics, self.elements if elements is None else elements, **options)
+        elements = self.elements if elements is None else elements
+        self.ops += layers.pointwise(name, self._vector_numerics, elements, **options)
 
     def training_pointwise(self, name: str, elements: Floats | None = None, **options: Any) -> None:
         """Add an element-wise operator that runs in training only, such as dropout or a loss."""
@@ -195,6 +203,15 @@ class NetworkBuilder:
         wide = self.flat and self.channels >= _TRANSFORMED_CHANNELS and self.numerics.matrix == "fp32"
         copies = _TRANSFORMED if wide and window == (1, 3, 3) and size == self.size and groups == 1 else 1.0
         self.raise_peak((1.0 + copies) * self.batch * pixels)
+        if self.is_wide:
+            # From FP32 to 16 bits, and back.
+            self.is_wide = False
+            self.pointwise(
+                "cast",
+                self.batch * dims["c_in"] * prod(dims[f"in_{axis}"] for axis in "dhw"),
+                reads=2.0,
+                backward=(1.0, 2.0),
+            )
         self.ops += layers.convolution(name, self.numerics, dims, input_gradient=self.has_gradient)
         self.parameters += out * self.channels / groups * window[0] * window[1] * window[2]
         self.channels, self.size, self.has_gradient = out, size, True
@@ -223,6 +240,11 @@ class NetworkBuilder:
             self.ops += layers.drop_when_fused("elementwise", offset)
             return
         self.keep_elements(self.elements)
+        if not self.flat and self.numerics.promotes and "channelnorm" in self.numerics.composed:
+            # A mean is in FP32, and so is what follows it up to the next convolution (TensorFlow,
+            # core/grappler/optimizers/auto_mixed_precision.cc: the deny set is propagated forward).
+            self.pointwise("cast", writes=2.0, backward=(2.0, 1.0))
+            self.is_wide = True
         self.ops += layers.channel_norm("norm", self.numerics, self.elements, flat=self.flat)
         if self.split_norms:
             self.keep_elements(self.elements)
@@ -245,16 +267,16 @@ class NetworkBuilder:
         if activation in _SMOOTH:
             self.keep_elements(self.elements)
         fusing: PassName = "batchnorm" if self.follows_norm else "elementwise"
-        self.ops += layers.drop_when_fused(fusing, layers.pointwise(activation, self.numerics, self.elements))
+        self.ops += layers.drop_when_fused(fusing, layers.pointwise(activation, self._vector_numerics, self.elements))
 
     def add_branch(self) -> None:
         """Add the sum of the current tensor and a branch of equal shape. Backward, sum the gradients of the two.
 
         If a norm is fused with the sum, the fused kernel also reads the branch and writes its gradient.
         """
-        ops = layers.pointwise("add", self.numerics, self.elements, reads=2.0, backward=(2.0, 1.0))
+        ops = layers.pointwise("add", self._vector_numerics, self.elements, reads=2.0, backward=(2.0, 1.0))
         if self.follows_norm:
-            along = layers.pointwise("add", self.numerics, self.elements, writes=0.0, backward=(2.0, 1.0))
+            along = layers.pointwise("add", self._vector_numerics, self.elements, writes=0.0, backward=(2.0, 1.0))
             ops = layers.replace_when_fused("batchnorm", ops, [replace(op, launches=0.0) for op in along])
         self.ops += ops
 
@@ -317,7 +339,21 @@ class NetworkBuilder:
     def dropout(self) -> None:
         """Add dropout that keeps a mask of one byte per element. It runs in training only."""
         self.keep_elements(self.elements / self.numerics.element)
-        self.training_pointwise("dropout", mask_bytes=1.0, backward=(1.0, 1.0))
+        self.training_pointwise("dropout", mask_bytes=1.0, backward=(1.0, 1.0), kind="dropout")
+
+    def run_on_host(self, name: str, forward: Floats, backward: Floats | float = 0.0) -> None:
+        """Add kernels on few numbers in training, between which the host reads results, such as matches of boxes.
+
+        `forward` and `backward` are the kernels of each pass, (S,).
+        """
+        if not self.numerics.training:
+            return
+        for phase, launches in zip(PHASES, (forward, backward), strict=True):
+            if np.any(launches):
+                label = name if phase == "forward" else f"{name}.gradient"
+                self.ops += layers.elementwise(
+                    label, self.numerics, self.batch, 1.0, 1.0, phase=phase, launches=launches, host_paced=True
+                )
 
     def cross_entropy(self, classes: int | None = None) -> None:
         """Add softmax cross-entropy at every pixel, in training only. `classes` defaults to the number of channels."""
@@ -391,3 +427,5 @@ class Architecture(Generic[DimensionsT]):
     build: Callable[[NetworkBuilder, DimensionsT], None]
     reads_images: bool = True
     """Whether samples are decoded from pictures. Others are sound, words, series, or latents made in advance."""
+    latents: bool = False
+    """Whether samples are latents of one size, made in advance."""

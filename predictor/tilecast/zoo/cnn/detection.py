@@ -1,7 +1,8 @@
 """One-stage detectors: SSD300, RetinaNet and YOLOv3.
 
-Anchors, matching and non-maximum suppression are not matrix work and are left out. The kernels that they launch are
-the reason why measured steps of detectors are longer than these operators.
+Anchors, matching and losses run many kernels on few numbers, image by image, and the host reads results between them
+(`NetworkBuilder.run_on_host`). Their counts are those of the code: torchvision, models/detection, and detectron2,
+modeling/matcher.py and sampling.py.
 
 Sources: Liu et al., arXiv 1512.02325 (with a ResNet whose fourth stage keeps its stride 1, as MLPerf runs it); Lin et
 al., arXiv 1612.03144 and 1708.02002; Redmon and Farhadi, arXiv 1804.02767.
@@ -20,6 +21,8 @@ from tilecast.zoo.cnn.builder import NetworkBuilder, Shape
 from tilecast.zoo.cnn.images import Images
 from tilecast.zoo.cnn.resnet import Residual
 
+MATCHING = 45.0
+"""Kernels that match the anchors or regions of one image to its boxes: overlaps, maxima, thresholds, sampling."""
 PYRAMID = 256
 """Channels of every level of a feature pyramid and of the heads on it."""
 
@@ -168,6 +171,8 @@ def build_retinanet(net: NetworkBuilder, dims: RetinaNet) -> None:
 
     add_shared_head(net, pyramid, lambda: add_tower(anchors * classes, has_loss=True))
     add_shared_head(net, pyramid, lambda: add_tower(anchors * 4, has_loss=False))
+    forward, backward = (0.0, 0.0) if dims.fused_loss else net.numerics.image_loss_launches
+    net.run_on_host("match", net.batch * (MATCHING + forward), net.batch * backward)
 
 
 def add_focal_loss(net: NetworkBuilder, *, fused: bool = False) -> None:

@@ -1,7 +1,7 @@
 """DETR: a transformer over the features of a ResNet, with learned queries as the decoder's tokens.
 
-Source: Carion et al., arXiv 2005.12872, section 3.2 and appendix A.4. Matching of predictions to boxes runs on the host
-and is left out.
+Source: Carion et al., arXiv 2005.12872, section 3.2 and appendix A.4. Predictions are matched to boxes on the host,
+after every decoder layer (facebookresearch/detr, models/matcher.py).
 """
 
 from __future__ import annotations
@@ -61,6 +61,9 @@ def build_detr(net: NetworkBuilder, dims: Detr) -> None:
         attention.add_dense(net, asked, _WIDTH, outputs)
     net.shape = 1, (1, 1, int(asked))
     net.cross_entropy(1)
+    for _ in range(dims.decoders):
+        # Costs and losses of a layer; copies and assignments of each image on the host (models/matcher.py, detr.py).
+        net.run_on_host("match", 115.0 + 8.0 * net.batch, 40.0 + net.batch)
 
 
 def _keep_tokens_without_positions(net: NetworkBuilder, tokens: float) -> None:

@@ -127,7 +127,9 @@ def add_block(
     entry = net.shape
     if dims.shifts:
         net.keep_elements(net.elements)
-        net.pointwise("shift", absorbed=False, backward=(1.0, 1.0))
+        # Forward, the moved eighths and their zeros are made, and all parts joined. Backward, each of three parts fills
+        # a whole tensor with zeros and copies its gradient into it, and the three are added.
+        net.pointwise("shift", reads=1.5, writes=1.5, absorbed=False, backward=(5.0, 6.0))
     if dims.bottleneck:
         groups = dims.groups
         inner = width * dims.group_width * groups // 64
@@ -135,7 +137,9 @@ def add_block(
         net.conv_norm_act(inner, 1, stride if early else 1)
         if is_later_stage and dims.deformable:
             add_deformable_sampling(net, 1 if early else stride)
-        net.conv_norm_act(inner, 3, 1 if early else stride, groups=groups, dilated=dilated)
+        is_sampled = is_later_stage and dims.deformable
+        # Sampled pixels are multiplied as a matrix, which has no Winograd kernel either.
+        net.conv_norm_act(inner, 3, 1 if early else stride, groups=groups, dilated=dilated or is_sampled)
         net.conv_norm_act(4 * width, 1, activation="none")
     else:
         net.conv_norm_act(width, 3, stride, dilated=dilated)
@@ -178,7 +182,7 @@ def _add_context(net: NetworkBuilder, reduction: int) -> None:
     net.conv(1, 1, bias=True)
     net.pointwise("softmax", absorbed=False)
     net.shape = shape
-    net.pointwise("context", writes=0.0, absorbed=False, backward=(1.0, 1.0))
+    net.batched_matmul(float(shape[0]), 1.0, float(shape[1][1] * shape[1][2]))
     for inputs, outputs in ((shape[0], inner), (inner, shape[0])):
         net.ops += layers.linear("context", net.numerics, net.batch, inputs, outputs)
         net.parameters += inputs * outputs + outputs

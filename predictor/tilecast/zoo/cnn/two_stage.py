@@ -1,6 +1,6 @@
 """Two-stage detectors: Faster R-CNN, Mask R-CNN and their variants, over a feature pyramid or over one level.
 
-Matching of anchors and non-maximum suppression are not matrix work and are left out, as in one-stage detectors.
+Matching of anchors and regions, sampling and non-maximum suppression run image by image, as in one-stage detectors.
 
 Sources: Ren et al., arXiv 1506.01497; Lin et al., arXiv 1612.03144; He et al., arXiv 1703.06870 (figure 4: a head of
 the fourth stage, "C4", or of two dense layers); detectron2's configurations of the same names, including "DC5".
@@ -16,6 +16,7 @@ from tilecast import constants
 from tilecast.zoo.cnn import resnet
 from tilecast.zoo.cnn.builder import NetworkBuilder, Shape
 from tilecast.zoo.cnn.detection import (
+    MATCHING,
     PYRAMID,
     Detector,
     add_backbone,
@@ -33,6 +34,12 @@ _SHAPES = 3
 _REGION = 14
 """Side of a region of the usual size, in pixels of the features."""
 _NEIGHBOURS = 4
+_PROPOSING = 40.0
+"""Kernels that clip, select and suppress the proposals of one image (detectron2, proposal_utils.py)."""
+_JOINED = 50.0
+"""Kernels of a head over all images of a batch: decoding, ranking or assigning of levels, and losses."""
+_CROPPING = 16.0
+"""Kernels that select the regions with objects of one image and crop their masks."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
@@ -87,6 +94,7 @@ def build_mask_rcnn(net: NetworkBuilder, dims: RegionCnn) -> None:
     if not dims.given_proposals:
         _add_region_proposals(net, dims, levels)
     _add_box_head(net, dims, levels)
+    net.run_on_host("crop", dims.mask_heads * _CROPPING * net.batch)
     with _over_object_regions(net, dims):
         for _ in range(dims.mask_heads):
             _add_mask_head(net, dims, levels)
@@ -143,6 +151,8 @@ def _add_box_head(net: NetworkBuilder, dims: RegionCnn, levels: list[Shape]) -> 
     layers.
     """
     images = net.batch
+    for _ in range(dims.cascade or 1):
+        net.run_on_host("match", _JOINED + MATCHING * images)
     net.batch = images * dims.proposals
     for _ in range(dims.cascade or 1):
         if dims.region_stage:
@@ -225,6 +235,7 @@ def _add_region_proposals(net: NetworkBuilder, dims: TwoStage, levels: list[Shap
         net.conv(anchors * 4, 1, bias=True)
 
     add_shared_head(net, levels, add_anchors)
+    net.run_on_host("propose", _JOINED + (MATCHING + _PROPOSING) * net.batch)
 
 
 def _add_roi_align(net: NetworkBuilder, channels: int, side: int) -> None:
