@@ -83,7 +83,9 @@ def read_published_row(row: Row, graphs: Graphs | None = None) -> RunCase:
         optimizer=read_optimizer(row, model),
         weights=_held_weights(row),
         gradient_precision="fp32" if "gradients all-reduced in fp32" in notes else None,
-        fused_optimizer="foreach" not in row.get("optimizer", "") and "foak" not in notes,
+        fused_optimizer=not any(word in row.get("optimizer", "") for word in ("foreach", "loop"))
+        and "foak" not in notes
+        and "peft" not in row.get("framework", "").lower(),
         attention=_attention(row),
         execution=execution(row),
         memory_format=_memory_format(row),
@@ -130,8 +132,13 @@ ASSUMED: Mapping[str, str] = {"A100": "a100-80", "H100": "h100-sxm", "V100": "v1
 
 
 def _precision(row: Row) -> Precision | None:
-    """Return the precision of a row; rows in FP8 may say in their notes that it is MXFP8."""
+    """Return the precision of a row; rows in FP8 may say in their notes that it is MXFP8.
+
+    BitsAndBytesConfig dequantizes weights to FP32 unless it is told otherwise, and so computes in it.
+    """
     stated, notes = _PRECISION.get(row.get("precision", "").lower()), row.get("notes", "").lower()
+    if row.get("task", "") == "qlora" and row.get("source", "").lower() in _OWN_LOOPS:
+        return "fp32"
     return "mxfp8" if stated == "fp8" and "mxfp8" in notes else stated
 
 
@@ -165,7 +172,7 @@ def _attention(row: Row) -> Attention:
         return library
     if framework(row) == "megatron" and not _fused_kernels(row):
         return "flash2"  # Megatron-LM before it ran Transformer Engine: --use-flash-attn
-    is_usual = "16" in row.get("precision", "") or _precision(row) in QUANTIZED
+    is_usual = _precision(row) in ("fp16", "bf16", *QUANTIZED)
     is_fused = is_usual and bool(FRAMEWORKS[framework(row) or UNSET].attention)
     return "flash" if stated in _FUSED_ATTENTION and not is_fused else "auto"
 
@@ -281,9 +288,17 @@ def framework(row: Row) -> Framework | None:
         return "nemo"
     if "pytorch" in words and "ngc" in words and _APEX.search(row.get("model_name", "").lower()):
         return None
+    if row.get("source", "").lower() in _OWN_LOOPS:
+        return "ddp"
     return next((name for word, name in _FRAMEWORKS if word in words), None)
 
 
+_OWN_LOOPS = ("ljm565/universal-llm-trainer",)
+"""Sources that train Transformers' models in a loop of their own.
+
+They apply torch.nn.CrossEntropyLoss to the logits as they are (src/models/llama3.py), whereas a model that gets labels
+converts its logits to FP32 first. They load weights in four bits without a type for computing.
+"""
 _APEX = re.compile(r"\b(?:bert|transformer-?xl)")
 """Models that NVIDIA's examples train in PyTorch with Apex at level O2.
 
