@@ -22,6 +22,7 @@ from tilecast.spec import (
     Execution,
     ExpertOverlap,
     Framework,
+    LoraTargets,
     MemoryFormat,
     Precision,
     SpecError,
@@ -92,6 +93,7 @@ def read_published_row(row: Row, graphs: Graphs | None = None) -> RunCase:
         fused_loss=any(word in row.get("framework", "").lower() for word in _FUSED_LOSS) or _FUSED_LOSS_NOTE in notes,
         fused_kernels=_fused_kernels(row) and not _lacks_patches(row, notes),
         lora_rank=_lora_rank(row, notes),
+        lora_targets=_lora_targets(row, notes),
         compiled_loss=not _EAGER_LOSS.search(row.get("framework", "").lower()),
         frozen_bits=4 if row.get("task", "") == "qlora" else 16,
         framework=framework(row),
@@ -411,6 +413,16 @@ def _held_weights(row: Row) -> Weights | None:
     if _LOADED in notes:
         return "sharded" if "fsdp" in words else "pure"
     return "pure" if _PURE.search(notes) or ("peft" in words and row["precision"] == "bf16") else None
+
+
+_ATTENTION_ALONE = re.compile(r"\bon q(?: k)? v(?: o)?\b|\bpeft\b")
+"""Words of runs with adapters beside projections of attention alone, which is PEFT's default for most models."""
+
+
+def _lora_targets(row: Row, notes: str) -> LoraTargets:
+    words = f"{row.get('framework', '')} {notes}".lower()
+    is_alone = _ATTENTION_ALONE.search(words) and "target-mlp" not in row.get("model_name", "").lower()
+    return "attention" if is_alone else "all"
 
 
 def _lora_rank(row: Row, notes: str) -> int:
