@@ -140,6 +140,7 @@ FAILING: dict[type[ApiModel], list[dict[str, Any]]] = {
         {"recomputeLayers": 4, "activationCheckpointing": "selective"},
         {"steps": 5},
         {"sequenceLength": None},
+        {"loraTargets": "attention"},
         {"quantization": "nf4"},
         {"quantization": "nf4", "loraRank": 8, "precision": "fp32"},
         {"serverUpdates": "asynchronous"},

@@ -226,6 +226,16 @@ def test_quantized_weights_that_are_spread_are_stored_as_floats(launcher: str, s
 
 
 @pytest.mark.parametrize(("launcher", "stage"), ADAPTING)
+def test_adapters_are_added_where_they_are_priced(launcher: str, stage: int) -> None:
+    plan = replace(base(launcher), zero_stage=stage)
+    for targets, options in (("all", 'r=16, target_modules="all-linear"'), ("attention", "r=16")):
+        job = replace(LLAMA, lora_rank=16, lora_targets=targets)  # type: ignore[arg-type]
+        output = printed(launcher, job, plan)
+        assert output is not None
+        assert f"model = peft.get_peft_model(model, LoraConfig({options}))" in output.script
+
+
+@pytest.mark.parametrize(("launcher", "stage"), ADAPTING)
 @pytest.mark.parametrize("precision", ["fp32", "fp16", "bf16"])
 def test_weights_beside_adapters_are_loaded_as_they_are_billed(launcher: str, stage: int, precision: str) -> None:
     plan = replace(base(launcher), zero_stage=stage)

@@ -6,6 +6,7 @@ The closed forms are those of arXiv 2205.05198 and arXiv 1910.02054; `memory/rec
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from hypothesis import strategies as st
 from tilecast import hardware, memory, zoo
 from tilecast.model import Model
 from tilecast.recomputation import CHECKPOINTING
-from tilecast.spec import Plan, Plans, Workload
+from tilecast.spec import Plan, Plans, Precision, Workload
 
 GIB = 2**30
 GPT_22B = Model("gpt-22b", "decoder", 48, 6144, 64, 64, 96, 24576, 51200, positions=2048, dropout=True,
@@ -255,6 +256,17 @@ def test_a_block_that_is_sharded_has_its_whole_gradient_while_it_is_reduced() ->
     )
     layer = model.hidden**2 * 2 + 2 * model.hidden * 1024 + 3 * model.hidden * model.ffn_hidden
     assert trained - frozen == pytest.approx((2 + 4) * layer, rel=0.1)
+
+
+def test_quantized_weights_of_layers_take_their_bits_in_every_precision() -> None:
+    model = zoo.preset("llama-2-7b")
+    precisions: dict[Precision, float] = {"bf16": 2.0, "fp32": 4.0}
+    for precision, other in precisions.items():
+        job = Workload(model, 512, 8, precision, lora_rank=8, frozen_bits=4, framework="ddp")
+        held = bill(job, Plan()).parameters[0]
+        outside = 2 * model.vocab * model.hidden
+        inside = zoo.count_parameters(replace(job, lora_rank=0)) - outside
+        assert held == pytest.approx(inside * 4.5 / 8 + outside * other, rel=0.03)
 
 
 @pytest.mark.parametrize(

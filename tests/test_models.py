@@ -13,7 +13,7 @@ from tilecast import frameworks, memory, zoo
 from tilecast.graph import Shards
 from tilecast.model import Model
 from tilecast.recomputation import Checkpointing
-from tilecast.spec import PRECISIONS, Attention, Framework, Plan, Plans, SpecError, Workload
+from tilecast.spec import LORA_TARGETS, PRECISIONS, Attention, Framework, Plan, Plans, SpecError, Workload
 from tilecast.zoo.deepseek import Deepseek
 from tilecast.zoo.encoders import Electra
 
@@ -225,6 +225,23 @@ def test_lora_trains_its_adapters_and_nothing_else(name: str) -> None:
     assert bills[1].gradients[0] == pytest.approx(2 * added)
     assert bills[1].optimizer[0] == pytest.approx(12 * added)
     assert bills[1].parameters[0] == pytest.approx(bills[0].parameters[0] + 2 * added)
+
+
+def test_adapters_of_attention_alone_need_no_inputs_of_the_mlp() -> None:
+    model = zoo.preset("llama-2-7b")
+    job = Workload(model, 512, 1, lora_rank=16, framework="huggingface", weights="pure")
+    everywhere, alone = (zoo.build(replace(job, lora_targets=targets), WHOLE).layers[0] for targets in LORA_TARGETS)
+    h, f = 4096, 11008
+    # The norm's output, which the gate and the product beside it read, and the input of the last product.
+    assert everywhere.activation_bytes[0, 0] - alone.activation_bytes[0, 0] == 2 * 512 * (h + f)
+    assert (everywhere.parameters - alone.parameters)[0] == 16 * ((h + 2 * f) + (f + h))
+    assert {op.name.split(".")[1] for op in alone.ops if op.name.startswith("lora.")} == {"attention"}
+
+
+def test_a_frozen_norm_keeps_no_normalised_input() -> None:
+    job = Workload(zoo.preset("llama-2-7b"), 512, 1, framework="huggingface", weights="pure")
+    trained, frozen = (zoo.build(replace(job, lora_rank=rank), WHOLE).layers[0] for rank in (0, 16))
+    assert trained.activation_bytes[0, 0] - frozen.activation_bytes[0, 0] == 2 * 2 * 512 * 4096
 
 
 @pytest.mark.parametrize(("framework", "bits"), [("huggingface", 4.5), ("torchtune", 4.127)])

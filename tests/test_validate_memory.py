@@ -36,6 +36,7 @@ def measure(rows: list[dict[str, str]]) -> memory.Peaks:
         ({}, "device", 20 * GIB),
         ({"notes": "peak of torch.cuda.max_memory_allocated"}, "allocated", 20 * GIB),
         ({"notes": "max_memory_reserved over the run"}, "reserved", 20 * GIB),
+        ({"notes": "the code shows torch.cuda.memory_reserved"}, "reserved", 20 * GIB),
         ({"notes": "nvidia-smi says so", "source": "Lightning-AI/litgpt"}, "device", 20 * GIB),
         ({"source": "Lightning-AI/litgpt", "notes": "measured peak memory 20.00 GB."}, "allocated", 20e9),
         ({"source": "pytorch/ao", "notes": "Peak memory 20.00 GB."}, "reserved", 20 * GIB),

@@ -120,9 +120,10 @@ class Framework:
     """Whether ZeRO copies weights out of the buffer of a gather, and gradients into that of a scatter."""
     fuses_norms: bool
     """Whether a norm is part of the dense product after it, so that it is not recomputed on its own."""
-    optimizer: Literal["fused", "foreach"]
+    optimizer: Literal["fused", "fused-adam", "foreach"]
     """Whether the update is one kernel for many tensors, or one kernel for each operation on lists of tensors, which
-    needs a temporary of every weight's square root. A job can choose otherwise (`fuse.passes`)."""
+    needs a temporary of every weight's square root. With "fused-adam" only Adam's is one kernel. A job can choose
+    otherwise (`fuse.passes`)."""
     updates_in_backward: bool
     """Whether, on one GPU without accumulation, weights are updated in the backward pass, with states paged to the
     host."""

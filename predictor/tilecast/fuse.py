@@ -65,7 +65,9 @@ def passes(workload: Workload) -> frozenset[PassName]:
         chosen |= {"attention"}
     if workload.fused_loss:
         chosen |= {"loss"}
-    if workload.fused_optimizer and (own_kernels or cells.optimizer == "fused"):
+    is_adam = workload.optimizer in ("adam", "adamw")
+    updates_at_once = cells.optimizer == "fused" or (cells.optimizer == "fused-adam" and is_adam)
+    if workload.fused_optimizer and (own_kernels or updates_at_once):
         chosen |= {"optimizer"}
     return chosen
 

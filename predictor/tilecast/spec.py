@@ -91,6 +91,8 @@ EXPERT_OVERLAPS: tuple[ExpertOverlap, ...] = get_args(ExpertOverlap)
 """Computation beside which tokens get to experts: none, or that of another micro-batch (DualPipe, arXiv 2412.19437)."""
 Quantization = Literal["nf4"]
 QUANTIZATIONS: tuple[Quantization, ...] = get_args(Quantization)
+LoraTargets = Literal["all", "attention"]
+LORA_TARGETS: tuple[LoraTargets, ...] = get_args(LoraTargets)
 """Type of frozen weights of layers, other than 16 bits: 4-bit NormalFloat (QLoRA, arXiv 2305.14314, section 3)."""
 Framework = Literal[
     "ddp", "fsdp2", "deepspeed", "megatron", "torchtitan", "nemo", "megatron-deepspeed", "lightning", "huggingface",
@@ -185,6 +187,8 @@ class Workload:
     """Pieces in which the output layer and the loss run one after the other, so that only one piece's logits exist."""
     lora_rank: int = 0
     """0 trains every parameter; otherwise only adapters of this rank on the linear layers."""
+    lora_targets: LoraTargets = "all"
+    """Linear layers with adapters: all, or only the projections of attention."""
     frozen_bits: int = 16
     """Bits of a frozen weight of the layers under LoRA: 16, or 4 in NF4 (QLoRA, arXiv 2305.14314, section 3) with
     scales, whose bits depend on the framework (`frameworks.Framework.quantized_bits`)."""

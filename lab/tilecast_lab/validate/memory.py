@@ -27,7 +27,8 @@ MOST_WARNINGS = 5
 """Largest number of warnings that are shown."""
 
 _NOTED: tuple[tuple[str, Figure], ...] = (
-    ("max_memory_allocated", "allocated"), ("max_memory_reserved", "reserved"), ("nvidia-smi", "device"),
+    ("max_memory_allocated", "allocated"), ("max_memory_reserved", "reserved"), ("memory_reserved", "reserved"),
+    ("max reserved", "reserved"), ("nvidia-smi", "device"),
 )  # fmt: skip
 """Words in a row's notes, and the figure that they name."""
 _STATED: Mapping[str, Figure] = {

@@ -22,6 +22,7 @@ from tilecast.spec import (
     Execution,
     ExpertOverlap,
     Framework,
+    LoraTargets,
     MemoryFormat,
     Precision,
     SpecError,
@@ -83,13 +84,16 @@ def read_published_row(row: Row, graphs: Graphs | None = None) -> RunCase:
         optimizer=read_optimizer(row, model),
         weights=_held_weights(row),
         gradient_precision="fp32" if "gradients all-reduced in fp32" in notes else None,
-        fused_optimizer="foreach" not in row.get("optimizer", "") and "foak" not in notes,
+        fused_optimizer=not any(word in row.get("optimizer", "") for word in ("foreach", "loop"))
+        and "foak" not in notes
+        and "peft" not in row.get("framework", "").lower(),
         attention=_attention(row),
         execution=execution(row),
         memory_format=_memory_format(row),
         fused_loss=any(word in row.get("framework", "").lower() for word in _FUSED_LOSS) or _FUSED_LOSS_NOTE in notes,
         fused_kernels=_fused_kernels(row) and not _lacks_patches(row, notes),
         lora_rank=_lora_rank(row, notes),
+        lora_targets=_lora_targets(row, notes),
         compiled_loss=not _EAGER_LOSS.search(row.get("framework", "").lower()),
         frozen_bits=4 if row.get("task", "") == "qlora" else 16,
         framework=framework(row),
@@ -130,8 +134,13 @@ ASSUMED: Mapping[str, str] = {"A100": "a100-80", "H100": "h100-sxm", "V100": "v1
 
 
 def _precision(row: Row) -> Precision | None:
-    """Return the precision of a row; rows in FP8 may say in their notes that it is MXFP8."""
+    """Return the precision of a row; rows in FP8 may say in their notes that it is MXFP8.
+
+    BitsAndBytesConfig dequantizes weights to FP32 unless it is told otherwise, and so computes in it.
+    """
     stated, notes = _PRECISION.get(row.get("precision", "").lower()), row.get("notes", "").lower()
+    if row.get("task", "") == "qlora" and row.get("source", "").lower() in _OWN_LOOPS:
+        return "fp32"
     return "mxfp8" if stated == "fp8" and "mxfp8" in notes else stated
 
 
@@ -165,7 +174,7 @@ def _attention(row: Row) -> Attention:
         return library
     if framework(row) == "megatron" and not _fused_kernels(row):
         return "flash2"  # Megatron-LM before it ran Transformer Engine: --use-flash-attn
-    is_usual = "16" in row.get("precision", "") or _precision(row) in QUANTIZED
+    is_usual = _precision(row) in ("fp16", "bf16", *QUANTIZED)
     is_fused = is_usual and bool(FRAMEWORKS[framework(row) or UNSET].attention)
     return "flash" if stated in _FUSED_ATTENTION and not is_fused else "auto"
 
@@ -282,9 +291,17 @@ def framework(row: Row) -> Framework | None:
         return "nemo"
     if "pytorch" in words and "ngc" in words and _APEX.search(row.get("model_name", "").lower()):
         return None
+    if row.get("source", "").lower() in _OWN_LOOPS:
+        return "ddp"
     return next((name for word, name in _FRAMEWORKS if word in words), None)
 
 
+_OWN_LOOPS = ("ljm565/universal-llm-trainer",)
+"""Sources that train Transformers' models in a loop of their own.
+
+They apply torch.nn.CrossEntropyLoss to the logits as they are (src/models/llama3.py), whereas a model that gets labels
+converts its logits to FP32 first. They load weights in four bits without a type for computing.
+"""
 _APEX = re.compile(r"\b(?:bert|transformer-?xl)")
 """Models that NVIDIA's examples train in PyTorch with Apex at level O2.
 
@@ -397,6 +414,16 @@ def _held_weights(row: Row) -> Weights | None:
     if _LOADED in notes:
         return "sharded" if "fsdp" in words else "pure"
     return "pure" if _PURE.search(notes) or ("peft" in words and row["precision"] == "bf16") else None
+
+
+_ATTENTION_ALONE = re.compile(r"\bon q(?: k)? v(?: o)?\b|\bpeft\b")
+"""Words of runs with adapters beside projections of attention alone, which is PEFT's default for most models."""
+
+
+def _lora_targets(row: Row, notes: str) -> LoraTargets:
+    words = f"{row.get('framework', '')} {notes}".lower()
+    is_alone = _ATTENTION_ALONE.search(words) and "target-mlp" not in row.get("model_name", "").lower()
+    return "attention" if is_alone else "all"
 
 
 def _lora_rank(row: Row, notes: str) -> int:

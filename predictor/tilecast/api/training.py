@@ -15,6 +15,7 @@ from tilecast.spec import (
     ExpertOverlap,
     Framework,
     GradientSync,
+    LoraTargets,
     MemoryFormat,
     Offload,
     Optimizer,
@@ -197,6 +198,10 @@ class Training(ApiModel):
     lora_rank: int | None = optional_field(
         "Train only LoRA adapters of this rank beside the dense layers; absent trains every weight.", ge=1, le=4096
     )
+    lora_targets: LoraTargets | None = optional_field(
+        "Dense layers that get adapters: attention are its projections alone, PEFT's default for most models; all if "
+        "absent."
+    )
     quantization: Quantization | None = optional_field(
         "What the frozen weights of the layers are held in under LoRA: nf4 is 4 bits and scales (QLoRA); "
         "absent holds them in 16 bits."
@@ -259,6 +264,12 @@ class Training(ApiModel):
             lambda m: m.tokens is None or m.sequence_length is not None,
             "tokens needs sequenceLength",
             "give sequenceLength, or steps instead of tokens",
+        ),
+        ValidationRule(
+            "!has(self.loraTargets) || has(self.loraRank)",
+            lambda m: m.lora_targets is None or m.lora_rank is not None,
+            "loraTargets says where adapters of LoRA are, and the job has none",
+            "give loraRank, or leave loraTargets out",
         ),
         ValidationRule(
             "!has(self.quantization) || has(self.loraRank)",

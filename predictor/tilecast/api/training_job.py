@@ -359,6 +359,7 @@ def _to_workload(spec: TrainingJobSpec, model: Model, sequence_length: int) -> W
         recompute_layers=training.recompute_layers if is_training else None,
         steps=steps,
         lora_rank=training.lora_rank or 0,
+        lora_targets=training.lora_targets or "all",
         frozen_bits=16 if training.quantization is None else 4,
     )
 

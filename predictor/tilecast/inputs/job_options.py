@@ -13,6 +13,7 @@ from tilecast.spec import (
     EXPERT_DISPATCHES,
     EXPERT_OVERLAPS,
     GRADIENT_SYNCS,
+    LORA_TARGETS,
     MEMORY_FORMATS,
     OPTIMIZERS,
     PIPELINE_SCHEDULES,
@@ -59,6 +60,9 @@ BARE_OPTIONS: Mapping[str, JobOption] = {
     ),
     "loss_chunks": JobOption("training.lossChunks", "pieces of the loss, for a bare model; 1 if absent", int),
     "lora_rank": JobOption("training.loraRank", "train only LoRA adapters of this rank, for a bare model", int),
+    "lora_targets": JobOption(
+        "training.loraTargets", "dense layers with adapters, for a bare model; all if absent", choices=LORA_TARGETS
+    ),
     "quantization": JobOption(
         "training.quantization", "of frozen weights under --lora-rank, for a bare model", choices=QUANTIZATIONS
     ),

@@ -76,6 +76,8 @@ class JobSettings(TypedDict, total=False):
     memory_format: str
     lora_rank: int
     """Train only LoRA adapters of this rank."""
+    lora_targets: str
+    """all or attention."""
     quantization: str
     """Quantization of frozen weights below adapters."""
     recompute_modules: Sequence[str]

@@ -250,14 +250,14 @@ class Sharded:
     def frozen_bytes(self, workload: Workload, plans: Plans) -> Floats:
         """Return the mean bytes of a weight without gradient in the fullest stage, (n,).
 
-        In mixed precision, weights of layers may be quantized and all others take two bytes. Otherwise every weight
-        takes four.
+        Weights of layers may be quantized. All others have the type of activations.
         """
-        if not workload.is_mixed:
-            return np.full(len(plans), 4.0)
+        whole = 2.0 if workload.is_mixed else 4.0
+        if workload.frozen_bits == 16:
+            return np.full(len(plans), whole)
         share = self.layer_parameter_fraction(plans)
-        quantized = frameworks.find_framework(workload).quantized_bits / 8.0 if workload.frozen_bits < 16 else 2.0
-        return np.asarray(share * quantized + (1.0 - share) * 2.0)
+        quantized = frameworks.find_framework(workload).quantized_bits / 8.0
+        return np.asarray(share * quantized + (1.0 - share) * whole)
 
     def gathered_bytes(self, workload: Workload, plans: Plans) -> Floats:
         """Return the mean bytes of a weight of the fullest stage when ranks all-gather it, (n,)."""

@@ -14,6 +14,9 @@ from tilecast.zoo import layers
 from tilecast.zoo.numerics import Numerics
 from tilecast.zoo.parts import Linear, Sublayer
 
+_ATTENTION = ("attention", "cross-attention")
+"""Beginnings of the names of projections of attention."""
+
 
 def dequantize_weights(workload: Workload, parts: Sequence[Sublayer], calls: Floats) -> list[Op]:
     """Return the operators that dequantize weights to 16 bits before each matrix product that reads them.
@@ -49,12 +52,13 @@ def build_adapters(workload: Workload, linears: Sequence[Linear]) -> tuple[list[
     """Return the operators of the LoRA adapters and the number of adapter parameters, (S,).
 
     Each dense layer of attention and MLP gets a down-projection and an up-projection of small rank (arXiv 2106.09685,
-    section 4.1). Routers and routed experts get none.
+    section 4.1), or only those of attention where names tell them apart. Routers and routed experts get none.
     """
     numerics, rank = Numerics.from_workload(workload), float(workload.lora_rank)
     ops: list[Op] = []
     parameters = np.zeros(1)
-    for item in linears:
+    projections = [item for item in linears if item.name.startswith(_ATTENTION)]
+    for item in projections if projections and workload.lora_targets == "attention" else linears:
         ops += layers.linear(f"lora.{item.name}.down", numerics, item.rows, item.inputs, rank, trainable=True)
         ops += layers.linear(f"lora.{item.name}.up", numerics, item.rows, rank, item.outputs, trainable=True)
         ops += layers.pointwise(f"lora.{item.name}.add", numerics, item.rows * item.outputs, reads=2.0)

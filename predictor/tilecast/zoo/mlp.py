@@ -47,7 +47,8 @@ def build_mlp(workload: Workload, rank: Rank) -> Sublayer:
     spread = (1.0, outer / tokens)
     ops += layers.linear("mlp.down", numerics, tokens, f / t, h, bias=model.bias, cast=spread)
     ops += build_residual_sum("mlp.residual", numerics, outer * h, dropout)
-    narrow = numerics.product_input
+    # A product whose weight is frozen keeps its input only for the adapter beside it.
+    narrow = numerics.product_input if workload.lora_targets == "all" or not workload.lora_rank else 0.0
     reads = ups if numerics.casts_inputs else 1.0
     extra = numerics.gelu_extra if model.own(Transformer).tanh_gelu and not model.gated_mlp else 0.0
     activation_bytes = (

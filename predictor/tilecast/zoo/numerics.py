@@ -163,10 +163,13 @@ def _count_extra_norm_bytes(workload: Workload, framework: Framework, autocasts:
 
     Autocast keeps the residual stream, and so a norm's input, in FP32: two bytes more. An RMS norm written in PyTorch's
     operators keeps an FP32 copy and the normalised input in place of its input: four bytes more. Under autocast the
-    normalised input is in FP32 too.
+    normalised input is in FP32 too. Only the gradient of the norm's weight needs the normalised input, so that a frozen
+    one keeps the FP32 copy alone.
     """
     if not workload.training or "norm" in fuse.passes(workload):
         return 0.0
+    if workload.lora_rank and _composes_norms(workload, framework):
+        return 2.0
     wide = 2.0 if autocasts else 0.0
     return wide + (4.0 if _composes_norms(workload, framework) else 0.0)
 

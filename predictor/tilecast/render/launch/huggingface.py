@@ -215,6 +215,11 @@ def refusal_reason(setting: LaunchSetting) -> str:
     return "" if setting.workload.recompute_layers is None else "it recomputes all layers or none"
 
 
+def _has_fused_adam(setting: LaunchSetting) -> bool:
+    """Return whether the update is Adam's in one kernel; `OptimizerNames` has no such kernel of SGD."""
+    return setting.workload.optimizer in ("adam", "adamw") and script.has_fused_optimizer(setting)
+
+
 _ARGUMENTS: Table = (
     ("--output_dir", lambda s: f"out/{s.name}"),
     ("--per_device_train_batch_size", lambda s: s.plan.micro_batch),
@@ -223,7 +228,7 @@ _ARGUMENTS: Table = (
     ("--bf16", lambda s: s.workload.precision == "bf16"),
     ("--fp16", lambda s: s.workload.precision == "fp16"),
     ("--tf32", lambda s: None if s.workload.is_mixed else f"{s.workload.precision == 'tf32'}"),
-    ("--optim", lambda s: _OPTIM[s.workload.optimizer] + "_fused" * script.has_fused_optimizer(s)),
+    ("--optim", lambda s: _OPTIM[s.workload.optimizer] + "_fused" * _has_fused_adam(s)),
     ("--optim_args", lambda s: "momentum=0.9" if s.workload.optimizer == "momentum" else None),
     ("--max_grad_norm", lambda s: 1.0 if s.cells.clips_gradients else 0.0),
     ("--activation_checkpointing", _recomputes_in_trainer),

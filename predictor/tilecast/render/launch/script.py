@@ -98,7 +98,10 @@ def model_lines(setting: LaunchSetting) -> list[str]:
             lines.append("# model: the pretrained one, which the adapters are added to")
         else:
             lines += _load_pretrained_lines(setting)
-        lines.append(f"model = peft.get_peft_model(model, LoraConfig(r={workload.lora_rank}))")
+        # Without target_modules PEFT chooses projections of attention.
+        targets = f"r={workload.lora_rank}"
+        targets += ', target_modules="all-linear"' if workload.lora_targets == "all" else ""
+        lines.append(f"model = peft.get_peft_model(model, LoraConfig({targets}))")
     if workload.memory_format == "channelsLast":
         lines.append("model = model.to(memory_format=torch.channels_last)")
     if has_fused_kernels(workload):
