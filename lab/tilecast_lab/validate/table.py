@@ -148,8 +148,15 @@ def _gpus(row: Row) -> int | None:
 
 
 _EAGER, _FUSED_ATTENTION = ("0", "0.0"), ("1", "1.0")
-_LIBRARIES: tuple[tuple[str, Attention], ...] = (("nanotron", "flash2"),)
-"""Frameworks that call one library, by words in their names: nanotron/models/llama.py imports flash_attn."""
+_LIBRARIES: tuple[tuple[re.Pattern[str], Attention], ...] = (
+    (re.compile(r"\b(?:fa-?|flash-?attention[- ]?)3\b"), "flash3"),
+    (re.compile(r"\bcudnn (?:sdpa|attention)\b"), "cudnn"),
+    (re.compile(r"\bnanotron\b"), "flash2"),
+)
+"""Libraries of fused attention, by words of a framework or of notes.
+
+nanotron/models/llama.py imports flash_attn.
+"""
 
 
 _UNFUSED = re.compile(r"\bpytorch 1\.(?:\d|1[0-3])\b|\btimm 0\.[3-8]\b")
@@ -157,11 +164,12 @@ _UNFUSED = re.compile(r"\bpytorch 1\.(?:\d|1[0-3])\b|\btimm 0\.[3-8]\b")
 
 
 def _attention(row: Row) -> Attention:
-    """Return what ran a row's attention; tables say whether it was fused, but not by which library."""
+    """Return what ran a row's attention. Most tables say whether it was fused, but not by which library."""
     stated, words = row.get("flash_attention", ""), row.get("framework", "").lower()
     if stated in _EAGER or (stated not in _FUSED_ATTENTION and _UNFUSED.search(words)):
         return "eager"
-    if library := next((library for word, library in _LIBRARIES if word in words), None):
+    text = f"{words} {row.get('notes', '').lower()}"
+    if library := next((library for pattern, library in _LIBRARIES if pattern.search(text)), None):
         return library
     if framework(row) == "megatron" and not _fused_kernels(row):
         return "flash2"  # Megatron-LM before it ran Transformer Engine: --use-flash-attn

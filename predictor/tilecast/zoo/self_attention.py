@@ -118,8 +118,9 @@ def count_sequences(workload: Workload, rank: Rank, key_rank: Rank, causal: bool
     """Return the sequences in which the queries of `rank` attend to the tokens of `key_rank`.
 
     Under context parallelism, each rank holds an early and a late chunk of a causal sequence (zig-zag), so that the
-    queries of every rank see about half of the sequence. They cost as much as queries at the end of a prefix that holds
-    (1 + 1/c) / 2 of the sequence, with c context-parallel ranks.
+    queries of every rank see about half of the sequence. Fused kernels read the keys and values of one rank after the
+    other (ring attention, arXiv 2310.01889). So the queries of one of c ranks cost as much as c sequences of their own
+    length. Unfused kernels cost as much as queries at the end of a prefix that holds (1 + 1/c) / 2 of the sequence.
 
     A fused kernel skips the keys that a window or a chunk hides. It costs as much as shorter sequences, in which a
     query sees as many keys on average as in the real sequence. Without a causal mask, a window reaches as far ahead as
@@ -136,5 +137,6 @@ def count_sequences(workload: Workload, rank: Rank, key_rank: Rank, causal: bool
             masked = window - window * (window - 1) / (2 * s) + (window - 1) / 2
             keys = masked if causal else window - window * window / (4 * s)
             return Sequences(rank.micro_batch * queries / window, np.full(1, window), np.full(1, keys))
+        return Sequences(rank.micro_batch * rank.context, queries, queries)
     share = (1 + 1 / rank.context) / 2 if causal else np.ones_like(rank.context)
     return Sequences(rank.micro_batch, queries, key_rank.sequence * share)
