@@ -164,6 +164,23 @@ def test_a_row_may_name_the_library_of_attention(change: dict[str, str], attenti
     assert table.read_published_row({**ROW, "framework": "PyTorch 2.6", **change}).workload.attention == attention
 
 
+@pytest.mark.parametrize(
+    ("change", "framework", "weights"),
+    [
+        ({"framework": "PyTorch 21.04 NGC"}, None, None),
+        ({"framework": "HF Trainer, PyTorch 1.13 (NGC 22.07)"}, "huggingface", None),
+        ({"framework": "PyTorch 2.6 eager", "notes": "Autocast to BF16."}, None, "autocast"),
+        ({"framework": "PyTorch 2.6 eager"}, None, None),
+        ({"framework": "PyTorch 2.6", "notes": "Pure BF16, no autocast."}, "ddp", "pure"),
+    ],
+)
+def test_mixed_precision_is_that_of_the_trainer(
+    change: dict[str, str], framework: str | None, weights: str | None
+) -> None:
+    job = table.read_published_row({**ROW, "model_name": "bert-large", "family": "encoder", **change}).workload
+    assert (job.framework, job.weights) == (framework, weights)
+
+
 def test_t4_have_no_peer_access() -> None:
     assert intra_link("PCIe (AWS g4dn.12xlarge)", find_gpu("t4")) == find_link("pcie3-host")
     assert intra_link("PCIe 3.0 x16", find_gpu("t4")) == find_link("pcie3")

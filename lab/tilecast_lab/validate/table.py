@@ -287,7 +287,8 @@ def framework(row: Row) -> Framework | None:
     words = row.get("framework", "").lower()
     if "mlperf" in words and row.get("family") in ("decoder", "diffusion"):
         return "nemo"
-    if "pytorch" in words and "ngc" in words and _APEX.search(row.get("model_name", "").lower()):
+    is_example = "pytorch" in words and "ngc" in words and not any(name in words for name in _TRAINERS)
+    if is_example and _APEX.search(row.get("model_name", "").lower()):
         return None
     return next((name for word, name in _FRAMEWORKS if word in words), None)
 
@@ -298,6 +299,10 @@ _APEX = re.compile(r"\b(?:bert|transformer-?xl)")
 That level stores FP16 weights with FP32 masters, like a job that names no framework (DeepLearningExamples,
 PyTorch/LanguageModeling, BERT run_squad.py and Transformer-XL train.py).
 """
+
+
+_TRAINERS = ("hf trainer", "lightning", "accelerate")
+"""Words of frameworks that also run in NVIDIA's containers, by autocast."""
 
 
 _FRAMEWORKS: tuple[tuple[str, Framework | None], ...] = (
@@ -368,6 +373,10 @@ A model for adapters is loaded in 16 bits: fms-hf-tuning, without mixed precisio
 """
 
 
+_AUTOCAST = re.compile(r"(?<!no )(?<!without )\bautocast\b")
+"""Word in the notes of runs without a framework that hold FP32 weights and cast them in every pass."""
+
+
 def _lacks_patches(row: Row, notes: str) -> bool:
     """Return whether fms-acceleration's fused kernels (FOAK) are installed without effect.
 
@@ -403,7 +412,9 @@ def _held_weights(row: Row) -> Weights | None:
         return None
     if _LOADED in notes:
         return "sharded" if "fsdp" in words else "pure"
-    return "pure" if _PURE.search(notes) or ("peft" in words and row["precision"] == "bf16") else None
+    if _PURE.search(notes) or ("peft" in words and row["precision"] == "bf16"):
+        return "pure"
+    return "autocast" if _AUTOCAST.search(notes) and framework(row) is None else None
 
 
 def _lora_rank(row: Row, notes: str) -> int:

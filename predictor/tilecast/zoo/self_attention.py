@@ -29,12 +29,18 @@ def memory_width(model: Model) -> float:
     return model.hidden if width is None else width
 
 
+def _projects_apart(model: Model) -> bool:
+    """Return whether there is a product each for queries, keys and values, as in decoders with RMS norms and encoders."""
+    return model.rms_norm or model.family == "encoder"
+
+
 def _build_projections(name: str, workload: Workload, rank: Rank, key_rank: Rank) -> tuple[list[Op], list[Linear]]:
     """Return the operators that compute queries, keys and values, and the dense layers that can get an adapter."""
     model, numerics = workload.model, Numerics.from_workload(workload)
     h, t, tokens = model.hidden, rank.tensor, rank.tokens
     width, kv_width = model.heads * model.head_dim, model.kv_heads * model.head_dim
-    ops = layers.norm(f"{name}.norm", numerics, rank.outer_tokens, h, rms=model.rms_norm)
+    readers = 3.0 if _projects_apart(model) else 1.0
+    ops = layers.norm(f"{name}.norm", numerics, rank.outer_tokens, h, rms=model.rms_norm, readers=readers)
     if key_rank is rank:
         qkv = (width + 2 * np.maximum(model.kv_heads / t, 1.0) * t * model.head_dim) / t
         ops += layers.linear(f"{name}.qkv", numerics, tokens, h, qkv, bias=model.bias, cast=NORMED)
@@ -81,9 +87,7 @@ def build_attention(name: str, workload: Workload, rank: Rank, *, key_rank: Rank
     statistic = 4.0 * heads * tokens
     score = heads * tokens * key_rank.sequence * ((2 * e + 1 if dropout else e) + numerics.score_extra)
     narrow = numerics.product_input
-    # Decoders with RMS norms and encoders have a product each for queries, keys and values.
-    apart = numerics.casts_inputs and (model.rms_norm or model.family == "encoder")
-    reads = 3.0 if apart else 1.0
+    reads = 3.0 if numerics.casts_inputs and _projects_apart(model) else 1.0
     normed = (e + numerics.chain_extra) * (width + kv_heads * t * model.head_dim) / t
     activation_bytes = (
         (e + numerics.norm_extra + reads * narrow) * outer * h  # inputs of the norm and of the projections
