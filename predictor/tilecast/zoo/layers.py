@@ -405,7 +405,7 @@ def attention(
         dropout: whether attention weights are dropped out in training.
         value_dim: width of a value. By default it is `head_dim`.
         biased: whether a trained table of biases is added to the scores.
-        wide_softmax: whether the softmax runs in FP32, and its result is cast to 16 bits. Some do so anyway (`Numerics`).
+        wide_softmax: whether the softmax runs in FP32, and its result is cast to 16 bits. Some always do (`Numerics`).
     """
     values = head_dim if value_dim is None else value_dim
     if numerics.flash:

@@ -30,7 +30,7 @@ def memory_width(model: Model) -> float:
 
 
 def _projects_apart(model: Model) -> bool:
-    """Return whether there is a product each for queries, keys and values, as in decoders with RMS norms and encoders."""
+    """Return whether queries, keys and values have a product each, as in decoders with RMS norms and encoders."""
     return model.rms_norm or model.family == "encoder"
 
 
