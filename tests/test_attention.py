@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from tilecast import constants, frameworks, kernels, zoo
 from tilecast.cli import main
 from tilecast.frameworks import FRAMEWORKS
-from tilecast.graph import KernelTable, Op
+from tilecast.graph import KernelTable, Op, Shards
 from tilecast.hardware import find_gpu
 from tilecast.spec import ATTENTIONS, Workload
 from tilecast.step.blocks import fused_attention, operator_seconds
@@ -112,3 +114,23 @@ def test_the_first_flash_attention_uses_hopper_as_little_as_the_second() -> None
         on = {gpu: first.time_factor(find_gpu(gpu), phase) for gpu in ("a100-80", "h100-sxm")}
         assert on["a100-80"] > 1
         assert on["h100-sxm"] / on["a100-80"] == pytest.approx(second.time_factor(find_gpu("h100-sxm"), phase))
+
+
+@pytest.mark.parametrize("name", ["h100-sxm", "a100-80", "b200"])
+def test_context_ranks_attend_as_fast_as_sequences_of_their_own_length(name: str) -> None:
+    """Ring attention reads the keys of one rank after the other, so a longer ring uses a GPU no better."""
+    gpu, job = find_gpu(name), Workload(zoo.preset("llama-3.1-8b"), 131072, 1, "bf16")
+    one = np.ones(1, dtype=np.int64)
+
+    def attend(sequence: int, context: int) -> tuple[float, float]:
+        """Return the FLOPs and the seconds of the attention of a layer."""
+        graph = zoo.build(replace(job, sequence_length=sequence), Shards(one, one, one * context, one, one * 0))
+        ops = [op for op in graph.layers[0].ops if op.name.startswith("attention") and op.selective]
+        return (
+            sum(float(op.table.flops()[0]) for op in ops),
+            sum(float(kernels.predict_kernel_times(op.table, gpu).seconds[0]) for op in ops),
+        )
+
+    (alone, alone_s), (ring, ring_s) = attend(8192, 1), attend(131072, 16)
+    assert ring == pytest.approx(16 * alone)
+    assert ring_s == pytest.approx(16 * alone_s, rel=0.1)

@@ -49,7 +49,9 @@ def test_every_pass_moves_fewer_bytes_or_as_many(name: str) -> None:
 
 
 def test_a_compiler_drops_casts_copies_and_the_fp32_loss() -> None:
-    eager, compiled = (names(graph("gpt2", execution=execution)) for execution in ("eager", "compiled"))
+    eager, compiled = (
+        names(graph("gpt2", framework="ddp", execution=execution)) for execution in ("eager", "compiled")
+    )
     assert {"attention.norm.cast", "head.loss.to-fp32", "mlp.residual.dropout"} <= eager - compiled
     layout = {name for name in names(graph("resnet-50", precision="tf32")) if name.endswith(".layout")}
     assert layout
@@ -57,8 +59,25 @@ def test_a_compiler_drops_casts_copies_and_the_fp32_loss() -> None:
 
 
 def test_hand_written_kernels_keep_the_frameworks_loss() -> None:
-    kernels = names(graph("gpt2", fused_kernels=True))
+    kernels = names(graph("gpt2", framework="ddp", fused_kernels=True))
     assert "head.loss.to-fp32" in kernels and "attention.norm.cast" not in kernels
+
+
+@pytest.mark.parametrize("name", ["gpt2", "bert-large", "llama-3.1-8b"])
+def test_autocast_moves_more_than_pure_16_bits_and_less_than_fp32(name: str) -> None:
+    """It keeps norms, softmax and the residual stream in FP32, and casts what products read."""
+    facts = [{"precision": "bf16", "weights": "pure"}, {"precision": "bf16"}, {"precision": "fp32"}]
+    graphs = [graph(name, framework="ddp", attention="eager", **each) for each in facts]
+    pure, mixed, whole = (moved(one) for one in graphs)
+    assert pure < mixed < whole
+    casts = [{op for op in names(one) if op.endswith(".cast")} for one in graphs]
+    assert not casts[0] and not casts[2] and "mlp.norm.cast" in casts[1]
+
+
+def test_each_product_casts_what_it_reads() -> None:
+    job = graph("llama-3.1-8b", framework="ddp", precision="bf16")
+    count = {op.name: op.count for op in job.layers[0].ops if op.name.endswith(".cast")}
+    assert count == {"attention.norm.cast": 3.0, "mlp.norm.cast": 2.0}
 
 
 def test_fused_attention_never_writes_the_scores() -> None:

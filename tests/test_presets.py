@@ -311,6 +311,7 @@ def test_parameters_are_the_published_ones(name: str) -> None:
         ("VGG-16 (ElasticFlow)", "vgg-16"),
         ("BERT-base SQuAD (Lambda)", "bert-base-squad"),
         ("bert_large_squad v1.1", "bert-large-squad"),
+        ("Qwen3-8B SFT", "qwen3-8b"),
         ("bert-base-uncased", "bert-base"),
         ("BERT-large (Paddle)", "bert-large"),
         ("BERT-base (MindSpore)", "bert-base"),

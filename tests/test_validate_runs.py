@@ -148,6 +148,39 @@ def test_cuts_that_do_not_span_the_entries_are_ignored(cuts: str) -> None:
     assert table.read_published_row({**ROW, "n_layers": "24", "notes": notes}).workload.pipeline_layout is None
 
 
+@pytest.mark.parametrize(
+    ("change", "attention"),
+    [
+        ({}, "auto"),
+        ({"framework": "PyTorch compile, FA3"}, "flash3"),
+        ({"notes": "FlashAttention-3"}, "flash3"),
+        ({"framework": "FSDP2", "notes": "Ring attention through cuDNN SDPA."}, "cudnn"),
+        ({"framework": "nanotron"}, "flash2"),
+        ({"notes": "cuDNN SDPA", "flash_attention": "0"}, "eager"),
+        ({"notes": "cudnn.benchmark on"}, "auto"),
+    ],
+)
+def test_a_row_may_name_the_library_of_attention(change: dict[str, str], attention: str) -> None:
+    assert table.read_published_row({**ROW, "framework": "PyTorch 2.6", **change}).workload.attention == attention
+
+
+@pytest.mark.parametrize(
+    ("change", "framework", "weights"),
+    [
+        ({"framework": "PyTorch 21.04 NGC"}, None, None),
+        ({"framework": "HF Trainer, PyTorch 1.13 (NGC 22.07)"}, "huggingface", None),
+        ({"framework": "PyTorch 2.6 eager", "notes": "Autocast to BF16."}, None, "autocast"),
+        ({"framework": "PyTorch 2.6 eager"}, None, None),
+        ({"framework": "PyTorch 2.6", "notes": "Pure BF16, no autocast."}, "ddp", "pure"),
+    ],
+)
+def test_mixed_precision_is_that_of_the_trainer(
+    change: dict[str, str], framework: str | None, weights: str | None
+) -> None:
+    job = table.read_published_row({**ROW, "model_name": "bert-large", "family": "encoder", **change}).workload
+    assert (job.framework, job.weights) == (framework, weights)
+
+
 def test_t4_have_no_peer_access() -> None:
     assert intra_link("PCIe (AWS g4dn.12xlarge)", find_gpu("t4")) == find_link("pcie3-host")
     assert intra_link("PCIe 3.0 x16", find_gpu("t4")) == find_link("pcie3")

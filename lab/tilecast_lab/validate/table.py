@@ -157,8 +157,15 @@ def _gpus(row: Row) -> int | None:
 
 
 _EAGER, _FUSED_ATTENTION = ("0", "0.0"), ("1", "1.0")
-_LIBRARIES: tuple[tuple[str, Attention], ...] = (("nanotron", "flash2"),)
-"""Frameworks that call one library, by words in their names: nanotron/models/llama.py imports flash_attn."""
+_LIBRARIES: tuple[tuple[re.Pattern[str], Attention], ...] = (
+    (re.compile(r"\b(?:fa-?|flash-?attention[- ]?)3\b"), "flash3"),
+    (re.compile(r"\bcudnn (?:sdpa|attention)\b"), "cudnn"),
+    (re.compile(r"\bnanotron\b"), "flash2"),
+)
+"""Libraries of fused attention, by words of a framework or of notes.
+
+nanotron/models/llama.py imports flash_attn.
+"""
 
 
 _UNFUSED = re.compile(r"\bpytorch 1\.(?:\d|1[0-3])\b|\btimm 0\.[3-8]\b")
@@ -166,11 +173,12 @@ _UNFUSED = re.compile(r"\bpytorch 1\.(?:\d|1[0-3])\b|\btimm 0\.[3-8]\b")
 
 
 def _attention(row: Row) -> Attention:
-    """Return what ran a row's attention; tables say whether it was fused, but not by which library."""
+    """Return what ran a row's attention. Most tables say whether it was fused, but not by which library."""
     stated, words = row.get("flash_attention", ""), row.get("framework", "").lower()
     if stated in _EAGER or (stated not in _FUSED_ATTENTION and _UNFUSED.search(words)):
         return "eager"
-    if library := next((library for word, library in _LIBRARIES if word in words), None):
+    text = f"{words} {row.get('notes', '').lower()}"
+    if library := next((library for pattern, library in _LIBRARIES if pattern.search(text)), None):
         return library
     if framework(row) == "megatron" and not _fused_kernels(row):
         return "flash2"  # Megatron-LM before it ran Transformer Engine: --use-flash-attn
@@ -289,7 +297,8 @@ def framework(row: Row) -> Framework | None:
     words = row.get("framework", "").lower()
     if "mlperf" in words and row.get("family") in ("decoder", "diffusion"):
         return "nemo"
-    if "pytorch" in words and "ngc" in words and _APEX.search(row.get("model_name", "").lower()):
+    is_example = "pytorch" in words and "ngc" in words and not any(name in words for name in _TRAINERS)
+    if is_example and _APEX.search(row.get("model_name", "").lower()):
         return None
     if row.get("source", "").lower() in _OWN_LOOPS:
         return "ddp"
@@ -308,6 +317,10 @@ _APEX = re.compile(r"\b(?:bert|transformer-?xl)")
 That level stores FP16 weights with FP32 masters, like a job that names no framework (DeepLearningExamples,
 PyTorch/LanguageModeling, BERT run_squad.py and Transformer-XL train.py).
 """
+
+
+_TRAINERS = ("hf trainer", "lightning", "accelerate")
+"""Words of frameworks that also run in NVIDIA's containers, by autocast."""
 
 
 _FRAMEWORKS: tuple[tuple[str, Framework | None], ...] = (
@@ -378,6 +391,10 @@ A model for adapters is loaded in 16 bits: fms-hf-tuning, without mixed precisio
 """
 
 
+_AUTOCAST = re.compile(r"(?<!no )(?<!without )\bautocast\b")
+"""Word in the notes of runs without a framework that hold FP32 weights and cast them in every pass."""
+
+
 def _lacks_patches(row: Row, notes: str) -> bool:
     """Return whether fms-acceleration's fused kernels (FOAK) are installed without effect.
 
@@ -413,7 +430,9 @@ def _held_weights(row: Row) -> Weights | None:
         return None
     if _LOADED in notes:
         return "sharded" if "fsdp" in words else "pure"
-    return "pure" if _PURE.search(notes) or ("peft" in words and row["precision"] == "bf16") else None
+    if _PURE.search(notes) or ("peft" in words and row["precision"] == "bf16"):
+        return "pure"
+    return "autocast" if _AUTOCAST.search(notes) and framework(row) is None else None
 
 
 _ATTENTION_ALONE = re.compile(r"\bon q(?: k)? v(?: o)?\b|\bpeft\b")

@@ -538,7 +538,7 @@ _QUALIFIERS = re.compile(
     | hf | instruct | chat | cased | uncased
     | imagenet(?:-?1k)? | coco(?:-?2017)? | pascal-?voc | voc | wikitext-?103 | wmt(?:-?\d\d)? | openimages | brats
     | librispeech | ljspeech
-    | pre-?training | pretrain | fine-?tuning | q?lora | noclip | phase-?[12] | phase | fpn
+    | pre-?training | pretrain | fine-?tuning | sft | q?lora | noclip | phase-?[12] | phase | fpn
     )\b""",
     re.VERBOSE,
 )

@@ -271,18 +271,20 @@ def pool(name: str, numerics: Numerics, before: Floats, ratio: Dim) -> list[Op]:
     return ops
 
 
-def norm(name: str, numerics: Numerics, rows: Floats, cols: float, *, rms: bool) -> list[Op]:
-    """Return a layer norm over rows of `cols` elements, or an RMS norm if `rms`.
+def norm(name: str, numerics: Numerics, rows: Floats, cols: float, *, rms: bool, readers: float = 1.0) -> list[Op]:
+    """Return a layer norm over rows of `cols` elements, or an RMS norm if `rms`, whose output `readers` products read.
 
-    The backward pass has two kernels, one for the input gradient and one for the gradients of weight and bias.
+    The backward pass has two kernels, one for the input gradient and one for the gradients of weight and bias. Eager
+    autocast runs both passes in FP32. Each product then casts what it reads to 16 bits, and its gradient back.
     """
     kind: Composed = "rmsnorm" if rms else "layernorm"
-    ops = []
+    inside = numerics.in_fp32 if numerics.autocast else numerics
+    ops = rowwise(name, inside, kind, rows, cols, launches=2.0)
+    ops = _compose_as_chain(name, inside, rows * cols, kind, "norm", ops)
     if numerics.autocast:
         casts = pointwise(f"{name}.cast", numerics, rows * cols, reads=2.0, writes=1.0, backward=(1.0, 2.0))
-        ops += drop_when_fused("norm", casts)
-    ops += rowwise(name, numerics, kind, rows, cols, launches=2.0)
-    return _compose_as_chain(name, numerics, rows * cols, kind, "norm", ops)
+        ops += [replace(op, count=readers) for op in casts]
+    return ops
 
 
 @dataclass(frozen=True, slots=True)
@@ -295,7 +297,7 @@ class KernelChain:
     forward: tuple[float, float, int]
     backward: tuple[float, float, int]
     wide: bool
-    """Whether mixed precision runs it in FP32, as it does powers and sums."""
+    """Whether autocast runs it in FP32, as it does powers and sums."""
 
 
 _GELU = KernelChain((10.0, 8.0, 8), (16.0, 10.0, 10), wide=True)
@@ -327,7 +329,9 @@ def _compose_as_chain(
     if kind not in numerics.composed:
         return whole
     chain = CHAINS[kind]
-    inside = numerics.in_fp32 if chain.wide else numerics
+    # Models written like LlamaRMSNorm (Hugging Face) convert to FP32 themselves.
+    is_wide = kind == "rmsnorm" or (chain.wide and numerics.autocast)
+    inside = numerics.in_fp32 if is_wide else numerics
     ops = []
     for phase in numerics.phases:
         reads, writes, kernels = chain.forward if phase == "forward" else chain.backward
@@ -401,7 +405,7 @@ def attention(
         dropout: whether attention weights are dropped out in training.
         value_dim: width of a value. By default it is `head_dim`.
         biased: whether a trained table of biases is added to the scores.
-        wide_softmax: whether the softmax runs in FP32, and its result is cast to 16 bits.
+        wide_softmax: whether the softmax runs in FP32, and its result is cast to 16 bits. Some always do (`Numerics`).
     """
     values = head_dim if value_dim is None else value_dim
     if numerics.flash:
@@ -412,7 +416,9 @@ def attention(
         return _fused_attention(name, numerics, dims, head_dim, values)
     matrices, queries, keys = sequences.batch * heads, sequences.queries, sequences.keys
     masks = 2 if causal else 1
-    weights, gradient = _softmax(name, numerics, matrices * queries, keys, masks, biased=biased, wide=wide_softmax)
+    weights, gradient = _softmax(
+        name, numerics, matrices * queries, keys, masks, biased=biased, wide=wide_softmax or numerics.wide_softmax
+    )
     if dropout and numerics.training:
         scores = matrices * queries * keys
         drawn = pointwise(f"{name}.dropout", numerics, scores, mask_bytes=1.0, backward=(1.0, 1.0), kind="dropout")

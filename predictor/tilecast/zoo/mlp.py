@@ -41,7 +41,7 @@ def build_mlp(workload: Workload, rank: Rank) -> Sublayer:
     tokens, outer = rank.tokens, rank.outer_tokens
     dropout = model.dropout and workload.training
     ups = 2.0 if model.gated_mlp else 1.0
-    ops = layers.norm("mlp.norm", numerics, outer, h, rms=model.rms_norm)
+    ops = layers.norm("mlp.norm", numerics, outer, h, rms=model.rms_norm, readers=ups)
     ops += layers.linear("mlp.up", numerics, tokens, h, ups * f / t, bias=model.bias, cast=NORMED)
     ops += _build_activation("mlp.activation", workload, numerics, tokens * f / t)
     spread = (1.0, outer / tokens)

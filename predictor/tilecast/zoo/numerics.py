@@ -23,7 +23,11 @@ class Numerics:
     element: float
     """Bytes of one activation."""
     autocast: bool
-    """Whether norms run in FP32 between casts, as in automatic mixed precision."""
+    """Whether eager autocast runs norms, softmax and powers in FP32, keeps the residual stream in FP32, and casts what
+    each product reads."""
+    wide_softmax: bool
+    """Whether an unfused softmax runs in FP32, and its result is cast to 16 bits: under eager autocast, and in models
+    written like LlamaAttention (Hugging Face, eager_attention_forward)."""
     composed: frozenset[Composed]
     """Operators that run as chains of element-wise kernels, unless a compiler fuses them (`layers.CHAINS`)."""
     promotes: bool
@@ -105,7 +109,8 @@ class Numerics:
             matrix=workload.precision,
             vector=vector,
             element=element,
-            autocast=vector in ("fp16", "bf16") and workload.training,
+            autocast=autocasts and "norm" not in passes,
+            wide_softmax=_count_extra_score_bytes(workload, framework, autocasts) > 0,
             composed=framework.composed,
             promotes=vector in ("fp16", "bf16") and workload.training and "norm" not in passes,
             channels_last=workload.memory_format == "channelsLast",

@@ -125,9 +125,12 @@ def list_key_value_collectives(name: str, keys: Floats) -> tuple[CollectiveCall,
 def build_residual_sum(name: str, numerics: Numerics, elements: Floats, dropout: bool) -> list[Op]:
     """Return the residual sum after a sublayer, with dropout before it if `dropout` is not zero.
 
-    In the backward pass, dropout is one pass, and the gradients of the two branches are summed.
+    In the backward pass, dropout is one pass, and the gradients of the two branches are summed. Eager autocast keeps
+    the residual stream in FP32. It sums a branch in 16 bits to it, and casts its gradient for the branch.
     """
     sum_ = layers.pointwise(name, numerics, elements, reads=2.0, backward=(2.0, 1.0))
+    if numerics.autocast:
+        sum_ = layers.pointwise(name, numerics, elements, reads=3.0, writes=2.0, backward=(6.0, 3.0))
     if not dropout:
         return sum_
     drop = f"{name}.dropout"

@@ -29,12 +29,18 @@ def memory_width(model: Model) -> float:
     return model.hidden if width is None else width
 
 
+def _projects_apart(model: Model) -> bool:
+    """Return whether queries, keys and values have a product each, as in decoders with RMS norms and encoders."""
+    return model.rms_norm or model.family == "encoder"
+
+
 def _build_projections(name: str, workload: Workload, rank: Rank, key_rank: Rank) -> tuple[list[Op], list[Linear]]:
     """Return the operators that compute queries, keys and values, and the dense layers that can get an adapter."""
     model, numerics = workload.model, Numerics.from_workload(workload)
     h, t, tokens = model.hidden, rank.tensor, rank.tokens
     width, kv_width = model.heads * model.head_dim, model.kv_heads * model.head_dim
-    ops = layers.norm(f"{name}.norm", numerics, rank.outer_tokens, h, rms=model.rms_norm)
+    readers = 3.0 if _projects_apart(model) else 1.0
+    ops = layers.norm(f"{name}.norm", numerics, rank.outer_tokens, h, rms=model.rms_norm, readers=readers)
     if key_rank is rank:
         qkv = (width + 2 * np.maximum(model.kv_heads / t, 1.0) * t * model.head_dim) / t
         ops += layers.linear(f"{name}.qkv", numerics, tokens, h, qkv, bias=model.bias, cast=NORMED)
@@ -81,9 +87,7 @@ def build_attention(name: str, workload: Workload, rank: Rank, *, key_rank: Rank
     statistic = 4.0 * heads * tokens
     score = heads * tokens * key_rank.sequence * ((2 * e + 1 if dropout else e) + numerics.score_extra)
     narrow = numerics.product_input
-    # Decoders with RMS norms and encoders have a product each for queries, keys and values.
-    apart = numerics.casts_inputs and (model.rms_norm or model.family == "encoder")
-    reads = 3.0 if apart else 1.0
+    reads = 3.0 if numerics.casts_inputs and _projects_apart(model) else 1.0
     normed = (e + numerics.chain_extra) * (width + kv_heads * t * model.head_dim) / t
     activation_bytes = (
         (e + numerics.norm_extra + reads * narrow) * outer * h  # inputs of the norm and of the projections
@@ -118,8 +122,9 @@ def count_sequences(workload: Workload, rank: Rank, key_rank: Rank, causal: bool
     """Return the sequences in which the queries of `rank` attend to the tokens of `key_rank`.
 
     Under context parallelism, each rank holds an early and a late chunk of a causal sequence (zig-zag), so that the
-    queries of every rank see about half of the sequence. They cost as much as queries at the end of a prefix that holds
-    (1 + 1/c) / 2 of the sequence, with c context-parallel ranks.
+    queries of every rank see about half of the sequence. Fused kernels read the keys and values of one rank after the
+    other (ring attention, arXiv 2310.01889). So the queries of one of c ranks cost as much as c sequences of their own
+    length. Unfused kernels cost as much as queries at the end of a prefix that holds (1 + 1/c) / 2 of the sequence.
 
     A fused kernel skips the keys that a window or a chunk hides. It costs as much as shorter sequences, in which a
     query sees as many keys on average as in the real sequence. Without a causal mask, a window reaches as far ahead as
@@ -136,5 +141,6 @@ def count_sequences(workload: Workload, rank: Rank, key_rank: Rank, causal: bool
             masked = window - window * (window - 1) / (2 * s) + (window - 1) / 2
             keys = masked if causal else window - window * window / (4 * s)
             return Sequences(rank.micro_batch * queries / window, np.full(1, window), np.full(1, keys))
+        return Sequences(rank.micro_batch * rank.context, queries, queries)
     share = (1 + 1 / rank.context) / 2 if causal else np.ones_like(rank.context)
     return Sequences(rank.micro_batch, queries, key_rank.sequence * share)
