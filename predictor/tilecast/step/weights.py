@@ -169,9 +169,7 @@ def gradient_wait_seconds(workload: Workload, graph: Graph, plans: Plans, fitted
     hand-written kernels, which keep gradients in one buffer, and with asynchronous servers. Adapters were not measured
     and have no wait here.
     """
-    waits = workload.training and not (
-        frameworks.has_fused_kernels(workload) or zoo.has_equal_samples(workload.model)
-    )
+    waits = workload.training and not (frameworks.has_fused_kernels(workload) or zoo.has_equal_samples(workload.model))
     if not waits or workload.lora_rank or workload.server_updates == "asynchronous":
         return np.zeros(len(plans))
     each_s = _count_weight_tensors(graph) / plans.pipeline * fitted.gradient_s[launch_host(workload)]
