@@ -233,7 +233,7 @@ def _one_line(capsys: pytest.CaptureFixture[str], expected: str) -> None:
         (["pools", "--nodes", MIXED], ["a100-80", "4x8", "nvlink3", "USD"]),
         (["pools", "l4", "--nodes", MIXED], ["g6.48xlarge", "gpu-feature-discovery", "NVIDIA-L4"]),
         (["pools", "--gpus", GPUS], ["h100-sxm", "2x8", "nvlink4", "USD"]),
-        (["pools", "l4", "--gpus", GPUS], ["g6.48xlarge", "pcie4", "gpusPerNode"]),
+        (["pools", "l4", "--gpus", GPUS], ["g2-standard-96", "pcie4", "gpusPerNode"]),
     ],
 )
 @pytest.mark.slow

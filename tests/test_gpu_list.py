@@ -16,10 +16,10 @@ from tilecast.spec import SpecError
 @pytest.mark.parametrize(
     ("text", "shape", "inter"),
     [
-        ("h100-sxm:16", (2, 8), "efa-3200"),
-        ("8xh100", (1, 8), "efa-3200"),
-        ("16 x h100-sxm", (2, 8), "efa-3200"),
-        ("h100-sxm:3x4", (3, 4), "efa-3200"),
+        ("h100-sxm:16", (2, 8), "infiniband-ndr-8x400"),
+        ("8xh100", (1, 8), "infiniband-ndr-8x400"),
+        ("16 x h100-sxm", (2, 8), "infiniband-ndr-8x400"),
+        ("h100-sxm:3x4", (3, 4), "infiniband-ndr-8x400"),
         ("p5.48xlarge:2", (2, 8), "efa-3200"),
         ("P5.48xlarge:2", (2, 8), "efa-3200"),
         ("Standard_ND96isr_H100_v5:2", (2, 8), "infiniband-ndr-8x400"),

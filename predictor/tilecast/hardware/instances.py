@@ -91,12 +91,18 @@ def add_gpus_to_machine(name: str, gpu: Gpu, gpus: int) -> NodeType | None:
 def find_usual_node_type(gpu: Gpu) -> NodeType | None:
     """Return the instance type to assume for nodes of which only the GPU is known. Return None if no cloud has the GPU.
 
-    The type has `find_default_gpus_per_node` GPUs per node, or the largest smaller number. A type with a price is
-    preferred.
+    The type has `find_default_gpus_per_node` GPUs per node, or the largest smaller number. A type with the network of
+    the maker's system (`defaults.toml`) is preferred, then a type with a price, then the cheapest type.
     """
     most = find_default_gpus_per_node(gpu)
+    network = find_default_network(gpu, most)
     types = [kind for kind in list_node_types().values() if kind.gpu == gpu.name and kind.gpus <= most]
-    return max(types, key=lambda kind: (kind.gpus, kind.price_per_hour is not None), default=None)
+
+    def preference(kind: NodeType) -> tuple[int, bool, bool, float]:
+        price = kind.price_per_hour
+        return kind.gpus, kind.inter == network, price is not None, -(price or 0.0)
+
+    return max(types, key=preference, default=None)
 
 
 def build_ethernet_link(gbit_per_s: float) -> Link:
