@@ -49,7 +49,7 @@ def test_types_with_one_gpu_are_told_apart() -> None:
 
 
 def test_an_instance_type_is_the_pool_of_its_gpu() -> None:
-    (by_type,), (by_gpu,) = parse_gpu_list("p5.48xlarge:2"), parse_gpu_list("h100-sxm:16")
+    (by_type,), (by_gpu,) = parse_gpu_list("gd-8xh100ib-i128:2"), parse_gpu_list("h100-sxm:16")
     assert by_type == replace(by_gpu, layers=by_type.layers)
 
 
