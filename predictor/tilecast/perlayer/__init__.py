@@ -1,17 +1,17 @@
-"""Choose a strategy for each layer: degrees, ZeRO stage and recomputation, where layers or their memory differ.
+"""Choose parallelism degrees, ZeRO stage and recomputation for each layer of a model.
 
-All layers run on the same GPUs and see the same micro-batches. So a strategy of a layer is a plan without a pipeline,
-and its price is the one that `step` and `memory` give for that block alone. Neighbours affect each other's cost in two
-ways:
+All layers run on the same GPUs and have the same micro-batches. So the strategy of a layer is a plan without a
+pipeline. Its cost is what `step` and `memory` forecast for the block alone. Consecutive layers affect each other's cost
+in two ways:
 
-* Between layouts activations move: where the tensor or context degree changes, so that t ranks and then u ranks hold
-  the same samples, the least common multiple of t and u ranks exchange the layer's input forward and its gradient
-  backward.
-* The exchanges of a layer among its replicas hide behind its neighbour: its weights are gathered while the layer before
-  runs forward, its gradients are reduced while that layer runs backward. Those of the first layer hide behind nothing.
+* Activations are resharded if two layers have different tensor or context degrees. If t ranks hold a sample in the
+  first layer and u ranks in the second, the least common multiple of t and u ranks exchange it. The layer's input is
+  exchanged forward, and its gradient backward.
+* The data-parallel communication of a layer overlaps with the previous layer. Weights are gathered during the forward
+  pass of the previous layer, and gradients are reduced during its backward pass. The first layer overlaps with none.
 
-`tilecast.chain` finds the best path. A plan that is the same everywhere is a path too, and the baseline of the
-comparison. `best` is the entry point.
+`tilecast.chain` finds the cheapest sequence of strategies. The best plan with one strategy for all layers is the
+baseline. `best` is the entry point.
 """
 
 from __future__ import annotations
@@ -53,13 +53,15 @@ DIMENSIONS: Mapping[Dimension, tuple[str, ...]] = {
     "tensor": ("data", "tensor", "context", "sequence_parallel", "micro_batch"),
     "expert": ("expert",),
 }
-"""Dimensions that may differ from layer to layer, and the columns of `Plans` that each changes. All layers have equally
-many micro-batches."""
+"""Dimensions that may differ between layers, with the columns of `Plans` that each dimension changes.
+
+The number of micro-batches is equal in all layers.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class LayerGroup:
-    """Consecutive blocks with one strategy. `layers` numbers them from 1, and is empty for a block that is no layer."""
+    """All layers with one strategy, by their numbers from 1. `layers` is empty for other blocks, such as the head."""
 
     name: str
     layers: tuple[int, ...]
@@ -68,7 +70,7 @@ class LayerGroup:
 
 @dataclass(frozen=True, slots=True)
 class PerLayer:
-    """The best strategy of each layer on `gpus` GPUs of a pool, with the seconds of a step and the bytes of a GPU."""
+    """The best strategy of each layer on a number of GPUs, with the step time and the memory of a GPU."""
 
     pool: Pool
     gpus: int
@@ -77,24 +79,27 @@ class PerLayer:
     memory_bytes: float
     memory_available_bytes: float
     uniform: Plan | None
-    """Best plan with one strategy for all layers; None if none fits."""
+    """Best plan with one strategy for all layers, or None if no such plan fits."""
     uniform_s: float | None
-    """Seconds of a step of `uniform`, priced as `step_s` is."""
+    """Seconds of a step with the plan `uniform`."""
     resharding_s: float
-    """Seconds of the step in which activations move between layouts."""
+    """Seconds of a step that resharding of activations takes."""
     bound_s: float
-    """Lower bound on the step of every choice that fits. `step_s` is optimal if it is within `REORDERING_TOLERANCE`."""
+    """Lower bound on the step seconds of every choice that fits in memory.
+
+    `step_s` is optimal if it exceeds the bound by at most the fraction `REORDERING_TOLERANCE`.
+    """
     varies: tuple[Dimension, ...]
-    """Dimensions in which layers differ."""
+    """Dimensions in which the strategies of layers differ."""
 
     @property
     def saving(self) -> float | None:
-        """Share of the uniform plan's step that is saved; None where no uniform plan fits."""
+        """Fraction of the uniform plan's step time that is saved, or None if no uniform plan fits."""
         return None if self.uniform_s is None else 1 - self.step_s / self.uniform_s
 
     @property
     def frameworks(self) -> tuple[str, ...]:
-        """Frameworks that can vary all dimensions of `varies`."""
+        """Names of the frameworks that can vary all dimensions in `varies` between layers."""
         return tuple(name for name, able in search.FRAMEWORKS.items() if set(self.varies) <= set(able.per_layer))
 
 
@@ -118,18 +123,18 @@ def best(
     limits: Limits = NO_LIMITS,
     vary: tuple[Dimension, ...] | None = None,
 ) -> PerLayer | None:
-    """Return the best strategy of each layer on exactly `gpus` GPUs, or None if nothing fits.
+    """Return the best strategy of each layer on exactly `gpus` GPUs, or None if no strategy fits in memory.
 
     Args:
         workload: the job.
         pool: the pool that it runs on.
         gpus: number of GPUs.
         limits: bounds on the strategies.
-        vary: dimensions that may differ between layers, or None for those that the job's framework can vary, or for all
-            if the job names no framework.
+        vary: dimensions that may differ between layers. None means all that the job's framework supports, or all
+            dimensions if the job names no framework.
 
     Raises:
-        SpecError: the workload does not train, or offloads; the pool's GPU cannot run its precision.
+        SpecError: the job does not train, the job offloads, or the GPU does not support its precision.
     """
     best_path: tuple[float, FamilyCosts, Ints] | None = None
     uniform: tuple[float, Plan] | None = None
@@ -173,12 +178,12 @@ def best(
 
 
 MOST_STRATEGIES = 32
-"""Most strategies that one plan may mix; of more strategies, the fastest ones and the leanest one are kept."""
+"""Most strategies that layers may mix. Of more strategies, keep the fastest ones and the one with least memory."""
 
 
 @dataclass(frozen=True, slots=True)
 class Families:
-    """All S strategies on a number of GPUs, in families that one plan may mix."""
+    """All S strategies on a number of GPUs with their costs. Layers may mix only strategies of one family."""
 
     workload: Workload
     pool: Pool
@@ -194,10 +199,10 @@ class Families:
     def from_job(
         cls, workload: Workload, pool: Pool, gpus: int, limits: Limits, vary: tuple[Dimension, ...] | None
     ) -> Families | None:
-        """Return the strategies of a job, or None if there are no plans or a single block.
+        """Return the strategies of a job, or None if it has no plan or its model has a single block.
 
         Raises:
-            SpecError: the workload does not train, or offloads.
+            SpecError: the job does not train, or it offloads.
         """
         if not workload.training:
             raise SpecError("spec.workload", "strategies per layer are for training", "price it without them")
@@ -216,15 +221,15 @@ class Families:
         graph = sharded.graph
         order = np.array([index_of_block(graph.blocks, block) for block in graph.list_repetitions()])
         if len(order) < 2:
-            return None  # one block: no neighbour to differ from, or to hide behind
+            return None  # a single block has no neighbour
         priced = blocks.kernel_seconds(workload, sharded, pool.gpu, fitted)
         costs = block_costs(workload, sharded, plans, pool, priced, fitted)
         return cls(workload, pool, graph, order, plans, costs, fitted, vary)
 
     def family_rows(self) -> Iterator[Ints]:
-        """Yield the strategies of each family, as rows of `plans`.
+        """Yield the row indices in `plans` of each family.
 
-        The strategies of a family are equal in all dimensions that may not vary, and use the same communicators.
+        Strategies of a family are equal in all dimensions that may not vary. They use the same communicators.
         """
         fixed = [column for dimension in DIMENSIONS if dimension not in self.vary for column in DIMENSIONS[dimension]]
         key = np.column_stack([getattr(self.plans, column) for column in ("gradient_accumulation", *fixed)])
@@ -238,7 +243,7 @@ class Families:
                     yield rows
 
     def uniform_s(self) -> Floats:
-        """Return the seconds of a step if all blocks use one strategy, (S,). Memory is not considered."""
+        """Return the step seconds, (S,), of each strategy if all blocks use it. Memory is ignored."""
         workload, plans, costs, order = self.workload, self.plans, self.costs, self.order
         pairs, counts = np.unique(np.column_stack([order[:-1], order[1:]]), axis=0, return_counts=True)
         total = costs.alone_s[order].sum(axis=0) + exposed_seconds(
@@ -251,9 +256,11 @@ class Families:
         return np.asarray(total)
 
     def worthwhile(self, rows: Ints, seconds: Floats) -> Ints:
-        """Return at most `MOST_STRATEGIES` rows of a family: the fastest strategies and the leanest one.
+        """Return at most `MOST_STRATEGIES` rows: the fastest strategies and the one with least memory.
 
-        `seconds` are those of `uniform_s`.
+        Args:
+            rows: row indices of a family.
+            seconds: result of `uniform_s`, (S,).
         """
         if len(rows) <= MOST_STRATEGIES:
             return rows
@@ -285,9 +292,10 @@ _COMMUNICATING = ("data", "tensor", "context", "expert")
 
 
 def cheapest_uniform(links: Chain) -> tuple[int | None, float]:
-    """Return the cheapest strategy that fits if all blocks use it, with its seconds.
+    """Return the fastest strategy that fits in memory if all blocks use it.
 
-    Return None if no strategy fits.
+    Returns:
+        Index and seconds of the strategy. If no strategy fits, None and infinity.
     """
     seconds = links.cost.sum(axis=0) + np.diagonal(links.change, axis1=1, axis2=2).sum(axis=0)
     held = links.memory.sum(axis=0) + links.working.max(axis=0)
@@ -299,7 +307,7 @@ def cheapest_uniform(links: Chain) -> tuple[int | None, float]:
 def _chains_with_tied_ends(workload: Workload, graph: Graph, order: Ints, family: FamilyCosts) -> Iterator[Chain]:
     """Yield the chain of a family of strategies.
 
-    If embedding and head share weights, yield one chain for each layout of both.
+    A layout is a tensor degree with a ZeRO stage. Embedding and head then use only strategies with that layout.
     """
     model = workload.model
     ends = np.isin(order, [index_of_block(graph.blocks, block) for block in (*graph.first, *graph.last)])
@@ -313,13 +321,14 @@ def _chains_with_tied_ends(workload: Workload, graph: Graph, order: Ints, family
 
 
 REORDERING_TOLERANCE = 1e-4
-"""Largest share of the step by which putting equal strategies side by side may make it longer."""
+"""Largest fraction of the step time that grouping layers of equal strategy may add."""
 
 
 def _group_equal_strategies(links: Chain, order: Ints, used: Ints) -> Ints:
-    """Return the strategies of a path with equal ones side by side, where that costs almost nothing.
+    """Return the strategy of each block, reordered so that equal strategies are adjacent.
 
-    They are reordered only within each run of equal blocks.
+    Only consecutive equal blocks swap strategies. A swap is kept if it fits in memory and adds at most
+    `REORDERING_TOLERANCE` to the step time.
     """
     most = chain.price(links, used)[0] * (1 + REORDERING_TOLERANCE)
     edges = [0, *(np.flatnonzero(np.diff(order)) + 1).tolist(), len(order)]
@@ -334,13 +343,13 @@ def _group_equal_strategies(links: Chain, order: Ints, used: Ints) -> Ints:
 
 
 def _make_layer_groups(graph: Graph, order: Ints, plans: Plans, used: Ints) -> tuple[LayerGroup, ...]:
-    """Return the layers in groups with equal plans; other blocks (embedding, head) are groups without layer numbers.
+    """Group layers by strategy. Embedding, head and other blocks are groups without layer numbers.
 
     Args:
         graph: blocks of the model.
-        order: number of the block at each link of the chain.
+        order: index into `graph.blocks` of each of N consecutive blocks, (N,).
         plans: all strategies.
-        used: row in `plans` of the strategy of each link.
+        used: row in `plans` of each block's strategy, (N,).
     """
     groups: dict[tuple[str, Plan], list[int]] = {}
     before = sum(block.repeat for block in graph.first)
@@ -355,7 +364,7 @@ def _make_layer_groups(graph: Graph, order: Ints, plans: Plans, used: Ints) -> t
 
 
 def _varying_dimensions(groups: tuple[LayerGroup, ...]) -> tuple[Dimension, ...]:
-    """Return the dimensions in which the strategies of the groups differ."""
+    """Return the dimensions in which the plans of layer groups differ."""
 
     def differ(columns: tuple[str, ...], among: tuple[LayerGroup, ...]) -> bool:
         return len({tuple(getattr(group.plan, column) for column in columns) for group in among}) > 1

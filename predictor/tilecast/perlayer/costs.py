@@ -1,4 +1,4 @@
-"""Cost of each block under each strategy, alone and behind its neighbour."""
+"""Compute the cost of each block under each strategy, alone and after the previous block."""
 
 from __future__ import annotations
 
@@ -19,31 +19,31 @@ from tilecast.zoo import Sharded
 
 @dataclass(frozen=True, slots=True)
 class Costs:
-    """Costs of the K blocks of a graph under S strategies, columns (K, S), in seconds of a step."""
+    """Step seconds and bytes of each of K blocks under each of S strategies, in arrays (K, S)."""
 
     alone_s: Floats
-    """Cost that does not depend on the neighbours of the block."""
+    """Seconds of a step that do not depend on the previous block."""
     forward_s: Floats
-    """Forward pass of one micro-batch, which hides exchanges of the next block."""
+    """Seconds of the forward pass of a micro-batch. Communication of the next block overlaps with it."""
     backward_s: Floats
-    """Backward pass of one micro-batch, which hides exchanges of the next block."""
+    """Seconds of the backward pass of a micro-batch. Communication of the next block overlaps with it."""
     once: tuple[Floats, Floats]
-    """Exchanges once a step that the forward, and that the backward pass of the previous block hides."""
+    """Seconds of communication once a step, which may overlap with the previous block's forward or backward pass."""
     each: tuple[Floats, Floats]
-    """Exchanges of every micro-batch that the forward, and that the backward pass of the previous block hides."""
+    """Seconds of communication per micro-batch, which may overlap with its forward or backward pass."""
     moved_bytes: Floats
-    """Bytes that a rank holds of the block's input and of other tensors that the block reads."""
+    """Bytes per rank of the block's input and of other tensors that it reads. They are moved by resharding."""
     held_bytes: Floats
-    """Bytes of states and activations that a rank holds of the block."""
+    """Bytes per rank of the block's weights, gradients, optimizer states and stored activations."""
     working_bytes: Floats
-    """Bytes that a rank holds while the block runs."""
+    """Bytes per rank of temporary memory while the block runs."""
 
     def pass_seconds(self, block: int) -> Floats:
-        """Return the seconds of the forward and of the backward pass of a block, (2, S)."""
+        """Return the seconds of a block's forward pass (row 0) and backward pass (row 1), (2, S)."""
         return np.array([self.forward_s[block], self.backward_s[block]])
 
     def take(self, rows: Ints) -> Costs:
-        """Return the costs with only the chosen strategies."""
+        """Return the costs of only the strategies at `rows`."""
         return Costs(
             self.alone_s[:, rows], self.forward_s[:, rows], self.backward_s[:, rows],
             (self.once[0][:, rows], self.once[1][:, rows]), (self.each[0][:, rows], self.each[1][:, rows]),
@@ -56,7 +56,7 @@ def block_costs(
 ) -> Costs:
     """Return the costs of each block of a graph under each of S plans.
 
-    They are the prices that `step` and `memory` give for a graph with one repetition of the block alone.
+    `step` and `memory` price a graph with a single repetition of the block.
     """
     graph, spread = sharded.graph, 1 + constants.shipped_constants().device_memory.fragmentation
     repeats = plans.gradient_accumulation
@@ -109,22 +109,22 @@ def exposed_seconds(
     pool: Pool,
     fitted: Constants,
 ) -> Floats:
-    """Return the seconds that the exchanges of a block add to a step.
+    """Return the seconds that data-parallel communication of a block adds to a step.
 
-    They are the part of the exchanges that the previous block does not hide, and the slow-down by the hidden part.
+    They are the communication that does not overlap with the previous block, and the slow-down by overlap.
 
     Args:
         workload: the job.
         plans: the strategies, (S,).
         costs: costs of all blocks under the strategies.
-        previous_passes_s: forward and backward pass of the previous block; (2, S) if both blocks have the same
-            strategy, (2, S, 1) for every pair of strategies, None without a previous block.
+        previous_passes_s: seconds of the forward and backward pass of the previous block. Shape (2, S) pairs each
+            strategy with itself, and (2, S, 1) pairs it with every strategy. None means no previous block.
         block: index of the block.
         pool: the pool that the job runs on.
         fitted: the constants.
 
     Returns:
-        The seconds, (S,), or (S, S) for pairs, where a row is a strategy of the previous block.
+        The seconds, (S,), or (S, S) for all pairs. A row is a strategy of the previous block.
     """
     share = float(overlap.hides_gradients(workload))
     slowdown = fitted.slowdown * replicas.link_contention(pool)
@@ -138,11 +138,11 @@ def exposed_seconds(
 
 
 def resharding_seconds(plans: Plans, moved_bytes: Floats, pool: Pool) -> Floats:
-    """Return the seconds of a step in which activations move between the layouts of two strategies, (S, S).
+    """Return the step seconds of resharding activations between two blocks, (S, S).
 
-    A row is a strategy of the previous block, a column a strategy of the block. The block's input moves forward, and
-    the gradient of the input backward. They are exchanged if the tensor or the context degree changes. If a strategy
-    has no sequence parallelism, tensor ranks hold them whole, and they are also gathered.
+    A row is the strategy of the previous block, and a column is the strategy of the block. If the tensor or context
+    degree changes, ranks exchange the block's input and its gradient by all-to-all. Without sequence parallelism,
+    tensor ranks hold whole activations, so they also run an all-gather.
     """
     count = len(plans)
     before, after = np.repeat(np.arange(count), count), np.tile(np.arange(count), count)
@@ -166,7 +166,7 @@ def resharding_seconds(plans: Plans, moved_bytes: Floats, pool: Pool) -> Floats:
 
 
 def isolate_block(sharded: Sharded, block: Block) -> tuple[bool, Sharded]:
-    """Return whether a block is a layer, and the graph with one repetition of the block and nothing else."""
+    """Return whether a block is a layer, and a graph with a single repetition of the block."""
     is_layer = index_of_block(sharded.graph.layers, block) >= 0
     one = (replace(block, repeat=1, positions=()),)
     layers, last = (one, ()) if is_layer else ((), one)
@@ -174,5 +174,5 @@ def isolate_block(sharded: Sharded, block: Block) -> tuple[bool, Sharded]:
 
 
 def index_of_block(blocks: tuple[Block, ...], block: Block) -> int:
-    """Return the index of a block in a list, compared by identity. Return -1 if the list lacks the block."""
+    """Return the index of a block in `blocks`, compared by identity, or -1 if it is not there."""
     return next((index for index, other in enumerate(blocks) if other is block), -1)

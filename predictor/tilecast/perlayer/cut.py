@@ -1,4 +1,4 @@
-"""Cut of a pipeline into stages of similar cost."""
+"""Split the layers of a pipeline into stages of similar cost."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from tilecast.zoo import Sharded
 
 @dataclass(frozen=True, slots=True)
 class PipelineCut:
-    """A pipeline whose layers are cut into stages of similar cost.
+    """The best split of a model's layers into pipeline stages.
 
-    `layers` has the number of layers of each stage. `step_s` are the seconds of a step with this cut. `even_s` are
-    those with equally many layers in each stage.
+    `layers` has the number of layers of each stage. `step_s` is the step time with this split. `even_s` is the step
+    time with equally many layers in each stage.
     """
 
     plan: Plan
@@ -30,12 +30,14 @@ class PipelineCut:
 
 
 def cut_pipeline(workload: Workload, pool: Pool, plan: Plan) -> PipelineCut | None:
-    """Return the cut of a pipeline's layers, among the cuts that fit, whose costliest stage costs least.
+    """Return the split of layers into pipeline stages whose slowest stage is fastest.
 
-    The first stage has the embedding and the last one the head. Stage k of p keeps min(m, p - k) of m micro-batches.
-    With T the time of the costliest stage, a step takes (m - 1) T and the time of all stages, which no cut changes.
+    The first stage has the embedding, and the last stage has the head. Stage k of p, counted from 0, stores the
+    activations of min(m, p - k) of m micro-batches. If the slowest stage takes T, a step takes (m - 1) T plus the time
+    of all stages.
 
-    The result is None if there is one stage, if stages are interleaved, or if no cut fits.
+    Return None if there is one stage, if stages are interleaved, if the job does not train, if no split fits in memory,
+    or if the layers do not divide evenly.
     """
     if plan.pipeline == 1 or plan.virtual_stages > 1 or not workload.training:
         return None
@@ -48,7 +50,7 @@ def cut_pipeline(workload: Workload, pool: Pool, plan: Plan) -> PipelineCut | No
     depth = len(order) - sum(ends)
 
     def folded(column: Floats) -> Floats:
-        """Return the costs of each layer, (L,); blocks at the ends are added to the first and the last layer."""
+        """Return the value of each layer, (L,). Blocks before and after the layers are added to the end layers."""
         every = column[order]
         layers = every[ends[0] : ends[0] + depth].copy()
         layers[0] += every[: ends[0]].sum()
@@ -56,6 +58,7 @@ def cut_pipeline(workload: Workload, pool: Pool, plan: Plan) -> PipelineCut | No
         return layers
 
     def between(column: Floats) -> Floats:
+        """Return the sum over layers i to j - 1 at [i, j], (L + 1, L + 1)."""
         upto = np.concatenate([[0.0], np.cumsum(folded(column))])
         return np.asarray(upto[None, :] - upto[:, None])
 
@@ -71,6 +74,7 @@ def cut_pipeline(workload: Workload, pool: Pool, plan: Plan) -> PipelineCut | No
     repeats = plan.gradient_accumulation
 
     def slowest(starts: Ints) -> float:
+        """Return the seconds of the slowest stage if stages begin at the layers `starts`."""
         return float(np.add.reduceat(cost, starts).max())
 
     even = np.arange(count) * (depth // count)
@@ -83,10 +87,10 @@ def cut_pipeline(workload: Workload, pool: Pool, plan: Plan) -> PipelineCut | No
 
 
 def _block_costs(workload: Workload, sharded: Sharded, plan: Plan, pool: Pool, fitted: Constants) -> Floats:
-    """Return the costs of one repetition of each of K blocks, (4, K).
+    """Return seconds and bytes of one repetition of each of K blocks, (4, K).
 
-    The rows are: seconds of a micro-batch; bytes of weights, gradients and optimizer states; bytes of a micro-batch's
-    activations; bytes of working memory.
+    The first row has the seconds of a micro-batch. The other rows have bytes: first weights, gradients and optimizer
+    states, then the activations of a micro-batch, then working memory.
     """
     plans, whole = Plans.from_plans(plan), Plans.from_plans(replace(plan, pipeline=1))
     priced = blocks.kernel_seconds(workload, sharded, pool.gpu, fitted)

@@ -1,1 +1,1 @@
-"""Show advice to people and programs: as a table, JSON, YAML, CSV. The functions are pure functions of `Advice`."""
+"""Format advice for people and for programs, as a table, HTML, JSON, YAML or CSV. No function has side effects."""

@@ -1,7 +1,7 @@
-"""Describe charts as values, and draw them as SVG or PNG.
+"""Describe charts as data classes, and draw them as SVG or PNG.
 
-The SVG needs neither network nor script, and follows the reader's light or dark mode. Each series has its own colour
-and its own marker shape. The title of each marker holds the figures of its point, for browsers and screen readers.
+The SVG needs neither network nor script, and follows the light or dark mode of the browser. Each series has a colour
+and a marker shape. The `<title>` of a marker holds the values of its point, for tooltips and screen readers.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ _MOST_TICKS = 8
 
 @dataclass(frozen=True, slots=True)
 class Axis:
-    """Axis of a chart: its title, the format of its tick labels, and its scale."""
+    """An axis of a chart, with a title, a format for tick labels and a linear or logarithmic scale."""
 
     title: str
     text: Callable[[float], str] = "{:g}".format
     base: int = 0
-    """Base of a logarithmic axis; 0 is a linear axis that begins at zero."""
+    """Base of a logarithmic axis. It is 0 for a linear axis, which begins at zero."""
 
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """Point of a series, with a description for its tooltip and a label beside it."""
+    """A point of a series. `label` is its tooltip, and `text` is drawn beside its marker."""
 
     x: float
     y: float
@@ -42,18 +42,18 @@ class Point:
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """Points of one name, joined in their order or not."""
+    """A named list of points. If `joined` is true, a line connects them in list order."""
 
     name: str
     points: tuple[Point, ...]
     joined: bool = True
     quiet: bool = False
-    """Whether it is a line to compare others with: grey, dashed, without marks."""
+    """Whether the series is a reference line, drawn grey, dashed and without markers."""
 
 
 @dataclass(frozen=True, slots=True)
 class Chart:
-    """Some series over two axes; values on a logarithmic axis are positive."""
+    """A chart of several series with two axes. All values on a logarithmic axis are positive."""
 
     title: str
     x: Axis
@@ -62,7 +62,7 @@ class Chart:
 
 
 def group_points(named: Iterable[tuple[str, Point]], joined: bool = True) -> tuple[Series, ...]:
-    """Return a series for each name, in the order in which the names first occur."""
+    """Group (name, point) pairs into one series per name, in the order in which the names first occur."""
     groups: dict[str, list[Point]] = {}
     for name, point in named:
         groups.setdefault(name, []).append(point)
@@ -70,7 +70,7 @@ def group_points(named: Iterable[tuple[str, Point]], joined: bool = True) -> tup
 
 
 def format_tick_seconds(value: float) -> str:
-    """Format seconds at a tick; from one second on, always in seconds."""
+    """Format a tick label of seconds. Values of one second or more stay in seconds, such as `3,600s`."""
     return f"{value:,g}s" if value >= 1 else format_duration(value)
 
 
@@ -83,7 +83,7 @@ STYLE = """\
 @media(prefers-color-scheme:dark){.chart{--c0:#5cb3f2;--c1:#f29a5c;--c2:#4fc9a8;--c3:#e58fc2;--c4:#e0c04c;--c5:#a79ef5;
 --ink:#e8eaed;--faint:#343a42;--soft:#a2acb8}}
 """
-"""CSS that a page, or a picture of its own, needs once for its charts."""
+"""CSS of the charts. An HTML page includes it once, and so does a standalone SVG file."""
 
 COLORS = 6
 SHAPES = (
@@ -94,9 +94,9 @@ SHAPES = (
     '<path d="M0 6 5.5-4.5h-11z"/>',
     '<path d="M-5-2h3v-3h4v3h3v4h-3v3h-4v-3h-3z"/>',
 )
-"""Mark of each colour."""
+"""SVG marker of each colour."""
 _MATPLOTLIB = "os^Dv*"
-"""Mark of each colour in the letters of matplotlib."""
+"""Letter of matplotlib's marker for each colour."""
 
 
 def draw_svg(chart: Chart, name: str, style: str = "") -> str:
@@ -104,8 +104,8 @@ def draw_svg(chart: Chart, name: str, style: str = "") -> str:
 
     Args:
         chart: the chart to draw.
-        name: begins the identifiers inside, so it must be unique on its page.
-        style: CSS to put inside, for a picture that is a file of its own.
+        name: prefix of the identifiers inside the element, unique on its page.
+        style: CSS to include in the element, needed only for a standalone SVG file.
     """
     x = AxisScale(chart.x, [p.x for s in chart.series for p in s.points], _LEFT, WIDTH - _RIGHT)
     y = AxisScale(chart.y, [p.y for s in chart.series for p in s.points], HEIGHT - _BOTTOM, _TOP)
@@ -135,7 +135,7 @@ def draw_svg(chart: Chart, name: str, style: str = "") -> str:
 
 
 def _color_series(chart: Chart) -> list[tuple[int, Series]]:
-    """Return every series with the number of its colour. Series in the background have no colour."""
+    """Return (colour index, series) pairs. A reference line gets an index that the next series reuses."""
     marks, color = [], 0
     for series in chart.series:
         marks.append((color, series))
@@ -144,7 +144,7 @@ def _color_series(chart: Chart) -> list[tuple[int, Series]]:
 
 
 class AxisScale:
-    """Map from values of an axis to places in the picture."""
+    """The map from values of an axis to pixels between `start` and `end`."""
 
     def __init__(self, axis: Axis, values: list[float], start: float, end: float) -> None:
         self.axis, self.start, self.end = axis, start, end
@@ -157,11 +157,12 @@ class AxisScale:
         return math.log(value) if self.axis.base else value
 
     def to_pixels(self, value: float) -> float:
+        """Return the pixel coordinate of a value along the axis."""
         return self.start + (self._transform(value) - self.low) / self.span * (self.end - self.start)
 
 
 def _linear_ticks(high: float) -> list[float]:
-    """Return round values from zero to the first one at or above `high`."""
+    """Return evenly spaced round numbers from zero up to the first one that reaches `high`."""
     rough = (high or 1.0) / 5
     power = 10.0 ** math.floor(math.log10(rough))
     step = next(power * round_ for round_ in (1, 2, 2.5, 5, 10) if power * round_ >= rough * 0.999)
@@ -169,7 +170,10 @@ def _linear_ticks(high: float) -> list[float]:
 
 
 def _log_ticks(low: float, high: float, base: int) -> list[float]:
-    """Return powers of the base around the values; of few powers of ten, also two and five times each."""
+    """Return powers of `base` that enclose `low` and `high`.
+
+    If the range spans at most two powers of ten, 2 and 5 times the powers are ticks too.
+    """
     first = math.floor(math.log(low, base) + 1e-9)
     last = max(math.ceil(math.log(high, base) - 1e-9), first + 1)
     stride = -(-(last - first) // _MOST_TICKS)
@@ -183,6 +187,7 @@ def _log_ticks(low: float, high: float, base: int) -> list[float]:
 
 
 def _draw_frame(chart: Chart, x: AxisScale, y: AxisScale) -> list[str]:
+    """Return the SVG elements of grid lines, tick labels and axis titles."""
     bottom, right = HEIGHT - _BOTTOM, WIDTH - _RIGHT
     parts = []
     for tick in y.ticks:
@@ -201,12 +206,12 @@ def _draw_frame(chart: Chart, x: AxisScale, y: AxisScale) -> list[str]:
 
 
 def muted_text(left: float, top: float, text: str, anchor: str) -> str:
-    """Return quiet words at a place of a picture; `anchor` is the SVG's `text-anchor`."""
+    """Return an SVG `<text>` element in a muted colour at a pixel position. `anchor` is its `text-anchor`."""
     return f'<text class="soft" x="{left:.1f}" y="{top:.1f}" text-anchor="{anchor}">{escape(text)}</text>'
 
 
 def _draw_legend(chart: Chart) -> tuple[list[str], float]:
-    """Return the names of the series below the picture, and the total height."""
+    """Return the SVG elements of the legend below the chart, and the height of chart and legend in pixels."""
     parts, left, top = [], _LEFT, HEIGHT + 6
     for color, series in _color_series(chart):
         width = 26 + 7.2 * len(series.name)
@@ -221,7 +226,7 @@ def _draw_legend(chart: Chart) -> tuple[list[str], float]:
 
 
 def draw_png(chart: Chart) -> bytes:
-    """Return the chart as a picture of 1,200 by 675 dots.
+    """Return the chart as the bytes of a PNG image of 1,200 by 675 pixels.
 
     Raises:
         ImportError: matplotlib is not installed.

@@ -1,4 +1,4 @@
-"""Align cells of text in columns under titles, and format rows as CSV."""
+"""Format rows as an aligned text table or as CSV."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 
 
 def align_columns(titles: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[str] = ()) -> list[str]:
-    """Return the lines of a table without its empty columns.
+    """Return the lines of an aligned text table. Columns that are empty in all rows are left out.
 
     Args:
         titles: titles of the columns.
@@ -29,7 +29,7 @@ def align_columns(titles: Sequence[str], rows: Sequence[Sequence[str]], right: S
 
 
 def format_csv(rows: Iterable[Sequence[object]]) -> str:
-    """Format rows as CSV, one line each."""
+    """Return the rows as CSV text with one line per row."""
     out = io.StringIO()
     csv.writer(out, lineterminator="\n").writerows(rows)
     return out.getvalue()

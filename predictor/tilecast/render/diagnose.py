@@ -1,4 +1,4 @@
-"""Show a measured step beside its forecast, as text and as plain data."""
+"""Format the comparison of a measured step with its forecast, as text and as plain data."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _NAMES = {"communication": "exposed communication", "unstated": "what the job le
 
 
 def diagnosis_text(diagnosis: Diagnosis) -> str:
-    """Return a text that names the part of the forecast that is most probably wrong, ending in a newline."""
+    """Return text that compares the measured step with the forecast and names the likeliest cause of the error."""
     inside = "inside" if diagnosis.is_inside else "outside"
     span = format_interval(diagnosis.lower_s, diagnosis.upper_s)
     change = f"{abs(diagnosis.ratio - 1):.1%} {'longer' if diagnosis.ratio > 1 else 'shorter'}"
@@ -47,7 +47,7 @@ def _verdict_sentence(diagnosis: Diagnosis) -> str:
 
 
 def diagnosis_document(diagnosis: Diagnosis) -> dict[str, Any]:
-    """Return the diagnosis as plain data, the line that is most probably off first."""
+    """Return the diagnosis as JSON-compatible data. The likeliest cause of the error comes first."""
     causes = [
         SuspectLine.model_validate(one, from_attributes=True) for one in (*diagnosis.suspects, diagnosis.unstated)
     ]

@@ -1,4 +1,4 @@
-"""Write advice for programs: JSON, YAML and CSV."""
+"""Format advice for programs, as JSON, YAML or CSV."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tilecast.render.table import advice_text
 
 
 def dump_document(syntax: str, value: Mapping[str, Any]) -> str:
-    """Format a document as "json" with an indent of two, or as "yaml" with its keys in order."""
+    """Return a document as JSON text if `syntax` is "json", or else as YAML text. Keys keep their order."""
     if syntax == "json":
         return json.dumps(value, indent=2) + "\n"
     import yaml
@@ -22,12 +22,12 @@ def dump_document(syntax: str, value: Mapping[str, Any]) -> str:
 
 
 def advice_json(advice: Advice) -> str:
-    """Format the document as JSON."""
+    """Return the advice document as JSON text."""
     return dump_document("json", AdviceDocument.from_advice(advice).document())
 
 
 def advice_csv(advice: Advice) -> str:
-    """Format one line per pool: the offers in rank order, then the rejections."""
+    """Return the advice as CSV with one line per pool. Offers come first, in rank order, then rejected pools."""
     rows: list[Sequence[object]] = [
         (
             "pool",
@@ -55,4 +55,4 @@ FORMATS: Mapping[str, Callable[[Advice], str]] = {
     "yaml": lambda advice: dump_document("yaml", AdviceDocument.from_advice(advice).document()),
     "csv": advice_csv,
 }
-"""Functions for every output format of `tilecast advise`."""
+"""Formatting function of each output format of `tilecast advise`."""

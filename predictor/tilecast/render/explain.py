@@ -12,7 +12,7 @@ from tilecast.render.columns import align_columns
 from tilecast.render.units import format_bytes, format_count, format_duration
 
 SHOWN = 12
-"""Operators on the screen; the rest are summed up in one line."""
+"""Most operators that are listed. One more line sums up all others."""
 
 _OPERATORS = ("TIME", "SHARE", "OPERATOR", "KERNEL", "RUNS", "EACH", "FACTOR", "FLOP/B", "BOUND", "REACHES", "TILES")
 _EXCHANGES = ("TIME", "WHAT", "COLLECTIVE", "RANKS", "BUFFER", "RUNS", "EACH", "EXPOSED")
@@ -24,7 +24,7 @@ _RIGHT = (
 
 
 def explanation_text(offer: Offer, explanation: Explanation) -> str:
-    """Return the explanation of an offer, ending in a newline."""
+    """Return the breakdown of an offer's step time and memory as text, ending in a newline."""
     plan, gpu = offer.plan, explanation.gpu
     peak, bandwidth = gpu.peak(explanation.precision), gpu.memory_bandwidth_bytes_per_s
     lines = [
@@ -51,7 +51,7 @@ def explanation_text(offer: Offer, explanation: Explanation) -> str:
 
 
 def format_kernel_shape(operator: PricedOperator) -> str:
-    """Name a kernel in short: `gemm 8192x12288x4096`, `attention 32 heads 8192x8192x128`, `elementwise 117M of 6 B`."""
+    """Return kind and dimensions of a kernel, such as `gemm 8192x12288x4096` or `elementwise 117M of 6 B`."""
     d = operator.dims
     if operator.kind == "gemm":
         text = f"{d['m']:.0f}x{d['n']:.0f}x{d['k']:.0f}"
@@ -86,15 +86,15 @@ def _operator_rows(explanation: Explanation) -> list[tuple[str, ...]]:
 
 
 def _time_and_share(seconds: float, explanation: Explanation) -> tuple[str, str]:
-    """Return a time, and its share of all operators."""
+    """Return a duration as text, and its percentage of the time of all operators."""
     return format_duration(seconds), f"{seconds / explanation.seconds:.1%}"
 
 
 def operator_cells(operator: PricedOperator, explanation: Explanation) -> tuple[str, ...]:
     """Return the cells of an operator's row in a table.
 
-    The cells are name, time, share of the total, kernel, runs, time of a run, FLOP per byte, bound, share of the bound
-    that a run reaches, and tiles.
+    The cells are name, total time, percentage of all operators, kernel, number of runs, time of a run, FLOP per byte,
+    limiting resource, utilization of that resource, and tiles.
     """
     tiles = (
         f"{operator.tiles:,} of {operator.tile[0]}x{operator.tile[1]}, {operator.waves:.0f} waves"
@@ -112,7 +112,7 @@ def operator_cells(operator: PricedOperator, explanation: Explanation) -> tuple[
 
 
 def _list_factors(explanation: Explanation) -> str:
-    """Return every correction of the operators, by the name of the constant."""
+    """Return text that lists each correction constant of the operators with its values, sorted by name."""
     values: dict[str, set[str]] = {}
     for one in explanation.operators:
         for name, value in one.corrections.items():
@@ -121,7 +121,7 @@ def _list_factors(explanation: Explanation) -> str:
 
 
 def _compute_line(offer: Offer, explanation: Explanation) -> str:
-    """Return a line that derives the compute time of a step from the compute time of a micro-batch."""
+    """Return a line that computes the compute time of a step from that of a micro-batch."""
     sums, plan = explanation.sums, offer.plan
     stage = f" on the fullest of {plan.pipeline} stages" if plan.pipeline > 1 else ""
     slowed = (
@@ -164,8 +164,8 @@ def _communication_lines(offer: Offer, explanation: Explanation) -> list[str]:
 def exchange_rows(explanation: Explanation) -> list[tuple[str, ...]]:
     """Return the cells of each exchange's row in a table.
 
-    The cells are name, time, collective, ranks, buffer, runs, time of a run, and exposed share. Rows of gradients and
-    weights have no times and no exposed share, because only their bytes are known.
+    The cells are name, total time, collective, ranks, buffer size, number of runs, time of a run, and the percentage
+    that is exposed. Rows of gradients and weights have no times and no percentage, because only their bytes are known.
     """
     rows: list[tuple[str, ...]] = [
         (
@@ -191,7 +191,7 @@ def exchange_rows(explanation: Explanation) -> list[tuple[str, ...]]:
 def gradient_exchanges(explanation: Explanation) -> list[tuple[str, str, float, str]]:
     """Return the exchanges of gradients and weights between replicas.
 
-    Each row has a name with the occasion, the collective, the bytes, and the number of runs (empty for one).
+    A row has a description, the collective, the bytes, and the number of runs, which is empty for a single run.
     """
     if not explanation.gradient_bytes:
         return []
@@ -206,7 +206,7 @@ def gradient_exchanges(explanation: Explanation) -> list[tuple[str, str, float, 
 
 
 def _sync_lines(explanation: Explanation) -> list[str]:
-    """Return the plan's step with each way to sum gradients, the job's own first."""
+    """Return table lines that compare ways to sum gradients (all-reduce, parameter servers). The job's is first."""
     if not explanation.syncs:
         return []
     rows = [(format_duration(one.seconds), format_duration(one.step_s), _name_sync(one)) for one in explanation.syncs]
@@ -228,5 +228,5 @@ def _memory_rows(offer: Offer) -> list[tuple[str, ...]]:
 
 
 def explanation_document(explanation: Explanation) -> dict[str, Any]:
-    """Return the explanation as plain data, in the words of the advice's document."""
+    """Return the explanation as JSON-compatible data, with the keys of the advice document."""
     return Explained.model_validate(explanation, from_attributes=True).document()

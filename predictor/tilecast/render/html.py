@@ -1,4 +1,4 @@
-"""Show the advice as one HTML page."""
+"""Format advice as an HTML page."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ def advice_page(
     curves: Sequence[ScalingCurve],
     sections: Sequence[tuple[str, str]] = (),
 ) -> str:
-    """Return the whole page.
+    """Return the advice as a complete HTML page.
 
     Args:
         advice: the advice to show.
-        explanation: the recommended plan taken apart, or None if there is no recommendation.
-        curves: how every pool scales.
-        sections: title and text of everything else that was requested.
+        explanation: the breakdown of the recommended plan's step, or None if there is no recommendation.
+        curves: the scaling curve of each pool.
+        sections: title and plain text of further sections.
     """
     request, workload = advice.request, advice.request.workload
     unit = "tokens" if workload.samples_are_tokens else "samples"
@@ -129,7 +129,7 @@ def _offer_cells(offer: Offer) -> list[str]:
 
 
 def _format_memory_fit(offer: Offer) -> str:
-    """Format the range of an offer's memory: `51-58 of 79 GiB`."""
+    """Return the predicted range of an offer's memory and the memory available, as `51-58 of 79 GiB`."""
     taken = format_gibibyte_range(offer.memory_lower_bytes, offer.memory_upper_bytes)
     return f"{taken} of {format_gibibytes(offer.memory_available_bytes)} GiB{', tight' if offer.is_tight else ''}"
 
@@ -153,9 +153,9 @@ def _charts_section(advice: Advice, curves: Sequence[ScalingCurve]) -> str:
 
 
 def _pareto_chart(advice: Advice) -> Chart | None:
-    """Return a chart of step time over cost, or over GPUs if no pool has a price.
+    """Return a chart of step time over cost, or over GPUs unless all pools have prices.
 
-    The chart shows the Pareto set and the best plan of each pool.
+    The chart shows the Pareto set and the best plan of each pool. Without plans, return None.
     """
     best = {(offer.pool.name, str(offer.plan), offer.gpus): offer for offer in (*advice.pareto, *advice.offers)}
     shown = list(best.values())
@@ -186,11 +186,12 @@ def _pareto_chart(advice: Advice) -> Chart | None:
 
 
 def _axis_base(values: Sequence[float]) -> int:
-    """Return base 10 (logarithmic axis) for values that are far apart, else 0 (linear axis)."""
+    """Return 10, for a logarithmic axis, if the values span a factor above 8. Otherwise return 0, for a linear axis."""
     return 10 if min(values, default=0.0) > 0 and max(values) > 8 * min(values) else 0
 
 
 def _scaling_charts(curves: Sequence[ScalingCurve]) -> list[tuple[str, Chart | None]]:
+    """Return charts of step time and of cost over the number of GPUs, each with a name for its identifiers."""
     if not curves:
         return []
     gpus = Axis("GPUs", format_count, base=2)
@@ -259,7 +260,7 @@ def _kernels_section(best: Offer, explanation: Explanation) -> str:
 
 
 def _roofline_chart(explanation: Explanation) -> Chart:
-    """Return a chart of the FLOP/s that each operator reaches over its FLOP per byte."""
+    """Return a roofline chart with the operators as points, FLOP/s over FLOP per byte."""
     gpu, peak = explanation.gpu, explanation.gpu.peak(explanation.precision)
     bandwidth = gpu.memory_bandwidth_bytes_per_s
     shown = [

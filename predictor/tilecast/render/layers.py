@@ -1,4 +1,4 @@
-"""Show strategies per layer, below the first screen."""
+"""Format the best strategy of each layer and the best pipeline split, as text and as plain data."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from tilecast.perlayer import REORDERING_TOLERANCE, LayerGroup, PerLayer, Pipeli
 from tilecast.render.units import format_duration, format_gibibytes
 
 _WORTH = 0.005
-"""Share of the step below which a saving is treated as none."""
+"""Fraction of the step time below which a saving is not reported."""
 
 
 def layers_text(offer: Offer, per_layer: PerLayer | None, cut: PipelineCut | None) -> str:
-    """Return text about the gain of per-layer strategies and of an uneven pipeline, ending in a newline."""
+    """Return text on how much per-layer strategies and an uneven pipeline split save, ending in a newline."""
     where = f"{offer.pool.name} {offer.nodes}x{offer.gpus_per_node}"
     return "\n".join([*_strategy_lines(where, per_layer), *_cut_lines(cut)]) + "\n"
 
 
 def layers_document(per_layer: PerLayer | None, cut: PipelineCut | None) -> dict[str, Any]:
-    """Return the strategies and the cut as values: seconds, bytes, layers counted from 1."""
+    """Return per-layer strategies and pipeline split as JSON-compatible data. Layers are counted from 1."""
     values: dict[str, Any] = {}
     if per_layer is not None:
         values["strategies"] = {
@@ -79,14 +79,14 @@ def _strategy_lines(location: str, per_layer: PerLayer | None) -> list[str]:
 
 
 def _name_group(group: LayerGroup, depth: int) -> str:
-    """Format a group as text: `embedding`, `layer 44 of 44`, `layers 1-12,25-32 of 32`."""
+    """Return the name of a layer group, such as `embedding` or `layers 1-12,25-32 of 32`. `depth` is the last layer."""
     if not group.layers:
         return group.name
     return f"layer{'s' if len(group.layers) > 1 else ''} {_format_ranges(group.layers)} of {depth}"
 
 
 def _format_ranges(numbers: Sequence[int]) -> str:
-    """Format ascending numbers as people write them: `1-12,25-32`."""
+    """Format ascending numbers as ranges: `1-12,25-32`."""
     runs: list[list[int]] = []
     for number in numbers:
         if runs and runs[-1][-1] == number - 1:

@@ -1,4 +1,4 @@
-"""Building blocks of HTML pages. A page is self-contained (no network, no script) and follows light and dark mode."""
+"""Build HTML pages that need no network and no script, and follow the light or dark mode of the browser."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ footer{margin-top:48px;font-size:13px;color:var(--soft)}
 
 
 def html_page(title: str, body: Sequence[str]) -> str:
-    """Return a page with a title and the parts of its body; empty parts are left out."""
+    """Return a complete HTML page. `body` holds its elements as markup, and empty strings are left out."""
     return (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width,initial-scale=1">\n'
@@ -55,7 +55,7 @@ def html_page(title: str, body: Sequence[str]) -> str:
 
 
 def facts_list(named: Sequence[tuple[str, str]]) -> str:
-    """Return an HTML list of names and values. Pairs with an empty value are left out."""
+    """Return an HTML `<dl>` of (name, value) pairs. Pairs with an empty value are left out."""
     items = "".join(f"<div><dt>{escape(name)}</dt><dd>{escape(value)}</dd></div>" for name, value in named if value)
     return f'<dl class="facts">{items}</dl>'
 
@@ -63,13 +63,13 @@ def facts_list(named: Sequence[tuple[str, str]]) -> str:
 def html_table(
     caption: str, titles: Sequence[str], rows: Sequence[tuple[str, Sequence[str]]], figures: str = ""
 ) -> str:
-    """Return a table.
+    """Return an HTML table in a scrollable container.
 
     Args:
-        caption: what the table shows, as text.
-        titles: titles of the columns, as text; a column "why" breaks its lines.
-        rows: class and cells of each row, as markup; the first cell is the row's header.
-        figures: titles of the columns of figures, separated by `|`.
+        caption: caption of the table, as text.
+        titles: titles of the columns, as text. Only a column titled "why" wraps its text.
+        rows: CSS class and cells of each row, as markup. The first cell is the row's header.
+        figures: titles of the numeric columns, separated by `|`. Numbers are aligned to the right.
     """
     right = [title in figures.split("|") for title in titles]
     head = "".join(
@@ -87,15 +87,15 @@ def html_table(
 
 
 def class_attribute(name: str) -> str:
-    """Return the attribute for a class, empty without one."""
+    """Return an HTML `class` attribute with a leading space. For an empty name, return an empty string."""
     return f' class="{name}"' if name else ""
 
 
 def html_figure(title: str, picture: str, kind: str = "") -> str:
-    """Return a picture, an `<svg>` element, under its title."""
+    """Return an HTML `<figure>` with a caption above an `<svg>` element. `kind` is its CSS class."""
     return f"<figure{class_attribute(kind)}><figcaption>{escape(title)}</figcaption>{picture}</figure>"
 
 
 def share_meter(share: float) -> str:
-    """Return a bar for a share from 0 to 1."""
+    """Return an HTML bar whose length shows a fraction from 0 to 1."""
     return f'<span class="meter" style="width:{max(share, 0.0) * 160:.0f}px"></span>'

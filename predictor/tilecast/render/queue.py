@@ -1,4 +1,4 @@
-"""Show a queue's plan as a screen, as JSON, as CSV and as a page."""
+"""Format the plan of a job queue as text, JSON, CSV or HTML."""
 
 from __future__ import annotations
 
@@ -17,27 +17,28 @@ from tilecast.render.units import format_duration, format_interval, format_money
 
 SCHEMA_VERSION = 1
 MOST_LINES = 40
-"""Most jobs on the screen; programs get all of them."""
+"""Most jobs in the text output. The other formats list all jobs."""
 _TITLES = ("JOB", "NOW", "ADVISED", "GPUS", "PLAN", "START", "FINISH", "(90%)", "COST", "GAIN")
 _TOTALS = ("", "MEAN", "P99", "LAST", "COST", "FAIRNESS", "LATE")
 
 
 @dataclass(frozen=True, slots=True)
 class NodeChange:
-    """The plan with other node counts."""
+    """The plan of a queue if some pools had more or fewer nodes."""
 
     nodes: Mapping[str, int]
     """Change in the nodes of each pool; negative values remove nodes."""
     report: QueueReport | None
-    """None if nothing can be planned then."""
+    """Plan with the changed pools, or None if no job can then be planned."""
     jobs: int
     """Change in the number of queued jobs that are planned."""
     lost: tuple[UnplannedJob, ...]
+    """Jobs that the plan with the changed nodes leaves out."""
 
 
 @dataclass(frozen=True, slots=True)
 class QueueScreen:
-    """Everything that is shown."""
+    """A queue's plan, the jobs that are not planned, and optionally the plan with other node counts."""
 
     report: QueueReport
     unplanned: tuple[UnplannedJob, ...]
@@ -46,7 +47,7 @@ class QueueScreen:
 
 @dataclass(frozen=True, slots=True)
 class PlacedJob:
-    """Job of a queue with its place in the plan and the option that the plan gives it."""
+    """A queued job with its planned start and end, and with the pool, GPUs and parallelism that the plan chooses."""
 
     place: QueuedPlace
     job: QueuedJob
@@ -54,14 +55,14 @@ class PlacedJob:
 
     @property
     def present(self) -> str:
-        """Pool and GPUs where the job is, or would go without advice."""
+        """Pool and number of GPUs on which the job runs, or would run without advice. It is "-" if unknown."""
         if self.job.present is None:
             return "-"
         return f"{self.job.present[0]}:{self.job.present[1]}{' (runs)' if self.job.is_running else ''}"
 
 
 def placed_jobs(queue_report: QueueReport) -> list[PlacedJob]:
-    """Return the planned jobs in the order of the queue."""
+    """Return the planned jobs of a report in queue order."""
     columns, option = queue_report.solution.columns, queue_report.solution.option
     return [
         PlacedJob(place, columns.problem.jobs[place.job], columns.options[option[place.job]])
@@ -70,7 +71,7 @@ def placed_jobs(queue_report: QueueReport) -> list[PlacedJob]:
 
 
 def queue_text(screen: QueueScreen) -> str:
-    """Return the plan as a screen of text, ending in a newline."""
+    """Return the plan as text with one line per job, totals and notes, ending in a newline."""
     queue_report = screen.report
     order = _sort_by_start(queue_report)
     rows = [_job_cells(queue_report, placed) for placed in order[:MOST_LINES]]
@@ -95,19 +96,19 @@ def queue_text(screen: QueueScreen) -> str:
 
 
 def _sort_by_start(queue_report: QueueReport) -> list[PlacedJob]:
-    """Return the planned jobs in the order of their starts."""
+    """Return the planned jobs of a report, sorted by planned start."""
     return sorted(
         placed_jobs(queue_report), key=lambda placed: (placed.place.start_s, placed.place.finish_s, placed.place.job)
     )
 
 
 def _refusal_lines(unplanned: Sequence[UnplannedJob]) -> list[str]:
-    """Return lines with the jobs that cannot be planned and the reasons."""
+    """Return text lines that name each job that cannot be planned, with the problem and the remedy."""
     return [line for item in unplanned for line in wrap_text(f"x  {item.job}  ", f"{item.problem}: {item.remedy}")]
 
 
 def queue_headline(queue_report: QueueReport) -> str:
-    """Return a line with the number of jobs, the pools and the policy."""
+    """Return a text line with the number of jobs, the pools and the scheduling policy."""
     columns, policy = queue_report.solution.columns, queue_report.solution.policy
     pools = ", ".join(f"{pool.name} {pool.nodes}x{pool.gpus_per_node}" for pool in columns.pools)
     return f"{len(columns.weight)} jobs on {pools}; policy {policy.name}: {policy.summary}"
@@ -130,7 +131,7 @@ def _job_cells(queue_report: QueueReport, placed: PlacedJob) -> tuple[str, ...]:
 
 
 def format_gain(seconds: float) -> str:
-    """Format the seconds that a job gains or loses against the reference in which each job takes its best pool."""
+    """Format a gain (+) or loss (-) of seconds, such as `+2h`. Below one second, return `0`."""
     if abs(seconds) < 1:
         return "0"
     return f"{'+' if seconds > 0 else '-'}{format_duration(abs(seconds))}"
@@ -142,7 +143,7 @@ def _format_price(queue_report: QueueReport, amount: float | None) -> str:
 
 
 def totals_rows(queue_report: QueueReport) -> list[tuple[str, ...]]:
-    """Return the totals of the plan and of the references, one row each."""
+    """Return the cells of the totals table, one row for the plan and one for each reference policy."""
     named = [
         ("this plan", queue_report.plan),
         *((REFERENCES[name][0], held) for name, held in queue_report.references.items()),
@@ -162,7 +163,7 @@ def totals_rows(queue_report: QueueReport) -> list[tuple[str, ...]]:
 
 
 def payment_lines(queue_report: QueueReport) -> list[str]:
-    """Return sentences about the jobs that lose time and the jobs that gain by it, largest losses first."""
+    """Return sentences on which jobs the plan delays, and which jobs profit. The largest delays come first."""
     jobs = queue_report.solution.columns.problem.jobs
     losing = sorted((place for place in queue_report.places if place.gain_s <= -1), key=lambda place: place.gain_s)
     lines = []
@@ -183,7 +184,7 @@ _PAID = 4
 
 
 def queue_notes(screen: QueueScreen) -> list[str]:
-    """Return sentences on the optimality bound, on jobs that stay in place, and on other node counts."""
+    """Return sentences on the optimality gap, on the cost of not moving jobs, and on other node counts."""
     solution, texts = screen.report.solution, list[str]()
     if solution.gap is not None:
         texts.append(
@@ -198,7 +199,7 @@ def queue_notes(screen: QueueScreen) -> list[str]:
 
 
 def node_change_lines(screen: QueueScreen) -> list[str]:
-    """Return sentences on the effect of other node counts."""
+    """Return sentences on how other node counts would change the totals. Without `what_if`, return none."""
     what_if = screen.what_if
     if what_if is None:
         return []
@@ -222,7 +223,7 @@ def node_change_lines(screen: QueueScreen) -> list[str]:
 
 
 def queue_document(screen: QueueScreen) -> dict[str, object]:
-    """Return the plan as plain data for programs."""
+    """Return the plan as JSON-compatible data."""
     queue_report = screen.report
     solution, what_if = queue_report.solution, screen.what_if
     return {
@@ -282,12 +283,12 @@ def _job_document(placed: PlacedJob) -> dict[str, object]:
 
 
 def queue_json(screen: QueueScreen) -> str:
-    """Format the document as JSON."""
+    """Return the plan as JSON text."""
     return json.dumps(queue_document(screen), indent=2) + "\n"
 
 
 def job_rows(screen: QueueScreen) -> list[dict[str, Any]]:
-    """Return a dictionary for each planned job; times are in seconds from now."""
+    """Return one dictionary per planned job. Times are in seconds from now."""
     return [
         {
             "job": placed.job.name,
@@ -307,7 +308,7 @@ def job_rows(screen: QueueScreen) -> list[dict[str, Any]]:
 
 
 def queue_csv(screen: QueueScreen) -> str:
-    """Format one line per job."""
+    """Return the plan as CSV with one line per job. Jobs that are not planned come last."""
     seconds = ("start", "finish", "lower", "upper")
     lines: list[Sequence[object]] = [
         ("job", "now", "pool", "gpus", "plan", *(f"{name}_s" for name in seconds), "cost", "gain_s", "problem")
@@ -321,7 +322,7 @@ def queue_csv(screen: QueueScreen) -> str:
 
 
 def queue_html(screen: QueueScreen) -> str:
-    """Format the plan as one page."""
+    """Return the plan as a complete HTML page."""
     queue_report = screen.report
     problems = [(item.job, item.problem, item.remedy) for item in screen.unplanned]
     texts = [*payment_lines(queue_report), *queue_notes(screen)]
@@ -337,14 +338,14 @@ def queue_html(screen: QueueScreen) -> str:
 
 
 def empty_queue_text(unplanned: Sequence[UnplannedJob], output: str) -> str:
-    """Return the output for a queue where no job can be planned."""
+    """Return JSON or text for a queue in which no job can be planned. `output` is the value of `-o`."""
     if output == "json":
         return json.dumps(empty_queue_document(unplanned), indent=2) + "\n"
     return "\n".join([*(_refusal_lines(unplanned) or ["No job waits or runs."]), ""])
 
 
 def empty_queue_document(unplanned: Sequence[UnplannedJob]) -> dict[str, object]:
-    """Return the document of a queue in which no job can be planned."""
+    """Return JSON-compatible data for a queue in which no job can be planned."""
     return {"schemaVersion": SCHEMA_VERSION, "jobs": [], "unplanned": [_unplanned_document(item) for item in unplanned]}
 
 
@@ -354,4 +355,4 @@ FORMATS: Mapping[str, Callable[[QueueScreen], str]] = {
     "csv": queue_csv,
     "html": queue_html,
 }
-"""Functions for the values of `-o`."""
+"""Formatting function of each value of `-o`."""

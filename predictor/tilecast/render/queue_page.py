@@ -1,4 +1,4 @@
-"""Show a queue's plan as one page with a Gantt chart per pool."""
+"""Format the plan of a queue as an HTML page with one Gantt chart per pool."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tilecast.render.units import format_duration
 
 _WIDTH, _LEFT, _ROW, _GAP, _AXIS = 1080.0, 120.0, 16.0, 3.0, 26.0
 MOST_BARS = 60
-"""Most jobs that are drawn per pool, the first ones to start."""
+"""Most jobs that a pool's chart shows. They are the jobs that start first."""
 
 
 def queue_page(
@@ -25,14 +25,14 @@ def queue_page(
     problems: Sequence[tuple[str, str, str]],
     texts: Sequence[str],
 ) -> str:
-    """Return the whole page.
+    """Return a complete HTML page on a queue's plan.
 
     Args:
-        queue_report: the plan.
-        title: what was planned.
+        queue_report: the plan with its totals.
+        title: sentence below the heading, as text.
         jobs: titles and rows of the table of jobs, as text.
         totals: titles and rows of the table of totals, as text.
-        problems: job, problem and remedy of what could not be planned.
+        problems: name, problem and remedy of each job that is not planned.
         texts: sentences about the plan.
     """
     plan = queue_report.plan
@@ -68,7 +68,7 @@ def _figures_table(caption: str, titles: Sequence[str], rows: Sequence[Sequence[
 
 
 def _gantt_chart(queue_report: QueueReport, pool: int) -> str:
-    """Return the jobs of a pool as bars over time, one line each, in the order of their starts."""
+    """Return an HTML figure with one bar per job of a pool over time, sorted by start. `pool` is its index."""
     columns, option = queue_report.solution.columns, queue_report.solution.option
     capacity = columns.pools[pool]
     here = [place for place in queue_report.places if columns.pool[option[place.job]] == pool]
@@ -106,7 +106,10 @@ def _time_axis(end: float, bottom: float) -> list[str]:
 
 
 def _job_bar(queue_report: QueueReport, place: QueuedPlace, row: int, end: float) -> str:
-    """Return the bar of one job: its run, a whisker over the range of its end, and its figures as a title."""
+    """Return SVG for one job: a bar from start to end, a line over the range of its end, and a tooltip.
+
+    `row` counts bars from the top. `end` is the last second of the axis.
+    """
     columns = queue_report.solution.columns
     job = columns.problem.jobs[place.job]
     option = columns.options[queue_report.solution.option[place.job]]

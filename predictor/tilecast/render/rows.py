@@ -1,4 +1,4 @@
-"""Show rows and facts that are plain dictionaries as text and as HTML."""
+"""Format dictionaries as text tables and HTML tables."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ Row = Mapping[str, Any]
 
 
 def rows_table(rows: Sequence[Row]) -> list[str]:
-    """Return lines of a table: rows under the names of their keys, figures flush right."""
+    """Return the lines of a text table. The first row's keys are the titles, and numbers are aligned right."""
     names = list(rows[0]) if rows else []
     right = [name for name in names if all(isinstance(row[name], int | float) for row in rows)]
     return align_columns(names, [[format_cell(row[name]) for name in names] for row in rows], right)
 
 
 def facts_lines(row: Row) -> list[str]:
-    """Return one line for each property. The properties of a nested mapping are indented below its name."""
+    """Return one text line per item of a dictionary. Items of a nested dictionary are indented below its key."""
     lines = []
     for name, value in row.items():
         if isinstance(value, Mapping):
@@ -30,7 +30,7 @@ def facts_lines(row: Row) -> list[str]:
 
 
 def format_cell(value: Any) -> str:
-    """Return a value as a cell of a table."""
+    """Format any value as the text of a table cell. None becomes an empty string."""
     if isinstance(value, bool) or value is None:
         return {True: "yes", False: "no", None: ""}[value]
     if isinstance(value, Mapping):
@@ -43,7 +43,7 @@ def format_cell(value: Any) -> str:
 
 
 def rows_html(rows: Sequence[Row], title: str = "", notes: Sequence[str] = ()) -> str:
-    """Return rows as an HTML table below a title and above notes, a paragraph each."""
+    """Return an HTML table of rows, below a title and above one paragraph per note."""
     names = list(rows[0]) if rows else []
     head = "".join(f"<th>{html.escape(name)}</th>" for name in names)
     body = "".join(

@@ -1,4 +1,4 @@
-"""Show a sweep as a table with bars, as plain data, and as a chart."""
+"""Format a sweep over values of one setting as a text table with bars, CSV, JSON or a chart."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ Measure = Literal["step", "cost", "throughput"]
 MEASURES: tuple[Measure, ...] = ("step", "cost", "throughput")
 
 BAR = 24
-"""Columns of the longest bar."""
+"""Width of the longest bar in characters."""
 _EIGHTHS = " ▏▎▍▌▋▊▉"
 
 
 def sweep_text(field: str, unit: str, rows: Sequence[SweepRow], *, wide: bool = False) -> str:
-    """Return the best of every value, or with `wide` the best of every pool, as a screen that ends in a newline."""
+    """Return a text table with the best offer for each swept value. If `wide`, list the best offer of every pool."""
     titles = (_value_title(field, unit), "POOL", "GPUS", "PLAN", "STEP", "(90%)", "COST/1K", "/S/GPU", "EFF", "STEP")
     longest = max((offer.step_s for row in rows for offer in _shown_offers(row, wide)), default=1.0)
     lines: list[tuple[str, ...]] = []
@@ -55,13 +55,13 @@ def sweep_text(field: str, unit: str, rows: Sequence[SweepRow], *, wide: bool = 
 
 
 def text_bar(share: float) -> str:
-    """Return a bar that fills this share of `BAR` columns, to an eighth of a column."""
+    """Return a bar of block characters that fills a fraction of `BAR` columns, rounded to an eighth of a column."""
     eighths = max(1, round(min(share, 1.0) * BAR * 8))
     return "█" * (eighths // 8) + _EIGHTHS[eighths % 8].strip()
 
 
 def sweep_csv(field: str, unit: str, rows: Sequence[SweepRow]) -> str:
-    """Format one line per value and pool."""
+    """Return the sweep as CSV with one line per swept value and pool."""
     lines: list[Sequence[object]] = [
         (field, "pool", "nodes", "gpusPerNode", "plan", "stepSeconds", "lowerBound", "upperBound",
          "costPer1000Steps", "tokensPerSecond", "efficiency", "best"),
@@ -81,7 +81,7 @@ def sweep_csv(field: str, unit: str, rows: Sequence[SweepRow]) -> str:
 
 
 def sweep_document(field: str, unit: str, rows: Sequence[SweepRow]) -> dict[str, Any]:
-    """Return the sweep as plain data: each value with its offers and rejected pools."""
+    """Return the sweep as JSON-compatible data. Each row has a value, its offers and its rejected pools."""
     return {
         "schemaVersion": "1",
         "field": field,
@@ -98,12 +98,12 @@ def sweep_document(field: str, unit: str, rows: Sequence[SweepRow]) -> dict[str,
 
 
 def sweep_json(field: str, unit: str, rows: Sequence[SweepRow]) -> str:
-    """Return the document as JSON."""
+    """Return the sweep as JSON text."""
     return json.dumps(sweep_document(field, unit, rows), indent=2) + "\n"
 
 
 def sweep_chart(field: str, unit: str, rows: Sequence[SweepRow], measure: Measure = "step") -> Chart:
-    """Return a chart with a line for every pool over the values."""
+    """Return a chart of step time, cost or throughput over the swept values, with one line per pool."""
     names = sorted({offer.pool.name for row in rows for offer in row.advice.offers})
     values = [row.value for row in rows]
     is_wide = min(values, default=0) > 0 and max(values) > 4 * min(values)

@@ -1,4 +1,4 @@
-"""Format advice as text: one line per pool, the recommended pool first, with the reasons against other plans."""
+"""Format advice as text with one line per pool. The recommended pool is first, and reasons against others follow."""
 
 from __future__ import annotations
 
@@ -28,17 +28,17 @@ _PART_NAMES = {"communication": "exposed communication", "bubble": "pipeline bub
 
 
 WIDTH = 128
-"""Columns of the screen that sentences are wrapped to."""
+"""Width in characters at which sentences are wrapped."""
 MAX_WHY_NOT = 6
-"""Most lines on why other plans are not recommended; programs get all of them."""
+"""Most lines on why other plans are not recommended. JSON and YAML list all reasons."""
 
 
 _FIRM = "\N{NO-BREAK SPACE}"
-"""Space at which no line is broken."""
+"""Space at which a line is not wrapped."""
 
 
 def advice_text(advice: Advice) -> str:
-    """Return the advice as a screen of text, ending in a newline."""
+    """Return the advice as a text table of pools with notes, ending in a newline."""
     best = advice.best
     names = [offer.pool.name for offer in advice.offers] + [item.pool for item in advice.rejections]
     width = max(map(len, (*names, advice.baseline.pool.name if advice.baseline else "", "POOL")))
@@ -58,7 +58,7 @@ def advice_text(advice: Advice) -> str:
 
 
 def wrap_text(head: str, text: str) -> list[str]:
-    """Wrap a text behind a head. Later lines are indented by the width of the head."""
+    """Return wrapped lines of a text. The first line begins with `head`, and later lines are indented by its width."""
     indent = " " * len(head)
     wrapper = textwrap.TextWrapper(
         WIDTH, initial_indent=head, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
@@ -67,7 +67,7 @@ def wrap_text(head: str, text: str) -> list[str]:
 
 
 def advice_headline(advice: Advice) -> str:
-    """Return the job in one line."""
+    """Return a text line with the job's name, model, parameters, precision, batch and objective."""
     workload = advice.request.workload
     unit = "tokens" if workload.samples_are_tokens else "samples"
     batch = f"{format_count(workload.tokens_per_step)} {unit}/step"
@@ -97,7 +97,7 @@ def _offer_cells(mark: str, offer: Offer, width: int) -> tuple[str, ...]:
 
 
 def _why_not_lines(advice: Advice) -> list[str]:
-    """Return lines on rejected plans that have an obstacle or a helpful change, best plans of other pools first."""
+    """Return text lines on plans that are not recommended, with the obstacle and a change that would help."""
     telling = [item for item in advice.why_not if item.change is not None or not _is_no_better(item)]
     lines = []
     for item in telling[:MAX_WHY_NOT]:
@@ -116,7 +116,7 @@ def _is_no_better(why_not: WhyNot) -> bool:
 
 
 def _pareto_lines(advice: Advice) -> list[str]:
-    """Return lines on the Pareto set of plans (time, cost and GPUs), if it has several plans."""
+    """Return text lines that list the Pareto set in time, cost and GPUs. For fewer than two plans, return none."""
     if len(advice.pareto) < 2:
         return []
     parts = []

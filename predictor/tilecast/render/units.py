@@ -1,4 +1,4 @@
-"""Format quantities for people: three significant figures at most, one unit."""
+"""Format quantities for people, with at most three significant figures and one unit."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ _SCALES = (
     (345600.0, 3600.0, "h"),
     (float("inf"), 86400.0, "d"),
 )
-"""Upper limit in seconds, unit in seconds, and name of each unit."""
+"""Each unit of time: the seconds from which a larger unit is used, the seconds of the unit, and its name."""
 
 
 def format_duration(seconds: float | None) -> str:
-    """Format seconds: `85ms`, `8.2s`, `42min`, `22.8h`, `31d`, empty if they are not known."""
+    """Format seconds, such as `85ms`, `8.2s`, `42min` or `31d`. Return an empty string for None."""
     if seconds is None:
         return ""
     _, unit, name = _time_unit(seconds)
@@ -27,13 +27,13 @@ def format_duration(seconds: float | None) -> str:
 
 
 def format_interval(lower: float, upper: float) -> str:
-    """Format a range of seconds in the unit of its lower end: `7.62-9.03s`."""
+    """Format a range of seconds, such as `7.62-9.03s`, in the unit that suits its lower end."""
     _, unit, name = _time_unit(lower)
     return f"{_three_digits(lower / unit)}-{_three_digits(upper / unit)}{name}"
 
 
 def _three_digits(value: float) -> str:
-    """Format three significant figures, never with an exponent for a large number."""
+    """Format a number with three significant figures. Large numbers have no exponent."""
     return f"{value:.3g}" if value < 999.5 else f"{value:.0f}"
 
 
@@ -42,7 +42,7 @@ def _time_unit(seconds: float) -> tuple[float, float, str]:
 
 
 def format_money(value: float | None, currency: str) -> str:
-    """Format an amount: `$2,507`, `251 CHF`, empty for None."""
+    """Format an amount of money, such as `$2,507` or `251 CHF`. Return an empty string for None."""
     if value is None:
         return ""
     text = f"{value:,.0f}" if value >= 100 else f"{value:.2f}"
@@ -50,7 +50,7 @@ def format_money(value: float | None, currency: str) -> str:
 
 
 def format_count(value: float) -> str:
-    """Format a large count: `1.05M`, `4.19M`, `512`."""
+    """Format a count with an SI prefix, such as `1.05M` or `512`."""
     for limit, letter in ((1e18, "E"), (1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
         if value >= limit:
             return f"{value / limit:.3g}{letter}"
@@ -58,23 +58,23 @@ def format_count(value: float) -> str:
 
 
 def format_parameters(value: float) -> str:
-    """Format a number of parameters as models are named: `124M`, `8.03B`, `1.03T`."""
+    """Format a number of parameters, such as `124M`, `8.03B` or `1.03T`."""
     return format_count(value).replace("G", "B")
 
 
 def format_gibibytes(value: float) -> str:
-    """Format bytes in whole GiB: `61`."""
+    """Format bytes as a whole number of GiB without the unit, such as `61`."""
     return f"{value / GIB:.0f}"
 
 
 def format_gibibyte_range(lower: float, upper: float) -> str:
-    """Format a range of bytes in whole GiB: `51-58`, or one number where the ends are equal."""
+    """Format a range of bytes in whole GiB, such as `51-58`. If both ends round to one number, return it alone."""
     ends = dict.fromkeys((format_gibibytes(lower), format_gibibytes(upper)))
     return "-".join(ends)
 
 
 def format_bytes(value: float) -> str:
-    """Format bytes in the binary unit that suits: `61.2 GiB`, `4 MiB`, `512 B`."""
+    """Format bytes with a binary unit, such as `61.2 GiB`, `4 MiB` or `512 B`."""
     for limit, unit in ((GIB, "GiB"), (2**20, "MiB"), (2**10, "KiB")):
         if value >= limit:
             return f"{_three_digits(value / limit)} {unit}"

@@ -1,4 +1,4 @@
-"""Show the wide table: everything that one line of an offer can hold, the plans next to the best, and a legend."""
+"""Format advice as a wide text table with step parts, rejected plans, the Pareto set and a legend."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ A plan reads dp16 data, tp2 tensor, pp2 pipeline, cp2 context, ep8 expert parall
 the data and context ranks; sp norms split by sequence over the tensor ranks; vp2 virtual stages of each pipeline rank;
 mb2 samples per micro-batch; ac-full or ac-sel recomputed activations. In the table > is the recommendation, = your
 baseline, x a pool that cannot run the job."""
-"""Legend of the plans and the table."""
+"""Explanation of the notation of plans and of the marks in the table."""
 
 _PARTS = tuple(part.upper() for part in PARTS)
 _TITLES = ("POOL", "PLAN", "BATCH", "PRECISION", "/S", *_PARTS, "NODE TYPE", "FREE NOW", "SELECTOR")

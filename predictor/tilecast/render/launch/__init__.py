@@ -1,7 +1,7 @@
-"""Write the launch of a plan: a launcher's command, its files, and lines for the training script.
+"""Write the command, the configuration files and the training-script lines that launch a plan.
 
-Each launcher has a module. The output follows the plan, the workload and the framework's record in `frameworks.toml`,
-as the forecast does. Learning rates, data and tokenizers are left to the user.
+Each launcher has a module. The output depends on the plan, the workload and the framework's record in
+`frameworks.toml`, as the forecast does. Learning rates, data and tokenizers are left to the user.
 """
 
 from __future__ import annotations
@@ -44,32 +44,33 @@ _ANY: tuple[Attention, ...] = ("auto", "flash", "eager", "flash2", "cudnn", "mem
 
 
 def _no_refusal(setting: LaunchSetting) -> str:
+    """Return an empty string, for launchers that can run every setting."""
     return ""
 
 
 @dataclass(frozen=True, slots=True)
 class Launcher:
-    """Launcher of training jobs: its frameworks, its writer, and the jobs that it supports."""
+    """A program that launches training jobs, with the function that writes its command and the jobs it supports."""
 
     frameworks: tuple[Framework, ...]
-    """Frameworks that price what it runs, those to try first at the front."""
+    """Frameworks whose forecast describes its jobs. The first one that can execute the plan is used."""
     write: Callable[[LaunchSetting], LaunchScript]
     executions: tuple[Execution, ...] = ("eager", "compiled")
     optimizers: tuple[Optimizer, ...] = _ALL
     attention: tuple[Attention, ...] = _ANY
     precisions: tuple[Precision, ...] = PRECISIONS
     families: tuple[str, ...] = ()
-    """Families of models that it has a training script for; empty if the script is the user's."""
+    """Model families for which it has a training script. It is empty if the user supplies the script."""
     reads_loss: bool = False
     """Whether it reads the loss from the output of a Transformers model."""
     weights: tuple[Weights, ...] = ()
-    """Ways to store weights in 16 bits that it can request beside its frameworks' own."""
+    """Values of `Workload.weights` that it can request beside the default of its framework."""
     requests_types: bool = False
-    """Whether it can request the types of gradients and moments."""
+    """Whether it can set the data types of gradients and optimizer moments."""
     has_adapters: bool = True
-    """Whether LoRA is left to the script."""
+    """Whether the training script can add LoRA adapters."""
     refuses: Callable[[LaunchSetting], str] = _no_refusal
-    """Function that says what in a setting it does not run, or not as priced; it returns an empty string if nothing."""
+    """Function that returns why a setting would not run as priced, or an empty string if it would."""
 
 
 LAUNCHERS: Mapping[str, Launcher] = {
@@ -108,7 +109,7 @@ LAUNCHERS: Mapping[str, Launcher] = {
         refuses=huggingface.refusal_reason,
     ),
 }
-"""Launchers that `--launch` knows, by name."""
+"""Launchers by their name in `--launch`."""
 
 
 def write_launch(launcher: str, setting: LaunchSetting) -> LaunchScript:
@@ -116,10 +117,10 @@ def write_launch(launcher: str, setting: LaunchSetting) -> LaunchScript:
 
     Args:
         launcher: a key of `LAUNCHERS`.
-        setting: the plan and its job; a workload without a framework is treated as the launcher's own.
+        setting: the plan and its job. If the job names no framework, a framework of the launcher is chosen.
 
     Raises:
-        SpecError: the launcher cannot run the plan or the job, or not as it is priced; the message says why.
+        SpecError: the launcher cannot run the plan or the job as it is priced. The message says why.
     """
     check_launchable(launcher, setting.workload)
     chosen = _with_framework(launcher, setting)
@@ -132,7 +133,7 @@ def write_launch(launcher: str, setting: LaunchSetting) -> LaunchScript:
 
 
 def launch_text(launcher: str, setting: LaunchSetting) -> str:
-    """Return the launch as text, below comment lines with the pool, the step time and the priced states.
+    """Return the launch as text. Comment lines at the top name pool, plan, step time, memory and data types.
 
     Raises:
         SpecError: as in `write_launch`.
@@ -147,7 +148,7 @@ def launch_text(launcher: str, setting: LaunchSetting) -> str:
 
 
 def launch_document(launcher: str, setting: LaunchSetting) -> dict[str, object]:
-    """Return the launch as plain data.
+    """Return the launch as JSON-compatible data.
 
     Raises:
         SpecError: as in `write_launch`.
@@ -157,10 +158,10 @@ def launch_document(launcher: str, setting: LaunchSetting) -> dict[str, object]:
 
 
 def check_launchable(launcher: str, workload: Workload) -> None:
-    """Raise SpecError unless a launcher can be configured for a job with some plan.
+    """Raise SpecError if a launcher cannot run a job with any plan.
 
     Raises:
-        SpecError: there is no such launcher, or the message says what of the job it does not run, and gives a remedy.
+        SpecError: the launcher is unknown, or it does not support a property of the job. The message gives a remedy.
     """
     if launcher not in LAUNCHERS:
         raise SpecError("launcher", f"{launcher!r} is not known", f"known: {', '.join(LAUNCHERS)}")
@@ -202,7 +203,7 @@ def check_launchable(launcher: str, workload: Workload) -> None:
 
 
 def _refuse_recipe(launcher: str, workload: Workload, entry: Launcher) -> None:
-    """Refuse types of weights, gradients and moments, and pieces of the loss, that a launcher cannot request."""
+    """Raise SpecError if a launcher cannot set the job's loss chunks, or its types of weights, gradients or moments."""
     if workload.loss_chunks != 1:
         raise SpecError("--launch", f"{launcher} is not told here of training.lossChunks", "leave it out")
     if not workload.is_mixed:
@@ -223,7 +224,7 @@ def _refuse_recipe(launcher: str, workload: Workload, entry: Launcher) -> None:
 
 
 def unsupported_part(framework: Framework, workload: Workload, plan: Plan) -> str:
-    """Return the first property of a plan that a framework does not execute, as text, empty if it executes the plan."""
+    """Return a sentence on the first feature of a plan that a framework lacks, or an empty string if it lacks none."""
     supported = FRAMEWORKS[framework]
     if workload.precision not in supported.precisions:
         return f"it has no {workload.precision}"
@@ -263,9 +264,9 @@ def unsupported_part(framework: Framework, workload: Workload, plan: Plan) -> st
 
 
 def _with_framework(launcher: str, setting: LaunchSetting) -> LaunchSetting:
-    """Return the setting with its framework.
+    """Return a setting whose job names a framework.
 
-    It is the job's, or else the launcher's first one that can execute the plan.
+    If the job names none, take the launcher's first framework that can execute the plan.
     """
     if setting.workload.framework is not None:
         return setting
@@ -280,10 +281,11 @@ _WEIGHTS: Mapping[str, str] = {
     "sharded": "FP32 shards gathered in 16 bit",
     "pure": "weights and optimizer in 16 bit",
 }
-"""Words for the values of `Framework.weights`."""
+"""Description of each value of `Framework.weights`."""
 
 
 def _describe_states(setting: LaunchSetting) -> str:
+    """Return the data types of weights, gradients and optimizer as text."""
     if not setting.workload.is_mixed:
         return "weights, gradients and optimizer in FP32"
     gradients = "FP32" if setting.cells.has_fp32_gradients(setting.workload) else "16-bit"

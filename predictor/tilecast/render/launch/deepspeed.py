@@ -1,4 +1,4 @@
-"""Launch with DeepSpeed 0.19: `ds_config.json` and the lines that initialize the engine."""
+"""Write the launch of DeepSpeed 0.19, which is `ds_config.json` and the lines that initialize the engine."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ _OPTIMIZERS: Mapping[Optimizer, tuple[str, Mapping[str, object]]] = {
     "adamw": ("AdamW", {}),
     "lamb": ("Lamb", {}),
 }
-"""Type and parameters of each optimizer; DeepSpeed fuses Adam and Lamb, and takes the others from `torch.optim`."""
+"""DeepSpeed's type and parameters of each optimizer. It has fused Adam and Lamb. SGD comes from `torch.optim`."""
 
 
 def engine_config(setting: LaunchSetting) -> dict[str, object]:
-    """Return the engine's configuration: ZeRO, data types, batches and optimizer."""
+    """Return the content of `ds_config.json`: ZeRO, data types, batch sizes and optimizer."""
     plan, workload = setting.plan, setting.workload
     settings: dict[str, object] = {
         "train_batch_size": workload.global_batch,
@@ -50,9 +50,9 @@ def engine_config(setting: LaunchSetting) -> dict[str, object]:
 
 
 def _zero_config(setting: LaunchSetting) -> dict[str, object]:
-    """Return the ZeRO section of the configuration, with the overlap and the bucket sizes of the forecast.
+    """Return the ZeRO section of `ds_config.json`, with the overlap and the bucket sizes that the forecast assumes.
 
-    Without ZeRO the engine chooses its bucket sizes.
+    For ZeRO stage 0 it has no bucket sizes.
     """
     plan, workload = setting.plan, setting.workload
     # Stage 3 is priced with overlap whatever the job says.
@@ -75,7 +75,7 @@ def _zero_config(setting: LaunchSetting) -> dict[str, object]:
 
 
 def _loop_lines(setting: LaunchSetting) -> list[str]:
-    """Return the lines of the training loop."""
+    """Return the Python lines of the training loop."""
     forward, inside = script.attention_contexts(setting), "loss = loss_function(engine, batch)"
     if setting.plan.pipeline > 1:
         return [
@@ -92,7 +92,7 @@ def _loop_lines(setting: LaunchSetting) -> list[str]:
 
 
 def launch_engine(setting: LaunchSetting) -> LaunchScript:
-    """Launch a script that calls `deepspeed.initialize` on every rank."""
+    """Return the launch of a script that calls `deepspeed.initialize` on every rank."""
     plan, workload = setting.plan, setting.workload
     lines = [*script.matmul_precision_lines(workload), *script.loader_lines(setting), *script.model_lines(setting)]
     if plan.expert > 1:

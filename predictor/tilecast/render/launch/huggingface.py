@@ -1,7 +1,7 @@
-"""Launch with Hugging Face: `accelerate launch` of Accelerate 1, or `TrainingArguments` of Transformers 5.
+"""Write the launch of Hugging Face Accelerate 1 or of the `Trainer` of Transformers 5.
 
-Both wrap a model in DistributedDataParallel, or in `fully_shard` by Accelerate's FSDP plugin version 2. That plugin
-reduces gradients in the 16-bit type by default.
+Accelerate and `Trainer` wrap a model in DistributedDataParallel, or in `fully_shard` by the FSDP plugin version 2 of
+Accelerate. By default, that plugin reduces gradients in 16 bit.
 """
 
 from __future__ import annotations
@@ -23,29 +23,26 @@ from tilecast.render.launch.setting import (
 from tilecast.search import find_engine
 
 _OPTIM: Mapping[str, str] = {"adam": "adamw_torch", "adamw": "adamw_torch", "sgd": "sgd", "momentum": "sgd"}
-"""Names of Transformers' `OptimizerNames`; without weight decay AdamW is Adam."""
+"""Transformers' name of each optimizer. Adam is AdamW without weight decay."""
 _EACH_SYNCS = '{"gradient_accumulation_kwargs": {"sync_each_batch": true}}'
-"""Setting that makes `fully_shard` scatter the gradients of every micro-batch, as priced.
+"""Option that makes `fully_shard` reduce-scatter the gradients of every micro-batch.
 
-No whole gradients are then held between micro-batches.
+The forecast assumes it, because unsharded gradients between micro-batches would take more memory.
 """
 
 
 _LISTED = ("resnet", "convnext", "efficientnet", "mobilenet-v2")
-"""Families that FSDP wraps by default: their layers have no class that Transformers checkpoints.
-
-The classes that these models list under `_no_split_modules` exist.
-"""
+"""Families whose `_no_split_modules` FSDP can wrap. Their layers are no `GradientCheckpointingLayer`."""
 
 
 def is_sharded(setting: LaunchSetting) -> bool:
-    """Return whether `fully_shard` runs the plan."""
+    """Return whether the job trains with `fully_shard`, not with DistributedDataParallel."""
     framework = setting.workload.framework
     return framework is not None and find_engine(framework) == "fsdp2"
 
 
 def _fsdp_settings(setting: LaunchSetting) -> dict[str, object]:
-    """Return the FSDP settings that both launchers share, in the words of Transformers' `fsdp_config`."""
+    """Return FSDP settings with the keys of Transformers' `fsdp_config`."""
     return {
         "version": 2,
         "auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
@@ -56,7 +53,7 @@ def _fsdp_settings(setting: LaunchSetting) -> dict[str, object]:
 
 
 def _mixed_precision_policy(setting: LaunchSetting) -> str:
-    """Return the types of FSDP that are priced, empty for a job in FP32."""
+    """Return a `MixedPrecisionPolicy` expression with the priced data types, or an empty string without autocast."""
     if not script.uses_autocast(setting):
         return ""
     dtype = script.DTYPES[setting.workload.precision]
@@ -65,23 +62,26 @@ def _mixed_precision_policy(setting: LaunchSetting) -> str:
 
 
 _SDPA = {"flash": "flash", "efficient": "mem_efficient", "math": "math", "cudnn": "cudnn"}
-"""PyTorch's switches of the libraries behind `scaled_dot_product_attention`."""
+"""Infix of PyTorch's switch for each backend of `scaled_dot_product_attention`."""
 _CHOSEN = {"cudnn": "cudnn", "memoryEfficient": "efficient"}
-"""Switch that stays on for a `Workload.attention` that no argument of Transformers chooses."""
+"""The only backend left on for a `Workload.attention` that Transformers' `attn_implementation` cannot select."""
 
 
 def _attention_lines(setting: LaunchSetting) -> list[str]:
-    """Return lines that restrict PyTorch to one attention library. They are empty if a model's argument chooses it."""
+    """Return Python lines that switch off all attention backends but one.
+
+    Return none if `attn_implementation` or PyTorch selects the backend.
+    """
     chosen = _CHOSEN.get(setting.workload.attention)
     others = [switch for name, switch in _SDPA.items() if chosen and name != chosen]
     return [f"torch.backends.cuda.enable_{switch}_sdp(False)" for switch in others]
 
 
 def _model_lines(setting: LaunchSetting) -> list[str]:
-    """Return the lines that choose the attention and build the model in FP32, which autocast and FSDP need.
+    """Return the Python lines that select the attention backend and build the model in FP32.
 
-    Transformers 5 would take the type of the checkpoint. Jobs with adapters have no line for the model, because
-    `script.model_lines` loads the base model.
+    By default, Transformers 5 takes the data type of the checkpoint. Jobs with adapters get no line that builds the
+    model, because `script.model_lines` loads the base model.
     """
     if setting.workload.lora_rank or script.auto_class_suffix(setting) is None:
         return _attention_lines(setting)
@@ -91,10 +91,10 @@ def _model_lines(setting: LaunchSetting) -> list[str]:
 
 
 def _wrapping_lines(setting: LaunchSetting) -> list[str]:
-    """Return the lines that make FSDP wrap the layers.
+    """Return the Python lines that make FSDP wrap every layer, or none where its default does so.
 
-    By default FSDP wraps the classes that a model lists under `_no_split_modules`. Some models list none, and some
-    models with towers list classes that are not there, where FSDP stops (Accelerate, utils/fsdp_utils.py:
+    By default FSDP wraps the classes that a model lists under `_no_split_modules`. Some models list none. Some models
+    with towers list classes that do not exist, and then FSDP raises an error (Accelerate, utils/fsdp_utils.py:
     fsdp2_prepare_auto_wrap_policy).
     """
     head, family = script.auto_class_suffix(setting), setting.model.family
@@ -113,7 +113,7 @@ def _wrapping_lines(setting: LaunchSetting) -> list[str]:
 
 
 def launch_accelerate(setting: LaunchSetting) -> LaunchScript:
-    """Launch `accelerate launch` with a configuration file, and the lines of a script that uses `Accelerator`."""
+    """Return an `accelerate launch` command with its configuration file and the lines of a training script."""
     plan, workload = setting.plan, setting.workload
     command = ["accelerate", "launch", "--config_file", "accelerate.yaml"]
     if setting.nodes > 1:
@@ -157,7 +157,7 @@ def launch_accelerate(setting: LaunchSetting) -> LaunchScript:
 
 
 def _recomputation_lines(setting: LaunchSetting) -> list[str]:
-    """Return the lines for recomputation that the FSDP plugin does not configure."""
+    """Return the Python lines that turn on recomputation, or none if the FSDP plugin turns it on."""
     if is_sharded(setting) and setting.plan.checkpointing == "full":
         return []
     if setting.plan.checkpointing == "full" and script.auto_class_suffix(setting):
@@ -168,7 +168,7 @@ def _recomputation_lines(setting: LaunchSetting) -> list[str]:
 
 
 def _accelerate_config(setting: LaunchSetting) -> dict[str, object]:
-    """Return the file that `accelerate config` writes."""
+    """Return the content of `accelerate.yaml`, with the keys that `accelerate config` writes."""
     plan, workload = setting.plan, setting.workload
     kind = "FSDP" if is_sharded(setting) else "MULTI_GPU" if plan.gpus > 1 else "NO"
     settings: dict[str, object] = {
@@ -194,7 +194,7 @@ def _accelerate_config(setting: LaunchSetting) -> dict[str, object]:
 
 
 def _format_yaml(value: Mapping[str, object], indent: str = "") -> str:
-    """Format plain mappings as YAML; JSON writes their scalars."""
+    """Format nested mappings as YAML text. Scalars are written as JSON."""
     lines = []
     for key, item in value.items():
         if isinstance(item, Mapping):
@@ -205,11 +205,12 @@ def _format_yaml(value: Mapping[str, object], indent: str = "") -> str:
 
 
 def _recomputes_in_trainer(setting: LaunchSetting) -> bool:
+    """Return whether an argument of the `Trainer` turns on full recomputation."""
     return setting.plan.checkpointing == "full" and not is_sharded(setting)
 
 
 def refusal_reason(setting: LaunchSetting) -> str:
-    """Return the reason why the Trainer or Accelerate would run a setting differently, empty if they would not."""
+    """Return why `Trainer` and Accelerate cannot run a setting as priced, or an empty string if they can."""
     if setting.workload.shard_degree is not None:
         return "its settings shard over all ranks"
     return "" if setting.workload.recompute_layers is None else "it recomputes all layers or none"
@@ -241,11 +242,11 @@ _ARGUMENTS: Table = (
     ("--fsdp", is_sharded),
     ("--fsdp_config", lambda s: "fsdp.json" if is_sharded(s) else None),
 )  # fmt: skip
-"""Fields of `TrainingArguments`."""
+"""Command-line options of `TrainingArguments`."""
 
 
 def launch_trainer(setting: LaunchSetting) -> LaunchScript:
-    """Launch `torchrun` with a script that reads `TrainingArguments` from its command line."""
+    """Return a `torchrun` command for a script that reads `TrainingArguments` from its command line."""
     files = {"fsdp.json": json.dumps(_fsdp_settings(setting), indent=2) + "\n"} if is_sharded(setting) else {}
     lines = ["(args,) = HfArgumentParser(TrainingArguments).parse_args_into_dataclasses()", *_model_lines(setting)]
     lines += script.model_lines(setting)

@@ -1,4 +1,4 @@
-"""Launch Megatron-LM with Megatron-Core 0.15 or later: the options of `megatron/training/arguments.py`."""
+"""Write the launch of Megatron-LM with Megatron-Core 0.15 or later (`megatron/training/arguments.py`)."""
 
 from __future__ import annotations
 
@@ -32,6 +32,7 @@ SCRIPTS: Mapping[str, str] = {
 
 
 def _is_encdec(setting: LaunchSetting) -> bool:
+    """Return whether the model is an encoder-decoder model."""
     return setting.model.family == "encdec"
 
 
@@ -46,9 +47,10 @@ def _latent_attention(setting: LaunchSetting) -> Deepseek | None:
 
 
 def _moe_layer_frequency(setting: LaunchSetting) -> object:
-    """Return which layers are mixtures of experts.
+    """Return the value of `--moe-layer-freq`.
 
-    It is n for every n-th one, or a list if the first layers are dense.
+    It is n if every n-th layer has experts, or a Python list expression if the first layers are dense. If every layer
+    has experts, return None.
     """
     dense, every = setting.own.first_dense, setting.own.moe_every
     if dense:
@@ -57,7 +59,7 @@ def _moe_layer_frequency(setting: LaunchSetting) -> object:
 
 
 def _counted_ends(setting: LaunchSetting) -> int:
-    """Return how many of embedding and loss count as pipeline layers: 0, 1 (the loss) or 2."""
+    """Return 2 if embedding and loss count as pipeline layers, 1 if only the loss does, or 0."""
     plan = setting.plan
     if setting.workload.pipeline_layout is not None:
         return 0
@@ -65,13 +67,16 @@ def _counted_ends(setting: LaunchSetting) -> int:
 
 
 def _predicted_tokens(setting: LaunchSetting) -> int:
-    """Return how many extra tokens multi-token prediction predicts, according to the layout or the model."""
+    """Return the number of multi-token-prediction layers, from the pipeline layout or else from the model."""
     layout = setting.workload.pipeline_layout
     return (parse_layout(layout).predicted if layout is not None else 0) or setting.own.prediction_layers
 
 
 def _last_stage_layers(setting: LaunchSetting) -> object:
-    """Return the layers of the last stage, if the layers do not divide evenly, with or without embedding and loss."""
+    """Return the number of layers of the last stage if the stages have unequally many.
+
+    Return None if layers divide evenly, embedding or loss counts as a layer, or the job states a layout.
+    """
     stages, layers = setting.plan.pipeline, setting.model.layers
     if layers % stages == 0 or _counted_ends(setting) or setting.workload.pipeline_layout is not None:
         return None
@@ -79,7 +84,7 @@ def _last_stage_layers(setting: LaunchSetting) -> object:
 
 
 def _position_embedding(setting: LaunchSetting) -> object:
-    """Return the kind of position embedding, or None for learned positions, the default."""
+    """Return the value of `--position-embedding-type`, or None for the default, learned positions."""
     model = setting.model
     if model.rotary:
         return "rope"
@@ -87,6 +92,7 @@ def _position_embedding(setting: LaunchSetting) -> object:
 
 
 def _fuses_loss(setting: LaunchSetting) -> bool:
+    """Return whether the forecast assumes a fused cross-entropy loss."""
     return Numerics.from_workload(setting.workload).loss == "fused"
 
 
@@ -96,18 +102,19 @@ def _replica_count(setting: LaunchSetting) -> int:
 
 
 def _bucket_parameters(setting: LaunchSetting) -> int | None:
-    """Return the parameters per gradient bucket, if the job states the size."""
+    """Return the number of parameters per gradient bucket, or None if the job sets no bucket size."""
     size = setting.workload.bucket_mib
     return None if size is None else round(size * 2**20 / gradient_bytes(setting.workload))
 
 
 def _overlaps_tensor_parallel(setting: LaunchSetting) -> bool:
+    """Return whether tensor-parallel communication overlaps with matrix products."""
     plan = setting.plan
     return plan.tensor > 1 and plan.sequence_parallel and setting.cells.tensor_overlap == "both"
 
 
 def _recomputed_modules(setting: LaunchSetting) -> Sequence[str] | None:
-    """Return the modules that selective recomputation repeats, or None without it."""
+    """Return the modules that selective recomputation recomputes, or None without selective recomputation."""
     if setting.plan.checkpointing == "selective":
         return ["core_attn"]
     return split_modules(setting.plan.checkpointing) or None
@@ -119,7 +126,7 @@ def _offloaded_layers(setting: LaunchSetting) -> int:
 
 
 def _layers_per_piece(setting: LaunchSetting) -> int:
-    """Return the layers of the fullest virtual stage."""
+    """Return the number of layers of the fullest virtual stage."""
     plan, layout = setting.plan, setting.workload.pipeline_layout
     if layout is not None and plan.pipeline > 1:
         return max(parse_layout(layout).pieces)
@@ -127,25 +134,26 @@ def _layers_per_piece(setting: LaunchSetting) -> int:
 
 
 def _recomputed_layers(setting: LaunchSetting) -> int:
-    """Return the layers of each virtual stage that are recomputed, or the layers of a unit that is recomputed whole.
+    """Return the value of `--recompute-num-layers` for full recomputation.
 
-    A job that states more layers than a stage has recomputes all of them, as its forecast assumes.
+    If the job sets the number of recomputed layers, return that number per virtual stage, at most all layers. If not,
+    return 1, because each layer is recomputed as a unit.
     """
     layers = setting.workload.recompute_layers
     return 1 if layers is None else min(layers // setting.plan.virtual_stages, _layers_per_piece(setting))
 
 
 _BACKENDS = {"flash": "flash", "flash2": "flash", "flash3": "flash", "cudnn": "fused", "eager": "unfused"}
-"""Megatron-Core's `AttnBackend` for each `Workload.attention`; which FlashAttention runs is what is installed."""
+"""Megatron-Core's `AttnBackend` for each `Workload.attention`. The installed FlashAttention version runs."""
 _DISPATCHERS: Mapping[ExpertDispatch, tuple[str, str | None]] = {
     "allToAll": ("alltoall", None),
     "allGather": ("allgather", None),
     "deepEP": ("flex", "deepep"),
     "hybridEP": ("flex", "hybridep"),
 }
-"""Type of dispatcher, and backend of the flexible one."""
+"""Megatron-Core's token dispatcher for each `ExpertDispatch`, with the backend of the `flex` dispatcher."""
 _FUSED = (4.0, 4.0)
-"""Launches of a fused router and of a fused permutation in `frameworks.toml`."""
+"""Kernel launches of a fused router, and of a fused permutation, in `frameworks.toml`."""
 
 _MODEL: Table = (
     ("--num-layers", lambda s: None if _is_encdec(s) else s.model.layers),
@@ -278,7 +286,7 @@ def pretraining_script(setting: LaunchSetting) -> LaunchScript:
 
 
 def refusal_reason(setting: LaunchSetting) -> str:
-    """Return the reason why Megatron-LM cannot run a setting, empty if it can."""
+    """Return why Megatron-LM cannot run a setting as priced, or an empty string if it can."""
     plan = setting.plan
     if _is_encdec(setting) and plan.pipeline > 1:
         return "its T5 has no pipeline parallelism (pretrain_t5.py)"

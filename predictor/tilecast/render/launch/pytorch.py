@@ -1,4 +1,4 @@
-"""Launch with `torchrun`, using DistributedDataParallel or `fully_shard`, in the names of PyTorch 2."""
+"""Write the launch of DistributedDataParallel or `fully_shard` with `torchrun`, for PyTorch 2."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from tilecast.render.launch.setting import SCRIPT, LaunchScript, LaunchSetting, 
 
 
 def launch_ddp(setting: LaunchSetting) -> LaunchScript:
-    """Launch DistributedDataParallel: a replica on every rank, gradients summed once a step."""
+    """Return the launch of a script that wraps the model in DistributedDataParallel."""
     plan, workload = setting.plan, setting.workload
     wrapped = []
     if workload.execution == "cudaGraphs":
@@ -30,9 +30,9 @@ def launch_ddp(setting: LaunchSetting) -> LaunchScript:
 
 
 def launch_fsdp2(setting: LaunchSetting) -> LaunchScript:
-    """Write a script that calls `fully_shard` on every layer and on the model.
+    """Return the launch of a script that calls `fully_shard` on every layer and on the model.
 
-    This is ZeRO 3, or ZeRO 2 without resharding.
+    For ZeRO 2, weights are not resharded after the forward pass.
     """
     plan, workload = setting.plan, setting.workload
     policies = []

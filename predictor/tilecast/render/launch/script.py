@@ -1,4 +1,4 @@
-"""Write lines of a PyTorch training script that configure the behaviour which the forecast prices."""
+"""Write lines of a PyTorch training script, so that the script trains as the forecast assumes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ DTYPES: Mapping[str, str] = {
     "mxfp8": "torch.bfloat16",
     "nvfp4": "torch.bfloat16",
 }
-"""PyTorch's name for the type that a job computes in beside its FP32 weights."""
+"""PyTorch data type of autocast for each `Workload.precision`."""
 _OPTIMIZERS: Mapping[Optimizer, str] = {
     "sgd": "torch.optim.SGD(model.parameters(), {how})",
     "momentum": "torch.optim.SGD(model.parameters(), momentum=0.9, {how})",
@@ -36,14 +36,14 @@ _BACKENDS: Mapping[Attention, str] = {
 
 
 def uses_autocast(setting: LaunchSetting) -> bool:
-    """Return whether the job computes in 16 bit with weights that are held in FP32."""
+    """Return whether the job computes in 16 bit but stores weights in FP32."""
     return setting.workload.is_mixed and setting.cells.weights != "pure"
 
 
 def matmul_precision_lines(workload: Workload) -> list[str]:
-    """Return the line that makes products of an FP32 job FP32 or TF32.
+    """Return a Python line that turns TF32 on or off, or none for a mixed-precision job.
 
-    PyTorch's default is FP32 for matrices and TF32 for convolutions.
+    PyTorch's default is FP32 for matrix products and TF32 for convolutions.
     """
     if workload.is_mixed:
         return []
@@ -52,7 +52,7 @@ def matmul_precision_lines(workload: Workload) -> list[str]:
 
 
 def auto_class_suffix(setting: LaunchSetting) -> str | None:
-    """Return the suffix of Transformers' `AutoModel` class, or None if Transformers builds no such model."""
+    """Return the suffix of the model's `AutoModel` class, or None if Transformers cannot build the model."""
     return zoo.auto_model_suffix(setting.model)
 
 
@@ -64,7 +64,7 @@ def layers_expression(setting: LaunchSetting) -> str:
 
 
 def attention_arguments(setting: LaunchSetting) -> list[str]:
-    """Return the attention of a Transformers model as an argument, empty if there is nothing to choose."""
+    """Return the `attn_implementation` argument of a Transformers model, or none for other models."""
     named = {"flash": "flash_attention_2", "flash2": "flash_attention_2", "eager": "eager"}
     chosen = named.get(setting.workload.attention, "sdpa")
     chooses = setting.model.family in ADAPTED and auto_class_suffix(setting) is not None
@@ -72,10 +72,10 @@ def attention_arguments(setting: LaunchSetting) -> list[str]:
 
 
 def _load_pretrained_lines(setting: LaunchSetting) -> list[str]:
-    """Return the lines that load the trained weights beside adapters, quantized if they are priced so.
+    """Return the Python lines that load the frozen base model of a LoRA job, quantized if the job says so.
 
-    Weights of a mixed-precision job are loaded in 16 bit, which frozen weights keep. PEFT makes the adapters FP32
-    (`autocast_adapter_dtype` of `get_peft_model`).
+    A mixed-precision job loads it in 16 bit. PEFT makes the adapters FP32 (`autocast_adapter_dtype` of
+    `get_peft_model`).
     """
     workload, lines = setting.workload, list[str]()
     given = ["checkpoint", f"dtype={DTYPES.get(workload.precision, 'torch.float32')}"]
@@ -91,7 +91,10 @@ def _load_pretrained_lines(setting: LaunchSetting) -> list[str]:
 
 
 def model_lines(setting: LaunchSetting) -> list[str]:
-    """Return the lines that prepare the model before it is wrapped. Jobs with adapters load the base model first."""
+    """Return the Python lines that prepare the model and the loss before the model is wrapped.
+
+    Jobs with adapters load the base model first.
+    """
     workload, lines = setting.workload, list[str]()
     if workload.lora_rank:
         if auto_class_suffix(setting) is None:
@@ -116,46 +119,47 @@ def model_lines(setting: LaunchSetting) -> list[str]:
 
 
 def has_fused_optimizer(setting: LaunchSetting) -> bool:
-    """Return whether the weight update is priced as one kernel for many tensors."""
+    """Return whether the forecast assumes a fused optimizer, with one kernel for many tensors."""
     return "optimizer" in fuse.passes(setting.workload)
 
 
 def optimizer_lines(setting: LaunchSetting) -> list[str]:
-    """Return the line that builds the optimizer in the implementation that is priced."""
+    """Return the Python line that builds the optimizer, fused or not as the forecast assumes."""
     how = "fused=True" if has_fused_optimizer(setting) else "foreach=True"
     return [f"optimizer = {_OPTIMIZERS[setting.workload.optimizer].format(how=how)}"]
 
 
 def bucket_arguments(setting: LaunchSetting) -> str:
-    """Return the bucket arguments of DistributedDataParallel, as text."""
+    """Return the gradient-bucket arguments of DistributedDataParallel as Python text."""
     size = setting.workload.bucket_mib
     capped = "" if size is None else f"bucket_cap_mb={size}, "
     return f"{capped}gradient_as_bucket_view={setting.cells.gradient_copies == 1.0}"
 
 
 def loader_lines(setting: LaunchSetting) -> list[str]:
-    """Return the line that builds the data loader, with the samples that a rank takes at once."""
+    """Return the Python line that builds the data loader, with the micro-batch as its batch size."""
     return [f"loader = DataLoader(dataset, batch_size={setting.plan.micro_batch})"]
 
 
 def attention_contexts(setting: LaunchSetting) -> list[str]:
-    """Return the context managers that select an attention backend, empty if PyTorch chooses."""
+    """Return the context managers that select the attention backend, or none if PyTorch chooses it."""
     backend = _BACKENDS.get(setting.workload.attention)
     return [f"sdpa_kernel(SDPBackend.{backend})"] if backend else []
 
 
 def indent_under_contexts(managers: Sequence[str], lines: Sequence[str]) -> list[str]:
-    """Indent lines of a loop's body, under contexts if there are any."""
+    """Return indented lines of a loop's body. If there are context managers, wrap the lines in a `with` statement."""
     return _indent([f"with {', '.join(managers)}:", *_indent(lines)] if managers else lines)
 
 
 def training_loop_lines(setting: LaunchSetting, forward: Sequence[str], held_back: str = "") -> list[str]:
-    """Return the loop of a step: forward and backward pass of every micro-batch, then the update.
+    """Return the Python lines of a training loop with gradient accumulation.
 
     Args:
         setting: the plan and its job.
-        forward: contexts of the forward pass.
-        held_back: context in which a micro-batch does not exchange its gradients, empty if each micro-batch does.
+        forward: context managers of the forward pass.
+        held_back: context manager that defers the gradient exchange to the last micro-batch, or an empty string if
+            every micro-batch exchanges its gradients.
     """
     workload, count = setting.workload, setting.plan.gradient_accumulation
     scaled = workload.precision == "fp16"
@@ -179,7 +183,11 @@ def training_loop_lines(setting: LaunchSetting, forward: Sequence[str], held_bac
 
 
 def recomputation_lines(setting: LaunchSetting, wrap: str) -> list[str]:
-    """Return the lines that recompute every layer or its attention core. `wrap` is the statement for a `module`."""
+    """Return the Python lines that turn on recomputation of layers or of their attention cores.
+
+    `wrap` is the statement that turns it on for one module, with `{module}` as a placeholder. Without recomputation,
+    return none.
+    """
     module = {"full": "layer", "selective": "layer.attention.core"}.get(setting.plan.checkpointing)
     count = setting.workload.recompute_layers
     chosen = layers_expression(setting) + ("" if count is None else f"[:{count}]")

@@ -1,4 +1,4 @@
-"""Input and output of the launch writers: a plan on nodes, and the command that runs it."""
+"""The input of launch writers, a plan on nodes, and their output, a command with files and script lines."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from tilecast.zoo import Transformer
 SCRIPT = "train.py"
 """Name of the user's training script in commands."""
 PORT = 29500
-"""Port where ranks meet; torchrun's default."""
+"""Rendezvous port, the default of torchrun."""
 _WIDTH = 98
 
 
 @dataclass(frozen=True, slots=True)
 class LaunchSetting:
-    """Plan on the nodes of a pool, with its job. The workload names the framework of the forecast."""
+    """A job's parallelization plan on nodes of a pool, with its forecast step time and memory."""
 
     name: str
     workload: Workload
@@ -33,11 +33,11 @@ class LaunchSetting:
     gpus_per_node: int
     step_s: float
     memory_bytes: tuple[float, float, float] | None = None
-    """Lower and upper end of the bytes that a GPU holds, and the bytes available; None if not known."""
+    """Lower and upper forecast of the bytes that a GPU holds, and the bytes available. None if unknown."""
 
     @classmethod
     def from_offer(cls, name: str, offer: Offer) -> LaunchSetting:
-        """Return the setting that runs an offer, for the job `name`."""
+        """Return the launch setting of an offer. `name` is the name of the job."""
         return cls(
             name=name,
             workload=offer.workload,
@@ -51,42 +51,43 @@ class LaunchSetting:
 
     @property
     def model(self) -> Model:
+        """Model that the job trains."""
         return self.workload.model
 
     @property
     def shard_degree(self) -> int:
-        """Number of data-parallel ranks that share weights or optimizer states. It is 1 without ZeRO."""
+        """Number of data-parallel ranks over which ZeRO shards states. It is 1 without ZeRO."""
         data = self.plan.data
         return 1 if self.plan.zero_stage == 0 else min(self.workload.shard_degree or data, data)
 
     @property
     def cells(self) -> Framework:
-        """Record of the job's framework in `frameworks.toml`."""
+        """Properties of the job's framework, from `frameworks.toml`."""
         return frameworks.find_framework(self.workload)
 
     @property
     def own(self) -> Transformer:
-        """Dimensions that only transformers have; defaults (no experts) for other models."""
+        """Transformer dimensions of the model. For other models, they are the defaults, such as no experts."""
         own = self.model.dimensions
         return own if isinstance(own, Transformer) else Transformer()
 
 
 @dataclass(frozen=True, slots=True)
 class LaunchScript:
-    """Command, files and script lines that run a plan on every node."""
+    """The command that launches a plan on every node, with configuration files and training-script lines."""
 
     command: Sequence[str]
-    """Words of the command; `$NAME` in one of them is a shell variable."""
+    """Arguments of the command. `$NAME` in an argument is a shell variable."""
     environment: Mapping[str, str] = field(default_factory=dict)
     files: Mapping[str, str] = field(default_factory=dict)
-    """Files that the command reads, by name."""
+    """Content of each configuration file by its name."""
     script: Sequence[str] = ()
-    """Lines of Python that the training script needs."""
+    """Python lines for the training script."""
     notes: Sequence[str] = ()
-    """Other things that the reader has to know."""
+    """Remarks for the reader, printed as comments."""
 
     def text(self, head: Sequence[str]) -> str:
-        """Return the launch as text, with `head` and the notes as comment lines, ending in a newline."""
+        """Return environment, command, files and script lines as text. `head` and the notes come first, as comments."""
         lines = [f"# {line}" for line in (*head, *self.notes)]
         lines += [*self._exports(), *_wrap_command(self.command)]
         for name, content in self.files.items():
@@ -96,9 +97,10 @@ class LaunchScript:
         return "\n".join(lines) + "\n"
 
     def running(self, program: Sequence[str]) -> LaunchScript:
-        """Return the launch with the placeholder script replaced by a program and its arguments.
+        """Return the launch with the placeholder `train.py` replaced by a program and its arguments.
 
-        Arguments of the launcher come last, so that they override those of the program.
+        Arguments that the launcher adds come after the program's arguments, so that they take precedence. Without a
+        program, or without a placeholder, return the launch unchanged.
         """
         if not program or SCRIPT not in self.command:
             return self
@@ -106,7 +108,7 @@ class LaunchScript:
         return replace(self, command=[*self.command[:place], *program, *self.command[place + 1 :]])
 
     def shell(self) -> str:
-        """Return a script for bash that writes the files and becomes the command, ending in a newline."""
+        """Return a bash script that writes the configuration files and then executes the command."""
         lines = self._exports()
         for name, content in self.files.items():
             lines += [f"cat > {name} <<'END'", content.rstrip("\n"), "END"]
@@ -114,7 +116,7 @@ class LaunchScript:
         return "\n".join([*lines, f"exec {command[0]}", *command[1:]]) + "\n"
 
     def document(self) -> dict[str, object]:
-        """Return the launch as plain data; empty parts are left out."""
+        """Return the launch as JSON-compatible data. Empty entries are left out."""
         document = {
             "environment": dict(self.environment),
             "command": list(self.command),
@@ -130,11 +132,14 @@ class LaunchScript:
 
 Value: TypeAlias = Callable[[LaunchSetting], object]
 Table: TypeAlias = Sequence[tuple[str, Value]]
-"""Options and the value of each for a setting: None and False leave one out, True writes the bare option."""
+"""Pairs of an option and the function that returns its value for a setting.
+
+If the value is None or False, the option is left out. If it is True, the option has no value.
+"""
 
 
 def option_words(setting: LaunchSetting, table: Table) -> list[str]:
-    """Return the options of a table that a setting has, as words of a command."""
+    """Return command-line arguments for the options of a table, with their values for a setting."""
     words = []
     for option, value in table:
         text = value(setting)
@@ -148,7 +153,7 @@ def option_words(setting: LaunchSetting, table: Table) -> list[str]:
 
 
 def torchrun_command(setting: LaunchSetting, *program: str) -> list[str]:
-    """Return the words of a `torchrun` command, equal on every node."""
+    """Return the arguments of a `torchrun` command that starts `program`. Every node runs the same command."""
     processes = f"--nproc-per-node={setting.gpus_per_node}"
     if setting.nodes == 1:
         return ["torchrun", "--standalone", processes, *program]
@@ -157,22 +162,23 @@ def torchrun_command(setting: LaunchSetting, *program: str) -> list[str]:
 
 
 def matmul_environment(workload: Workload) -> dict[str, str]:
-    """Return the environment variables that select FP32 or TF32 products, for scripts that the user does not write.
+    """Return environment variables that select FP32 or TF32 matrix products, or none for other precisions.
 
-    NVIDIA's libraries read NVIDIA_TF32_OVERRIDE. PyTorch reads the other one (aten/src/ATen/Context.cpp).
+    NVIDIA's libraries read NVIDIA_TF32_OVERRIDE. PyTorch reads TORCH_ALLOW_TF32_CUBLAS_OVERRIDE
+    (aten/src/ATen/Context.cpp).
     """
     variables = {"fp32": {"NVIDIA_TF32_OVERRIDE": "0"}, "tf32": {"TORCH_ALLOW_TF32_CUBLAS_OVERRIDE": "1"}}
     return variables.get(workload.precision, {})
 
 
 def allocator_environment(setting: LaunchSetting) -> dict[str, str]:
-    """Return the variables that select the allocator that is priced."""
+    """Return the environment variable that turns on expandable segments of PyTorch's allocator, or none."""
     expandable = setting.cells.allocator == "expandable"
     return {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"} if expandable else {}
 
 
 def _wrap_command(words: Sequence[str]) -> list[str]:
-    """Return a command over several lines of at most 100 columns, with each option and its value kept together."""
+    """Return a command as lines of about 100 characters, joined by backslashes. An option stays beside its value."""
     pieces: list[str] = []
     for word in words:
         takes = pieces and pieces[-1].startswith("-") and "=" not in pieces[-1] and " " not in pieces[-1]
@@ -190,7 +196,7 @@ def _wrap_command(words: Sequence[str]) -> list[str]:
 
 
 def _quote_word(word: str) -> str:
-    """Quote a word for a shell, with its variables left open."""
+    """Quote an argument for a shell. Shell variables in it remain variables."""
     if "$" not in word:
         return shlex.quote(word)
     option, equals, value = word.partition("=")

@@ -1,4 +1,4 @@
-"""Launch torchtitan 0.2: `job.toml`, in the names of `config/job_config.py`."""
+"""Write the launch of torchtitan 0.2, with a `job.toml` of options from `config/job_config.py`."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ _FLAVORS: Mapping[str, tuple[str, str]] = {
     "qwen3-14b": ("qwen3", "14B"),
     "qwen3-32b": ("qwen3", "32B"),
 }
-"""torchtitan's name and flavor for the presets that it has."""
+"""torchtitan's model name and flavor for each of our presets that it ships."""
 FAMILIES: tuple[str, ...] = ("decoder", "moe", "deepseek")
-"""Model families that its trainer accepts."""
+"""Model families that torchtitan's trainer accepts."""
 _NAMES: Mapping[str, str] = {"adam": "Adam", "adamw": "AdamW"}
 _SCHEDULES: Mapping[str, str] = {
     "1f1b": "1F1B",
@@ -45,42 +45,43 @@ _SCHEDULES: Mapping[str, str] = {
     "zbv": "ZBVZeroBubble",
     "dualPipeV": "DualPipeV",
 }
-"""PyTorch's names of schedules (distributed/pipelining/schedules.py)."""
+"""PyTorch's name of each pipeline schedule (distributed/pipelining/schedules.py)."""
 _RESHARD: Mapping[int, str] = {2: "never", 3: "always"}
 
 
 def _local_batch(setting: LaunchSetting) -> int:
-    """Return the samples that a rank passes to one schedule. A pipeline takes all samples of the rank at once."""
+    """Return `local_batch_size`: samples of a micro-batch, or of all micro-batches of a step with a pipeline."""
     plan = setting.plan
     return plan.micro_batch * (plan.gradient_accumulation if plan.pipeline > 1 else 1)
 
 
 def _pipeline_schedule(setting: LaunchSetting) -> str:
+    """Return PyTorch's name of the pipeline schedule. The default is 1F1B, interleaved with virtual stages."""
     stated = setting.workload.pipeline_schedule
     return _SCHEDULES[stated or ("interleaved" if setting.plan.virtual_stages > 1 else "1f1b")]
 
 
 def _layer_interval(setting: LaunchSetting) -> str | None:
-    """Return n if every n-th layer is recomputed. Return None if all layers or none are recomputed."""
+    """Return n as text if every n-th layer is recomputed, or None if the job sets no number of layers."""
     layers = setting.workload.recompute_layers
     return None if layers is None else str(_stage_layers(setting) // layers)
 
 
 def _stage_layers(setting: LaunchSetting) -> int:
-    """Return the layers of the fullest stage."""
+    """Return the number of layers of the fullest pipeline stage."""
     return -(-setting.model.layers // setting.plan.pipeline)
 
 
 def _counted_ends(setting: LaunchSetting) -> int:
-    """Return how many of embedding and loss count as pipeline layers: 0, 1 (the loss) or 2."""
+    """Return 2 if embedding and loss count as pipeline layers, 1 if only the loss does, or 0."""
     plan = setting.plan
     return counted_ends_of_pieces(setting.model.layers, plan.pipeline, plan.virtual_stages) or 0
 
 
 def _layers_per_piece(setting: LaunchSetting) -> object:
-    """Return the layers of a virtual stage, with embedding and loss where they count.
+    """Return the number of layers per virtual stage, or None without virtual stages.
 
-    Return None without virtual stages.
+    Embedding and loss are included if they count as layers.
     """
     plan = setting.plan
     if plan.virtual_stages == 1:
@@ -89,7 +90,7 @@ def _layers_per_piece(setting: LaunchSetting) -> object:
 
 
 _CONVERTERS: Mapping[str, str] = {"fp8": "quantize.linear.float8", "mxfp8": "quantize.linear.mx"}
-"""Converter of the model for each quantized precision."""
+"""torchtitan's model converter for each quantized precision."""
 
 
 _JOB: Mapping[str, Table] = {
@@ -139,7 +140,7 @@ _JOB: Mapping[str, Table] = {
 
 
 def launch_job(setting: LaunchSetting) -> LaunchScript:
-    """Launch `torchtitan.train` with a job file."""
+    """Return a `torchrun` command for `torchtitan.train`, with its `job.toml`."""
     lines, notes = [], []
     if setting.model.name not in _FLAVORS:
         notes.append(f"torchtitan ships no flavor of {setting.model.name}: register its dimensions under [model]")
@@ -155,7 +156,7 @@ def launch_job(setting: LaunchSetting) -> LaunchScript:
 
 
 def refusal_reason(setting: LaunchSetting) -> str:
-    """Return the reason why torchtitan would run a setting differently from its forecast, empty if it would not."""
+    """Return why torchtitan cannot run a setting as priced, or an empty string if it can."""
     plan = setting.plan
     if setting.workload.fused_loss and setting.workload.execution != "compiled":
         return "its loss is fused where it is compiled alone"
