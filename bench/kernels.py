@@ -38,13 +38,13 @@ def table() -> KernelTable:
     size = ELEMENT_BYTES["bf16"]
     return KernelTable.concatenate(
         [
-            KernelTable.of("gemm", "bf16", batch=1, m=m, n=n, k=k),
-            KernelTable.of(
+            KernelTable.from_dimensions("gemm", "bf16", batch=1, m=m, n=n, k=k),
+            KernelTable.from_dimensions(
                 "attention", "bf16", batch=1, heads=heads, kv_heads=heads, seq_q=queries, seq_kv=queries, head_dim=128,
                 causal=1, backward=rng.integers(0, 2, some),
             ),
-            KernelTable.of("rmsnorm", "bf16", rows=rng.integers(1, 1 << 16, some), cols=4096, backward=0),
-            KernelTable.of(
+            KernelTable.from_dimensions("rmsnorm", "bf16", rows=rng.integers(1, 1 << 16, some), cols=4096, backward=0),
+            KernelTable.from_dimensions(
                 "elementwise", "bf16", elements=rng.integers(1, 1 << 30, rest), read_bytes=size, written_bytes=size,
             ),
         ]

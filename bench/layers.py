@@ -46,9 +46,9 @@ def main() -> None:
             gap = f"gap {path.cost / path.bound - 1:.1e}" if path else "nothing fits"
             print(f"{kinds:3d} kinds  {share:.0%} of the room  {spent:6.3f} s  {gap}")
     pool = Pool("l4", find_gpu("l4"), 8, 4, find_link("pcie4"), find_link("ethernet-100"))
-    workload = Workload(zoo.preset("llama-2-7b"), 4096, 64, "bf16")
+    workload = Workload(zoo.find_preset("llama-2-7b"), 4096, 64, "bf16")
     start = time.process_time()
-    perlayer.best(workload, pool, 32)
+    perlayer.find_best_strategies(workload, pool, 32)
     print(f"llama-2-7b on 32 L4, from the job to its strategies: {time.process_time() - start:.2f} s")
     print(f"{worst:.3f} s at worst for {LAYERS} x {STRATEGIES}")
 

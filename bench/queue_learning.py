@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from tilecast.learning.calibration import Calibration, GroupKey, Run, fit_calibration, group_of_run
+from tilecast.learning.calibration import Calibration, GroupKey, Run, fit_calibration, name_group
 from tilecast.planner.problem import JobOption, PoolCapacity
 
 REPORT_S = 600.0
@@ -43,7 +43,7 @@ class StepLearner:
         if job not in self.reported:
             self.reported.add(job)
             self.runs.append(run)
-            self.steps.setdefault(group_of_run(run), []).append(run.observed_s / run.predicted_s)
+            self.steps.setdefault(name_group(run), []).append(run.observed_s / run.predicted_s)
             self.fitted = None
 
     def options(self, arrival: Arrival) -> tuple[JobOption, ...]:
@@ -53,7 +53,7 @@ class StepLearner:
         return tuple(self._corrected(self.fitted, item, arrival.runs[item.pool]) for item in arrival.options)
 
     def _corrected(self, fitted: Calibration, option: JobOption, run: Run) -> JobOption:
-        key = group_of_run(run)
+        key = name_group(run)
         if self.is_exact and key in self.steps:
             return scaled(option, option.seconds * float(np.median(self.steps[key])))
         ratio = fitted.find_group_correction(key).ratio * fitted.find_software_ratio(run.framework, run.family)

@@ -45,12 +45,12 @@ from tilecast.inputs.gpu_list import assumed_pool
 from tilecast.learning.calibration import MIN_OBSERVATIONS, Run, digest_workload, name_framework, name_gpu_range
 from tilecast.model import Model
 from tilecast.planner.columns import build_columns, isolated_s
-from tilecast.planner.options import job_options, pool_capacity
+from tilecast.planner.options import build_capacity, list_job_options
 from tilecast.planner.policies import POLICIES
 from tilecast.planner.problem import JobOption, PoolCapacity, QueuedJob, QueueProblem
 from tilecast.planner.relaxation import JobClasses, bound_peak
 from tilecast.planner.solver import solve
-from tilecast.planner.timeline import FreeNodes, PoolTasks, start_times
+from tilecast.planner.timeline import FreeNodes, PoolTasks, simulate_start_times
 from tilecast.spec import Workload
 from tilecast.validate.cells import read_integer, read_number
 from tilecast.validate.runs import read_table
@@ -89,7 +89,7 @@ def earliest(state: State, job: int) -> None:
         queue = [state.place[one] for one in state.waiting if one != job and state.place[one].pool == pool.name]
         here += [(item.seconds, item.gpus) for item in queue]
         tasks = PoolTasks([gpus for _, gpus in here] + [option.gpus], [left for left, _ in here] + [option.seconds])
-        return start_times(pool, tasks)[-1] + option.seconds
+        return simulate_start_times(pool, tasks)[-1] + option.seconds
 
     state.place[job] = min(state.options(job), key=ends)
 
@@ -182,7 +182,7 @@ MODELS = {"ResNet-18": "resnet-18-cifar", "ResNet-50": "resnet-50", "Transformer
 
 def model(kind: str) -> Model:
     """Return the model of a job type; LM is PyTorch's example of a language model with its defaults, on WikiText-2."""
-    known = zoo.preset(MODELS[kind])
+    known = zoo.find_preset(MODELS[kind])
     return known.having(cells=200, vocabulary=33278) if kind == "LM" else known
 
 
@@ -197,7 +197,7 @@ def forecasts(kinds: Sequence[tuple[str, int]]) -> dict[tuple[str, int], dict[st
         work = Workload(
             model=model(kind), sequence_length=length, global_batch=batch, precision="fp32", optimizer=adaptive, steps=1
         )
-        options = job_options(Request("job", work, constraints=Constraints(gpus=1)), pools)
+        options = list_job_options(Request("job", work, constraints=Constraints(gpus=1)), pools)
         table[kind, batch] = {
             names[item.pool]: (replace(item, pool=names[item.pool]), recorded(work, names[item.pool], item))
             for item in options
@@ -319,12 +319,12 @@ def published(folder: Path) -> tuple[list[JobType], list[float], list[PoolCapaci
     able: list[JobType] = []
     for (work, gpus), known in kinds.items():
         asked = Request("job", work, constraints=Constraints(gpus=gpus))
-        options = job_options(asked, list(pools.values()))
+        options = list_job_options(asked, list(pools.values()))
         if len(options) >= 2:
             able.append(JobType(options, {pool: ratio for pool, ratio in known.items() if pool in pools}, work))
         if len(able) == KINDS:
             break
-    return able, deviations, [pool_capacity(pool) for pool in pools.values()]
+    return able, deviations, [build_capacity(pool) for pool in pools.values()]
 
 
 def jobs_of_kinds(kinds: Sequence[JobType], deviations: Sequence[float], at: Sequence[float], seed: int) -> list[Drawn]:

@@ -31,10 +31,10 @@ REPEATS = 5
 LARGE = "advise gpt3-175b --seq 2048 --batch 1536 --gpus h100-sxm:512,a100-80:512,l4:512,t4:512"
 SMALL = "advise llama-2-7b --seq 4096 --batch 512 --gpus h100-sxm:64,a100-80:64,l4:64,t4:64"
 JOBS = {
-    "gpt3-175b on 512 GPUs": (Workload(zoo.preset("gpt3-175b"), 2048, 1536), 64),
-    "llama-2-7b on 64 GPUs": (Workload(zoo.preset("llama-2-7b"), 4096, 512), 8),
-    "mixtral-8x7b on 128 GPUs": (Workload(zoo.preset("mixtral-8x7b"), 4096, 1024), 16),
-    "deepseek-v3 on 1,024 GPUs": (Workload(zoo.preset("deepseek-v3"), 4096, 4096), 128),
+    "gpt3-175b on 512 GPUs": (Workload(zoo.find_preset("gpt3-175b"), 2048, 1536), 64),
+    "llama-2-7b on 64 GPUs": (Workload(zoo.find_preset("llama-2-7b"), 4096, 512), 8),
+    "mixtral-8x7b on 128 GPUs": (Workload(zoo.find_preset("mixtral-8x7b"), 4096, 1024), 16),
+    "deepseek-v3 on 1,024 GPUs": (Workload(zoo.find_preset("deepseek-v3"), 4096, 4096), 128),
 }
 
 

@@ -24,7 +24,7 @@ print(time.perf_counter() - start)
 
 def once() -> float:
     """Return the seconds of a step of LLaMA-2-7B on two nodes of eight H100, ZeRO 1 over 16 ranks."""
-    workload = Workload(model=zoo.preset("llama-2-7b"), precision="bf16", sequence_length=4096, global_batch=128)
+    workload = Workload(model=zoo.find_preset("llama-2-7b"), precision="bf16", sequence_length=4096, global_batch=128)
     pool = Pool("h100-sxm", find_gpu("h100-sxm"), 8, 2, find_link("nvlink4"), find_link("infiniband-ndr-8x400"))
     priced = price(workload, Plans.from_plans(Plan(data=16, gradient_accumulation=8, zero_stage=1)), pool)
     return float(priced.step_s[0])

@@ -8,7 +8,7 @@ from tilecast import zoo
 from tilecast.advice import Advice, AdviceOrigin, Offer, Rejection, Request
 from tilecast.hardware import Pool, find_gpu, find_link
 from tilecast.spec import Plan, Workload
-from tilecast_operator.answer import Declined
+from tilecast_operator.answer import AdviceRefusal
 
 
 def pool(name: str = "h100-sxm", **changes: Any) -> Pool:
@@ -54,7 +54,7 @@ def offer(**changes: Any) -> Offer:
 
 
 def request() -> Request:
-    return Request("a-job", Workload(model=zoo.preset("llama-2-7b"), sequence_length=4096, global_batch=64))
+    return Request("a-job", Workload(model=zoo.find_preset("llama-2-7b"), sequence_length=4096, global_batch=64))
 
 
 def advice(**changes: Any) -> Advice:
@@ -79,5 +79,5 @@ def advice(**changes: Any) -> Advice:
     return Advice(**{**values, **changes})
 
 
-def refused() -> Declined:
-    return Declined("InvalidSpec", "spec.training.globalBatchSize: 0 is out of range; use 1 or more")
+def refused() -> AdviceRefusal:
+    return AdviceRefusal("InvalidSpec", "spec.training.globalBatchSize: 0 is out of range; use 1 or more")

@@ -18,8 +18,8 @@ from tilecast.jobs import (
     Job,
     kueue,
     point_error_to_annotation,
-    read_annotations,
     read_job,
+    read_training_spec,
 )
 from tilecast.jobs.candidates import JobCandidates, build_job_request, find_candidates, order_by_quota
 from tilecast.spec import SpecError
@@ -89,7 +89,7 @@ def runtime(**trainer: Any) -> dict[str, Any]:
 def advice_spec(job: Job) -> training_job.TrainingJobSpec:
     """Return the spec that a job's annotations describe, checked as the CLI checks it."""
     try:
-        return validate_model(training_job.TrainingJobSpec, read_annotations(job), "spec")
+        return validate_model(training_job.TrainingJobSpec, read_training_spec(job), "spec")
     except SpecError as error:
         raise point_error_to_annotation(error) from None
 
@@ -110,18 +110,20 @@ def objects(
     )
 
 
-def usable(job: Job, queue: kueue.LocalQueue | None = None, *, is_placed: bool = True) -> JobCandidates:
+def usable(job: Job, queue: kueue.LocalQueue | None = None, *, writes_advice: bool = True) -> JobCandidates:
     pools, labels = cluster()
-    return find_candidates(job, pools, labels, queue, is_placed=is_placed)
+    return find_candidates(job, pools, labels, queue, writes_advice=writes_advice)
 
 
 def codes(candidates: JobCandidates) -> dict[str, str]:
     return {item.pool: item.code for item in candidates.rejections}
 
 
-def advised(name: str, queue: kueue.LocalQueue | None = None, *, is_placed: bool = True, **changed: Any) -> Any:
+def advised(name: str, queue: kueue.LocalQueue | None = None, *, writes_advice: bool = True, **changed: Any) -> Any:
     document = example(name) | changed
     job = read_job(document)
-    choice = usable(job, queue, is_placed=is_placed)
-    question = build_job_request(training_job.to_request("x", advice_spec(job)), job, choice, is_placed=is_placed)
+    choice = usable(job, queue, writes_advice=writes_advice)
+    question = build_job_request(
+        training_job.to_request("x", advice_spec(job)), job, choice, writes_advice=writes_advice
+    )
     return document, job, choice, order_by_quota(advise(question, choice.pools), choice)

@@ -22,7 +22,7 @@ from tilecast_operator.assembly import Assembly
 from tilecast_operator.kube.client import ApiError
 from tilecast_operator.metrics import Metrics
 from tilecast_operator.settings import Settings
-from tilecast_operator.timings import Timings
+from tilecast_operator.timings import ControllerDelays
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 PLACING = replace(QUICK, jobs=True, place=True)
@@ -163,7 +163,7 @@ async def serving(
     store: JobStore,
     settings: Settings = PLACING,
     advisor: Callable[[Request, Sequence[Pool]], Advice] = advise,
-    timings: Timings = TIMINGS,
+    timings: ControllerDelays = TIMINGS,
 ) -> AsyncIterator[Assembly]:
     """Run an operator that knows the pools of the example cluster."""
     running = Assembly(settings, store, Metrics(), advisor, timings=timings)

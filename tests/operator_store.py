@@ -21,9 +21,9 @@ from tilecast_operator.kube.client import ApiError
 from tilecast_operator.metrics import Metrics
 from tilecast_operator.objects.documents import ADVICE_KEYS
 from tilecast_operator.settings import Settings
-from tilecast_operator.timings import Timings
+from tilecast_operator.timings import ControllerDelays
 
-TIMINGS = Timings(first_list_s=1.0)
+TIMINGS = ControllerDelays(first_list_s=1.0)
 """Timings after which a first list soon counts as complete although the counts of objects differ.
 
 They may differ here: operators that share a store see each other's writes only where a test shows them.
@@ -206,7 +206,7 @@ async def operator(
     store: Store,
     advisor: Callable[[Request, Sequence[Pool]], Advice] = on_first_pool,
     nodes: Sequence[Any] = (node(),),
-    timings: Timings = TIMINGS,
+    timings: ControllerDelays = TIMINGS,
     read: ReadRequest = training_job.to_request,
     **settings: Any,
 ) -> AsyncIterator[Assembly]:

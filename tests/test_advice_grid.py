@@ -27,16 +27,16 @@ pytestmark = pytest.mark.long
 TIE = math.exp(uncertainty.largest_tie_width()) * (1 + 1e-9)
 
 WORKLOADS = {
-    "gpt2": Workload(zoo.preset("gpt2"), 1024, 64),
-    "bert-base": Workload(zoo.preset("bert-base"), 512, 256, "fp16"),
-    "resnet-50": Workload(zoo.preset("resnet-50"), 1, 1024, "fp16", optimizer="momentum"),
-    "gpt2-odd": Workload(zoo.preset("gpt2"), 1024, 60),
-    "gpt2-xl": Workload(zoo.preset("gpt2-xl"), 1024, 64, "fp16"),
-    "llama-3.2-1b": Workload(zoo.preset("llama-3.2-1b"), 4096, 64),
-    "llama-2-7b": Workload(zoo.preset("llama-2-7b"), 4096, 64, framework="fsdp2"),
-    "llama-2-7b-megatron": Workload(zoo.preset("llama-2-7b"), 4096, 64, framework="megatron", micro_batch=1),
-    "mixtral-8x7b": Workload(zoo.preset("mixtral-8x7b"), 4096, 64, framework="megatron", micro_batch=1),
-    "llama-3-70b": Workload(zoo.preset("llama-3-70b"), 4096, 64, framework="megatron", micro_batch=1),
+    "gpt2": Workload(zoo.find_preset("gpt2"), 1024, 64),
+    "bert-base": Workload(zoo.find_preset("bert-base"), 512, 256, "fp16"),
+    "resnet-50": Workload(zoo.find_preset("resnet-50"), 1, 1024, "fp16", optimizer="momentum"),
+    "gpt2-odd": Workload(zoo.find_preset("gpt2"), 1024, 60),
+    "gpt2-xl": Workload(zoo.find_preset("gpt2-xl"), 1024, 64, "fp16"),
+    "llama-3.2-1b": Workload(zoo.find_preset("llama-3.2-1b"), 4096, 64),
+    "llama-2-7b": Workload(zoo.find_preset("llama-2-7b"), 4096, 64, framework="fsdp2"),
+    "llama-2-7b-megatron": Workload(zoo.find_preset("llama-2-7b"), 4096, 64, framework="megatron", micro_batch=1),
+    "mixtral-8x7b": Workload(zoo.find_preset("mixtral-8x7b"), 4096, 64, framework="megatron", micro_batch=1),
+    "llama-3-70b": Workload(zoo.find_preset("llama-3-70b"), 4096, 64, framework="megatron", micro_batch=1),
 }
 PRICES = {"h200": 7.9, "h100-sxm": 6.9, "a100-80": 3.4, "a100-40": 3.5, "a40": 1.3, "l4": 0.8}
 SETS = (("h200",), ("h100-sxm",), ("a100-80",), ("a40",), ("l4",), ("h100-sxm", "a100-40"), ("h200", "a100-80"))
@@ -139,7 +139,7 @@ def whole(workload: Workload) -> float:
     """Return the bytes of the training state and one sample's activations on one GPU without any splitting."""
     micro = workload.micro_batch or 1
     plans = Plans.from_plans(Plan(micro_batch=micro, gradient_accumulation=workload.global_batch // micro))
-    bill = memory.footprint(workload, zoo.shard(workload, plans), plans, updates=False)
+    bill = memory.footprint(workload, zoo.build_sharded_graph(workload, plans), plans, updates=False)
     return float((bill.parameters + bill.gradients + bill.optimizer + bill.activations)[0])
 
 
@@ -183,7 +183,7 @@ def test_a_rack_of_nvlink_splits_no_product_over_more_than_eight(model: str) -> 
     """gpt3-2.7b on 72 GB200 got dp4,tp16, for a forecast gain of 1.04x that no measured step supports."""
     gpu = find_gpu("gb200")
     pool = Pool("gb200", gpu, 4, 18, find_link("nvlink5-nvl72"), find_link("infiniband-ndr-8x400"))
-    request = Request("rack", Workload(zoo.preset(model), 2048, 32), "time")
+    request = Request("rack", Workload(zoo.find_preset(model), 2048, 32), "time")
     best = advise(request, [pool]).best
     assert best is not None and best.plan.tensor <= 8
     candidates = find_candidates(request, pool)
@@ -216,7 +216,7 @@ def test_two_nodes_without_nvlink_shard_or_split_but_not_both(name: str, model: 
     """A 7B model on sixteen of these got zero1-dp4,tp2,pp2; in practice one shards over all or splits in two ways."""
     gpu = find_gpu(name)
     pool = Pool(name, gpu, 8, 2, find_link(gpu.intra_link), find_link("ethernet-100"))
-    best = advise(Request("7b", Workload(zoo.preset(model), 2048, 64), "time"), [pool]).best
+    best = advise(Request("7b", Workload(zoo.find_preset(model), 2048, 64), "time"), [pool]).best
     assert best is not None and ways(best.plan) + (best.plan.zero_stage > 0) <= 2, best.plan
 
 
@@ -225,7 +225,7 @@ def test_many_nodes_without_nvlink_are_not_split_in_three_ways(name: str) -> Non
     """llama-3-70b on 64 L40S got tp2,pp4,cp4, but no measured run without NVLink splits in three ways."""
     gpu = find_gpu(name)
     pool = Pool(name, gpu, 8, 8, find_link(gpu.intra_link), find_link("ethernet-100"))
-    best = advise(Request("70b", Workload(zoo.preset("llama-3-70b"), 4096, 256), "time"), [pool]).best
+    best = advise(Request("70b", Workload(zoo.find_preset("llama-3-70b"), 4096, 256), "time"), [pool]).best
     assert best is not None and ways(best.plan) <= 2, best.plan
 
 
@@ -234,7 +234,7 @@ def test_nodes_without_nvlink_are_not_split_in_three_ways(name: str) -> None:
     """llama-3.1-8b on eight RTX 3090 got tp2,pp2,cp2, for a gain of a tenth that no measured run supports."""
     gpu = find_gpu(name)
     pool = Pool(name, gpu, 8, 1, find_link(gpu.intra_link), find_link("ethernet-25"))
-    request = Request("8b", Workload(zoo.preset("llama-3.1-8b"), 4096, 64), "time")
+    request = Request("8b", Workload(zoo.find_preset("llama-3.1-8b"), 4096, 64), "time")
     best = advise(request, [pool]).best
     assert best is not None and ways(best.plan) <= 2
     candidates = find_candidates(request, pool)
@@ -278,7 +278,7 @@ def test_small_models_are_replicated_at_first_sight(name: str) -> None:
 def test_cost_does_not_wait_twice_as_long_for_the_same_price() -> None:
     """The cheapest plan for llama-3-70b on 64 H100 was 4 nodes in 28.8 s, although 8 nodes took 14.3 s for less."""
     (pool,) = GridCase("llama-3-70b", ("h100-sxm",), 8, "infiniband-ndr-8x400", "cost").pools
-    workload = Workload(zoo.preset("llama-3-70b"), 4096, 256, framework="megatron")
+    workload = Workload(zoo.find_preset("llama-3-70b"), 4096, 256, framework="megatron")
     advice = advise(Request("70b", workload, "cost"), [pool])
     assert advice.best is not None
     fastest = min(offer.step_s for offer in advice.pareto)

@@ -41,7 +41,7 @@ def pools(draw: st.DrawFn, least: int = 1) -> list[Pool]:
 @st.composite
 def requests(draw: st.DrawFn) -> Request:
     name = draw(st.sampled_from(["gpt2", "llama-3.2-1b", "bert-base", "resnet-50", "mixtral-8x7b", "llama-2-7b"]))
-    model = zoo.preset(name)
+    model = zoo.find_preset(name)
     precisions: tuple[Precision, ...] = draw(st.sampled_from([(), ("bf16", "fp16"), ("fp32", "fp16", "bf16")]))
     precision = draw(st.sampled_from(precisions or ("fp16", "bf16", "fp32")))
     batch = draw(st.sampled_from([8, 24, 48, 64]))

@@ -91,4 +91,4 @@ def test_long_names_and_lists_are_printed_whole() -> None:
 def advise_on(name: str, tolerations: tuple[dict[str, str], ...]) -> Advice:
     """Return the advice for GPT-2 on a pool with a name and tolerations."""
     pool = replace(assumed_pool(find_gpu("l4"), 8), name=name, tolerations=tolerations)
-    return advise(Request("gpt2", Workload(zoo.preset("gpt2"), 1024, 64)), [pool])
+    return advise(Request("gpt2", Workload(zoo.find_preset("gpt2"), 1024, 64)), [pool])

@@ -34,7 +34,7 @@ def pool(gpu: str, count: int, price: float | None = 2.0) -> Pool:
 
 
 POOLS = [pool("h100-sxm", 16, 6.9), pool("a100-80", 32, 3.4), pool("l4", 16, 0.8), pool("t4", 32, 0.5)]
-LLAMA = Request("llama", Workload(zoo.preset("llama-3.1-8b"), 8192, 128))
+LLAMA = Request("llama", Workload(zoo.find_preset("llama-3.1-8b"), 8192, 128))
 
 
 def test_every_pool_is_an_offer_or_a_rejection() -> None:
@@ -99,7 +99,7 @@ def test_among_ties_a_tight_plan_loses_to_one_with_memory_to_spare() -> None:
 
 def test_however_many_plans_tie_the_simplest_is_among_those_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
     request = Request(
-        "small", Workload(zoo.preset("llama-2-7b"), 4096, 1)
+        "small", Workload(zoo.find_preset("llama-2-7b"), 4096, 1)
     )  # the host bounds the step, however the job is split
     candidates = find_candidates(request, pool("h100-sxm", 64))
     few = choose.choose_plan(request, candidates, candidates.fits)
@@ -156,7 +156,7 @@ def test_a_pool_without_nodes_says_so() -> None:
 
 
 def test_too_large_is_an_answer_with_a_remedy() -> None:
-    advice = advise(Request("big", Workload(zoo.preset("llama-3.1-405b"), 8192, 64)), [pool("a100-80", 8)])
+    advice = advise(Request("big", Workload(zoo.find_preset("llama-3.1-405b"), 8192, 64)), [pool("a100-80", 8)])
     assert advice.best is None
     (only,) = advice.rejections
     assert only.code == "OutOfMemory"
@@ -252,7 +252,7 @@ def test_every_format_names_every_pool(name: str) -> None:
 
 def test_an_odd_batch_is_told_the_neighbour_that_is_faster_per_sample() -> None:
     h100 = [pool("h100-sxm", 8)]
-    job = Request("odd", Workload(zoo.preset("gpt2"), 1024, 60))
+    job = Request("odd", Workload(zoo.find_preset("gpt2"), 1024, 60))
     odd = advise(job, h100)
     even = advise(replace(job, workload=replace(job.workload, global_batch=64)), h100)
     assert odd.best is not None and even.best is not None

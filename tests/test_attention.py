@@ -17,7 +17,7 @@ from tilecast.step.blocks import fused_attention, operator_seconds
 
 
 def workload(**facts: object) -> Workload:
-    return Workload(zoo.preset("gpt2-xl"), 1024, 8, **{"precision": "fp16", **facts})  # type: ignore[arg-type]
+    return Workload(zoo.find_preset("gpt2-xl"), 1024, 8, **{"precision": "fp16", **facts})  # type: ignore[arg-type]
 
 
 SHIPPED = constants.shipped_constants()
@@ -101,7 +101,11 @@ def test_megatron_and_nemo_have_kernels_of_their_own() -> None:
 def test_an_operator_takes_as_much_longer_as_its_implementation(name, phase, times):
     gpu = find_gpu(name)
     dims = {"batch": 8, "heads": 25, "kv_heads": 25, "seq_q": 1024, "seq_kv": 1024, "head_dim": 64, "causal": 1}
-    op = Op("attention", KernelTable.of("attention", "fp16", **dims, backward=float(phase == "backward")), phase)
+    op = Op(
+        "attention",
+        KernelTable.from_dimensions("attention", "fp16", **dims, backward=float(phase == "backward")),
+        phase,
+    )
     priced = kernels.predict_kernel_times(op.table, gpu)
     rows = np.arange(1)
     torch, own = (operator_seconds(workload(attention=kind), op, priced, rows) for kind in ("flash2", "cudnn"))
@@ -119,7 +123,7 @@ def test_the_first_flash_attention_uses_hopper_as_little_as_the_second() -> None
 @pytest.mark.parametrize("name", ["h100-sxm", "a100-80", "b200"])
 def test_context_ranks_attend_as_fast_as_sequences_of_their_own_length(name: str) -> None:
     """Ring attention reads the keys of one rank after the other, so a longer ring uses a GPU no better."""
-    gpu, job = find_gpu(name), Workload(zoo.preset("llama-3.1-8b"), 131072, 1, "bf16")
+    gpu, job = find_gpu(name), Workload(zoo.find_preset("llama-3.1-8b"), 131072, 1, "bf16")
     one = np.ones(1, dtype=np.int64)
 
     def attend(sequence: int, context: int) -> tuple[float, float]:

@@ -54,7 +54,7 @@ def steps(pool: Pool) -> list[float]:
     seconds = []
     for precision in (name for name in PRECISIONS if pool.gpu.supports(name)):
         for model, sequence in (("gpt2-medium", 1024), ("resnet-50", 1)):
-            job = Workload(zoo.preset(model), sequence, 16, precision=precision)
+            job = Workload(zoo.find_preset(model), sequence, 16, precision=precision)
             plans = Plans.from_plans(Plan(gradient_accumulation=16), Plan(data=16))
             priced = search.price(job, plans, pool)
             seconds += [*priced.step_s.tolist(), *np.asarray(priced.memory_bytes).tolist()]

@@ -40,7 +40,7 @@ factors = st.floats(0.5, 2.0)
 
 
 def at(table: Calibration, run: Run) -> float:
-    return table.find_group_correction(calibration.group_of_run(run)).ratio
+    return table.find_group_correction(calibration.name_group(run)).ratio
 
 
 def test_the_error_is_signed_and_relative_to_what_was_observed() -> None:
@@ -58,7 +58,7 @@ def test_one_report_of_a_new_workload_moves_none_of_the_others_far() -> None:
     before, after = fit_calibration(steady), fit_calibration([*steady, replace(RUN, workload="new", predicted_s=1.5)])
     assert at(before, OTHER) == pytest.approx(1.0, abs=1e-6)
     assert at(after, OTHER) == pytest.approx(1.0, abs=0.05)
-    assert after.find_group_correction(calibration.group_of_run(replace(RUN, workload="new"))).group == (
+    assert after.find_group_correction(calibration.name_group(replace(RUN, workload="new"))).group == (
         "h100-sxm",
         "bf16",
         "decoder",
@@ -99,7 +99,7 @@ def test_unrelated_runs_move_a_new_job_by_less_than_they_are_off(document: list[
     ]
     table = fit_calibration(runs)
     moved = math.log(
-        table.find_group_correction(calibration.group_of_run(OTHER)).ratio
+        table.find_group_correction(calibration.name_group(OTHER)).ratio
         * table.find_software_ratio("ddp", OTHER.family)
     )
     assert abs(moved) <= 0.6 * max(abs(math.log(factor)) for factor in document)
@@ -155,7 +155,7 @@ def test_the_range_narrows_with_runs_that_agree_and_widens_with_runs_that_do_not
     rng = np.random.default_rng(0)
     tight = [replace(RUN, workload=f"w{n}", predicted_s=float(np.exp(rng.normal(0, 0.05)))) for n in range(30)]
     loose = [replace(RUN, workload=f"w{n}", predicted_s=float(np.exp(rng.normal(0, 0.6)))) for n in range(30)]
-    key = calibration.group_of_run(OTHER)
+    key = calibration.name_group(OTHER)
     assert fit_calibration(tight).find_group_correction(key).width < 0.7
     assert fit_calibration(loose).find_group_correction(key).width > 1.5
     assert fit_calibration(tight[:3]).find_group_correction(key).width < 1.0
@@ -187,7 +187,7 @@ def pool(table: Calibration) -> Pool:
     return Pool("p", gpu, 8, 2, find_link(gpu.intra_link), find_link("infiniband-ndr-8x400"), calibration=table)
 
 
-WORKLOAD = Workload(zoo.preset("llama-3.1-8b"), sequence_length=4096, global_batch=64)
+WORKLOAD = Workload(zoo.find_preset("llama-3.1-8b"), sequence_length=4096, global_batch=64)
 
 
 def test_a_calibrated_pool_gives_corrected_steps_whose_parts_still_sum() -> None:

@@ -79,7 +79,7 @@ def test_quantities_are_read(text: object, count: int) -> None:
 def test_a_pod_must_fit_the_nodes_it_is_placed_on() -> None:
     job = read_job(example("trainjob"))
     assert codes(usable(job)) == {"t4": "PodTooLarge"}
-    assert codes(usable(job, is_placed=False)) == {}
+    assert codes(usable(job, writes_advice=False)) == {}
 
 
 def test_selectors_that_are_no_choice_of_node_type_stay() -> None:
@@ -100,7 +100,7 @@ def test_required_affinity_limits_what_may_be_written() -> None:
     pod = document["spec"]["replicatedJobs"][1]["template"]["spec"]["template"]["spec"]
     pod["affinity"] = {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": term}}
     assert [pool.name for pool in usable(read_job(document)).pools] == ["a100-80", "h100-sxm"]
-    assert len(usable(read_job(document), is_placed=False).pools) == 4, "advice may say what the job should change"
+    assert len(usable(read_job(document), writes_advice=False).pools) == 4, "advice may say what the job should change"
 
 
 def test_a_taint_is_passed_by_only_with_the_job_s_own_toleration() -> None:
@@ -109,10 +109,10 @@ def test_a_taint_is_passed_by_only_with_the_job_s_own_toleration() -> None:
     usual = {"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}
     tainted = [replace(pool, tolerations=(taint, usual) if pool.name == "h100-sxm" else (usual,)) for pool in pools]
     document = example("job")
-    choice = find_candidates(read_job(document), tainted, labels, None, is_placed=True)
+    choice = find_candidates(read_job(document), tainted, labels, None, writes_advice=True)
     assert codes(choice) == {"h100-sxm": "NotTolerated"}
     document["spec"]["template"]["spec"]["tolerations"] = [{"key": "team", "operator": "Exists"}]
-    assert codes(find_candidates(read_job(document), tainted, labels, None, is_placed=True)) == {}
+    assert codes(find_candidates(read_job(document), tainted, labels, None, writes_advice=True)) == {}
 
 
 def test_flavors_decide_which_pools_a_queue_reaches() -> None:
@@ -193,7 +193,7 @@ def test_the_choice_replaces_a_choice_and_nothing_else() -> None:
 @pytest.mark.parametrize("path", EXISTING, ids=lambda path: path.stem)
 def test_an_exported_manifest_differs_in_advised_fields_only(path: Path) -> None:
     text = path.read_text()
-    document, job, options, advice = advised(path.stem, is_placed=False)
+    document, job, options, advice = advised(path.stem, writes_advice=False)
     put = find_manifest_placement(advice.best, job, options)
     after = edit_yaml(text, compute_changes(document, job, put))
     (changed,) = documents.load_documents(after)

@@ -239,7 +239,7 @@ def test_a_synchronous_parameter_server_wins_small_and_loses_large(ranks: int, l
 def test_another_micro_batch_hides_the_exchange_of_experts_but_for_the_multiprocessors_it_takes() -> None:
     pool = Pool("h100-sxm", find_gpu("h100-sxm"), 8, 4, find_link("nvlink4"), find_link(NDR))
     plans = Plans.from_plans(Plan(data=32, expert=32, zero_stage=1, gradient_accumulation=8))
-    job = Workload(zoo.preset("qwen3-30b-a3b"), 4096, 256, framework="megatron")
+    job = Workload(zoo.find_preset("qwen3-30b-a3b"), 4096, 256, framework="megatron")
 
     def parts(overlap: ExpertOverlap) -> tuple[float, float]:
         times = search.price(replace(job, expert_overlap=overlap), plans, pool).times

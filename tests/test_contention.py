@@ -14,7 +14,7 @@ from prometheus_client import generate_latest
 from operator_store import JOBS, TIMINGS, Store, job, operator, settled
 from tilecast_operator.assembly import Assembly
 from tilecast_operator.controllers import contention
-from tilecast_operator.controllers.contention import FIRST_PAUSE_S, MOST_PAUSE_S, WrittenAnswer, update_contested
+from tilecast_operator.controllers.contention import FIRST_PAUSE_S, MOST_PAUSE_S, WrittenAdvice, update_contested
 
 DAY_S = 86_400.0
 PATH = f"{JOBS}/a"
@@ -26,7 +26,7 @@ def contest(ends_s: float) -> list[float]:
 
     Each meets the other's answer at once or after its pause.
     """
-    claims = [WrittenAnswer(1, b"mine", 0.0), WrittenAnswer(1, b"theirs", 0.0)]
+    claims = [WrittenAdvice(1, b"mine", 0.0), WrittenAdvice(1, b"theirs", 0.0)]
     now_s, shown, written = 0.0, 1, list[float]()
     while now_s < ends_s:
         mover = 1 - shown
@@ -34,7 +34,7 @@ def contest(ends_s: float) -> list[float]:
         assert after is not None
         claims[mover] = after
         now_s = max(now_s, after.until_s)
-        claims[mover] = WrittenAnswer(1, after.digest, now_s, after.replaced)
+        claims[mover] = WrittenAdvice(1, after.digest, now_s, after.replaced)
         shown = mover
         written.append(now_s)
     return written
@@ -49,7 +49,7 @@ def test_two_operators_write_ever_more_seldom() -> None:
 
 
 def test_an_answer_that_has_stood_is_written_over_once_more_at_once() -> None:
-    claim = WrittenAnswer(1, b"mine", 0.0, 3)
+    claim = WrittenAdvice(1, b"mine", 0.0, 3)
     soon, late = update_contested(claim, 1, b"theirs", 10.0), update_contested(claim, 1, b"theirs", 10_000.0)
     assert soon is not None and soon.until_s == 10.0 + soon.pause_s and soon.is_contended(20.0)
     assert late is not None and late.until_s == 0.0 and not late.is_contended(10_000.0)

@@ -11,7 +11,7 @@ import pytest
 from operator_store import on_first_pool
 from tilecast_operator import control_group
 from tilecast_operator.search_process import SearchLimits
-from tilecast_operator.searches import Searches
+from tilecast_operator.searches import SearchRunner
 
 V2 = {"memory.max": "805306368\n", "memory.events": "low 0\nhigh 0\nmax 12\noom 3\noom_kill 2\noom_group_kill 0\n"}
 V1 = {
@@ -59,7 +59,7 @@ def test_a_search_that_may_take_more_than_the_container_has_is_told_at_the_start
     for memory_mib in (640, 769):
         caplog.clear()
         with caplog.at_level(logging.WARNING, "tilecast"):
-            Searches(on_first_pool, 1, 1, SearchLimits(memory_mib=memory_mib)).stop()
+            SearchRunner(on_first_pool, 1, 1, SearchLimits(memory_mib=memory_mib)).stop()
         warned += caplog.messages
     problem = "TILECAST_SEARCH_MEMORY_MIB: 769 is more than the 768 MiB of this container; lower it, or raise"
     assert [text[: len(problem)] for text in warned] == ([problem] if limit_mib else [])

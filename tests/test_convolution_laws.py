@@ -23,7 +23,7 @@ V100 = find_gpu("v100-sxm")
 
 
 def network(channels: int, depth: int = 1) -> NetworkBuilder:
-    numerics = Numerics.from_workload(Workload(zoo.preset("resnet-50"), 1, 2, "fp32"))
+    numerics = Numerics.from_workload(Workload(zoo.find_preset("resnet-50"), 1, 2, "fp32"))
     return NetworkBuilder(numerics, BATCH, channels, (depth, 64, 64), flat=depth == 1)
 
 
@@ -73,7 +73,7 @@ def test_shifting_channels_in_time_moves_several_whole_tensors() -> None:
 
 def shift_bytes(*, shifts: bool) -> float:
     net = network(64)
-    dims = replace(zoo.preset("resnet-50").own(ResNet), shifts=shifts)
+    dims = replace(zoo.find_preset("resnet-50").get_dimensions(ResNet), shifts=shifts)
     add_block(net, dims, 64)
     return float(sum(op.table.bytes()[0] for op in net.ops if op.name.startswith("shift")))
 
@@ -94,7 +94,7 @@ def test_winograds_transforms_of_wide_convolutions_are_billed(channels: int, cop
 
 def slowdowns(model: Model, version: str | None, precision: str = "fp32") -> set[float]:
     workload = Workload(model, 1, 2, precision, framework="ddp", framework_version=version)  # type: ignore[arg-type]
-    graph = zoo.shard(workload, Plans.from_plans(Plan(micro_batch=2))).graph
+    graph = zoo.build_sharded_graph(workload, Plans.from_plans(Plan(micro_batch=2))).graph
     table, rows = graph.kernels()
     times = kernels.predict_kernel_times(table, V100)
     ops = [op for block in graph.blocks for op in block.ops]
@@ -104,9 +104,9 @@ def slowdowns(model: Model, version: str | None, precision: str = "fp32") -> set
 
 def test_old_libraries_run_convolutions_slower() -> None:
     """PyTorch 1.1 came with cuDNN 7, whose grouped convolutions were far slower than its others."""
-    assert len(slowdowns(zoo.preset("resnet-50"), "1.1")) == 1
-    dense, grouped = sorted(slowdowns(zoo.preset("resnext101-64x4d"), "1.1"))
+    assert len(slowdowns(zoo.find_preset("resnet-50"), "1.1")) == 1
+    dense, grouped = sorted(slowdowns(zoo.find_preset("resnext101-64x4d"), "1.1"))
     assert 1.0 < dense < grouped
-    assert not slowdowns(zoo.preset("resnext101-64x4d"), "1.4")
-    assert not slowdowns(zoo.preset("resnext101-64x4d"), None)
-    assert not slowdowns(zoo.preset("resnext101-64x4d"), "1.1", "fp16")
+    assert not slowdowns(zoo.find_preset("resnext101-64x4d"), "1.4")
+    assert not slowdowns(zoo.find_preset("resnext101-64x4d"), None)
+    assert not slowdowns(zoo.find_preset("resnext101-64x4d"), "1.1", "fp16")

@@ -17,7 +17,7 @@ from tilecast.spec import Plan, Plans, Workload
 
 T4 = find_gpu("t4")
 POOL = Pool("t4", T4, 4, 2, find_link("pcie3"), find_link("ethernet-25"))
-GPT = Workload(zoo.preset("gpt2"), 512, 64, precision="fp16")
+GPT = Workload(zoo.find_preset("gpt2"), 512, 64, precision="fp16")
 PLAN = Plan(data=8, micro_batch=4, gradient_accumulation=2)
 FORECAST = search.price(GPT, Plans.from_plans(PLAN), POOL)
 TOTAL, PARTS = float(FORECAST.step_s[0]), FORECAST.times.parts(0)

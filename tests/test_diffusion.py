@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 
 from tilecast import search, zoo
-from tilecast.advice.enumeration import enumerate_stated
+from tilecast.advice.enumeration import enumerate_partial_plan
 from tilecast.graph import Block, Graph, KernelTable, Op, Shards
 from tilecast.hardware import Pool, find_gpu, find_link
 from tilecast.recomputation import CHECKPOINTING
 from tilecast.render.launch import LaunchSetting, check_launchable, write_launch
-from tilecast.search import Limits
-from tilecast.spec import Plan, SpecError, Stated, Workload
+from tilecast.search import PlanLimits
+from tilecast.spec import PartialPlan, Plan, SpecError, Workload
 from tilecast.zoo import huggingface
 
 PUBLISHED = json.loads((Path(__file__).parent / "configs.json").read_text())
@@ -102,7 +102,7 @@ def test_queries_and_keys_are_normed_and_rotated_where_the_model_does_so(
     assert len(qk_norms) == norms
     assert len(named(part, "rotary")) == rotations
     if qk_norms:
-        same = KernelTable.of(norm, "bf16", rows=np.array([float(rows)]), cols=float(width), backward=0.0)
+        same = KernelTable.from_dimensions(norm, "bf16", rows=np.array([float(rows)]), cols=float(width), backward=0.0)
         assert qk_norms[0].table.kind[0] == same.kind[0]
         assert qk_norms[0].table.dims[0].tolist() == same.dims[0].tolist()
 
@@ -193,25 +193,25 @@ def pool(gpu: str = "h200") -> Pool:
 def test_blocks_are_recomputed_whole_or_not_at_all() -> None:
     """Selective recomputation would run attention again and save no memory."""
     workload = Workload(huggingface.model(config(WAN)), 1, 8)
-    plans = search.find(workload, pool(), Limits(gpus=8)).plans
+    plans = search.find(workload, pool(), PlanLimits(gpus=8)).plans
     assert {CHECKPOINTING[mode] for mode in plans.checkpointing} == {"none", "full"}
-    assert set(enumerate_stated(workload, 8, Stated(data=8), "--plan").checkpointing.tolist()) == {0, 2}
+    assert set(enumerate_partial_plan(workload, 8, PartialPlan(data=8), "--plan").checkpointing.tolist()) == {0, 2}
     problem = "has nothing that selective recomputation would save memory of; use none or full"
     with pytest.raises(SpecError, match=problem):
-        enumerate_stated(workload, 8, Stated(data=8, checkpointing="selective"), "--plan")
+        enumerate_partial_plan(workload, 8, PartialPlan(data=8, checkpointing="selective"), "--plan")
     with pytest.raises(SpecError, match="^training.activationCheckpointing: .*" + problem):
-        search.find(Workload(workload.model, 1, 8, checkpointing="selective"), pool(), Limits(gpus=8))
+        search.find(Workload(workload.model, 1, 8, checkpointing="selective"), pool(), PlanLimits(gpus=8))
 
 
 def test_norms_and_rotations_take_time_and_memory() -> None:
     """Without its norms of queries and keys and without its rotation, Wan is faster and smaller."""
     whole = huggingface.model(config(WAN))
     bare = whole.having(query_key_norm=False, rotates=False)
-    plan = Stated(data=8, zero_stage=3, checkpointing="full")
+    plan = PartialPlan(data=8, zero_stage=3, checkpointing="full")
     seconds, bytes_ = [], []
     for model in (whole, bare):
         workload = Workload(model, 1, 8)
-        prices = search.price(workload, enumerate_stated(workload, 8, plan, "--plan"), pool())
+        prices = search.price(workload, enumerate_partial_plan(workload, 8, plan, "--plan"), pool())
         seconds.append(float(prices.step_s[0]))
         bytes_.append(activation_bytes(zoo.build(workload, Shards(ONE, ONE, ONE, ONE, ONE * 0)).layers[0]))
     assert 1.01 < seconds[0] / seconds[1] < 1.5

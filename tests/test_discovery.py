@@ -87,9 +87,9 @@ def test_nodes_that_come_and_go_change_no_pool() -> None:
     assert fewer.pools == first.pools and fewer.entries[0].nodes == 1
     more = nodes.discover_pools(cluster("h100", "h100", "h100", "h100"), written(fewer))
     assert more.entries[0].pool.max_nodes == 4
-    gone = nodes.discover_pools(cluster("h100"), written(more), forget=["h100-sxm"])
+    gone = nodes.discover_pools(cluster("h100"), written(more), forgotten_pools=["h100-sxm"])
     assert gone.entries[0].pool.max_nodes == 1
-    assert nodes.discover_pools([], written(more), forget=["h100-sxm"]).obsolete == ("h100-sxm",)
+    assert nodes.discover_pools([], written(more), forgotten_pools=["h100-sxm"]).obsolete == ("h100-sxm",)
 
 
 def test_a_name_once_given_stays() -> None:

@@ -143,7 +143,7 @@ def test_the_worked_gpu_and_model_are_read(tmp_path: Path) -> None:
         load_gpu(path)
     ((name, table),) = tomllib.loads(worked("preset")).items()
     assert table.pop("aliases")
-    assert zoo.model_from({"name": name, **table}).layers == 12
+    assert zoo.build_model({"name": name, **table}).layers == 12
 
 
 def test_every_collective_of_nccl_has_a_row_in_concepts() -> None:

@@ -8,25 +8,25 @@ import numpy as np
 import pytest
 
 from tilecast import memory, search, zoo
-from tilecast.advice.enumeration import enumerate_stated
+from tilecast.advice.enumeration import enumerate_partial_plan
 from tilecast.cli import main
 from tilecast.graph import Graph
 from tilecast.hardware import Pool, find_gpu, find_link
-from tilecast.search.enumeration import Limits
-from tilecast.spec import Plan, Plans, SpecError, Stated, Workload
-from tilecast.step.passes import Exchanges
+from tilecast.search.enumeration import PlanLimits
+from tilecast.spec import PartialPlan, Plan, Plans, SpecError, Workload
+from tilecast.step.passes import LayerCollectives
 
 H100, GB200 = find_gpu("h100-sxm"), find_gpu("gb200")
 POOL = Pool("h100", H100, 8, 16, find_link(H100.intra_link), find_link("infiniband-ndr-8x400"))
-GROK = Workload(zoo.preset("grok-1"), 8192, 1024, framework="megatron")
+GROK = Workload(zoo.find_preset("grok-1"), 8192, 1024, framework="megatron")
 WHOLE = Plan(data=32, tensor=4, expert=8, sequence_parallel=True, gradient_accumulation=32)
 SHARED = replace(WHOLE, expert_tensor=4)
 JOB = ["advise", "qwen3-30b-a3b", "--seq", "4096", "--batch", "64", "--gpus", "h100-sxm:16", "--max-gpus", "16"]
 REST = "zero=1,sp=1,mb=1,ac=full"
 
 
-def graphs() -> tuple[zoo.Sharded, Graph]:
-    sharded = zoo.shard(GROK, Plans.from_plans(WHOLE, SHARED))
+def graphs() -> tuple[zoo.ShardedGraph, Graph]:
+    sharded = zoo.build_sharded_graph(GROK, Plans.from_plans(WHOLE, SHARED))
     return sharded, sharded.graph
 
 
@@ -69,13 +69,13 @@ def test_tokens_are_gathered_and_scattered_in_both_passes() -> None:
     ]
     sent = next(call for call in graph.layers[0].collectives if call.group == "expert").size_bytes
     assert all(call.size_bytes[sharded.index[1]] == 4 * sent[sharded.index[1]] for call in calls)
-    priced = Exchanges(sharded, Plans.from_plans(WHOLE, SHARED), POOL)
+    priced = LayerCollectives(sharded, Plans.from_plans(WHOLE, SHARED), POOL)
     assert all(priced.seconds(call)[0] == 0 < priced.seconds(call)[1] for call in calls)
 
 
 def test_sharers_are_neighbours_so_that_the_experts_of_a_token_lie_on_other_nodes() -> None:
     sharded, graph = graphs()
-    priced = Exchanges(sharded, Plans.from_plans(WHOLE, SHARED), POOL)
+    priced = LayerCollectives(sharded, Plans.from_plans(WHOLE, SHARED), POOL)
     sent = next(call for call in graph.layers[0].collectives if call.group == "expert")
     inside, across = priced.seconds(sent)
     assert across > 2 * inside
@@ -84,12 +84,12 @@ def test_sharers_are_neighbours_so_that_the_experts_of_a_token_lie_on_other_node
 @pytest.mark.parametrize(("framework", "found"), [("megatron", {1, 4}), ("torchtitan", {1, 4}), ("deepspeed", {1})])
 def test_the_search_shares_experts_where_the_framework_does(framework: str, found: set[int]) -> None:
     job = replace(GROK, framework=framework)
-    plans = search.enumerate_plans(job, POOL, Limits(gpus=128, max_tensor=4))
+    plans = search.enumerate_plans(job, POOL, PlanLimits(gpus=128, max_tensor=4))
     assert {*plans.expert_tensor[plans.tensor == 4].tolist()} == found
     shared = plans.take(plans.expert_tensor > 1)
     assert not np.any(shared.data * shared.tensor % (shared.expert * shared.expert_tensor))
-    dense = replace(job, model=zoo.preset("llama-3-8b"))
-    assert {*search.enumerate_plans(dense, POOL, Limits(gpus=64)).expert_tensor.tolist()} == {1}
+    dense = replace(job, model=zoo.find_preset("llama-3-8b"))
+    assert {*search.enumerate_plans(dense, POOL, PlanLimits(gpus=64)).expert_tensor.tolist()} == {1}
 
 
 def test_eight_large_experts_fit_where_their_slices_do() -> None:
@@ -100,13 +100,13 @@ def test_eight_large_experts_fit_where_their_slices_do() -> None:
 
 
 def test_a_stated_degree_is_kept_printed_and_read_again() -> None:
-    stated = Stated.parse("dp=4,tp=4,ep=8,etp=2,mb=1", "--plan")
+    stated = PartialPlan.parse("dp=4,tp=4,ep=8,etp=2,mb=1", "--plan")
     assert stated.expert_tensor == 2
-    plans = enumerate_stated(replace(GROK, global_batch=64), 16, replace(stated, expert=4, data=4), "--plan")
+    plans = enumerate_partial_plan(replace(GROK, global_batch=64), 16, replace(stated, expert=4, data=4), "--plan")
     assert {*plans.expert_tensor.tolist()} == {2}
     text = str(SHARED)
     assert text == "dp32,tp4,sp,ep8,etp4,mb1"
-    assert Stated.parse(text, "--plan").expert_tensor == 4
+    assert PartialPlan.parse(text, "--plan").expert_tensor == 4
 
 
 @pytest.mark.parametrize(
@@ -138,4 +138,4 @@ def test_the_launch_line_of_megatron_states_the_degree(degree: int, capsys: pyte
 
 def test_a_degree_is_at_least_one() -> None:
     with pytest.raises(SpecError, match="etp=0"):
-        Stated.parse("etp=0", "--plan")
+        PartialPlan.parse("etp=0", "--plan")

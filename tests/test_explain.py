@@ -18,19 +18,19 @@ from tilecast.spec import Framework, Plan, Plans, Workload
 
 H100 = find_gpu("h100-sxm")
 POOL = Pool("h100", H100, 8, 4, find_link(H100.intra_link), find_link("infiniband-ndr-8x400"))
-GPT = Workload(zoo.preset("gpt2-xl"), 1024, 64)
+GPT = Workload(zoo.find_preset("gpt2-xl"), 1024, 64)
 JOBS = {
     "gpt": GPT,
-    "llama": Workload(zoo.preset("llama-3.2-1b"), 2048, 16),
-    "mixtral": Workload(zoo.preset("mixtral-8x7b"), 2048, 16),
-    "resnet": Workload(zoo.preset("resnet-50"), 1, 64),
-    "bert": Workload(zoo.preset("bert-large"), 512, 16, execution="compiled"),
-    "t5": Workload(zoo.preset("t5-v1.1-base"), 512, 16),
-    "serving": Workload(zoo.preset("gpt2"), 1024, 16, training=False, optimizer="none"),
+    "llama": Workload(zoo.find_preset("llama-3.2-1b"), 2048, 16),
+    "mixtral": Workload(zoo.find_preset("mixtral-8x7b"), 2048, 16),
+    "resnet": Workload(zoo.find_preset("resnet-50"), 1, 64),
+    "bert": Workload(zoo.find_preset("bert-large"), 512, 16, execution="compiled"),
+    "t5": Workload(zoo.find_preset("t5-v1.1-base"), 512, 16),
+    "serving": Workload(zoo.find_preset("gpt2"), 1024, 16, training=False, optimizer="none"),
 }
 
 
-def explained(workload: Workload, plan: Plan) -> tuple[Explanation, search.Priced]:
+def explained(workload: Workload, plan: Plan) -> tuple[Explanation, search.PricedPlans]:
     priced = search.price(workload, Plans.from_plans(plan), POOL)
     return explain_plan(workload, plan, POOL, float(priced.step_s[0])), priced
 

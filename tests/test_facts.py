@@ -18,7 +18,7 @@ from tilecast.constants import Constants, RangeWidths
 from tilecast.hardware import instances
 from tilecast.hardware.schema import ConstantsFile, MigGpuFile
 from tilecast.learning import calibration, job_calibration
-from tilecast.shipped import FactFile
+from tilecast.shipped import NumbersFile
 from tilecast.spec import SpecError
 
 TABLE = tomllib.loads(files("tilecast").joinpath("constants.toml").read_text(encoding="utf-8"))
@@ -88,7 +88,7 @@ def test_a_key_must_be_there_and_a_number() -> None:
 
 def test_a_source_counts_for_the_tables_inside() -> None:
     tables = {"source": "", "host": {"source": "measured", "rate": {"eager": 1.0}}, "other": {"eager": [1.0, "read"]}}
-    file = FactFile("hosts.toml", tables)
+    file = NumbersFile("hosts.toml", tables)
     assert file.read_numbers("host.rate") == file.read_numbers("other") == {"eager": 1.0}
     with pytest.raises(SpecError, match=r"^hosts\.toml: network: is no table; add the table$"):
         file.read_numbers("network")

@@ -22,7 +22,7 @@ from tilecast.advice import Advice, Request, advise
 from tilecast.api import training_job
 from tilecast.hardware import Pool
 from tilecast_operator.assembly import Assembly
-from tilecast_operator.searches import Searches
+from tilecast_operator.searches import SearchRunner
 
 SWEEP = 300
 """Jobs of the sweep, more than one namespace may have in work at once."""
@@ -55,13 +55,13 @@ class Sweep:
         self.asked: list[int] = []
         """Batches of the searches that were requested, in order."""
         self.go_on = threading.Event()
-        run = Searches.run_search
+        run = SearchRunner.run_search
 
-        async def seen(searches: Searches, request: Request, *arguments: Any) -> Advice:
+        async def seen(searches: SearchRunner, request: Request, *arguments: Any) -> Advice:
             self.asked.append(request.workload.global_batch)
             return await run(searches, request, *arguments)
 
-        monkeypatch.setattr(Searches, "run_search", seen)
+        monkeypatch.setattr(SearchRunner, "run_search", seen)
 
     def search(self, request: Request, pools: Sequence[Pool]) -> Advice:
         batch = request.workload.global_batch

@@ -16,7 +16,7 @@ from tilecast.spec import Workload
 
 H100 = find_gpu("h100-sxm")
 POOL = Pool("h100", H100, 8, 64, find_link(H100.intra_link), find_link("efa-3200"), price_per_gpu_hour=6.88)
-SMALL = Workload(zoo.preset("gpt2"), 1024, 512)
+SMALL = Workload(zoo.find_preset("gpt2"), 1024, 512)
 
 
 def notes(workload: Workload, pool: Pool = POOL, objective: Objective = "time") -> list[str]:
@@ -44,7 +44,7 @@ def test_gpus_that_cost_several_times_what_they_gain_are_told() -> None:
 
 
 def test_gpus_that_earn_their_price_are_not() -> None:
-    assert notes(Workload(zoo.preset("llama-3.1-8b"), 4096, 1024)) == []
+    assert notes(Workload(zoo.find_preset("llama-3.1-8b"), 4096, 1024)) == []
     assert notes(SMALL, objective="cost") == []
     assert notes(SMALL, replace(POOL, max_nodes=1)) == []
 

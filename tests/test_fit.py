@@ -37,7 +37,7 @@ def shapes(seed: int) -> dict[str, np.ndarray]:
 
 def measured(d: dict[str, np.ndarray], gpu: Gpu) -> samples.Samples:
     """Return kernels at six tenths of the roofline, twice as slow with an odd `n`, plus three microseconds of ramp."""
-    table = KernelTable.of("gemm", "fp16", **d)
+    table = KernelTable.from_dimensions("gemm", "fp16", **d)
     work = features.compute_work(KINDS["gemm"], "fp16", d)
     asked = features.compute_network_inputs("gemm_tensor", work, gpu, "fp16")
     roofline = np.maximum(work.flops / gpu.peak("fp16"), kernels.formulas.memory_floor_s(work.moved_bytes, gpu))
@@ -80,7 +80,7 @@ def test_the_file_answers_like_the_weights(written):
     net, _, path = written
     d = shapes(1)
     expected = training.shown_durations(measured(d, GPU), net)
-    seconds = kernels.predict_kernel_times(KernelTable.of("gemm", "fp16", **d), GPU, model=path)
+    seconds = kernels.predict_kernel_times(KernelTable.from_dimensions("gemm", "fp16", **d), GPU, model=path)
     assert seconds.seconds == pytest.approx(expected, rel=2e-4)
 
 
@@ -92,7 +92,7 @@ def test_a_network_that_hardly_learned_keeps_the_law_too(written, gpu, dim):
     d = shapes(2)
     once, twice = (
         kernels.predict_kernel_times(
-            KernelTable.of("gemm", "fp16", **{**d, dim: d[dim] * times}), find_gpu(gpu), model=path
+            KernelTable.from_dimensions("gemm", "fp16", **{**d, dim: d[dim] * times}), find_gpu(gpu), model=path
         ).seconds
         for times in (1, 2)
     )
@@ -125,11 +125,12 @@ def test_networks_that_are_kept_answer_as_shipped(written, tmp_path):
     )
     table = KernelTable.concatenate(
         [
-            KernelTable.of("attention", "fp16", batch=1, heads=16, kv_heads=16, seq_q=2048, seq_kv=2048, head_dim=64,
+            KernelTable.from_dimensions("attention", "fp16", batch=1, heads=16, kv_heads=16, seq_q=2048, seq_kv=2048,
+                                        head_dim=64,
                            causal=1, backward=[0, 1]),
-            KernelTable.of("gemm", "fp32", batch=1, m=512, n=512, k=512),
-            KernelTable.of("layernorm", "fp16", rows=4096, cols=1024, backward=[0, 1]),
-            KernelTable.of("gemm", "fp16", batch=1, m=4096, n=4096, k=4096),
+            KernelTable.from_dimensions("gemm", "fp32", batch=1, m=512, n=512, k=512),
+            KernelTable.from_dimensions("layernorm", "fp16", rows=4096, cols=1024, backward=[0, 1]),
+            KernelTable.from_dimensions("gemm", "fp16", batch=1, m=4096, n=4096, k=4096),
         ]
     )  # fmt: skip
     mixed, plain = (kernels.predict_kernel_times(table, GPU, model=model).seconds for model in (path, None))
@@ -168,7 +169,7 @@ def test_several_processes_price_rows_as_one_does() -> None:
 def test_a_round_prices_its_rows_once_for_each_constant(capsys: pytest.CaptureFixture[str]) -> None:
     table = tomllib.loads(CONSTANTS.read_text(encoding="utf-8"))
     alone, fitted = Counted(), Counted()
-    step_fit.Round.at(table, alone)  # type: ignore[arg-type]
+    step_fit.LinearizedModel.at(table, alone)  # type: ignore[arg-type]
     best, model = step_fit.fit(table, fitted, rounds=1)  # type: ignore[arg-type]
     assert fitted.priced == 2 * alone.priced  # at the start and at the end of the round
     error = np.median(np.abs(best["factor"]["matrix"] / fitted.measured_s - 1))

@@ -17,13 +17,13 @@ from tilecast.public.asking import launcher_requests
 from tilecast.spec import Framework, Plan, Plans, SpecError, Workload
 
 NAMES: tuple[Framework, ...] = get_args(Framework)
-LLAMA = zoo.preset("llama-2-7b")
+LLAMA = zoo.find_preset("llama-2-7b")
 
 
 def bill(framework: Framework | None, plan: Plan, precision: str = "bf16", **job: object) -> memory.Footprint:
     workload = Workload(LLAMA, 2048, 64, precision, framework=framework, **job)  # type: ignore[arg-type]
     plans = Plans.from_plans(plan)
-    return memory.footprint(workload, zoo.shard(workload, plans), plans)
+    return memory.footprint(workload, zoo.build_sharded_graph(workload, plans), plans)
 
 
 def per_parameter(footprint: memory.Footprint) -> float:
@@ -177,8 +177,8 @@ def test_operators_kept_are_those_of_torchtitan() -> None:
 
     They are its input, q, v, the output of attention with a statistic per head, and one half of the MLP.
     """
-    workload = Workload(zoo.preset("llama-3-8b"), 8192, 8, framework="torchtitan")
-    sharded = zoo.shard(workload, Plans.from_plans(Plan()))
+    workload = Workload(zoo.find_preset("llama-3-8b"), 8192, 8, framework="torchtitan")
+    sharded = zoo.build_sharded_graph(workload, Plans.from_plans(Plan()))
     (layer,) = sharded.graph.layers
     assert layer.activation_bytes[1][0] / 8192 == 2 * (3 * 4096 + 1024 + 14336) + 4 * 32
 
@@ -240,15 +240,15 @@ def test_scales_are_part_of_a_quantized_weight() -> None:
 def test_chunks_of_logits_have_their_gradients_one_after_the_other() -> None:
     job = {"execution": "compiled", "lora_rank": 8, "optimizer": "none"}
     plan = Plan(micro_batch=8, checkpointing="full")
-    whole = zoo.shard(Workload(LLAMA, 2048, 64, framework="fsdp2", **job), Plans.from_plans(plan))  # type: ignore[arg-type]
-    parts = zoo.shard(Workload(LLAMA, 2048, 64, framework="torchtune", **job), Plans.from_plans(plan))  # type: ignore[arg-type]
+    whole = zoo.build_sharded_graph(Workload(LLAMA, 2048, 64, framework="fsdp2", **job), Plans.from_plans(plan))  # type: ignore[arg-type]
+    parts = zoo.build_sharded_graph(Workload(LLAMA, 2048, 64, framework="torchtune", **job), Plans.from_plans(plan))  # type: ignore[arg-type]
     logits = 2.0 * 8 * 2048 * 32000
     assert whole.graph.last[0].working_bytes[0] == pytest.approx(logits)
     assert parts.graph.last[0].working_bytes[0] == pytest.approx(logits / 8)
 
 
 def test_an_output_layer_of_its_own_is_counted() -> None:
-    tied = zoo.preset("llama-3.2-1b")
+    tied = zoo.find_preset("llama-3.2-1b")
     one, other = (zoo.count_parameters(Workload(tied, 512, 8, framework=name)) for name in ("fsdp2", "litgpt"))
     assert tied.tied_embeddings
     assert other - one == tied.vocab * tied.hidden
@@ -260,26 +260,26 @@ def test_an_output_layer_of_its_own_is_counted() -> None:
     [("oneflow", 1, 4.0), ("oneflow", 8, 4.0), (None, 8, 3.0)],
 )
 def test_embedding_tables_are_billed_by_rows(framework: Framework | None, data: int, copies: float) -> None:
-    model = zoo.preset("wide-deep-criteo")
+    model = zoo.find_preset("wide-deep-criteo")
     rows = 1e6
 
     def held(times: float) -> float:
         grown = model.having(table_weights=times * 16 * rows, wide_weights=times * rows)
         workload = Workload(grown, 1, 512 * data, "fp32", optimizer="adam", framework=framework)
         plans = Plans.from_plans(Plan(data=data, expert=data, micro_batch=512))
-        footprint = memory.footprint(workload, zoo.shard(workload, plans), plans)
+        footprint = memory.footprint(workload, zoo.build_sharded_graph(workload, plans), plans)
         return float((footprint.parameters + footprint.gradients + footprint.optimizer)[0])
 
     assert held(2) - held(1) == pytest.approx(copies * 4 * 17 * rows / data, rel=1e-6)
 
 
 def test_rows_that_ranks_share_leave_vectors_of_every_rank() -> None:
-    model = zoo.preset("wide-deep-criteo")
+    model = zoo.find_preset("wide-deep-criteo")
     resident = {}
     for framework in ("oneflow", "ddp"):
         workload = Workload(model, 1, 4096, "fp32", framework=framework)
         plans = Plans.from_plans(Plan(data=8, expert=8, micro_batch=512))
-        resident[framework] = memory.footprint(workload, zoo.shard(workload, plans), plans).activations[0]
+        resident[framework] = memory.footprint(workload, zoo.build_sharded_graph(workload, plans), plans).activations[0]
     assert resident["oneflow"] - resident["ddp"] == pytest.approx(512 * 26 * 16 * 4 * 2 * 7)
 
 
@@ -305,7 +305,9 @@ def test_the_range_is_as_wide_as_the_framework_says(framework: Framework | None)
 )
 def test_blackwell_needs_no_fp8_weights_by_columns(framework: Framework, gpu: str, each: float) -> None:
     workload, plans = Workload(LLAMA, 2048, 64, "fp8", framework=framework), Plans.from_plans(Plan())
-    footprint = memory.footprint(workload, zoo.shard(workload, plans), plans, hardware.find_gpu(gpu)).parameters[0]
+    footprint = memory.footprint(
+        workload, zoo.build_sharded_graph(workload, plans), plans, hardware.find_gpu(gpu)
+    ).parameters[0]
     ends = 2 * 32000 * 4096 + 4096
     layers = zoo.count_parameters(workload) - ends
     assert footprint == pytest.approx(2 * ends + each * layers, rel=1e-3)

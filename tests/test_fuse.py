@@ -16,7 +16,7 @@ ONE = np.ones(1, dtype=np.int64)
 
 
 def workload(name: str, **how: Any) -> Workload:
-    model = zoo.preset(name)
+    model = zoo.find_preset(name)
     return Workload(model, 512 if model.vocab else 1, 8, **how)
 
 

@@ -20,8 +20,8 @@ DETECTORS = ["detr-r50", "retinanet-r50", "faster-rcnn-r50-fpn", "mask-rcnn-r50-
 
 def host_paced(name: str, images: int = 4, **how: Any) -> list[tuple[Op, float]]:
     """Return the host-paced operators of a detector, and the seconds of each."""
-    workload = Workload(zoo.preset(name), 1, images, **{"precision": "fp32", "framework": "ddp", **how})
-    graph = zoo.shard(workload, Plans.from_plans(Plan(micro_batch=images))).graph
+    workload = Workload(zoo.find_preset(name), 1, images, **{"precision": "fp32", "framework": "ddp", **how})
+    graph = zoo.build_sharded_graph(workload, Plans.from_plans(Plan(micro_batch=images))).graph
     table, rows = graph.kernels()
     times = kernels.predict_kernel_times(table, A100)
     ops = [op for block in graph.blocks for op in block.ops]
@@ -48,8 +48,8 @@ def test_images_are_matched_one_by_one_in_training_alone(name: str) -> None:
 
 def test_other_kernels_do_not_hide_the_launches_of_host_paced_ones() -> None:
     """The host's seconds of a pass are those that computation may hide; host-paced launches are in the GPU's."""
-    workload = Workload(zoo.preset("detr-r50"), 1, 4, precision="fp32", framework="ddp")
-    sharded = zoo.shard(workload, Plans.from_plans(Plan(micro_batch=4)))
+    workload = Workload(zoo.find_preset("detr-r50"), 1, 4, precision="fp32", framework="ddp")
+    sharded = zoo.build_sharded_graph(workload, Plans.from_plans(Plan(micro_batch=4)))
     (times,) = blocks.kernel_seconds(workload, sharded, A100).blocks
     paced_s = sum(seconds for op, seconds in host_paced("detr-r50") if op.phase == "forward")
     plain = sum(
@@ -78,8 +78,8 @@ def test_a_captured_step_hardly_waits_for_matching() -> None:
 @pytest.mark.parametrize(("model", "waits"), [("stable-diffusion-v2", False), ("flux.1", False), ("resnet-50", True)])
 def test_replicas_with_latents_do_not_wait_for_each_others_samples(model: str, *, waits: bool) -> None:
     """Latents have one size and are encoded in advance, so that no host decodes longer than another."""
-    workload = Workload(zoo.preset(model), 1, 16, precision="bf16", framework="ddp")
+    workload = Workload(zoo.find_preset(model), 1, 16, precision="bf16", framework="ddp")
     plans = Plans.from_plans(Plan(data=8, micro_batch=2))
-    graph = zoo.shard(workload, plans).graph
+    graph = zoo.build_sharded_graph(workload, plans).graph
     waited_s = gradient_wait_seconds(workload, graph, plans, constants.shipped_constants())
     assert (waited_s[0] > 0) == waits

@@ -139,7 +139,7 @@ def size(model: Any) -> float:
 
 @pytest.mark.parametrize("kind", CONFIGS)
 def test_a_config_is_the_preset_of_its_model(kind: str) -> None:
-    preset, model = zoo.preset(CONFIGS[kind][0]), huggingface.model(config(kind))
+    preset, model = zoo.find_preset(CONFIGS[kind][0]), huggingface.model(config(kind))
     assert size(model) == pytest.approx(size(preset), rel=0.004)
     names = ("family", "layers", "hidden", "heads", "kv_heads", "head_dim", "ffn_hidden", "vocab", "causal", "rotary")
     assert {name: getattr(model, name) for name in names} == {name: getattr(preset, name) for name in names}

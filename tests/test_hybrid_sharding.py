@@ -14,7 +14,7 @@ from tilecast.spec import Plan, Plans, SpecError, Workload
 
 H100 = find_gpu("h100-sxm")
 POOL = Pool("h100", H100, 8, 64, find_link(H100.intra_link), find_link("ethernet-100"))
-LLAMA = Workload(zoo.preset("llama-3.1-8b"), 8192, 512, framework="fsdp2")
+LLAMA = Workload(zoo.find_preset("llama-3.1-8b"), 8192, 512, framework="fsdp2")
 PLAN = Plan(data=128, zero_stage=3, gradient_accumulation=4, checkpointing="full")
 JOB = ["advise", "llama-3-8b", "--seq", "8192", "--batch", "64", "--gpus", "h100-sxm:16", "--max-gpus", "16"]
 
@@ -25,7 +25,7 @@ def grouped(degree: int | None, workload: Workload = LLAMA) -> Workload:
 
 def states(workload: Workload, plan: Plan = PLAN) -> float:
     plans = Plans.from_plans(plan)
-    bill = memory.footprint(workload, zoo.shard(workload, plans), plans)
+    bill = memory.footprint(workload, zoo.build_sharded_graph(workload, plans), plans)
     return float((bill.parameters + bill.gradients + bill.optimizer)[0])
 
 

@@ -19,7 +19,7 @@ from tilecast.spec import Plan, Plans, Workload
 from tilecast.step import StepTimes, step
 from tilecast.step.blocks import kernel_seconds
 
-JOB = Workload(zoo.preset("resnet-50"), 1, 2048, "fp16", optimizer="momentum", memory_format="channelsLast")
+JOB = Workload(zoo.find_preset("resnet-50"), 1, 2048, "fp16", optimizer="momentum", memory_format="channelsLast")
 POOL = Pool("a100-40", find_gpu("a100-40"), 8, 2, find_link("nvlink3"), find_link("efa-400"))
 PLANS = Plans.from_plans(Plan(data=1, micro_batch=128, gradient_accumulation=16), Plan(data=16, micro_batch=128))
 WORDS = [
@@ -38,7 +38,7 @@ WORDS = [
 
 def times(rate: float | None) -> StepTimes:
     job = replace(JOB, input_samples_per_s=rate)
-    sharded = zoo.shard(job, PLANS)
+    sharded = zoo.build_sharded_graph(job, PLANS)
     return step(job, sharded, PLANS, POOL, kernel_seconds(job, sharded, POOL.gpu))
 
 
@@ -68,7 +68,7 @@ def test_a_correction_leaves_the_stated_rate_alone(monkeypatch: pytest.MonkeyPat
      ("gpt2-xl", False), ("deepspeech2", False), ("stable-diffusion-v2", False), ("dlrm", False)],
 )  # fmt: skip
 def test_models_of_images_are_told_from_others(name: str, reads: bool) -> None:
-    assert zoo.reads_images(zoo.preset(name)) is reads
+    assert zoo.reads_images(zoo.find_preset(name)) is reads
 
 
 def advised(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, Any]:

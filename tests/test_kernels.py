@@ -63,7 +63,7 @@ def test_every_kind_is_drawn():
 @given(kernel())
 def test_no_kernel_beats_the_machine(drawn):
     kind, precision, dims, gpu = drawn
-    table = KernelTable.of(kind, precision, **dims)
+    table = KernelTable.from_dimensions(kind, precision, **dims)
     times = kernels.predict_kernel_times(table, gpu)
     moved = table.bytes()
     bandwidth = gpu.memory_bandwidth_bytes_per_s if moved > 2 * gpu.l2_bytes else gpu.l2_bandwidth_bytes_per_s
@@ -82,7 +82,7 @@ def test_doubling_a_dimension_never_lowers_the_time(drawn):
     kind, precision, dims, gpu = drawn
     grown = [name for name in dims if name not in NOT_DOUBLED]
     columns = {name: [value] + [value * (1 + (name == other)) for other in grown] for name, value in dims.items()}
-    base, *doubled = kernels.predict_kernel_times(KernelTable.of(kind, precision, **columns), gpu).seconds
+    base, *doubled = kernels.predict_kernel_times(KernelTable.from_dimensions(kind, precision, **columns), gpu).seconds
     assert (np.array(doubled) * ROUNDING >= base).all(), dict(zip(grown, doubled, strict=True))
 
 
@@ -109,7 +109,7 @@ def test_doubling_the_channels_of_a_grouped_convolution_never_lowers_the_time(gp
     d |= {"out_h": np.full(200, 14.0), "out_w": np.full(200, 14.0), "k_h": np.full(200, 3.0), "k_w": np.full(200, 3.0)}
     once, twice = (
         kernels.predict_kernel_times(
-            KernelTable.of("conv", "fp16", **{**d, grown: d[grown] * times}), find_gpu(gpu)
+            KernelTable.from_dimensions("conv", "fp16", **{**d, grown: d[grown] * times}), find_gpu(gpu)
         ).seconds
         for times in (1, 2)
     )
@@ -131,10 +131,10 @@ def test_a_convolution_priced_as_a_product_is_not_refined():
 def test_time_is_the_same_alone_and_in_a_batch():
     rng = np.random.default_rng(1)
     sizes = rng.integers(1, 8192, (3, 200))
-    table = KernelTable.of("gemm", "bf16", batch=1, m=sizes[0], n=sizes[1], k=sizes[2])
+    table = KernelTable.from_dimensions("gemm", "bf16", batch=1, m=sizes[0], n=sizes[1], k=sizes[2])
     whole = kernels.predict_kernel_times(table, find_gpu("a100-80")).seconds
     for row in (0, 7, 199):
-        alone = KernelTable.of("gemm", "bf16", batch=1, m=sizes[0][row], n=sizes[1][row], k=sizes[2][row])
+        alone = KernelTable.from_dimensions("gemm", "bf16", batch=1, m=sizes[0][row], n=sizes[1][row], k=sizes[2][row])
         assert kernels.predict_kernel_times(alone, find_gpu("a100-80")).seconds[0] == pytest.approx(
             whole[row], rel=1e-5
         )
@@ -142,10 +142,10 @@ def test_time_is_the_same_alone_and_in_a_batch():
 
 def test_kinds_and_precisions_mix_in_one_table():
     parts = [
-        KernelTable.of("gemm", "bf16", batch=1, m=4096, n=4096, k=4096),
-        KernelTable.of("rmsnorm", "bf16", rows=4096, cols=4096, backward=[0, 1]),
-        KernelTable.of("gemm", "fp32", batch=1, m=4096, n=4096, k=4096),
-        KernelTable.of(
+        KernelTable.from_dimensions("gemm", "bf16", batch=1, m=4096, n=4096, k=4096),
+        KernelTable.from_dimensions("rmsnorm", "bf16", rows=4096, cols=4096, backward=[0, 1]),
+        KernelTable.from_dimensions("gemm", "fp32", batch=1, m=4096, n=4096, k=4096),
+        KernelTable.from_dimensions(
             "attention", "bf16", batch=1, heads=32, kv_heads=8, seq_q=4096, seq_kv=4096, head_dim=128, causal=1,
             backward=[0, 1],
         ),
@@ -168,14 +168,17 @@ def test_kinds_and_precisions_mix_in_one_table():
     ],
 )
 def test_a_large_product_reaches_a_known_share_of_the_peak(gpu, precision, low, high):
-    table = KernelTable.of("gemm", precision, batch=1, m=8192, n=8192, k=8192)
+    table = KernelTable.from_dimensions("gemm", precision, batch=1, m=8192, n=8192, k=8192)
     times = kernels.predict_kernel_times(table, find_gpu(gpu))
     assert low < table.flops()[0] / times.seconds[0] / find_gpu(gpu).peak(precision) < high
 
 
 def test_a_gradient_added_in_fp32_takes_longer_by_its_traffic():
     sizes = {"batch": 8, "m": 4096, "n": 4096, "k": 512}
-    plain, added = KernelTable.of("gemm", "bf16", **sizes), KernelTable.of("gemm", "bf16", **sizes, accumulated=1)
+    plain, added = (
+        KernelTable.from_dimensions("gemm", "bf16", **sizes),
+        KernelTable.from_dimensions("gemm", "bf16", **sizes, accumulated=1),
+    )
     assert added.bytes()[0] - plain.bytes()[0] == 8 * 4096 * 4096 * (8 - 2)
     gpu = find_gpu("a100-80")
     alone, both = (kernels.predict_kernel_times(table, gpu).seconds[0] for table in (plain, added))
@@ -184,7 +187,7 @@ def test_a_gradient_added_in_fp32_takes_longer_by_its_traffic():
 
 def test_drawing_random_numbers_takes_time():
     sizes = {"elements": 1 << 28, "read_bytes": 2, "written_bytes": 3}
-    plain, drawn = (KernelTable.of("elementwise", "fp16", **sizes, drawn=flag) for flag in (0, 1))
+    plain, drawn = (KernelTable.from_dimensions("elementwise", "fp16", **sizes, drawn=flag) for flag in (0, 1))
     gpu = find_gpu("v100-sxm")
     extra = kernels.predict_kernel_times(drawn, gpu).seconds - kernels.predict_kernel_times(plain, gpu).seconds
     cycles = (1 << 28) * constants.shipped_constants().kernels.random_number_cycles
@@ -195,7 +198,7 @@ def test_many_small_products_take_longer_than_one_and_less_than_each_alone():
     gpu = find_gpu("v100-sxm")
     batches = np.array([1.0, 8.0, 64.0])
     times = kernels.predict_kernel_times(
-        KernelTable.of("gemm", "fp16", batch=batches, m=2048, n=64, k=2048), gpu
+        KernelTable.from_dimensions("gemm", "fp16", batch=batches, m=2048, n=64, k=2048), gpu
     ).seconds
     assert (np.diff(times) > 0).all()
     assert (times <= times[0] * batches * ROUNDING).all()
@@ -217,17 +220,23 @@ def test_winograd_counts_its_reduced_flops():
 )
 def test_a_precision_the_gpu_lacks_is_refused(gpu, precision):
     with pytest.raises(SpecError, match=f"{gpu} has no {precision} units"):
-        kernels.predict_kernel_times(KernelTable.of("gemm", precision, batch=1, m=8, n=8, k=8), find_gpu(gpu))
+        kernels.predict_kernel_times(
+            KernelTable.from_dimensions("gemm", precision, batch=1, m=8, n=8, k=8), find_gpu(gpu)
+        )
 
 
 @pytest.mark.parametrize("value", [0, -4, np.nan, np.inf, 1e30])
 def test_a_size_that_is_none_is_refused(value):
     with pytest.raises(SpecError, match=r"gemm\.m: .* is no size of a kernel"):
-        kernels.predict_kernel_times(KernelTable.of("gemm", "fp32", batch=1, m=value, n=8, k=8), find_gpu("t4"))
+        kernels.predict_kernel_times(
+            KernelTable.from_dimensions("gemm", "fp32", batch=1, m=value, n=8, k=8), find_gpu("t4")
+        )
 
 
 def test_an_empty_table_has_no_times():
-    times = kernels.predict_kernel_times(KernelTable.of("gemm", "fp32", batch=[], m=[], n=[], k=[]), find_gpu("t4"))
+    times = kernels.predict_kernel_times(
+        KernelTable.from_dimensions("gemm", "fp32", batch=[], m=[], n=[], k=[]), find_gpu("t4")
+    )
     assert len(times.seconds) == len(times.spread) == len(times.roofline_s) == 0
 
 
@@ -294,13 +303,13 @@ def test_a_large_product_takes_a_large_tile_and_a_narrow_one_splits_k():
 
 def test_kernels_without_tiles_report_one():
     times = kernels.predict_kernel_times(
-        KernelTable.of("softmax", "fp32", rows=4096, cols=[512, 1024], backward=0), find_gpu("t4")
+        KernelTable.from_dimensions("softmax", "fp32", rows=4096, cols=[512, 1024], backward=0), find_gpu("t4")
     )
     assert times.tiling().tiles.tolist() == [1, 1]
 
 
 def test_a_gpu_never_seen_is_less_certain_than_its_twin():
-    table = KernelTable.of("gemm", "bf16", batch=1, m=4096, n=4096, k=4096)
+    table = KernelTable.from_dimensions("gemm", "bf16", batch=1, m=4096, n=4096, k=4096)
     known, unknown = (kernels.predict_kernel_times(table, find_gpu(name)).spread[0] for name in ("a100-80", "a40"))
     assert known < unknown
 
@@ -339,7 +348,8 @@ def test_distinct_kernels_are_every_kernel_once() -> None:
     m, n = (np.repeat(rng.integers(1, 12, 3000), 3) for _ in range(2))
     accumulated = np.where(m > 6, 0.0, -0.0)
     products = [
-        KernelTable.of("gemm", one, batch=1, m=m, n=n, k=64, accumulated=accumulated) for one in ("bf16", "fp32")
+        KernelTable.from_dimensions("gemm", one, batch=1, m=m, n=n, k=64, accumulated=accumulated)
+        for one in ("bf16", "fp32")
     ]
     table = KernelTable.concatenate(products)
     few, index = table.distinct()

@@ -175,7 +175,7 @@ async def test_a_watch_of_a_silent_cluster_gives_signs_of_life(monkeypatch: pyte
     auth.vault_var.set(vault)
     settings = kopf.OperatorSettings()
     settings.networking.error_backoffs = 0.01
-    monkeypatch.setattr(api, "request", kopf_internals.add_answer_callback(api.request, answers.append))
+    monkeypatch.setattr(api, "request", kopf_internals.add_response_callback(api.request, answers.append))
     stop: asyncio.Future[None] = asyncio.get_running_loop().create_future()
     pools = Resource("tilecast.dev", "v1alpha1", "gpupools", namespaced=False)
     try:

@@ -8,9 +8,9 @@ from types import SimpleNamespace
 from typing import Any
 
 from tilecast.jobs import ADMISSION_GATES
-from tilecast_operator.controllers.kueue_features import KueueCheck
+from tilecast_operator.controllers.kueue_features import KueueDetector
 from tilecast_operator.kube.client import ApiError
-from tilecast_operator.kube.documents import Note
+from tilecast_operator.kube.documents import EventContent
 from tilecast_operator.kube.lease import Leadership
 from tilecast_operator.metrics import Metrics
 
@@ -33,7 +33,7 @@ class KueueServer:
         if self.has_gate:
             raise ApiError(422, f"{ADMISSION_GATES} names one twice")
 
-    async def post_event(self, key: Any, uid: str, note: Note, *, is_change: bool = False) -> bool:
+    async def post_event(self, key: Any, uid: str, note: EventContent, *, is_change: bool = False) -> bool:
         if self.is_busy:
             raise ApiError(503, "busy")
         self.events.append((note.text.partition(";")[0], is_change))
@@ -43,10 +43,10 @@ class KueueServer:
 OFF, ON = (f"Kueue (v1beta2): the feature gate AdmissionGatedBy is {state}" for state in ("off", "on"))
 
 
-def checked(server: KueueServer) -> tuple[KueueCheck, Leadership]:
+def checked(server: KueueServer) -> tuple[KueueDetector, Leadership]:
     leadership = Leadership(is_alone=False)
     context = SimpleNamespace(client=server, writer=server, metrics=Metrics(), leadership=leadership)
-    return KueueCheck(context, server), leadership  # type: ignore[arg-type]
+    return KueueDetector(context, server), leadership  # type: ignore[arg-type]
 
 
 async def test_a_change_that_only_a_follower_saw_is_said_after_it_takes_over() -> None:

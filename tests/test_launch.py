@@ -18,15 +18,15 @@ from tilecast.render.launch import (
     LAUNCHERS,
     LaunchSetting,
     check_launchable,
+    find_unsupported_feature,
     launch_text,
-    unsupported_part,
     write_launch,
 )
 from tilecast.spec import Plan, SpecError, Workload
 from tilecast.zoo import huggingface
 
 GOLDEN = Path(__file__).resolve().parent / "launch"
-LLAMA = Workload(zoo.preset("llama-3.1-8b"), 8192, 128, steps=1000)
+LLAMA = Workload(zoo.find_preset("llama-3.1-8b"), 8192, 128, steps=1000)
 
 
 def setting(workload: Workload, plan: Plan, gpus_per_node: int = 8) -> LaunchSetting:
@@ -39,10 +39,10 @@ def plan(workload: Workload, data: int, micro: int, **degrees: object) -> Plan:
     return Plan(data=data, micro_batch=micro, gradient_accumulation=accumulated, **degrees)  # type: ignore[arg-type]
 
 
-MIXTRAL = Workload(zoo.preset("mixtral-8x7b"), 4096, 256)
-DEEPSEEK = Workload(zoo.preset("deepseek-v3"), 4096, 4096, precision="fp8")
-T5 = Workload(zoo.preset("t5-large"), 512, 128, steps=1000)
-GPT3 = Workload(zoo.preset("gpt3-175b"), 2048, 1536, optimizer="adam")
+MIXTRAL = Workload(zoo.find_preset("mixtral-8x7b"), 4096, 256)
+DEEPSEEK = Workload(zoo.find_preset("deepseek-v3"), 4096, 4096, precision="fp8")
+T5 = Workload(zoo.find_preset("t5-large"), 512, 128, steps=1000)
+GPT3 = Workload(zoo.find_preset("gpt3-175b"), 2048, 1536, optimizer="adam")
 CASES = {
     "torchrun": ("torchrun", setting(replace(LLAMA, execution="compiled"), plan(LLAMA, 16, 2))),
     "fsdp2": ("fsdp2", setting(LLAMA, plan(LLAMA, 16, 1, zero_stage=3, checkpointing="selective"))),
@@ -87,7 +87,7 @@ CASES = {
     "torchrun-images": (
         "torchrun",
         setting(
-            Workload(zoo.preset("resnet-50"), 1, 256, "fp16", optimizer="momentum", memory_format="channelsLast"),
+            Workload(zoo.find_preset("resnet-50"), 1, 256, "fp16", optimizer="momentum", memory_format="channelsLast"),
             Plan(data=8, micro_batch=32),
         ),
     ),
@@ -178,7 +178,7 @@ def test_the_files_are_what_they_say() -> None:
     ],
 )
 def test_what_a_framework_cannot_run_is_named(framework: str, changes: dict[str, object], problem: str) -> None:
-    assert problem in unsupported_part(framework, LLAMA, plan(LLAMA, 8, 1, **changes))  # type: ignore[arg-type]
+    assert problem in find_unsupported_feature(framework, LLAMA, plan(LLAMA, 8, 1, **changes))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -188,9 +188,9 @@ def test_what_a_framework_cannot_run_is_named(framework: str, changes: dict[str,
         ("torchrun", replace(LLAMA, offload="optimizer"), "does not offload optimizer"),
         ("megatron", replace(LLAMA, lora_rank=8), "no LoRA"),
         ("torchrun", replace(LLAMA, training=False), "forward pass"),
-        ("megatron", Workload(zoo.preset("resnet-50"), 1, 256), "trains no resnet-50"),
-        ("torchtitan", Workload(zoo.preset("bert-large"), 512, 256), "trains no bert-large"),
-        ("megatron", replace(LLAMA, model=replace(LLAMA.model, towers=(zoo.preset("vit-large"),))), "has towers"),
+        ("megatron", Workload(zoo.find_preset("resnet-50"), 1, 256), "trains no resnet-50"),
+        ("torchtitan", Workload(zoo.find_preset("bert-large"), 512, 256), "trains no bert-large"),
+        ("megatron", replace(LLAMA, model=replace(LLAMA.model, towers=(zoo.find_preset("vit-large"),))), "has towers"),
         ("torchtitan", replace(LLAMA, model=LLAMA.model.having(classes=9)), "a classifier as its head"),
         ("torchrun", replace(LLAMA, execution="xla"), "no execution xla"),
         ("megatron", replace(LLAMA, execution="compiled"), "no execution compiled; .* launch it by torchrun, fsdp2"),
@@ -200,7 +200,7 @@ def test_what_a_framework_cannot_run_is_named(framework: str, changes: dict[str,
         ("trainer", replace(LLAMA, optimizer="lamb"), "no optimizer lamb"),
         (
             "trainer",
-            replace(LLAMA, model=replace(LLAMA.model, towers=(zoo.preset("vit-large"),))),
+            replace(LLAMA, model=replace(LLAMA.model, towers=(zoo.find_preset("vit-large"),))),
             "returns the loss",
         ),
         (

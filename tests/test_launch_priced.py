@@ -17,9 +17,9 @@ from tilecast.hardware import Pool, find_gpu, find_link
 from tilecast.render.launch import LAUNCHERS, LaunchScript, LaunchSetting, write_launch
 from tilecast.spec import Framework, Plan, Plans, SpecError, Workload
 
-LLAMA = Workload(zoo.preset("llama-3.1-8b"), 8192, 128, steps=1000)
-RESNET = Workload(zoo.preset("resnet-50"), 1, 1024, "fp16", optimizer="momentum")
-MIXTRAL = Workload(zoo.preset("mixtral-8x7b"), 4096, 256)
+LLAMA = Workload(zoo.find_preset("llama-3.1-8b"), 8192, 128, steps=1000)
+RESNET = Workload(zoo.find_preset("resnet-50"), 1, 1024, "fp16", optimizer="momentum")
+MIXTRAL = Workload(zoo.find_preset("mixtral-8x7b"), 4096, 256)
 JOBS = {"llama": LLAMA, "resnet": RESNET, "mixtral": MIXTRAL}
 POOL = Pool("h100-sxm", find_gpu("h100-sxm"), 8, 2, find_link("nvlink4"), find_link("infiniband-ndr-8x400"))
 STAGE = {"torchrun": 0, "fsdp2": 3, "deepspeed": 1, "megatron": 1, "torchtitan": 3, "accelerate": 3, "trainer": 3}
@@ -76,7 +76,7 @@ def printed(launcher: str, workload: Workload, plan: Plan) -> LaunchScript | Non
 
 def bill(workload: Workload, plan: Plan) -> tuple[float, ...]:
     plans = Plans.from_plans(plan)
-    footprint = memory.footprint(workload, zoo.shard(workload, plans), plans)
+    footprint = memory.footprint(workload, zoo.build_sharded_graph(workload, plans), plans)
     return tuple(footprint.items(0).values())
 
 
@@ -242,7 +242,7 @@ def test_weights_beside_adapters_are_loaded_as_they_are_billed(launcher: str, st
     job = replace(LLAMA, precision=precision, lora_rank=16)  # type: ignore[arg-type]
     output = printed(launcher, job, plan)
     assert output is not None
-    sharded = zoo.shard(job, Plans.from_plans(plan))
+    sharded = zoo.build_sharded_graph(job, Plans.from_plans(plan))
     billed = float(sharded.frozen_bytes(job, Plans.from_plans(plan))[0])
     dtype = {4.0: "torch.float32", 2.0: {"fp16": "torch.float16"}.get(precision, "torch.bfloat16")}[billed]
     (line,) = [one for one in output.script if "checkpoint, dtype=" in one]
@@ -269,7 +269,7 @@ def test_buckets_of_deepspeed_take_what_is_billed() -> None:
         held = each * (zero["reduce_bucket_size"] + zero["allgather_bucket_size"])
         assert held == pytest.approx(elements, rel=1e-6)
         plans, priced = Plans.from_plans(plan), replace(job, framework="deepspeed")
-        billed = memory.footprint(priced, zoo.shard(priced, plans), plans).buffers[0]
+        billed = memory.footprint(priced, zoo.build_sharded_graph(priced, plans), plans).buffers[0]
         assert billed == pytest.approx(2 * held, rel=1e-6)  # 16-bit gradients
     assert printed("deepspeed", sized, replace(base("deepspeed"), zero_stage=0)) is None
 
@@ -284,8 +284,8 @@ def test_options_of_megatron_are_options_of_megatron() -> None:
     takes |= {f"--{name.replace('_', '-')}": True for name in known["core"]["values"]}
     takes |= {f"--{name}": kind == "value" for name, (kind, _) in known["arguments"].items()}
     seen = set[str]()
-    families = (LLAMA, MIXTRAL, *(Workload(zoo.preset(name), 512, 128) for name in ("t5-large", "bert-large")))
-    deepseek = Workload(zoo.preset("deepseek-v3"), 4096, 4096, precision="fp8", framework="nemo")
+    families = (LLAMA, MIXTRAL, *(Workload(zoo.find_preset(name), 512, 128) for name in ("t5-large", "bert-large")))
+    deepseek = Workload(zoo.find_preset("deepseek-v3"), 4096, 4096, precision="fp8", framework="nemo")
     narrow = replace(LLAMA, gradient_precision="bf16", moment_precision="bf16")
     for job in (*families, deepseek, narrow, replace(LLAMA, framework="nemo")):
         for one in WORKLOADS:

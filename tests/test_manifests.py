@@ -118,7 +118,7 @@ def test_quantized_weights_are_the_frozen_ones() -> None:
     gpu = find_gpu("a100-80")
     pool = Pool("a100-80", gpu, 8, 1, find_link(gpu.intra_link), find_link("ethernet-100"))
     whole, quarter = (search.price(job, plans, pool) for job in (lora, qlora))
-    held = [memory.footprint(job, zoo.shard(job, plans), plans).parameters[0] for job in (lora, qlora)]
+    held = [memory.footprint(job, zoo.build_sharded_graph(job, plans), plans).parameters[0] for job in (lora, qlora)]
     assert held[1] < 0.4 * held[0]
     assert quarter.times.communication[0] < whole.times.communication[0]  # 4 bits are gathered
     assert quarter.times.compute[1] > whole.times.compute[1]  # and written in 16 bits, whether or not they are gathered

@@ -145,7 +145,7 @@ def test_the_screen_tells_the_parts(tmp_path: Path, capsys: pytest.CaptureFixtur
 
 
 def test_where_a_step_cannot_be_faster_than_its_kernels_no_run_makes_it_so() -> None:
-    workload = Workload(zoo.preset("gpt2-xl"), sequence_length=1024, global_batch=64)
+    workload = Workload(zoo.find_preset("gpt2-xl"), sequence_length=1024, global_batch=64)
     gpu = find_gpu("h100-sxm")
     pool = Pool("p", gpu, 8, 1, find_link(gpu.intra_link), find_link("infiniband-ndr-8x400"))
     plan = Plan(data=8, micro_batch=8)
@@ -157,7 +157,7 @@ def test_where_a_step_cannot_be_faster_than_its_kernels_no_run_makes_it_so() -> 
 
 
 def test_runs_of_the_cluster_and_of_the_job_count_both() -> None:
-    workload = Workload(zoo.preset("gpt2-xl"), sequence_length=1024, global_batch=64)
+    workload = Workload(zoo.find_preset("gpt2-xl"), sequence_length=1024, global_batch=64)
     gpu = find_gpu("h100-sxm")
     table = Calibration((Correction(("h100-sxm",), ratio=1.2, width=0.5, runs=7, own=7),))
     pool = Pool("p", gpu, 8, 1, find_link(gpu.intra_link), find_link("infiniband-ndr-8x400"))

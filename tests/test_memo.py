@@ -29,7 +29,7 @@ def test_what_is_kept_changes_no_price() -> None:
     gpu = find_gpu("a100-80")
     pool = Pool(gpu.name, gpu, 8, 2, find_link(gpu.intra_link), find_link("infiniband-hdr-8x200"))
     plan = Plans.from_plans(Plan(data=2, tensor=4, pipeline=2, sequence_parallel=True, gradient_accumulation=32))
-    jobs = [Workload(zoo.preset("llama-2-7b"), 2048, 64, execution=mode) for mode in ("eager", "compiled")]
+    jobs = [Workload(zoo.find_preset("llama-2-7b"), 2048, 64, execution=mode) for mode in ("eager", "compiled")]
     memo.clear_all()
     alone = []
     for job in jobs:
@@ -49,7 +49,7 @@ def test_memory_on_a_pool_does_not_depend_on_others(precision: Precision, names:
     for name in names:
         gpu = find_gpu(name)
         pools.append(Pool(name, gpu, 8, 2, find_link(gpu.intra_link), find_link("infiniband-hdr-8x200")))
-    job = Workload(zoo.preset("llama-2-7b"), 2048, 64, precision)
+    job = Workload(zoo.find_preset("llama-2-7b"), 2048, 64, precision)
     memo.clear_all()
     for pool in pools:
         plans = search.find(job, pool)

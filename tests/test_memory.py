@@ -27,7 +27,7 @@ GPT_22B = Model("gpt-22b", "decoder", 48, 6144, 64, 64, 96, 24576, 51200, positi
 
 def layer_activations(workload: Workload, plan: Plan) -> float:
     """Return the bytes that all layers keep for one micro-batch."""
-    sharded = zoo.shard(workload, Plans.from_plans(plan))
+    sharded = zoo.build_sharded_graph(workload, Plans.from_plans(plan))
     mode = CHECKPOINTING.index(plan.checkpointing)
     return float(sum(block.repeat * block.activation_bytes[mode][0] for block in sharded.graph.layers))
 
@@ -51,7 +51,7 @@ def test_activations_of_the_22b_example(checkpointing: str, sequence_parallel: b
 
 def bill(workload: Workload, plan: Plan) -> memory.Footprint:
     plans = Plans.from_plans(plan)
-    return memory.footprint(workload, zoo.shard(workload, plans), plans)
+    return memory.footprint(workload, zoo.build_sharded_graph(workload, plans), plans)
 
 
 @pytest.mark.parametrize(
@@ -60,7 +60,7 @@ def bill(workload: Workload, plan: Plan) -> memory.Footprint:
     [(0, 16.0), (1, 4 + 12 / 8), (2, 2 + 14 / 8), (3, 16 / 8)],
 )
 def test_model_states_are_those_of_zero(zero_stage: int, bytes_per_parameter: float) -> None:
-    workload = Workload(zoo.preset("gpt2-xl"), 1024, 8, "bf16", optimizer="adam")
+    workload = Workload(zoo.find_preset("gpt2-xl"), 1024, 8, "bf16", optimizer="adam")
     footprint = bill(workload, Plan(data=8, zero_stage=zero_stage))
     states = float((footprint.parameters + footprint.gradients + footprint.optimizer)[0])
     assert states == pytest.approx(bytes_per_parameter * zoo.count_parameters(workload), rel=1e-6)
@@ -68,14 +68,14 @@ def test_model_states_are_those_of_zero(zero_stage: int, bytes_per_parameter: fl
 
 def test_fp32_adam_takes_sixteen_bytes_a_parameter_and_momentum_twelve() -> None:
     for optimizer, each in (("adam", 16.0), ("momentum", 12.0)):
-        workload = Workload(zoo.preset("resnet-50"), 1, 8, "fp32", optimizer=optimizer)  # type: ignore[arg-type]
+        workload = Workload(zoo.find_preset("resnet-50"), 1, 8, "fp32", optimizer=optimizer)  # type: ignore[arg-type]
         footprint = bill(workload, Plan(micro_batch=8))
         states = float((footprint.parameters + footprint.gradients + footprint.optimizer)[0])
         assert states == pytest.approx(each * zoo.count_parameters(workload))
 
 
 def test_the_bill_sums_to_its_total() -> None:
-    footprint = bill(Workload(zoo.preset("llama-2-7b"), 4096, 8), Plan(data=8, zero_stage=3))
+    footprint = bill(Workload(zoo.find_preset("llama-2-7b"), 4096, 8), Plan(data=8, zero_stage=3))
     assert sum(footprint.items(0).values()) == pytest.approx(float(footprint.total[0]))
 
 
@@ -87,7 +87,7 @@ def test_the_bill_sums_to_its_total() -> None:
 )
 @pytest.mark.slow
 def test_more_sharding_and_more_recomputation_never_need_more(micro: int, data: int, stage: int, mode: str) -> None:
-    workload = Workload(zoo.preset("llama-2-7b"), 2048, 64)
+    workload = Workload(zoo.find_preset("llama-2-7b"), 2048, 64)
     one = Plan(data=data, zero_stage=stage, micro_batch=micro, checkpointing=mode)  # type: ignore[arg-type]
     other = Plan(data=data, zero_stage=stage + 1, micro_batch=micro, checkpointing="full")
     states = [
@@ -103,7 +103,7 @@ RECORDED = json.loads((Path(__file__).parent / "memory" / "torch.json").read_tex
 
 @pytest.mark.parametrize("step", RECORDED, ids=[step["name"] for step in RECORDED])
 def test_a_step_needs_what_torch_was_seen_to_need(step: dict[str, Any]) -> None:
-    model = zoo.model_from({"name": step["name"], **step["model"]})
+    model = zoo.build_model({"name": step["name"], **step["model"]})
     workload = Workload(
         model, step["sequence"], step["batch"], step["precision"], optimizer=step["optimizer"],
         attention=step["attention"],
@@ -119,7 +119,7 @@ def test_a_step_needs_what_torch_was_seen_to_need(step: dict[str, Any]) -> None:
 
 def total(name: str, sequence: int, plan: Plan, **job: Any) -> float:
     """Return the bytes of a preset's job on the fullest GPU."""
-    return float(bill(Workload(zoo.preset(name), sequence, 512, **job), plan).total[0])
+    return float(bill(Workload(zoo.find_preset(name), sequence, 512, **job), plan).total[0])
 
 
 IMPOSSIBLE: list[tuple[str, int, Plan, str, dict[str, Any]]] = [
@@ -210,15 +210,15 @@ def test_plans_that_people_run_fit(name: str, sequence: int, plan: Plan, gpu: st
 
 
 def test_a_table_is_its_rows() -> None:
-    workload = Workload(zoo.preset("llama-2-7b"), 2048, 64)
+    workload = Workload(zoo.find_preset("llama-2-7b"), 2048, 64)
     rows = [Plan(data=8, zero_stage=stage, micro_batch=micro) for stage in (0, 1, 3) for micro in (1, 2, 4)]
     plans = Plans.from_plans(*rows)
-    table = memory.footprint(workload, zoo.shard(workload, plans), plans).total
+    table = memory.footprint(workload, zoo.build_sharded_graph(workload, plans), plans).total
     assert np.array_equal(table, np.array([bill(workload, plan).total[0] for plan in rows]))
 
 
 def test_a_job_is_billed_at_its_largest_images() -> None:
-    detector = zoo.preset("retinanet-r50")
+    detector = zoo.find_preset("retinanet-r50")
     fixed = detector.having(image=640, image_width=640, largest_image=None, largest_image_width=None)
     plan = Plan(micro_batch=4)
     job: dict[str, Any] = {"precision": "fp32", "optimizer": "momentum"}
@@ -233,20 +233,23 @@ def test_a_job_is_billed_at_its_largest_images() -> None:
     assert totals["varied"].activations[0] == totals["large"].activations[0]
     assert totals["varied"].cached[0] > 4 * totals["large"].cached[0] > 0
     steps = (fixed, fixed.having(largest_image=1280))
-    kernels = [zoo.shard(Workload(model, 1, 4, **job), Plans.from_plans(plan)).graph.kernels()[0] for model in steps]
+    kernels = [
+        zoo.build_sharded_graph(Workload(model, 1, 4, **job), Plans.from_plans(plan)).graph.kernels()[0]
+        for model in steps
+    ]
     assert (kernels[0].dims == kernels[1].dims).all()
 
 
 def test_the_backward_pass_of_a_network_is_billed_at_its_fullest_moment() -> None:
     # VGG-16's last convolution comes before most activations are kept; the first of a U-Net's way up after half.
     job: dict[str, Any] = {"precision": "fp32", "optimizer": "momentum"}
-    classifier = bill(Workload(zoo.preset("vgg-16"), 1, 8, **job), Plan(micro_batch=8))
-    segmenter = bill(Workload(zoo.preset("unet-2d"), 1, 8, **job), Plan(micro_batch=8))
+    classifier = bill(Workload(zoo.find_preset("vgg-16"), 1, 8, **job), Plan(micro_batch=8))
+    segmenter = bill(Workload(zoo.find_preset("unet-2d"), 1, 8, **job), Plan(micro_batch=8))
     assert segmenter.working[0] / segmenter.activations[0] > classifier.working[0] / classifier.activations[0]
 
 
 def test_a_block_that_is_sharded_has_its_whole_gradient_while_it_is_reduced() -> None:
-    model = zoo.preset("llama-2-70b")
+    model = zoo.find_preset("llama-2-70b")
     trained, frozen = (
         bill(
             Workload(model, 512, 8, framework="fsdp2", optimizer="momentum", lora_rank=rank),
@@ -259,7 +262,7 @@ def test_a_block_that_is_sharded_has_its_whole_gradient_while_it_is_reduced() ->
 
 
 def test_quantized_weights_of_layers_take_their_bits_in_every_precision() -> None:
-    model = zoo.preset("llama-2-7b")
+    model = zoo.find_preset("llama-2-7b")
     precisions: dict[Precision, float] = {"bf16": 2.0, "fp32": 4.0}
     for precision, other in precisions.items():
         job = Workload(model, 512, 8, precision, lora_rank=8, frozen_bits=4, framework="ddp")
@@ -275,7 +278,7 @@ def test_quantized_weights_of_layers_take_their_bits_in_every_precision() -> Non
     [("l4", 60 / 1024), ("h800-sxm", 480 / 1024), ("h100-sxm", 720 / 1024)],
 )
 def test_a_communicator_takes_the_channels_of_the_link(gpu: str, gib: float) -> None:
-    workload = Workload(zoo.preset("gpt2"), 1024, 8)
+    workload = Workload(zoo.find_preset("gpt2"), 1024, 8)
     alone, together = (
         memory.context_bytes(workload, Plans.from_plans(plan), hardware.find_gpu(gpu))[0]
         for plan in (Plan(), Plan(data=8))
@@ -285,7 +288,7 @@ def test_a_communicator_takes_the_channels_of_the_link(gpu: str, gib: float) -> 
 
 def test_an_all_to_all_takes_buffers_for_every_peer_of_a_node() -> None:
     # 8 H100 of a node: 7 peers with 32 channels of 10 MiB (NVIDIA/nccl, issue 1685, tells 3.3 GB with those of 2 MiB).
-    workload, gpu = Workload(zoo.preset("mixtral-8x7b"), 4096, 64), hardware.find_gpu("h100-sxm")
+    workload, gpu = Workload(zoo.find_preset("mixtral-8x7b"), 4096, 64), hardware.find_gpu("h100-sxm")
 
     def context(expert: int) -> float:
         return float(memory.context_bytes(workload, Plans.from_plans(Plan(data=64, expert=expert)), gpu)[0])
@@ -298,7 +301,7 @@ def test_an_all_to_all_takes_buffers_for_every_peer_of_a_node() -> None:
 def test_only_layers_of_the_library_leave_unused_gradients() -> None:
     """Only dense layers of Megatron-Core fuse the accumulation: a U-Net under NeMo has none, a decoder has."""
     for name, sequence, has in (("stable-diffusion-v2", 1, False), ("gpt2", 1024, True)):
-        workload = Workload(zoo.preset(name), sequence, 8, "fp16", framework="nemo", gradient_precision="fp32")
+        workload = Workload(zoo.find_preset(name), sequence, 8, "fp16", framework="nemo", gradient_precision="fp32")
         footprint = bill(workload, Plan(data=8, zero_stage=1))
         assert bool(footprint.buffers[0] > 0) is has
         assert footprint.gradients[0] == pytest.approx(2 * footprint.parameters[0], rel=0.05)

@@ -64,7 +64,7 @@ def test_gpt_forward_flops_are_the_closed_form(
 
 
 def test_flash_attention_skips_what_a_causal_mask_hides() -> None:
-    model = zoo.preset("gpt2")
+    model = zoo.find_preset("gpt2")
     eager, flash = (
         flops(Workload(model, 1024, 1, "fp16", training=False, attention=kind)) for kind in ("eager", "flash")
     )
@@ -85,8 +85,8 @@ def ops_flops(workload: Workload, *words: str) -> float:
 @pytest.mark.parametrize("name", ["deepseek-v2-lite", "deepseek-v3"])
 def test_latent_attention_is_the_closed_form(name: str) -> None:
     """2 b s [h (c + r) + c a (d - r + v) + q-projections + a v h] + 2 b s^2 a (d + v) per layer (arXiv 2405.04434)."""
-    model, s = zoo.preset(name), 4096
-    own, heads, hidden, width = model.own(Deepseek), model.heads, model.hidden, model.head_dim
+    model, s = zoo.find_preset(name), 4096
+    own, heads, hidden, width = model.get_dimensions(Deepseek), model.heads, model.hidden, model.head_dim
     latent, rotated, value, lowered = own.latent, own.rotary_dim, own.value_dim, own.query_latent
     query = hidden * lowered + lowered * heads * width if lowered else hidden * heads * width
     projections = hidden * (latent + rotated) + latent * heads * (width - rotated + value) + heads * value * hidden
@@ -100,7 +100,7 @@ def test_latent_attention_is_the_closed_form(name: str) -> None:
 @pytest.mark.parametrize("phase", ["forward", "backward"])
 def test_a_fused_latent_attention_has_the_flops_of_its_products(phase: str) -> None:
     """One product is as wide as queries and one as wide as values, forward; three and two backward; half is masked."""
-    model, s = zoo.preset("deepseek-v3"), 4096
+    model, s = zoo.find_preset("deepseek-v3"), 4096
     graph = zoo.build(Workload(model, s, 1, "bf16"), WHOLE)
     fused = sum(
         block.repeat * float(op.table.flops()[0])
@@ -114,7 +114,7 @@ def test_a_fused_latent_attention_has_the_flops_of_its_products(phase: str) -> N
 
 def test_first_layers_are_dense_and_experts_alternate() -> None:
     layers = {
-        name: {block.name: block.repeat for block in zoo.build(Workload(zoo.preset(name), 16384, 1), WHOLE).layers}
+        name: {block.name: block.repeat for block in zoo.build(Workload(zoo.find_preset(name), 16384, 1), WHOLE).layers}
         for name in ("deepseek-v3", "llama-4-scout", "llama-4-maverick", "gpt-oss-120b", "switch-base-8")
     }
     assert layers == {
@@ -128,7 +128,7 @@ def test_first_layers_are_dense_and_experts_alternate() -> None:
 
 def test_a_window_and_a_chunk_hide_what_lies_outside() -> None:
     """A query sees min(position, window) keys, or the earlier keys of its chunk; shorter sequences are not affected."""
-    plain = zoo.preset("llama-2-7b")
+    plain = zoo.find_preset("llama-2-7b")
     windowed, chunked = (plain.having(**{key: 512}) for key in ("sliding_window", "attention_chunk"))
 
     def seen(model: Model, sequence: int, attention: Attention = "flash") -> float:
@@ -156,7 +156,7 @@ def test_transformer_xl_is_the_closed_form() -> None:
 
     Positions are projected once.
     """
-    model, s, b = zoo.preset("transformer-xl-base"), 192, 4
+    model, s, b = zoo.find_preset("transformer-xl-base"), 192, 4
     h, keys = model.hidden, 192 + 192
     shards = Shards(ONE * b, ONE, ONE, ONE, ONE * 0)
     graph = zoo.build(Workload(model, s, b, "fp16", training=False), shards)
@@ -172,7 +172,7 @@ def test_transformer_xl_is_the_closed_form() -> None:
 
 def test_an_adaptive_softmax_sees_few_words_and_a_full_one_all() -> None:
     full, adaptive = (
-        ops_flops(Workload(zoo.preset(f"transformer-xl-base{kind}"), 192, 1, training=False), "head.logits")
+        ops_flops(Workload(zoo.find_preset(f"transformer-xl-base{kind}"), 192, 1, training=False), "head.logits")
         for kind in ("-full-softmax", "")
     )
     assert full == 2 * 192 * 512 * 267735
@@ -195,7 +195,7 @@ HEADS = {
 
 @pytest.mark.parametrize("name", HEADS)
 def test_training_has_a_loss_and_a_way_back_and_inference_neither(name: str) -> None:
-    model = zoo.preset(name)
+    model = zoo.find_preset(name)
     for training in (True, False):
         graph = zoo.build(Workload(model, 128 if model.vocab else 1, 1, "fp16", training=training), WHOLE)
         ops = [(f"{block.name}.{op.name}", op.phase) for block in graph.blocks for op in block.ops]
@@ -210,10 +210,10 @@ def test_lora_trains_its_adapters_and_nothing_else(name: str) -> None:
 
     Base weights have neither a gradient GEMM nor optimizer state, but are still held.
     """
-    model = zoo.preset(name)
+    model = zoo.find_preset(name)
     base, tuned = (Workload(model, 512, 1, "bf16", lora_rank=rank) for rank in (0, 16))
     added = zoo.count_parameters(tuned) - zoo.count_parameters(base)
-    sharded = zoo.shard(tuned, Plans.from_plans(Plan()))
+    sharded = zoo.build_sharded_graph(tuned, Plans.from_plans(Plan()))
     assert sharded.trainable_fraction(Plans.from_plans(Plan()))[0] * zoo.count_parameters(tuned) == pytest.approx(added)
     names = {op.name for block in sharded.graph.blocks for op in block.ops if op.name.endswith(".weight-gradient")}
     assert names and all(item.startswith("lora.") for item in names)
@@ -221,14 +221,14 @@ def test_lora_trains_its_adapters_and_nothing_else(name: str) -> None:
         h, f = model.hidden, model.ffn_hidden
         assert added == 32 * 16 * ((h + 3 * h) + 2 * h + (h + 2 * f) + (f + h))
     plans = Plans.from_plans(Plan())
-    bills = [memory.footprint(workload, zoo.shard(workload, plans), plans) for workload in (base, tuned)]
+    bills = [memory.footprint(workload, zoo.build_sharded_graph(workload, plans), plans) for workload in (base, tuned)]
     assert bills[1].gradients[0] == pytest.approx(2 * added)
     assert bills[1].optimizer[0] == pytest.approx(12 * added)
     assert bills[1].parameters[0] == pytest.approx(bills[0].parameters[0] + 2 * added)
 
 
 def test_adapters_of_attention_alone_need_no_inputs_of_the_mlp() -> None:
-    model = zoo.preset("llama-2-7b")
+    model = zoo.find_preset("llama-2-7b")
     job = Workload(model, 512, 1, lora_rank=16, framework="huggingface", weights="pure")
     everywhere, alone = (zoo.build(replace(job, lora_targets=targets), WHOLE).layers[0] for targets in LORA_TARGETS)
     h, f = 4096, 11008
@@ -239,7 +239,7 @@ def test_adapters_of_attention_alone_need_no_inputs_of_the_mlp() -> None:
 
 
 def test_a_frozen_norm_keeps_no_normalised_input() -> None:
-    job = Workload(zoo.preset("llama-2-7b"), 512, 1, framework="huggingface", weights="pure")
+    job = Workload(zoo.find_preset("llama-2-7b"), 512, 1, framework="huggingface", weights="pure")
     trained, frozen = (zoo.build(replace(job, lora_rank=rank), WHOLE).layers[0] for rank in (0, 16))
     assert trained.activation_bytes[0, 0] - frozen.activation_bytes[0, 0] == 2 * 2 * 512 * 4096
 
@@ -247,7 +247,7 @@ def test_a_frozen_norm_keeps_no_normalised_input() -> None:
 @pytest.mark.parametrize(("framework", "bits"), [("huggingface", 4.5), ("torchtune", 4.127)])
 def test_a_quantized_weight_is_written_before_each_product(framework: Framework, bits: float) -> None:
     """Both passes read 4 bits of each weight of the layers and write 16, except for the norms' weights, which stay."""
-    model = zoo.preset("llama-2-7b")
+    model = zoo.find_preset("llama-2-7b")
     jobs = [Workload(model, 512, 1, lora_rank=16, frozen_bits=held, framework=framework) for held in (16, 4)]
     whole, quantized = (zoo.build(job, WHOLE).layers[0].ops for job in jobs)
     written = [op for op in quantized if op.name.endswith(".dequantize")]
@@ -262,10 +262,10 @@ def test_a_quantized_weight_is_written_before_each_product(framework: Framework,
 @pytest.mark.parametrize("checkpointing", ["none", "full"])
 def test_memory_holds_the_largest_quantized_weight_in_16_bits(checkpointing: Checkpointing) -> None:
     """One at a time: MatMul4Bit writes the weight for its one product and keeps nothing of it."""
-    model = zoo.preset("llama-2-7b")
+    model = zoo.find_preset("llama-2-7b")
     plans = Plans.from_plans(Plan(checkpointing=checkpointing))
     jobs = [Workload(model, 16, 1, lora_rank=4, frozen_bits=held, framework="huggingface") for held in (16, 4)]
-    whole, quantized = (memory.footprint(job, zoo.shard(job, plans), plans) for job in jobs)
+    whole, quantized = (memory.footprint(job, zoo.build_sharded_graph(job, plans), plans) for job in jobs)
     layer = zoo.build(jobs[1], WHOLE).layers[0]
     largest = 2 * 4096 * 11008  # of the gate, or of the product that it gates
     assert layer.copied_bytes[0] == largest
@@ -280,7 +280,7 @@ def test_memory_holds_the_largest_quantized_weight_in_16_bits(checkpointing: Che
 @pytest.mark.parametrize(("framework", "calls"), [("huggingface", 1.0), ("megatron", 2.0)])
 def test_quantized_experts_of_a_rank_are_written_before_each_product(framework: Framework, calls: float) -> None:
     """All experts that the rank holds are written, chosen or not; routers and norms stay."""
-    model = zoo.preset("mixtral-8x7b")
+    model = zoo.find_preset("mixtral-8x7b")
     job = Workload(model, 512, 1, lora_rank=16, frozen_bits=4, framework=framework)
     one = np.ones(1, dtype=np.int64)
     ops = zoo.build(job, Shards(one, one, one, 4 * one, 0 * one)).layers[0].ops
@@ -294,12 +294,12 @@ def test_quantized_experts_of_a_rank_are_written_before_each_product(framework: 
 
 def test_lora_of_a_network_without_adapters_is_refused() -> None:
     with pytest.raises(SpecError, match="has no adapters; leave it out"):
-        zoo.build(Workload(zoo.preset("resnet-50"), 1, 1, lora_rank=8), WHOLE)
+        zoo.build(Workload(zoo.find_preset("resnet-50"), 1, 1, lora_rank=8), WHOLE)
 
 
 @pytest.mark.parametrize("name", ["llama-2-7b", "bert-large", "resnet-50", "mixtral-8x7b", "llama-4-maverick"])
 def test_backward_is_twice_forward(name: str) -> None:
-    model = zoo.preset(name)
+    model = zoo.find_preset(name)
     sequence = 512 if model.vocab else 1
     forward = flops(Workload(model, sequence, 1, "fp16", training=False, attention="eager"))
     both = flops(Workload(model, sequence, 1, "fp16", attention="eager"))
@@ -342,15 +342,15 @@ GIGAMACS = {
 
 @pytest.mark.parametrize("name", GIGAMACS)
 def test_forward_multiply_adds_are_the_published_ones(name: str) -> None:
-    workload = Workload(zoo.preset(name), 1, 1, "fp16", training=False, attention="eager")
+    workload = Workload(zoo.find_preset(name), 1, 1, "fp16", training=False, attention="eager")
     assert flops(workload) / 2e9 == pytest.approx(GIGAMACS[name], rel=0.02)
 
 
 def test_electra_pretrains_a_discriminator_and_a_generator() -> None:
     """335 M parameters are published; the generator adds 24 layers of width 256 with their projection and head."""
-    electra = zoo.count_parameters(Workload(zoo.preset("electra-large"), 512, 1)) / 1e6
-    generator = zoo.preset("electra-large")
-    width = generator.own(Electra).generator_hidden
+    electra = zoo.count_parameters(Workload(zoo.find_preset("electra-large"), 512, 1)) / 1e6
+    generator = zoo.find_preset("electra-large")
+    width = generator.get_dimensions(Electra).generator_hidden
     layer = 12 * width**2 + 13 * width
     assert electra - 24 * layer / 1e6 == pytest.approx(335.1, rel=0.005)
 
@@ -358,7 +358,7 @@ def test_electra_pretrains_a_discriminator_and_a_generator() -> None:
 @pytest.mark.parametrize("tensor", [2, 4, 8])
 @pytest.mark.parametrize("name", ["gpt3-1.3b", "llama-2-7b", "llama-2-70b", "gemma-2-9b"])
 def test_tensor_parallel_ranks_share_the_matrix_work(name: str, tensor: int) -> None:
-    model = zoo.preset(name)
+    model = zoo.find_preset(name)
     workload = Workload(model, 2048, 1, "bf16")
     shards = Shards(ONE, ONE * tensor, ONE, ONE, ONE * 0)
     work = sum(
@@ -372,7 +372,7 @@ def test_tensor_parallel_ranks_share_the_matrix_work(name: str, tensor: int) -> 
 
 def test_columns_equal_one_row_at_a_time() -> None:
     """Each column of the graph of many shards equals the graph of that shard alone."""
-    workload = Workload(zoo.preset("llama-2-7b"), 2048, 8, "bf16")
+    workload = Workload(zoo.find_preset("llama-2-7b"), 2048, 8, "bf16")
     micro, tensor = (grid.ravel() for grid in np.meshgrid([1, 2, 4], [1, 2, 8]))
     many = zoo.build(workload, Shards(micro, tensor, micro * 0 + 1, micro * 0 + 1, (tensor > 1).astype(np.int64)))
     for index in range(len(micro)):
@@ -398,7 +398,7 @@ def test_columns_equal_one_row_at_a_time() -> None:
 )  # fmt: skip
 def test_twice_the_micro_batch_is_twice_the_work(name: str) -> None:
     """FLOPs and kept bytes grow with the samples; parameters and the number of operators do not."""
-    workload = Workload(zoo.preset(name), 128, 4, "fp16")
+    workload = Workload(zoo.find_preset(name), 128, 4, "fp16")
     batches = np.array([1, 2, 4])
     ones = np.ones_like(batches)
     graph = zoo.build(workload, Shards(batches, ones, ones, ones, 0 * ones))
@@ -442,7 +442,7 @@ def test_every_family_says_which_block_is_which(name: str) -> None:
 def test_impossible_dimensions_name_the_field(change: dict[str, object], field: str) -> None:
     table = {"name": "x", "family": "decoder", "layers": 2, "hidden": 64, "heads": 4, "vocab": 100}
     with pytest.raises(SpecError) as caught:
-        zoo.model_from({**table, **change})
+        zoo.build_model({**table, **change})
     assert caught.value.field == field
 
 
@@ -451,12 +451,12 @@ def test_a_misspelt_dimension_is_answered_with_the_right_one() -> None:
     with pytest.raises(
         SpecError, match="slidng_window: family decoder has no such dimension; did you mean sliding_window"
     ):
-        zoo.model_from(table)
+        zoo.build_model(table)
 
 
 @pytest.mark.parametrize("name", sorted({model.name for model in zoo.presets().values()}))
 def test_models_are_keys(name: str) -> None:
-    model = zoo.preset(name)
+    model = zoo.find_preset(name)
     assert {model: 1}[replace(model)] == 1
     assert model != replace(model, layers=model.layers + 1)
 
@@ -470,7 +470,7 @@ def test_models_are_equal_where_their_texts_are() -> None:
 
 
 def test_a_layer_that_predicts_a_further_token_is_a_layer_a_projection_and_the_head_again() -> None:
-    plain, further = (zoo.preset(name) for name in ("deepseek-v3", "deepseek-v3-mtp"))
+    plain, further = (zoo.find_preset(name) for name in ("deepseek-v3", "deepseek-v3-mtp"))
     once, again = (zoo.build(Workload(model, 4096, 64), _one_rank()) for model in (plain, further))
     assert [block.name for block in again.last] == ["head", "prediction-layer", "prediction-head"]
     layer, head = again.last[1:]
@@ -484,7 +484,7 @@ def test_a_layer_that_predicts_a_further_token_is_a_layer_a_projection_and_the_h
 
 
 def test_latent_experts_send_and_read_the_latent() -> None:
-    wide = zoo.preset("nemotron-3-super")
+    wide = zoo.find_preset("nemotron-3-super")
     sent = {
         width: [call.size_bytes for block in zoo.build(Workload(model, 4096, 64), _one_rank()).layers
                 for call in block.collectives if call.group == "expert"]
@@ -499,7 +499,7 @@ def _one_rank() -> Shards:
 
 
 def test_autocast_does_not_know_the_grouped_product_of_experts() -> None:
-    job = Workload(zoo.preset("mixtral-8x7b"), 2048, 8, framework="huggingface")
+    job = Workload(zoo.find_preset("mixtral-8x7b"), 2048, 8, framework="huggingface")
 
     def products(workload: Workload) -> list[tuple[str, float]]:
         experts = zoo.build(workload, _one_rank()).layers[0]
@@ -516,7 +516,7 @@ def test_autocast_does_not_know_the_grouped_product_of_experts() -> None:
 
 
 def test_an_indexer_chooses_the_keys_of_long_sequences_only() -> None:
-    dense, sparse = (zoo.preset(name) for name in ("deepseek-v3", "deepseek-v3.2"))
+    dense, sparse = (zoo.find_preset(name) for name in ("deepseek-v3", "deepseek-v3.2"))
 
     def flops(model: Model, sequence: int, part: str) -> float:
         graph = zoo.build(Workload(model, sequence, 64, attention="flash"), _one_rank())

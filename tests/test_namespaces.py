@@ -31,7 +31,7 @@ def honest(namespaces: int = 1, count: int = 8, deviation: float = 0.1) -> list[
 def forecast(table: Calibration, run: Run) -> float:
     """Return the logarithm of the factor that corrects a forecast."""
     return math.log(
-        table.find_group_correction(calibration.group_of_run(run)).ratio
+        table.find_group_correction(calibration.name_group(run)).ratio
         * table.find_software_ratio(run.framework, run.family)
     )
 
@@ -161,7 +161,7 @@ def test_errors_of_a_namespace_leave_each_of_its_runs_out() -> None:
 
 def width_and_own(table: Calibration, run: Run) -> tuple[float, int]:
     """Return the width of a job's range, and the number of similar runs that support it."""
-    correction = table.find_group_correction(calibration.group_of_run(run))
+    correction = table.find_group_correction(calibration.name_group(run))
     return correction.width, correction.own
 
 

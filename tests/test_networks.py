@@ -8,11 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tilecast import memory, search, zoo
-from tilecast.advice.enumeration import enumerate_stated
+from tilecast.advice.enumeration import enumerate_partial_plan
 from tilecast.graph import Shards
 from tilecast.hardware import Pool, find_gpu, find_link
-from tilecast.search import Limits, expert_degrees
-from tilecast.spec import Plan, Plans, SpecError, Stated, Workload
+from tilecast.search import PlanLimits, expert_degrees
+from tilecast.spec import PartialPlan, Plan, Plans, SpecError, Workload
 from tilecast.zoo.cnn import resnet, sequence
 from tilecast.zoo.cnn.builder import NetworkBuilder
 from tilecast.zoo.numerics import Numerics
@@ -25,7 +25,7 @@ WHOLE = Shards(ONE, ONE, ONE, ONE, ONE * 0)
 @given(ranks=st.sampled_from([2, 4, 8, 64]), batch=st.integers(1, 64))
 def test_identities_are_spread_and_their_work_is_not(ranks: int, batch: int) -> None:
     """A rank sees the samples of all ranks and its share of the identities: the same FLOPs, a share of the weights."""
-    workload = Workload(zoo.preset("insightface-r50"), 1, batch, "fp16")
+    workload = Workload(zoo.find_preset("insightface-r50"), 1, batch, "fp16")
     whole, share = (
         resnet.build_identity_classifier(workload, Shards(ONE * batch, ONE, ONE, ONE * expert, ONE * 0))
         for expert in (1, ranks)
@@ -40,9 +40,9 @@ def test_identities_are_spread_and_their_work_is_not(ranks: int, batch: int) -> 
 @given(ranks=st.sampled_from([1, 2, 4, 8, 64]))
 def test_tables_are_spread_over_all_ranks(ranks: int) -> None:
     """A rank holds a share of the table's weights and moments; keys and vectors are its own; no gradient is reduced."""
-    workload = Workload(zoo.preset("dlrm-small"), 1, 64 * ranks, "fp16", optimizer="adam")
+    workload = Workload(zoo.find_preset("dlrm-small"), 1, 64 * ranks, "fp16", optimizer="adam")
     plans = Plans.from_plans(Plan(data=ranks, expert=ranks, micro_batch=64))
-    sharded = zoo.shard(workload, plans)
+    sharded = zoo.build_sharded_graph(workload, plans)
     held = 4_187_000_000 / ranks
     bill = memory.footprint(workload, sharded, plans)
     (block,) = sharded.graph.blocks
@@ -56,7 +56,7 @@ def test_tables_are_spread_over_all_ranks(ranks: int) -> None:
 
 @given(share=st.floats(0.01, 1.0))
 def test_rows_come_from_memory_once_and_travel_as_often_as_they_are_asked_for(share: float) -> None:
-    model = zoo.preset("dlrm-small")
+    model = zoo.find_preset("dlrm-small")
     workload = Workload(model.having(distinct=share), 1, 64, "fp16", optimizer="adam")
     (block,) = zoo.build(workload, Shards(ONE * 64, ONE, ONE, ONE * 8, ONE * 0)).layers
     moved = {op.name: float(op.table.bytes()[0]) for op in block.ops if op.name.startswith("tables")}
@@ -70,10 +70,10 @@ def test_rows_come_from_memory_once_and_travel_as_often_as_they_are_asked_for(sh
 
 def test_search_spreads_tables_over_all_ranks_and_identities_over_all_or_none() -> None:
     data = np.array([1, 2, 6])
-    assert expert_degrees(zoo.preset("dlrm-small"), data).tolist() == [[1], [2], [6]]
-    assert expert_degrees(zoo.preset("insightface-r50"), data).tolist() == [[1, 0], [1, 2], [1, 6]]
-    assert expert_degrees(zoo.preset("resnet-50"), data).tolist() == [[1], [1], [1]]
-    assert expert_degrees(zoo.preset("mixtral-8x7b"), data).tolist() == [[1, 0, 0, 0], [1, 2, 0, 0], [1, 2, 0, 0]]
+    assert expert_degrees(zoo.find_preset("dlrm-small"), data).tolist() == [[1], [2], [6]]
+    assert expert_degrees(zoo.find_preset("insightface-r50"), data).tolist() == [[1, 0], [1, 2], [1, 6]]
+    assert expert_degrees(zoo.find_preset("resnet-50"), data).tolist() == [[1], [1], [1]]
+    assert expert_degrees(zoo.find_preset("mixtral-8x7b"), data).tolist() == [[1, 0, 0, 0], [1, 2, 0, 0], [1, 2, 0, 0]]
 
 
 def test_a_diffusion_network_attends_to_pixels_and_text() -> None:
@@ -81,7 +81,7 @@ def test_a_diffusion_network_attends_to_pixels_and_text() -> None:
 
     The keys are the pixels', then the text's 77.
     """
-    workload = Workload(zoo.preset("stable-diffusion-v2"), 1, 1, "fp16", training=False, attention="eager")
+    workload = Workload(zoo.find_preset("stable-diffusion-v2"), 1, 1, "fp16", training=False, attention="eager")
     (network,) = zoo.build(workload, WHOLE).layers
     flops = sum(
         op.count * float(op.table.flops()[0])
@@ -95,14 +95,14 @@ def test_a_diffusion_network_attends_to_pixels_and_text() -> None:
 
 def test_a_model_is_cut_to_its_first_layers() -> None:
     """The first layers of DeepSeek-V3 are dense and stay so; a model without layers, or with fewer, is not cut."""
-    cut = zoo.preset("deepseek-v3 cut to 4 layers")
-    assert (cut.layers, cut.hidden, cut.dimensions) == (4, 7168, zoo.preset("deepseek-v3").dimensions)
+    cut = zoo.find_preset("deepseek-v3 cut to 4 layers")
+    assert (cut.layers, cut.hidden, cut.dimensions) == (4, 7168, zoo.find_preset("deepseek-v3").dimensions)
     blocks = zoo.build(Workload(cut, 4096, 1), WHOLE).layers
     assert {block.name: block.repeat for block in blocks} == {"layer": 3, "expert-layer": 1}
     assert zoo.is_preset("llama3-70b (cut to 12 layers)")
     for name in ("resnet-50 cut to 3 layers", "llama3-70b cut to 81 layers"):
         with pytest.raises(SpecError, match="layers, not"):
-            zoo.preset(name)
+            zoo.find_preset(name)
 
 
 @given(
@@ -115,7 +115,7 @@ def test_a_recurrent_layer_is_one_product_for_all_steps_and_one_for_each(
     steps: int, batch: int, cells: int, cell: str
 ) -> None:
     """There are 2 b s g h (i + h) FLOPs forward and twice that backward; products with the state run one by one."""
-    numerics = Numerics.from_workload(Workload(zoo.preset("lstm-ptb"), 1, 1, "fp16"))
+    numerics = Numerics.from_workload(Workload(zoo.find_preset("lstm-ptb"), 1, 1, "fp16"))
     net = NetworkBuilder(numerics, np.array([float(batch)]), 256, (1, 1, steps))
     sequence.add_recurrent(net, "layer", steps, 256, cells, cell=cell)
     products = [op for op in net.ops if op.table.kind[0] == 0]
@@ -132,7 +132,7 @@ def test_fixed_norms_keep_nothing() -> None:
     free, fixed = (
         zoo.build(Workload(model.having(frozen=fixed), 1, 1, "fp16"), WHOLE)
         for fixed in (False, True)
-        for model in (zoo.preset("retinanet-r50"),)
+        for model in (zoo.find_preset("retinanet-r50"),)
     )
     assert fixed.layers[0].activation_bytes[0, 0] < 0.7 * free.layers[0].activation_bytes[0, 0]
     assert fixed.layers[0].parameters[0] == free.layers[0].parameters[0]
@@ -142,7 +142,7 @@ def test_fixed_norms_keep_nothing() -> None:
 def test_a_search_prices_only_what_the_model_can_spread(name: str, degrees: set[int]) -> None:
     link = find_link("nvlink3")
     pool = Pool("a100", find_gpu("a100-80"), gpus_per_node=8, max_nodes=1, intra=link, inter=link)
-    plans = search.find(Workload(zoo.preset(name), 1, 1024, "fp16"), pool, Limits(gpus=8))
+    plans = search.find(Workload(zoo.find_preset(name), 1, 1024, "fp16"), pool, PlanLimits(gpus=8))
     assert set(plans.plans.expert.tolist()) == degrees
     assert plans.fits.all()
 
@@ -183,7 +183,7 @@ def test_fewer_hidden_layers_replace_those_of_the_preset() -> None:
 
 
 def test_a_stated_plan_spreads_tables_without_being_told() -> None:
-    workload = Workload(zoo.preset("dlrm-small"), 1, 1024, "fp16")
-    assert set(enumerate_stated(workload, 8, Stated(data=8), "--plan").expert.tolist()) == {8}
+    workload = Workload(zoo.find_preset("dlrm-small"), 1, 1024, "fp16")
+    assert set(enumerate_partial_plan(workload, 8, PartialPlan(data=8), "--plan").expert.tolist()) == {8}
     with pytest.raises(SpecError, match="ep=4 does not spread the rows of dlrm-small over 8 ranks; write ep=8"):
-        enumerate_stated(workload, 8, Stated(data=8, expert=4), "--plan")
+        enumerate_partial_plan(workload, 8, PartialPlan(data=8, expert=4), "--plan")

@@ -330,7 +330,7 @@ CASES: dict[str, Case] = {
 
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 def test_a_list_counts_as_what_it_is(case: Case) -> None:
-    report = nodes.discover_pools(case.nodes, now=True)
+    report = nodes.discover_pools(case.nodes, usable_only=True)
     pools = {
         item.pool.name: (item.pool.gpu.name, item.pool.max_nodes, item.pool.gpus_per_node, item.pool.inter.name)
         for item in report.entries
@@ -350,7 +350,7 @@ def test_what_a_cluster_has_does_not_change_with_the_hour(case: Case) -> None:
     for item in had.entries:
         assert item.pool.max_nodes == item.nodes
         assert not any(remark.endswith("and not counted") for remark in item.remarks)
-    now = nodes.discover_pools(case.nodes, now=True)
+    now = nodes.discover_pools(case.nodes, usable_only=True)
     assert [item.pool.name for item in now.entries] == [item.pool.name for item in had.entries]
     assert all(few.pool.max_gpus <= many.pool.max_gpus for few, many in zip(now.entries, had.entries, strict=True))
 
@@ -386,14 +386,14 @@ def test_whole_gpus_are_not_selected_with_shared_ones() -> None:
 
 def test_every_left_out_node_has_a_reason_and_a_remedy() -> None:
     for case in CASES.values():
-        for item in nodes.discover_pools(case.nodes, now=True).left_out:
+        for item in nodes.discover_pools(case.nodes, usable_only=True).left_out:
             assert item.message and item.remedy and "\n" not in item.message + item.remedy
 
 
 def test_nothing_usable_is_one_line_that_says_why() -> None:
     gone = times(2, H100, {GPU: 8}, cordoned=True)
     with pytest.raises(SpecError, match=r"no usable GPU: pool h100-sxm: all 2 nodes \(n0, n1\) are cordoned"):
-        nodes.discover_pools(gone, now=True).require_pools()
+        nodes.discover_pools(gone, usable_only=True).require_pools()
     assert nodes.discover_pools(gone).require_pools()[0].max_nodes == 2
 
 
@@ -401,10 +401,10 @@ def test_a_users_word_on_the_size_stands() -> None:
     spec = {"selector": {PRODUCT: H100[PRODUCT]}, "maxNodes": 4}
     pool = {"apiVersion": "tilecast.dev/v1alpha1", "kind": "GPUPool", "metadata": {"name": "mine"}, "spec": spec}
     everyone = CASES["cordoned"].nodes
-    (entry,) = nodes.discover_pools(everyone, [pool], now=True).entries
+    (entry,) = nodes.discover_pools(everyone, [pool], usable_only=True).entries
     assert entry.pool.max_nodes == 4 and entry.remarks == ("1 of 4 nodes (c) is cordoned",)
     del spec["maxNodes"]
-    (entry,) = nodes.discover_pools(everyone, [pool], now=True).entries
+    (entry,) = nodes.discover_pools(everyone, [pool], usable_only=True).entries
     assert entry.pool.max_nodes == 3
 
 
@@ -415,17 +415,17 @@ def test_a_remembered_pool_counts_nodes_that_may_come_but_not_those_that_cannot_
         if (document := nodes.gpupool_document(item))
     ]
     everyone = CASES["cordoned"].nodes
-    (pool,) = nodes.discover_pools(everyone, memory, now=True).entries
+    (pool,) = nodes.discover_pools(everyone, memory, usable_only=True).entries
     assert (pool.pool.max_nodes, pool.nodes, pool.unusable) == (5, 4, 1)
     assert nodes.discover_pools(everyone, memory).entries[0].pool.max_nodes == 6
 
 
 def test_a_cordoned_node_leaves_its_nvlink_domain() -> None:
     rows = [rack(f"a{index}", "uuid.1") for index in range(18)] + [rack(f"b{index}", "uuid.2") for index in range(9)]
-    assert nodes.discover_pools(rows, now=True).entries[0].pool.domain == 72
+    assert nodes.discover_pools(rows, usable_only=True).entries[0].pool.domain == 72
     for row in rows[:12]:
         row["spec"]["unschedulable"] = True
-    assert nodes.discover_pools(rows, now=True).entries[0].pool.domain == 36
+    assert nodes.discover_pools(rows, usable_only=True).entries[0].pool.domain == 36
 
 
 def test_an_ultraserver_is_a_domain_of_its_own() -> None:
@@ -435,7 +435,7 @@ def test_an_ultraserver_is_a_domain_of_its_own() -> None:
         )
         for index in range(18)
     ]
-    (pool,) = nodes.discover_pools(rows, now=True).entries
+    (pool,) = nodes.discover_pools(rows, usable_only=True).entries
     assert pool.facts["nvlinkDomain"] == ("36", "topology.k8s.aws/ultraserver-id")
 
 

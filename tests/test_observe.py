@@ -310,7 +310,7 @@ async def test_the_server_answers_puts_with_the_outcome() -> None:
         if name == "bad":
             raise RefusedReport("invalid", 422, "no")
 
-    address, metrics = server.Address("127.0.0.1", 0, limits=server.Limits(body_s=1.0)), Metrics()
+    address, metrics = server.Address("127.0.0.1", 0, limits=server.ClientLimits(body_s=1.0)), Metrics()
     runner = await server.start_server(
         address, metrics.registry, lambda: None, lambda: None, lambda *_: nullcontext(), take
     )

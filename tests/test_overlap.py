@@ -24,7 +24,7 @@ from tilecast.step.blocks import kernel_seconds
 from tilecast.step.replicas import SyncSeconds, sync_seconds
 from tilecast.step.weights import HeldWeights
 
-BERT = Workload(zoo.preset("bert-large"), 512, 256, framework="ddp")
+BERT = Workload(zoo.find_preset("bert-large"), 512, 256, framework="ddp")
 SLOW = Pool("a100-40", find_gpu("a100-40"), 8, 2, find_link("nvlink3"), find_link("ethernet-25"))
 PLAN = Plan(data=16, micro_batch=16)
 
@@ -69,7 +69,7 @@ def test_a_longer_pass_hides_more_and_never_the_last_bucket(
 
 def synced(workload: Workload, plan: Plan = PLAN, pool: Pool = SLOW) -> SyncSeconds:
     plans = Plans.from_plans(plan)
-    sharded = zoo.shard(workload, plans)
+    sharded = zoo.build_sharded_graph(workload, plans)
     caps = overlap.BucketLimits.from_plans(workload, plans, 4.0, np.ones(1))
     return sync_seconds(
         workload,
@@ -137,7 +137,7 @@ def test_buckets_after_the_backward_pass_cost_their_latency() -> None:
 
 def test_sizes_that_are_tried_cost_what_the_job_would_with_them() -> None:
     plans, sizes = Plans.from_plans(PLAN), (1, 25, 200)
-    sharded = zoo.shard(BERT, plans)
+    sharded = zoo.build_sharded_graph(BERT, plans)
     seconds = step_with_bucket_sizes(BERT, sharded, plans, SLOW, kernel_seconds(BERT, sharded, SLOW.gpu), sizes)
     assert seconds == pytest.approx([step_s(replace(BERT, bucket_mib=size)) for size in sizes], rel=1e-9)
     assert step_s(BERT) == seconds[1]
@@ -168,7 +168,7 @@ def test_servers_that_wait_for_nobody_are_faster() -> None:
 
 def test_servers_leave_gradients_whole() -> None:
     job = replace(BERT, framework=None, gradient_sync="parameterServer")
-    plans = search.enumerate_plans(job, SLOW, search.Limits(gpus=16))
+    plans = search.enumerate_plans(job, SLOW, search.PlanLimits(gpus=16))
     assert len(plans) and not plans.zero_stage.any()
 
 
@@ -265,11 +265,11 @@ def test_the_command_has_the_job_s_buckets(launcher: str, framework: Framework, 
 
 def test_experts_that_no_other_rank_holds_are_in_no_bucket() -> None:
     """Where every rank has its own experts, the buckets hold the weights that ranks share."""
-    job = Workload(zoo.preset("mixtral-8x7b"), 2048, 64, framework="megatron")
+    job = Workload(zoo.find_preset("mixtral-8x7b"), 2048, 64, framework="megatron")
     link = find_link("nvlink4")
     pool = Pool("h100", find_gpu("h100-sxm"), 8, 1, link, link)
     plans = Plans.from_plans(Plan(data=8, expert=8, micro_batch=1))
-    sharded = zoo.shard(job, plans)
+    sharded = zoo.build_sharded_graph(job, plans)
     caps = overlap.BucketLimits.from_plans(job, plans, gradient_bytes(job), np.ones(1))
     sync = sync_seconds(
         job,

@@ -101,13 +101,13 @@ async def test_a_run_that_is_forgotten_corrects_nobody_any_longer() -> None:
 
 @pytest.mark.slow
 async def test_a_run_has_only_those_looked_at_whose_forecast_it_may_change(monkeypatch: pytest.MonkeyPatch) -> None:
-    looked, question = list[str](), Advisor.read_question
+    looked, question = list[str](), Advisor.read_search_inputs
 
     async def noting(self: Advisor, namespace: str, asked: dict[str, Any], **options: Any) -> Any:
         looked.append(asked["metadata"]["name"])
         return await question(self, namespace, asked, **options)
 
-    monkeypatch.setattr(Advisor, "read_question", noting)
+    monkeypatch.setattr(Advisor, "read_search_inputs", noting)
     store, names = SharedStore(), {f"j{number}": 16 + 8 * number for number in range(10)}
     async with operator(store, advise, NODES, discovery=True) as running:
         for name, batch in names.items():

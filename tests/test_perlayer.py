@@ -37,15 +37,15 @@ def pool(gpu: str, per_node: int = 8, nodes: int = 4) -> Pool:
 
 def families(
     workload: Workload, on: Pool, gpus: int, vary: tuple[Dimension, ...] = tuple(perlayer.DIMENSIONS)
-) -> perlayer.Families:
-    result = perlayer.Families.from_job(workload, on, gpus, search.Limits(), vary)
+) -> perlayer.StrategyFamilies:
+    result = perlayer.StrategyFamilies.from_job(workload, on, gpus, search.PlanLimits(), vary)
     assert result is not None
     return result
 
 
 def small(**dimensions: float) -> Model:
     table = {"name": "small", "family": "decoder", "layers": 3, "hidden": 512, "heads": 8, "vocab": 8000}
-    return zoo.model_from({**table, "tied_embeddings": False, **dimensions})
+    return zoo.build_model({**table, "tied_embeddings": False, **dimensions})
 
 
 @pytest.mark.parametrize(
@@ -62,12 +62,12 @@ def small(**dimensions: float) -> Model:
 )
 @pytest.mark.slow
 def test_the_same_strategy_everywhere_costs_what_the_step_says(name: str, sequence: int, gpu: str, gpus: int) -> None:
-    workload = Workload(zoo.preset(name), sequence, 128, "fp16")
+    workload = Workload(zoo.find_preset(name), sequence, 128, "fp16")
     on = pool(gpu)
     ratios, over = [], []
     every = families(workload, on, gpus)
     once_s = host_seconds_per_step(workload, every.graph, constants.shipped_constants())
-    for rows in every.family_rows():
+    for rows in every.iterate_families():
         family = every.strategy_chain(rows[:40])
         one, plans = family.chain, family.plans
         priced = search.price(workload, plans, on)
@@ -107,13 +107,13 @@ def test_it_is_the_best_of_all_assignments(layers: int, experts: int, vocab: int
     best = np.inf
     every = families(workload, on, gpus, vary)
     seconds = every.uniform_s()
-    for rows in every.family_rows():
-        family = every.strategy_chain(every.worthwhile(rows, seconds))
+    for rows in every.iterate_families():
+        family = every.strategy_chain(every.select_promising(rows, seconds))
         one = family.chain
         paths = np.array(list(itertools.product(range(len(family.plans)), repeat=len(one.cost))))
         cost, held = chain.price(one, paths)
         best = min(best, cost[held <= one.budget].min(initial=np.inf))
-    per_layer = perlayer.best(workload, on, gpus, vary=vary)
+    per_layer = perlayer.find_best_strategies(workload, on, gpus, vary=vary)
     assert (per_layer is None) == (best == np.inf)
     if per_layer is not None:
         fixed_s = host_seconds_per_step(workload, every.graph, constants.shipped_constants())
@@ -126,8 +126,8 @@ def test_it_is_the_best_of_all_assignments(layers: int, experts: int, vocab: int
 
 @pytest.mark.parametrize(("gpu", "batch"), [("h100-sxm", 64), ("a100-40", 48)])
 def test_waits_for_gradients_count_before_strategies_are_chosen(gpu: str, batch: int) -> None:
-    workload = Workload(zoo.preset("bert-large"), 128, batch, "fp16")
-    per_layer = perlayer.best(workload, pool(gpu), 2)
+    workload = Workload(zoo.find_preset("bert-large"), 128, batch, "fp16")
+    per_layer = perlayer.find_best_strategies(workload, pool(gpu), 2)
     assert per_layer is not None and per_layer.saving is not None
     assert per_layer.saving >= -1e-9
     assert per_layer.bound_s <= per_layer.step_s * (1 + 1e-9)
@@ -135,7 +135,7 @@ def test_waits_for_gradients_count_before_strategies_are_chosen(gpu: str, batch:
 
 def test_the_example_gains_more_than_a_percent(capsys: pytest.CaptureFixture[str]) -> None:
     workload = training_job.read_request(yaml.safe_load(EXAMPLE.read_text())).workload
-    per_layer = perlayer.best(workload, pool("t4", nodes=1), 8)
+    per_layer = perlayer.find_best_strategies(workload, pool("t4", nodes=1), 8)
     assert per_layer is not None
     assert per_layer.saving is not None
     assert per_layer.saving >= 0.01
@@ -152,9 +152,9 @@ def test_the_example_gains_more_than_a_percent(capsys: pytest.CaptureFixture[str
 
 
 def test_a_framework_limits_what_varies() -> None:
-    workload = Workload(zoo.preset("gpt2-xl"), 1024, 512, "fp16", fused_loss=True)  # the fused loss keeps as much
-    free = perlayer.best(workload, pool("t4", nodes=1), 8)
-    bound = perlayer.best(replace(workload, framework="megatron"), pool("t4", nodes=1), 8)
+    workload = Workload(zoo.find_preset("gpt2-xl"), 1024, 512, "fp16", fused_loss=True)  # the fused loss keeps as much
+    free = perlayer.find_best_strategies(workload, pool("t4", nodes=1), 8)
+    bound = perlayer.find_best_strategies(replace(workload, framework="megatron"), pool("t4", nodes=1), 8)
     assert free is not None
     assert bound is not None
     assert set(bound.varies) <= {"recomputation"}
@@ -168,19 +168,19 @@ def test_a_framework_limits_what_varies() -> None:
 def test_layers_that_alternate_stand_where_they_are() -> None:
     model = small(family="moe", layers=6, experts=4, top_k=2, moe_every=2, tied_embeddings=True)
     workload = Workload(model, 512, 64, "bf16")
-    sharded = zoo.shard(workload, Plans.from_plans(Plan()))
+    sharded = zoo.build_sharded_graph(workload, Plans.from_plans(Plan()))
     names = [block.name for block in sharded.graph.list_repetitions()]
     assert names == ["embedding", *["layer", "expert-layer"] * 3, "head"]
     every = families(workload, pool("a100-40"), 4)
-    family = every.strategy_chain(max(every.family_rows(), key=len))
+    family = every.strategy_chain(max(every.iterate_families(), key=len))
     assert [every.graph.blocks[number].name for number in every.order] == names
-    assert (np.diagonal(family.moving, axis1=1, axis2=2) == 0).all()
-    assert family.moving[0].max() > 0
+    assert (np.diagonal(family.resharding_s, axis1=1, axis2=2) == 0).all()
+    assert family.resharding_s[0].max() > 0
 
 
 def test_tied_weights_share_a_layout() -> None:
     workload = Workload(small(vocab=200_000, tied_embeddings=True), 512, 64, "bf16")
-    per_layer = perlayer.best(workload, pool("l4"), 8)
+    per_layer = perlayer.find_best_strategies(workload, pool("l4"), 8)
     assert per_layer is not None
     ends = {group.name: group.plan for group in per_layer.groups if not group.layers}
     assert ends["embedding"].tensor == ends["head"].tensor
@@ -214,9 +214,9 @@ def test_nothing_is_cut_without_stages_to_cut(plan: Plan) -> None:
 
 def test_what_has_no_strategies_says_so(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SpecError, match="for training"):
-        perlayer.best(Workload(small(), 512, 8, "bf16", training=False), pool("a100-80"), 8)
+        perlayer.find_best_strategies(Workload(small(), 512, 8, "bf16", training=False), pool("a100-80"), 8)
     with pytest.raises(SpecError, match="offload"):
-        perlayer.best(Workload(small(), 512, 8, "bf16", offload="optimizer"), pool("a100-80"), 8)
+        perlayer.find_best_strategies(Workload(small(), 512, 8, "bf16", offload="optimizer"), pool("a100-80"), 8)
     assert main(["advise", "resnet-50", "--batch", "256", "--gpus", "t4:8", "--precision", "fp16", "--per-layer"]) == 0
     assert "priced as one block" in capsys.readouterr().out
 

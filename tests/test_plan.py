@@ -12,40 +12,41 @@ import pytest
 
 from tilecast import search, zoo
 from tilecast.advice import Request, advise
-from tilecast.advice.enumeration import enumerate_stated
+from tilecast.advice.enumeration import enumerate_partial_plan
 from tilecast.cli import main
 from tilecast.hardware import Pool, find_gpu, find_link
-from tilecast.spec import Plan, Plans, SpecError, Stated, Workload
+from tilecast.spec import PartialPlan, Plan, Plans, SpecError, Workload
 
 H100 = find_gpu("h100-sxm")
 POOL = Pool("h100", H100, 8, 2, find_link(H100.intra_link), find_link("infiniband-ndr-8x400"))
-LLAMA = Workload(zoo.preset("llama-3.1-8b"), 8192, 128)
-MIXTRAL = Workload(zoo.preset("mixtral-8x7b"), 4096, 64)
+LLAMA = Workload(zoo.find_preset("llama-3.1-8b"), 8192, 128)
+MIXTRAL = Workload(zoo.find_preset("mixtral-8x7b"), 4096, 64)
 JOB = ["advise", "llama-3.1-8b", "--seq", "8192", "--batch", "128", "--gpus", "h100-sxm:16"]
 
 
 @pytest.mark.parametrize(
     ("text", "meant"),
     [
-        ("tp=2,dp=8", Stated(tensor=2, data=8)),
-        (" tp = 2 , pp=4 ", Stated(tensor=2, pipeline=4)),
-        ("fsdp=16,mb=1,ac=sel", Stated(data=16, zero_stage=3, micro_batch=1, checkpointing="selective",
+        ("tp=2,dp=8", PartialPlan(tensor=2, data=8)),
+        (" tp = 2 , pp=4 ", PartialPlan(tensor=2, pipeline=4)),
+        ("fsdp=16,mb=1,ac=sel", PartialPlan(data=16, zero_stage=3, micro_batch=1, checkpointing="selective",
                                        sequence_parallel=False)),
-        ("cp=2,ep=8,vp=3,zero=1,sp=0", Stated(context=2, expert=8, virtual_stages=3, zero_stage=1,
+        ("cp=2,ep=8,vp=3,zero=1,sp=0", PartialPlan(context=2, expert=8, virtual_stages=3, zero_stage=1,
                                              sequence_parallel=False)),
-        ("zero1-dp8,tp2,mb1,ac-full", Stated(data=8, tensor=2, zero_stage=1, micro_batch=1, checkpointing="full",
+        ("zero1-dp8,tp2,mb1,ac-full", PartialPlan(data=8, tensor=2, zero_stage=1, micro_batch=1, checkpointing="full",
                                              sequence_parallel=False)),
-        ("fsdp16,mb2", Stated(data=16, zero_stage=3, micro_batch=2, checkpointing="none", sequence_parallel=False)),
-        ("tp8,sp,pp2,mb1", Stated(tensor=8, pipeline=2, zero_stage=0, micro_batch=1, checkpointing="none",
+        ("fsdp16,mb2", PartialPlan(data=16, zero_stage=3, micro_batch=2, checkpointing="none",
+                                   sequence_parallel=False)),
+        ("tp8,sp,pp2,mb1", PartialPlan(tensor=8, pipeline=2, zero_stage=0, micro_batch=1, checkpointing="none",
                                   sequence_parallel=True)),
-        ("dp8,zero3", Stated(data=8, zero_stage=3)),
-        ("TP2,DP=8,ac=None,sp", Stated(data=8, tensor=2, checkpointing="none", sequence_parallel=True)),
-        ("zero3-dp8", Stated(data=8, zero_stage=3)),
-        ("tp=2,mb=1,ac=auto,zero=auto", Stated(tensor=2, micro_batch=1, sequence_parallel=False)),
+        ("dp8,zero3", PartialPlan(data=8, zero_stage=3)),
+        ("TP2,DP=8,ac=None,sp", PartialPlan(data=8, tensor=2, checkpointing="none", sequence_parallel=True)),
+        ("zero3-dp8", PartialPlan(data=8, zero_stage=3)),
+        ("tp=2,mb=1,ac=auto,zero=auto", PartialPlan(tensor=2, micro_batch=1, sequence_parallel=False)),
     ],
 )  # fmt: skip
-def test_a_plan_is_read(text: str, meant: Stated) -> None:
-    assert Stated.parse(text, "--plan") == meant
+def test_a_plan_is_read(text: str, meant: PartialPlan) -> None:
+    assert PartialPlan.parse(text, "--plan") == meant
 
 
 @pytest.mark.parametrize(
@@ -53,7 +54,7 @@ def test_a_plan_is_read(text: str, meant: Stated) -> None:
     [("fsdp8", "fsdp=8", "dp8,zero=3"), ("fsdp8,mb1", "fsdp8,mb=1", "dp=8,zero=3,mb=1"), ("dp8,tp2", "dp=8,tp=2")],
 )
 def test_what_is_left_out_means_the_same_in_every_form(forms: tuple[str, ...]) -> None:
-    assert len({Stated.parse(text, "--plan") for text in forms}) == 1
+    assert len({PartialPlan.parse(text, "--plan") for text in forms}) == 1
 
 
 @pytest.mark.parametrize("text", ["", "dp", "tp=", "tp=0", "tp=-1", "tp=2,tp=4", "fsdp=8,zero=1", "xp=2", "ac=maybe",
@@ -61,14 +62,14 @@ def test_what_is_left_out_means_the_same_in_every_form(forms: tuple[str, ...]) -
                                   "mb=1.5", "tp=auto"])  # fmt: skip
 def test_what_is_no_plan_is_one_line(text: str) -> None:
     with pytest.raises(SpecError) as caught:
-        Stated.parse(text, "--plan")
+        PartialPlan.parse(text, "--plan")
     assert caught.value.field == "--plan" and "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize("text", ["fsdp=8,zero=auto", "fsdp8,zero=3", "zero=1,fsdp=8", "fsdp8,dp=8"])
 def test_fsdp_says_two_things_already(text: str) -> None:
     with pytest.raises(SpecError, match=r"is said beside fsdp, which says dp and zero=3; write dp=N,zero="):
-        Stated.parse(text, "--plan")
+        PartialPlan.parse(text, "--plan")
 
 
 @pytest.mark.parametrize("workload", [LLAMA, MIXTRAL], ids=["dense", "experts"])
@@ -77,7 +78,7 @@ def test_what_a_table_prints_means_the_plan_it_printed(workload: Workload) -> No
     rng = np.random.default_rng(0)
     for row in rng.choice(len(plans), 60, replace=False):
         plan = plans.row(int(row))
-        table = enumerate_stated(workload, plan.gpus, Stated.parse(str(plan), "plan"), "plan")
+        table = enumerate_partial_plan(workload, plan.gpus, PartialPlan.parse(str(plan), "plan"), "plan")
         assert list(table) == [plan]
 
 
@@ -138,7 +139,7 @@ def test_contradictions_with_an_option_are_named(
 def test_what_a_plan_leaves_open_suits_the_options(
     stated: dict[str, Any], text: str, kept: Callable[[Plans], bool]
 ) -> None:
-    plans = enumerate_stated(replace(LLAMA, **stated), 16, Stated.parse(text, "plan"), "plan")
+    plans = enumerate_partial_plan(replace(LLAMA, **stated), 16, PartialPlan.parse(text, "plan"), "plan")
     assert len(plans) and kept(plans)
 
 
@@ -162,14 +163,14 @@ def test_what_a_plan_leaves_open_suits_the_options(
     ],
 )
 def test_contradictions_with_a_model_are_named(model: str, text: str, problem: str) -> None:
-    preset = zoo.preset(model)
+    preset = zoo.find_preset(model)
     workload = Workload(preset, 512 if preset.vocab else 1, 64)
     with pytest.raises(SpecError, match=problem):
-        enumerate_stated(workload, 16, Stated.parse(text, "plan"), "plan")
+        enumerate_partial_plan(workload, 16, PartialPlan.parse(text, "plan"), "plan")
 
 
 def test_the_plan_is_priced_as_it_is_and_alone() -> None:
-    advice = advise(Request("job", LLAMA, plan=Stated.parse("zero1-dp8,tp2,sp,mb1", "plan")), [POOL])
+    advice = advise(Request("job", LLAMA, plan=PartialPlan.parse("zero1-dp8,tp2,sp,mb1", "plan")), [POOL])
     assert advice.plans_evaluated == 1 and advice.best is not None
     plan = Plan(data=8, tensor=2, zero_stage=1, micro_batch=1, gradient_accumulation=16, sequence_parallel=True)
     assert advice.best.plan == plan

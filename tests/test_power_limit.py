@@ -15,8 +15,8 @@ from tilecast.step.blocks import corrections
 
 def factor(gpu: Gpu, precision: Precision = "fp16") -> float:
     """Return the factor for power on a matrix product of a small GPT-2."""
-    workload = Workload(zoo.preset("gpt2"), sequence_length=1024, global_batch=4, precision=precision)
-    sharded = zoo.shard(workload, Plans.from_plans(Plan(micro_batch=4)))
+    workload = Workload(zoo.find_preset("gpt2"), sequence_length=1024, global_batch=4, precision=precision)
+    sharded = zoo.build_sharded_graph(workload, Plans.from_plans(Plan(micro_batch=4)))
     table, rows = sharded.graph.kernels()
     times = kernels.predict_kernel_times(table, gpu)
     ops = [op for block in sharded.graph.blocks for op in block.ops]

@@ -263,7 +263,7 @@ PUBLISHED = {
 
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_parameters_are_the_published_ones(name: str) -> None:
-    model = zoo.preset(name)
+    model = zoo.find_preset(name)
     workload = Workload(model, 128 if model.vocab else 1, 1)
     assert zoo.count_parameters(workload) / 1e6 == pytest.approx(PUBLISHED[name], rel=0.004)
 
@@ -327,12 +327,12 @@ def test_parameters_are_the_published_ones(name: str) -> None:
     ],
 )
 def test_names_are_found_however_tables_write_them(written: str, name: str) -> None:
-    assert zoo.preset(written).name == name
+    assert zoo.find_preset(written).name == name
 
 
 def test_unknown_preset_offers_the_nearest() -> None:
     with pytest.raises(SpecError, match="did you mean llama-2-7b"):
-        zoo.preset("lama-2-7b")
+        zoo.find_preset("lama-2-7b")
 
 
 @pytest.mark.parametrize(
@@ -349,14 +349,14 @@ def test_unknown_preset_offers_the_nearest() -> None:
 )
 def test_a_name_cut_short_or_with_more_behind_it_offers_the_presets_that_begin_so(typed: str, meant: str) -> None:
     with pytest.raises(SpecError, match=rf"did you mean {meant}\?"):
-        zoo.preset(typed)
+        zoo.find_preset(typed)
 
 
 def test_a_large_family_is_listed_in_part() -> None:
     with pytest.raises(
         SpecError, match=r"did you mean one of qwen-1\.8b, .* \(`tilecast show models` lists \d+ more\)"
     ):
-        zoo.preset("qwen")
+        zoo.find_preset("qwen")
     assert "llama-30b" not in zoo.list_presets_by_prefix("llama3")
     assert zoo.list_presets_by_prefix("g") == zoo.list_presets_by_prefix("nosuch") == []
 

@@ -17,9 +17,9 @@ from tilecast.inputs.gpu_list import assumed_pool
 from tilecast.spec import ELEMENT_BYTES, PRECISIONS, Plan, Plans, SpecError, Workload
 from tilecast.step import blocks as blocks_of_step
 
-DENSE = Workload(zoo.preset("llama-3-8b"), 4096, 8, precision="fp8", framework="megatron", fused_kernels=True)
-SPARSE = replace(DENSE, model=zoo.preset("qwen3-30b-a3b"))
-BIASED = replace(SPARSE, model=zoo.preset("gpt-oss-120b"), precision="bf16")
+DENSE = Workload(zoo.find_preset("llama-3-8b"), 4096, 8, precision="fp8", framework="megatron", fused_kernels=True)
+SPARSE = replace(DENSE, model=zoo.find_preset("qwen3-30b-a3b"))
+BIASED = replace(SPARSE, model=zoo.find_preset("gpt-oss-120b"), precision="bf16")
 
 
 def blocks(job: Workload, **degrees: int) -> dict[str, Block]:
@@ -136,7 +136,7 @@ def test_a_norm_in_operators_takes_many_passes() -> None:
 
 
 def test_an_activation_in_operators_takes_as_many_kernels_as_the_model_writes() -> None:
-    job = Workload(zoo.preset("gpt2-xl"), 1024, 8, precision="fp16")
+    job = Workload(zoo.find_preset("gpt2-xl"), 1024, 8, precision="fp16")
     written, one = (ops(replace(job, framework=name), "layer") for name in ("huggingface", "ddp"))
     assert written["mlp.activation"].count == 8.0
     assert one["mlp.activation"].count == 1.0
@@ -145,7 +145,7 @@ def test_an_activation_in_operators_takes_as_many_kernels_as_the_model_writes() 
 def test_attention_meets_the_limit_of_power_later_than_products() -> None:
     gpu = find_gpu("b200")
     assert gpu.sustained_ratio["attention"] > gpu.sustained_ratio["bf16"]
-    table = KernelTable.of(
+    table = KernelTable.from_dimensions(
         "attention", "bf16", batch=1.0, heads=64.0, kv_heads=8.0, seq_q=8192.0, seq_kv=8192.0, head_dim=128.0,
         causal=1.0, backward=0.0,
     )  # fmt: skip
@@ -164,7 +164,7 @@ def test_quantized_products_of_blackwell_sustain_as_much_per_watt(name: str, pre
 def test_every_kind_of_these_operators_is_priced() -> None:
     plans = Plans.from_plans(Plan(data=8, expert=8, micro_batch=1))
     for job in (SPARSE, BIASED):
-        sharded = zoo.shard(job, plans)
+        sharded = zoo.build_sharded_graph(job, plans)
         times = kernels.predict_kernel_times(sharded.graph.kernels()[0], find_gpu("gb200"))
         assert np.isfinite(times.seconds).all() and (times.seconds > 0).all()
         assert {"gemm", "attention", "elementwise"} <= {KIND_NAMES[code] for code in times.table.kind}
@@ -227,7 +227,7 @@ def test_blocks_need_a_copy_for_each_direction_on_blackwell() -> None:
     held = {}
     for name in ("bf16", "fp8", "mxfp8", "nvfp4"):
         job = replace(DENSE, precision=name)
-        graph = zoo.shard(job, plan)
+        graph = zoo.build_sharded_graph(job, plan)
         bytes_ = memory.footprint(job, graph, plan, pool.gpu).parameters
         held[name] = float(bytes_[0]) / zoo.count_parameters(job)
     assert held["bf16"] < held["fp8"] < held["nvfp4"] < held["mxfp8"]
@@ -272,7 +272,7 @@ def test_current_scaling_takes_the_host_longer_than_delayed_scaling() -> None:
 
     def host_s(version: str, gpu: str, precision: Any = "fp8") -> float:
         job = replace(SPARSE, precision=precision, framework="nemo", framework_version=version)
-        sharded = zoo.shard(job, plans)
+        sharded = zoo.build_sharded_graph(job, plans)
         quantized = [op for block in sharded.graph.blocks for op in block.ops if op.name.endswith(".quantize")]
         assert bool(quantized) == (precision == "fp8")
         times = blocks_of_step.kernel_seconds(job, sharded, find_gpu(gpu)).blocks

@@ -17,7 +17,7 @@ from tilecast.planner.policies import POLICIES
 from tilecast.planner.problem import JobOption, PoolCapacity, QueuedJob, QueueProblem, check_problem
 from tilecast.planner.references import REFERENCES
 from tilecast.planner.solver import solve
-from tilecast.planner.timeline import PoolTasks, start_times
+from tilecast.planner.timeline import PoolTasks, simulate_start_times
 from tilecast.planner.totals import build_report
 from tilecast.spec import Floats, SpecError
 
@@ -34,31 +34,31 @@ def job(name: str, *options: JobOption, **others: object) -> QueuedJob:
 
 
 def test_jobs_of_one_size_take_the_place_that_is_free_first() -> None:
-    assert start_times(PoolCapacity("a", 1, 2), PoolTasks([1, 1, 1, 1], [3.0, 1.0, 5.0, 1.0])) == [0, 0, 1, 3]
+    assert simulate_start_times(PoolCapacity("a", 1, 2), PoolTasks([1, 1, 1, 1], [3.0, 1.0, 5.0, 1.0])) == [0, 0, 1, 3]
 
 
 def test_a_gang_waits_for_whole_nodes_and_smaller_jobs_pass_it() -> None:
     # One GPU of the first node is busy for 4 s; the gang of two nodes waits for it, the last job does not.
-    assert start_times(PoolCapacity("a", 2, 2), PoolTasks([1, 4, 1], [4.0, 1.0, 2.0])) == [0, 4, 0]
+    assert simulate_start_times(PoolCapacity("a", 2, 2), PoolTasks([1, 4, 1], [4.0, 1.0, 2.0])) == [0, 4, 0]
 
 
 def test_small_jobs_fill_nodes_that_are_begun() -> None:
     # 1 + 1 GPUs go to one node, so the job of a whole node starts at once.
-    assert start_times(PoolCapacity("a", 2, 2), PoolTasks([1, 1, 2], [9.0, 9.0, 1.0])) == [0, 0, 0]
+    assert simulate_start_times(PoolCapacity("a", 2, 2), PoolTasks([1, 1, 2], [9.0, 9.0, 1.0])) == [0, 0, 0]
 
 
 def test_a_quota_holds_back_its_queue_alone() -> None:
     pool = PoolCapacity("a", 1, 4, quotas={"small": 1})
     tasks = PoolTasks([1, 1, 1], [5.0, 5.0, 5.0], queues=["small", "small", "other"])
-    assert start_times(pool, tasks) == [0, 5, 0]
+    assert simulate_start_times(pool, tasks) == [0, 5, 0]
 
 
 def test_what_others_hold_is_not_given_away() -> None:
-    assert start_times(PoolCapacity("a", 2, 2, held_gpus=3), PoolTasks([1, 1], [2.0, 2.0])) == [0, 2]
+    assert simulate_start_times(PoolCapacity("a", 2, 2, held_gpus=3), PoolTasks([1, 1], [2.0, 2.0])) == [0, 2]
 
 
 def test_a_job_that_comes_later_starts_later() -> None:
-    assert start_times(PoolCapacity("a", 1, 1), PoolTasks([1, 1], [2.0, 2.0], ready_s=[3.0, -1.0])) == [3, 0]
+    assert simulate_start_times(PoolCapacity("a", 1, 1), PoolTasks([1, 1], [2.0, 2.0], ready_s=[3.0, -1.0])) == [3, 0]
 
 
 @pytest.mark.parametrize("seed", range(30))
@@ -69,7 +69,7 @@ def test_no_node_is_ever_asked_for_more_than_it_has(seed: int) -> None:
     gpus = [draw.choice(sizes) for _ in range(25)]
     seconds = [draw.uniform(1, 9) for _ in gpus]
     queues = [draw.choice(["", "q"]) for _ in gpus]
-    begin = start_times(pool, PoolTasks(gpus, seconds, [draw.uniform(-5, 20) for _ in gpus], queues))
+    begin = simulate_start_times(pool, PoolTasks(gpus, seconds, [draw.uniform(-5, 20) for _ in gpus], queues))
     for moment in begin:
         here = [i for i, at in enumerate(begin) if at <= moment < at + seconds[i] and math.isfinite(at)]
         assert sum(gpus[i] for i in here) <= pool.gpus
@@ -134,7 +134,7 @@ def best_of_all(held: QueueColumns, policy: str) -> QueueScore:
     @cache
     def of_pool(pool: int, chosen: tuple[tuple[int, int], ...]) -> tuple[float, Floats]:
         jobs, ways = np.array(chosen).T
-        begin = start_times(held.pools[pool], PoolTasks(held.gpus[ways].tolist(), held.seconds[ways].tolist()))
+        begin = simulate_start_times(held.pools[pool], PoolTasks(held.gpus[ways].tolist(), held.seconds[ways].tolist()))
         peaks, sums = POLICIES[policy].terms(held, jobs, ways, np.array(begin) + held.seconds[ways])
         return -math.inf if peaks is None else float(peaks.max()), np.array([column.sum() for column in sums])
 
@@ -193,7 +193,7 @@ def test_the_fast_pool_goes_to_those_that_gain_most() -> None:
 
 def test_who_pays_is_said_with_those_who_gain() -> None:
     shown = build_report(solve(fast_and_slow(4)))
-    assert [place.payers for place in shown.places if place.gain_s < 0] == [("j3",)]
+    assert [place.payers for place in shown.job_times if place.gain_s < 0] == [("j3",)]
 
 
 def test_the_same_queue_gets_the_same_plan() -> None:

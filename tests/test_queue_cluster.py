@@ -42,7 +42,7 @@ from test_jobs_cluster import (
 from tilecast import nodes
 from tilecast.api import training_job
 from tilecast.jobs import APPLIED, ENABLED, HOLD_QUEUE, MODE, MODEL, NEXT_QUEUE, QUEUE, TRAINING
-from tilecast.planner.options import job_options
+from tilecast.planner.options import list_job_options
 from witness import kubeconfig_of
 
 pytestmark = pytest.mark.cluster
@@ -91,7 +91,7 @@ def forecasts() -> dict[str, dict[str, float]]:
         request = training_job.read_request(
             {"apiVersion": "tilecast.dev/v1alpha1", "kind": "TrainingJob", "metadata": {"name": kind}, "spec": spec}
         )
-        seconds[kind] = {item.pool: item.seconds for item in job_options(request, pools)}
+        seconds[kind] = {item.pool: item.seconds for item in list_job_options(request, pools)}
     return seconds
 
 

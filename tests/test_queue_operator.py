@@ -25,7 +25,7 @@ from tilecast.planner.problem import JobOption, PoolCapacity, QueuedJob, QueuePr
 from tilecast.planner.totals import build_report as totals
 from tilecast_operator import queue_rows
 from tilecast_operator.assembly import Assembly
-from tilecast_operator.free_gpus import Free
+from tilecast_operator.free_gpus import FreeGpus
 from tilecast_operator.kube.kinds import Key
 from tilecast_operator.queue_rows import PlannedQueue, QueueRow, QueueState, count_held_gpus, make_capacities
 from tilecast_operator.report import queue_advice
@@ -316,7 +316,7 @@ def test_a_training_job_that_nobody_ends_holds_its_place_for_as_long_as_its_fore
     runs = row("a", option("fast", 100.0), place=("fast", 8), began_s=NOW_S, is_endless=True)
     for later_s, jobs in ((50.0, 1), (109.0, 1), (111.0, 0)):
         plan = queue_rows.plan_rows(QueueState([runs], (), POOLS), "completion", {}, NOW_S + later_s)
-        assert (len(plan.report.places) if plan.report else 0) == jobs
+        assert (len(plan.report.job_times) if plan.report else 0) == jobs
 
 
 def test_quotas_that_contradict_a_job_name_it_and_the_rest_is_planned() -> None:
@@ -370,12 +370,12 @@ def test_what_others_hold_is_what_is_not_free_and_not_ours() -> None:
     every_node, own, slices = nodes.parse_objects((EXAMPLES / "clusters" / "mixed.yaml").read_text())
     entries = nodes.discover_pools([nodes.read_node(item) for item in every_node], own, slices).entries
     runs = row("a", option("t4", 10.0, 4), place=("t4", 4), began_s=NOW_S, queue="team")
-    by_pods = {"t4": Free(8, "Pods"), "l4": Free(32, "Pods")}
+    by_pods = {"t4": FreeGpus(8, "Pods"), "l4": FreeGpus(32, "Pods")}
     assert count_held_gpus(entries, by_pods, {}, [replace(runs, queue="")]) == {("t4", ""): 4}
-    flavor = {"t4": Free(2, "Kueue", "first-t4")}
+    flavor = {"t4": FreeGpus(2, "Kueue", "first-t4")}
     queues = {"everything": Quotas({"first-t4": 16}, {}, {"first-t4": 6}), "team": Quotas({}, {}, {"first-t4": 4})}
     assert count_held_gpus(entries, flavor, queues, [runs]) == {("t4", "everything"): 6}
-    shared = {"t4": Free(2, "Kueue", "any"), "l4": Free(2, "Kueue", "any")}
+    shared = {"t4": FreeGpus(2, "Kueue", "any"), "l4": FreeGpus(2, "Kueue", "any")}
     held = count_held_gpus(entries, shared, {"all": Quotas({"any": 48}, {}, {"any": 24})}, [])
     assert held == {("t4", "all"): 8, ("l4", "all"): 16}, "by their sizes, where a flavor has several pools"
     (pool,) = (

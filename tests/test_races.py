@@ -29,7 +29,7 @@ from tilecast_operator.controllers.token_reviews import MAX_UNKNOWN
 from tilecast_operator.free_gpus import GpuUsage
 from tilecast_operator.kube import watch
 from tilecast_operator.kube.client import ApiError, Connection
-from tilecast_operator.kube.documents import Author, Note, make_event_document
+from tilecast_operator.kube.documents import EventContent, WriterIdentity, make_event_document
 from tilecast_operator.kube.kinds import Key
 from tilecast_operator.kube.queue import KeyQueue
 from tilecast_operator.metrics import Metrics
@@ -37,7 +37,7 @@ from tilecast_operator.objects.client import client
 from tilecast_operator.objects.documents import POOL
 from tilecast_operator.objects.pods import PodInformer
 from tilecast_operator.objects.view import View
-from tilecast_operator.searches import Searches
+from tilecast_operator.searches import SearchRunner
 from tilecast_operator.settings import Settings
 
 STRANGE = "NVIDIA-Z900"
@@ -118,9 +118,9 @@ async def test_a_hash_of_former_pools_is_not_kept(monkeypatch: pytest.MonkeyPatc
         return inputs_hash(request, pools, digest)
 
     monkeypatch.setattr(advisor, "inputs_hash", slow)
-    searcher = Advisor(Store(), Searches(on_first_pool, 1, 0), Metrics().count_search, 1, 16)
+    searcher = Advisor(Store(), SearchRunner(on_first_pool, 1, 0), Metrics().count_search, 1, 16)
     searcher.set_pools(nodes.discover_pools([node()]))
-    question = await searcher.read_question("default", job())
+    question = await searcher.read_search_inputs("default", job())
     late = asyncio.create_task(searcher.hash_inputs(question))
     await asyncio.to_thread(began.wait, 5)
     searcher.set_pools(nodes.discover_pools([node(), node("a", "NVIDIA-A100-SXM4-40GB")]))
@@ -137,16 +137,16 @@ async def test_what_runs_of_a_namespace_teach_is_searched_for_its_own_jobs_alone
         searched.append(request.name)
         return on_first_pool(request, pools)
 
-    searcher = Advisor(Store(), Searches(counted, 1, 0), Metrics().count_search, 1, 16)
+    searcher = Advisor(Store(), SearchRunner(counted, 1, 0), Metrics().count_search, 1, 16)
     bare = nodes.discover_pools([node()])
     taught = bare.with_calibration(Calibration((Correction(("h100-sxm",), ratio=1.2, runs=10, own=10),)))
-    asked = {name: await searcher.read_question(name, job()) for name in ("team", "other")}
+    asked = {name: await searcher.read_search_inputs(name, job()) for name in ("team", "other")}
     for of_namespace, most in (({}, 1), ({"team": bare}, 1), ({"team": taught}, 2), ({"team": taught}, 2), ({}, 2)):
         before = searcher.versions
         searcher.set_pools(bare, of_namespace)
         change = PoolsChange(True, before, searcher.versions)
         for question in asked.values():
-            await searcher.answer_question(question)
+            await searcher.find_advice(question)
         assert len(searched) == most
         assert change.concerns_namespace("other") == (before.numbers == {})
         assert PoolsChange(False, before, searcher.versions).concerns_namespace("other")
@@ -248,7 +248,7 @@ def test_an_annotation_of_any_size_takes_no_room() -> None:
 @pytest.mark.parametrize("name", ["a" * 199 + "-b", "a" * 199 + ".b", "a"])
 def test_the_name_of_an_event_is_a_name(name: str) -> None:
     document = make_event_document(
-        Note("Normal", "R", "t"), Author("c", "i", ()), Key("Pod", "default", name), "v1", "u", "now"
+        EventContent("Normal", "R", "t"), WriterIdentity("c", "i", ()), Key("Pod", "default", name), "v1", "u", "now"
     )
     parts = document["metadata"]["name"].split(".")
     assert all(part and part[0] != "-" and part[-1] != "-" for part in parts)
@@ -288,7 +288,7 @@ async def test_pods_of_a_strange_shape_end_nothing(page: dict[str, Any]) -> None
         def stream_lines(self, path: str, query: Any, idle_s: float) -> Any:
             raise AssertionError
 
-    task = asyncio.create_task(PodInformer(Reader(), calls.append, pace=watch.WatchPace(retry_most_s=0.0)).run())
+    task = asyncio.create_task(PodInformer(Reader(), calls.append, pace=watch.WatchDelays(retry_most_s=0.0)).run())
     async with asyncio.timeout(5):
         while len(calls) < 3:
             await asyncio.sleep(0)

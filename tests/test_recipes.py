@@ -18,7 +18,7 @@ from tilecast.validate import runs
 from tilecast_lab.validate.memory import measure_peaks
 from tilecast_lab.validate.table import read_published_row
 
-LLAMA = zoo.preset("llama-2-7b")
+LLAMA = zoo.find_preset("llama-2-7b")
 TABLE = Path(__file__).parent.parent / "lab" / "measured" / "h100-pytorch-2.11.csv"
 TWICE = Plan(gradient_accumulation=2)
 
@@ -26,7 +26,7 @@ TWICE = Plan(gradient_accumulation=2)
 def bill(framework: Framework | None, plan: Plan = TWICE, **job: Any) -> memory.Footprint:
     workload = Workload(LLAMA, 2048, 64, framework=framework, **job)
     plans = Plans.from_plans(plan)
-    return memory.footprint(workload, zoo.shard(workload, plans), plans)
+    return memory.footprint(workload, zoo.build_sharded_graph(workload, plans), plans)
 
 
 def states(footprint: memory.Footprint) -> float:
@@ -208,7 +208,7 @@ def test_no_item_of_a_bill_is_negative(framework: str, batch: int, optimizer: st
     job = Workload(LLAMA, 128, batch, "bf16", framework=framework, optimizer=optimizer)  # type: ignore[arg-type]
     for mode in ("none", "full"):
         plans = Plans.from_plans(Plan(micro_batch=batch, checkpointing=mode))
-        bill = memory.footprint(job, zoo.shard(job, plans), plans).items(0)
+        bill = memory.footprint(job, zoo.build_sharded_graph(job, plans), plans).items(0)
         assert all(size >= 0 for size in bill.values()), (mode, bill)
 
 
@@ -216,6 +216,6 @@ def test_layers_that_are_kept_keep_their_copies() -> None:
     job = Workload(LLAMA, 8192, 4, "bf16", framework="lightning")
     plans = Plans.from_plans(Plan(data=4, checkpointing="full"))
     some = replace(job, recompute_layers=1)
-    one, every = (memory.footprint(item, zoo.shard(item, plans), plans).total[0] for item in (some, job))
+    one, every = (memory.footprint(item, zoo.build_sharded_graph(item, plans), plans).total[0] for item in (some, job))
     none = Plans.from_plans(Plan(data=4))
-    assert every < one < memory.footprint(job, zoo.shard(job, none), none).total[0]
+    assert every < one < memory.footprint(job, zoo.build_sharded_graph(job, none), none).total[0]

@@ -13,15 +13,23 @@ from tilecast.api.training import Training
 from tilecast.cli import main
 from tilecast.explain import Explanation, explain_plan
 from tilecast.hardware import Pool, find_gpu, find_link
-from tilecast.recomputation import BY_CODE, CHECKPOINTING, MODULES, RECOMPUTED, code_of, join_modules, split_modules
-from tilecast.spec import Plan, Plans, SpecError, Stated, Workload
+from tilecast.recomputation import (
+    BY_CODE,
+    CHECKPOINTING,
+    MODULES,
+    RECOMPUTED,
+    encode_modules,
+    join_modules,
+    split_modules,
+)
+from tilecast.spec import PartialPlan, Plan, Plans, SpecError, Workload
 
 H100 = find_gpu("h100-sxm")
 POOL = Pool("h100", H100, 8, 16, find_link(H100.intra_link), find_link("infiniband-ndr-8x400"))
-DEEPSEEK = Workload(zoo.preset("deepseek-v3"), 4096, 2048, framework="megatron")
-MIXTRAL = Workload(zoo.preset("mixtral-8x7b"), 4096, 256, framework="megatron")
-LLAMA = Workload(zoo.preset("llama-3.1-8b"), 8192, 128, framework="megatron")
-GPT = Workload(zoo.preset("gpt2-xl"), 1024, 128)
+DEEPSEEK = Workload(zoo.find_preset("deepseek-v3"), 4096, 2048, framework="megatron")
+MIXTRAL = Workload(zoo.find_preset("mixtral-8x7b"), 4096, 256, framework="megatron")
+LLAMA = Workload(zoo.find_preset("llama-3.1-8b"), 8192, 128, framework="megatron")
+GPT = Workload(zoo.find_preset("gpt2-xl"), 1024, 128)
 JOBS = {"deepseek": DEEPSEEK, "mixtral": MIXTRAL, "llama": LLAMA, "gpt": GPT}
 PLAN = Plan(data=8, expert=8, zero_stage=1, gradient_accumulation=4)
 
@@ -32,7 +40,7 @@ def plan_of(workload: Workload, value: str) -> Plan:
 
 def activations(workload: Workload, value: str) -> float:
     plans = Plans.from_plans(plan_of(workload, value))
-    return float(memory.footprint(workload, zoo.shard(workload, plans), plans).activations[0])
+    return float(memory.footprint(workload, zoo.build_sharded_graph(workload, plans), plans).activations[0])
 
 
 def step_s(workload: Workload, *plans: Plan) -> list[float]:
@@ -51,7 +59,7 @@ def values_of(workload: Workload) -> list[str]:
 def test_every_value_has_one_code_and_one_name() -> None:
     assert len(set(RECOMPUTED)) == len(RECOMPUTED) == len(BY_CODE)
     for code, value in enumerate(RECOMPUTED):
-        assert code_of(value) == code
+        assert encode_modules(value) == code
         assert tuple(np.array(MODULES)[BY_CODE[code]]) == split_modules(value)
         assert code < len(CHECKPOINTING) or join_modules(split_modules(value)) == value
 
@@ -62,16 +70,16 @@ def test_every_value_has_one_code_and_one_name() -> None:
      ("ac=moe+moe_act+shared_experts", "moe"), ("ac-sel", "selective"), ("ac-full", "full")],
 )  # fmt: skip
 def test_modules_are_read_in_any_order(text: str, value: str) -> None:
-    stated = Stated.parse(f"dp=8,mb=1,{text}", "--plan")
+    stated = PartialPlan.parse(f"dp=8,mb=1,{text}", "--plan")
     assert stated.checkpointing == value
     printed = str(Plan(data=8, checkpointing=value))
-    assert Stated.parse(printed, "--plan").checkpointing == value
+    assert PartialPlan.parse(printed, "--plan").checkpointing == value
 
 
 @pytest.mark.parametrize("text", ["ac=layernorm+", "ac=norm", "ac-", "ac=full+moe", "ac=+"])
 def test_unknown_modules_are_one_line_with_all_known_ones(text: str) -> None:
     with pytest.raises(SpecError) as caught:
-        Stated.parse(f"dp=8,{text}", "--plan")
+        PartialPlan.parse(f"dp=8,{text}", "--plan")
     assert "\n" not in str(caught.value) and caught.value.field == "--plan"
 
 
@@ -164,7 +172,7 @@ def test_layers_are_those_of_each_stage() -> None:
     job = replace(LLAMA, recompute_layers=4)
     plan = Plan(data=2, pipeline=4, zero_stage=1, gradient_accumulation=64, checkpointing="full")
     none, half = (
-        float(memory.footprint(one, zoo.shard(one, plans), plans).activations[0])
+        float(memory.footprint(one, zoo.build_sharded_graph(one, plans), plans).activations[0])
         for one, value in ((LLAMA, "none"), (job, "full"))
         for plans in [Plans.from_plans(replace(plan, checkpointing=value))]
     )
@@ -180,9 +188,9 @@ def test_the_search_tries_policies_that_the_framework_and_the_model_have() -> No
     assert search.recomputations(LLAMA) == CHECKPOINTING
     assert search.recomputations(replace(MIXTRAL, framework="torchtitan")) == CHECKPOINTING
     codes = {*np.unique(search.enumerate_plans(MIXTRAL, POOL).checkpointing).tolist()}
-    assert codes == {0, 1, 2, code_of("layernorm+moe_act")}
+    assert codes == {0, 1, 2, encode_modules("layernorm+moe_act")}
     stated = replace(MIXTRAL, checkpointing="moe")
-    assert {*search.enumerate_plans(stated, POOL).checkpointing.tolist()} == {code_of("moe")}
+    assert {*search.enumerate_plans(stated, POOL).checkpointing.tolist()} == {encode_modules("moe")}
 
 
 @pytest.mark.parametrize(
@@ -206,7 +214,7 @@ def test_modules_that_a_model_lacks_are_refused() -> None:
     with pytest.raises(SpecError, match=r"no mla_up_proj to recompute; use modules among"):
         zoo.refuse_useless_recomputation(LLAMA.model, "mla_up_proj", "plan")
     with pytest.raises(SpecError, match=r"resnet-50 have no layernorm to recompute; use none"):
-        zoo.refuse_useless_recomputation(zoo.preset("resnet-50"), "layernorm", "plan")
+        zoo.refuse_useless_recomputation(zoo.find_preset("resnet-50"), "layernorm", "plan")
 
 
 @pytest.mark.parametrize(
@@ -283,8 +291,8 @@ def test_a_slow_host_link_bounds_the_step() -> None:
     """Without recomputation a small layer keeps more than PCIe can take away while it runs."""
     plan = plan_of(GPT, "none")
     plans = Plans.from_plans(plan)
-    sharded = zoo.shard(GPT, plans)
-    layers = zip(sharded.graph.layers, zoo.list_layer_kept_bytes(GPT, sharded, plans), strict=True)
+    sharded = zoo.build_sharded_graph(GPT, plans)
+    layers = zip(sharded.graph.layers, zoo.list_layer_saved_bytes(GPT, sharded, plans), strict=True)
     kept = float(sum(block.repeat * one[0] for block, one in layers))
     whole, half = (step_s(offloaded(GPT, share), plan)[0] for share in (1.0, 0.5))
     crossing_s = 2 * plan.gradient_accumulation * kept / 50.4e9

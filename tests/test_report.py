@@ -21,37 +21,39 @@ from tilecast.api.status import Condition, Summary, TrainingJobStatus
 from tilecast.learning.calibration import Calibration, Correction
 from tilecast.render import units
 from tilecast.spec import SpecError, Workload
-from tilecast_operator.answer import Answer, Declined
+from tilecast_operator.answer import AdviceOutcome, AdviceRefusal
 from tilecast_operator.assembly import ALTERNATIVES
-from tilecast_operator.free_gpus import Free
-from tilecast_operator.kube.documents import Author, Note, make_event_document
+from tilecast_operator.free_gpus import FreeGpus
+from tilecast_operator.kube.documents import EventContent, WriterIdentity, make_event_document
 from tilecast_operator.kube.kinds import Key
 from tilecast_operator.metrics import Metrics
 from tilecast_operator.objects.documents import ADVICE_KEYS, GPUS, NODE_SELECTOR, PARALLELISM, POOL, STEP_SECONDS
 from tilecast_operator.report import better_placement, job_status, pools
 from tilecast_operator.report.advice import MAX_BYTES, make_advice_annotations, make_event, size_bytes
 
-FREE = job_status.Fit(job_status.Aspect("True", "GpusFree", "the GPUs are free now, as Kueue shows"), True)
+FREE = job_status.CapacityStatus(
+    job_status.ConditionContent("True", "GpusFree", "the GPUs are free now, as Kueue shows"), True
+)
 NOW, LATER = "2026-01-02T03:04:05Z", "2027-01-02T03:04:05Z"
 TYPES = ["Ready", "RecommendationProvided", "LowConfidence", "CapacityAvailable", "Applied", "ObservationsAvailable"]
-VERDICTS: dict[str, Answer] = {
+VERDICTS: dict[str, AdviceOutcome] = {
     "advised": advice(),
     "nothing fits": advice(offers=(), baseline=None),
     "refused": refused(),
 }
 
 
-def whole(verdict: Answer, is_off: bool = False) -> dict[str, Any]:
+def whole(verdict: AdviceOutcome, is_off: bool = False) -> dict[str, Any]:
     return job_status.make_status(verdict, 3, job_status.make_conditions(verdict, is_off, 3, NOW, (), FREE)).document()
 
 
 @pytest.mark.parametrize("verdict", VERDICTS.values(), ids=VERDICTS.keys())
-def test_every_status_satisfies_the_schema(verdict: Answer) -> None:
+def test_every_status_satisfies_the_schema(verdict: AdviceOutcome) -> None:
     TrainingJobStatus.model_validate(json.loads(json.dumps(whole(verdict), allow_nan=False)))
 
 
 @pytest.mark.parametrize("verdict", VERDICTS.values(), ids=VERDICTS.keys())
-def test_every_condition_is_always_there(verdict: Answer) -> None:
+def test_every_condition_is_always_there(verdict: AdviceOutcome) -> None:
     conditions = job_status.make_conditions(verdict, False, 3, NOW, (), FREE)
     assert [item.type for item in conditions] == TYPES
     assert {item.observed_generation for item in conditions} == {3}
@@ -125,7 +127,7 @@ def test_what_is_not_known_is_absent() -> None:
 MEASURED = Calibration((Correction(runs=5, own=5, observations=50),))
 
 
-def low_confidence(verdict: Answer) -> Condition:
+def low_confidence(verdict: AdviceOutcome) -> Condition:
     return next(
         item for item in job_status.make_conditions(verdict, False, 1, NOW, (), FREE) if item.type == "LowConfidence"
     )
@@ -133,7 +135,7 @@ def low_confidence(verdict: Answer) -> Condition:
 
 @pytest.mark.parametrize("preset", ["llama-2-7b", "bert-large", "resnet-50", "vit-l-16"])
 def test_low_confidence_is_a_range_wider_than_the_familys(preset: str) -> None:
-    family = (model := zoo.preset(preset)).family
+    family = (model := zoo.find_preset(preset)).family
     asked = Request("a-job", Workload(model=model, sequence_length=512, global_batch=64))
     usual = constants.shipped_widths().unstated.get(family, constants.shipped_widths().unstated["other"])
     for factor, expected in ((1.0, "False"), (1.14, "False"), (1.16, "True"), (2.0, "True")):
@@ -146,7 +148,7 @@ def test_low_confidence_is_a_range_wider_than_the_familys(preset: str) -> None:
 
 
 def test_an_ordinary_job_is_not_low_confidence_once_its_like_was_measured() -> None:
-    asked = Request("a-job", Workload(model=zoo.preset("llama-2-7b"), sequence_length=4096, global_batch=64))
+    asked = Request("a-job", Workload(model=zoo.find_preset("llama-2-7b"), sequence_length=4096, global_batch=64))
     assert low_confidence(advise(asked, [pool(max_nodes=1, calibration=MEASURED)])).status == "False"
     unproven = low_confidence(advise(asked, [pool(max_nodes=1)]))
     assert (unproven.status, unproven.reason) == ("True", "FewObservations")
@@ -184,7 +186,7 @@ def test_lists_and_texts_stay_in_bounds() -> None:
     offers = tuple(offer(reason=long) for _ in range(50))
     for verdict in (advice(offers=offers, rejections=rejections), advice(offers=(), rejections=rejections)):
         TrainingJobStatus.model_validate(whole(verdict))
-    TrainingJobStatus.model_validate(whole(Declined("InvalidSpec", long)))
+    TrainingJobStatus.model_validate(whole(AdviceRefusal("InvalidSpec", long)))
 
 
 def test_annotations_name_the_plan_and_stay_small() -> None:
@@ -216,11 +218,11 @@ def test_events_on_change_only() -> None:
 
 
 def test_the_same_event_has_the_same_name() -> None:
-    first_note, about = Note("Normal", "RecommendationUpdated", "text"), Key("TrainingJob", "ns", "job")
-    first = make_event_document(first_note, Author("c", "me", ()), about, API_VERSION, "uid", NOW)
-    again = make_event_document(first_note, Author("c", "another", ()), about, API_VERSION, "uid", LATER)
+    first_note, about = EventContent("Normal", "RecommendationUpdated", "text"), Key("TrainingJob", "ns", "job")
+    first = make_event_document(first_note, WriterIdentity("c", "me", ()), about, API_VERSION, "uid", NOW)
+    again = make_event_document(first_note, WriterIdentity("c", "another", ()), about, API_VERSION, "uid", LATER)
     other = make_event_document(
-        replace(first_note, text="other"), Author("c", "me", ()), about, API_VERSION, "uid", NOW
+        replace(first_note, text="other"), WriterIdentity("c", "me", ()), about, API_VERSION, "uid", NOW
     )
     assert first["metadata"]["name"] == again["metadata"]["name"] != other["metadata"]["name"]
     assert first["involvedObject"] == {
@@ -233,10 +235,10 @@ def test_the_same_event_has_the_same_name() -> None:
 
 
 def test_events_that_differ_in_alternatives_only_have_the_same_name() -> None:
-    author = Author("c", "me", (), ALTERNATIVES)
+    author = WriterIdentity("c", "me", (), ALTERNATIVES)
     texts = ("pool: there is no 'x'; known: a, b", "pool: there is no 'x'; known: a", "pool: there is no 'y'; known: a")
     bodies = [
-        make_event_document(Note("Warning", "R", text), author, Key("Job", "ns", "j"), "v1", "uid", NOW)
+        make_event_document(EventContent("Warning", "R", text), author, Key("Job", "ns", "j"), "v1", "uid", NOW)
         for text in texts
     ]
     assert [body["message"] for body in bodies] == list(texts)
@@ -293,7 +295,7 @@ def test_metrics_carry_no_job_names_and_forget_pools_that_are_gone() -> None:
     metrics.count_advice(advice(), is_changed=True)
     metrics.count_search(advice(), 0.05)
     report = nodes.discover_pools([], [_gpu_pool(nodeType="p5.48xlarge", maxNodes=4)])
-    metrics.show_pools(report, {"mine": Free(3, "Pods")})
+    metrics.show_pools(report, {"mine": FreeGpus(3, "Pods")})
     value = metrics.registry.get_sample_value
     assert value("tilecast_recommendations_total", {"result": "Advised"}) == 1
     assert value("tilecast_recommendation_changes_total", {"reason": "Advised"}) == 1

@@ -45,9 +45,9 @@ def test_a_moved_forecast_is_listed_with_its_source(tmp_path: Path) -> None:
 
 
 def test_a_row_that_is_refused_now_has_moved() -> None:
-    assert reprice.Repriced("x", 1.0, 1.0, None).is_moved
-    assert reprice.Repriced("x", 1.0, None, 1.0).is_moved
-    assert not reprice.Repriced("x", 1.0, None, None).is_moved
+    assert reprice.RepricedRow("x", 1.0, 1.0, None).is_moved
+    assert reprice.RepricedRow("x", 1.0, None, 1.0).is_moved
+    assert not reprice.RepricedRow("x", 1.0, None, None).is_moved
 
 
 @pytest.mark.slow

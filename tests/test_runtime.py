@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tilecast_operator.controllers.runtime import Runtime, TryAgainError
 from tilecast_operator.kube.kinds import Key
 from tilecast_operator.kube.queue import BACKGROUND_AT_ONCE, KeyQueue
-from tilecast_operator.kube.records import RecordPart, Records
+from tilecast_operator.kube.records import ControllerState, StateTable
 from tilecast_operator.metrics import Metrics
 from tilecast_operator.settings import Settings
 
@@ -222,9 +222,9 @@ def test_queue_loses_nothing(steps: list[tuple[str, str]]) -> None:
 
 
 def test_a_record_ends_with_its_object() -> None:
-    records, ended = Records(), list[tuple[str, list[int]]]()
-    counts = records.add_part(list[int], lambda key, value: ended.append((key.name, value)))
-    names: RecordPart[str] = records.add_part()
+    records, ended = ControllerState(), list[tuple[str, list[int]]]()
+    counts = records.add_table(list[int], lambda key, value: ended.append((key.name, value)))
+    names: StateTable[str] = records.add_table()
     for key in (ONE, OTHER):
         counts.get_or_make(key).append(1)
         counts.get_or_make(key).append(2)
@@ -236,8 +236,8 @@ def test_a_record_ends_with_its_object() -> None:
 
 
 def test_nothing_is_recorded_of_an_object_that_is_gone() -> None:
-    records = Records()
-    counts, names = records.add_part(list[int]), records.add_part(str)
+    records = ControllerState()
+    counts, names = records.add_table(list[int]), records.add_table(str)
     counts.get_or_make(ONE).append(1)
     records.may_exist = lambda key: key == OTHER
     records.drop_record(ONE)

@@ -15,7 +15,7 @@ from tilecast import kernels, memo, search, zoo
 from tilecast.hardware import Pool, find_gpu, find_link
 from tilecast.overlap import BucketLimits
 from tilecast.recomputation import CHECKPOINTING
-from tilecast.search import Limits
+from tilecast.search import PlanLimits
 from tilecast.spec import Plan, Plans, SpecError, Workload, distinct_rows
 from tilecast.step import PARTS, placement
 
@@ -104,7 +104,7 @@ SMALL = [
 def test_what_is_found_is_every_plan_and_its_best_is_the_best(
     name: str, sequence: int, batch: int, job: dict[str, Any], experts: int
 ) -> None:
-    workload, where = Workload(zoo.preset(name), sequence, batch, **job), pool("h100-sxm", nodes=2, per_node=3)
+    workload, where = Workload(zoo.find_preset(name), sequence, batch, **job), pool("h100-sxm", nodes=2, per_node=3)
     plans, expected = search.find(workload, where), naive(workload, where, experts)
     assert len(plans) == len(expected) == len(set(plans.plans))
     assert set(plans.plans) == set(expected)
@@ -130,7 +130,7 @@ def test_a_thousand_plans_alone_cost_what_they_cost_among_all() -> None:
     ]
     rng, compared = np.random.default_rng(0), 0
     for name, sequence, batch, where, job in jobs:
-        workload = Workload(zoo.preset(name), sequence, batch, **job)
+        workload = Workload(zoo.find_preset(name), sequence, batch, **job)
         plans = search.find(workload, where)
         for row in rng.permutation(len(plans))[:130].tolist():
             alone = search.price(workload, Plans.from_plans(plans.plans.row(row)), where)
@@ -141,20 +141,20 @@ def test_a_thousand_plans_alone_cost_what_they_cost_among_all() -> None:
 
 
 def test_a_batch_that_no_gpu_holds_at_once_is_no_error() -> None:
-    plans = search.find(Workload(zoo.preset("llama-3.1-8b"), 8192, 1 << 24), pool(nodes=1))
+    plans = search.find(Workload(zoo.find_preset("llama-3.1-8b"), 8192, 1 << 24), pool(nodes=1))
     assert plans.fits.any()
     assert (plans.plans.micro_batch.astype(float) * 8192).max() <= search.enumeration.MAX_MICRO_TOKENS
 
 
 def test_too_many_plans_leave_out_node_counts_and_say_so() -> None:
-    workload, where = Workload(zoo.preset("gpt2"), 1024, 1024), pool(nodes=32)
+    workload, where = Workload(zoo.find_preset("gpt2"), 1024, 1024), pool(nodes=32)
     whole = search.find(workload, where)
-    few = search.find(workload, where, Limits(max_plans=len(whole) - 1))
+    few = search.find(workload, where, PlanLimits(max_plans=len(whole) - 1))
     assert few.is_bounded
     assert len(few) < len(whole)
     assert set(few.plans) < set(whole.plans)
     assert few.plans.gpus.max() == whole.plans.gpus.max()
-    fewest = search.find(workload, where, Limits(max_plans=1))
+    fewest = search.find(workload, where, PlanLimits(max_plans=1))
     assert set((fewest.plans.gpus // 8).tolist()) == {0, 1, 2, 4, 8, 16, 32}
 
 
@@ -198,7 +198,7 @@ def test_a_node_holds_the_most_members_of_a_group_that_fit_and_divide_it() -> No
 @pytest.mark.parametrize("name", ["llama-2-7b", "bert-large", "mixtral-8x7b", "t5-v1.1-large", "resnet-50"])
 @pytest.mark.slow
 def test_rows_of_a_table_equal_the_single_plan_bit_for_bit(name: str) -> None:
-    model = zoo.preset(name)
+    model = zoo.find_preset(name)
     workload = Workload(model, 1024 if model.vocab else 1, 256, "bf16")
     plans = search.enumerate_plans(workload, pool(nodes=4))
     chosen = plans.take(np.random.default_rng(0).permutation(len(plans))[:200])
@@ -211,7 +211,7 @@ def test_rows_of_a_table_equal_the_single_plan_bit_for_bit(name: str) -> None:
 
 
 def test_rows_are_distinct_and_use_the_gpus_they_say() -> None:
-    plans = search.enumerate_plans(Workload(zoo.preset("llama-2-7b"), 4096, 128), pool(), Limits(gpus=16))
+    plans = search.enumerate_plans(Workload(zoo.find_preset("llama-2-7b"), 4096, 128), pool(), PlanLimits(gpus=16))
     assert (plans.gpus == 16).all()
     rows = np.column_stack([getattr(plans, item.name) for item in fields(Plans)])
     assert len(np.unique(rows, axis=0)) == len(plans)
@@ -226,7 +226,7 @@ def test_rows_are_distinct_and_use_the_gpus_they_say() -> None:
     batch=st.sampled_from([8, 64, 96]),
 )
 def test_steps_are_finite_positive_and_sum(gpu: str, name: str, precision: str, batch: int) -> None:
-    model = zoo.preset(name)
+    model = zoo.find_preset(name)
     workload = Workload(model, 512 if model.vocab else 1, batch, precision)  # type: ignore[arg-type]
     priced = search.price(workload, search.enumerate_plans(workload, pool(gpu)), pool(gpu))
     parts = np.array([getattr(priced.times, part) for part in PARTS])
@@ -240,7 +240,7 @@ def test_steps_are_finite_positive_and_sum(gpu: str, name: str, precision: str, 
 
 @pytest.mark.parametrize("name", ["llama-2-7b", "mixtral-8x7b", "resnet-50"])
 def test_a_faster_network_never_makes_a_step_slower(name: str) -> None:
-    model = zoo.preset(name)
+    model = zoo.find_preset(name)
     workload = Workload(model, 1024 if model.vocab else 1, 256, "bf16")
     slow, fast = (replace(pool(nodes=4), inter=find_link(link)) for link in ("ethernet-25", "infiniband-ndr-8x400"))
     plans = search.enumerate_plans(workload, slow)
@@ -248,21 +248,21 @@ def test_a_faster_network_never_makes_a_step_slower(name: str) -> None:
 
 
 def test_a_number_of_gpus_that_is_asked_for_need_not_divide_a_node() -> None:
-    workload = Workload(zoo.preset("gpt2"), 1024, 24)
+    workload = Workload(zoo.find_preset("gpt2"), 1024, 24)
     assert set(search.find(workload, pool(nodes=1)).plans.gpus.tolist()) == {1, 2, 4, 8}
-    assert set(search.find(workload, pool(nodes=1), Limits(gpus=6)).plans.gpus.tolist()) == {6}
-    assert not len(search.find(workload, pool(nodes=2), Limits(gpus=12)))
+    assert set(search.find(workload, pool(nodes=1), PlanLimits(gpus=6)).plans.gpus.tolist()) == {6}
+    assert not len(search.find(workload, pool(nodes=2), PlanLimits(gpus=12)))
 
 
 def test_tensor_groups_stay_inside_nodes() -> None:
-    plans = search.enumerate_plans(Workload(zoo.preset("gpt2"), 1024, 24), pool(nodes=3), Limits(gpus=24))
+    plans = search.enumerate_plans(Workload(zoo.find_preset("gpt2"), 1024, 24), pool(nodes=3), PlanLimits(gpus=24))
     assert set(plans.tensor.tolist()) == {1, 2, 4}
-    wider = Limits(gpus=24, max_tensor=16)
-    assert len(search.enumerate_plans(Workload(zoo.preset("gpt2"), 1024, 24), pool(nodes=3), wider)) == len(plans)
+    wider = PlanLimits(gpus=24, max_tensor=16)
+    assert len(search.enumerate_plans(Workload(zoo.find_preset("gpt2"), 1024, 24), pool(nodes=3), wider)) == len(plans)
 
 
 def test_recomputation_costs_time() -> None:
-    workload = Workload(zoo.preset("llama-2-7b"), 4096, 16)
+    workload = Workload(zoo.find_preset("llama-2-7b"), 4096, 16)
     plans = Plans.from_plans(
         *(
             Plan(data=8, zero_stage=3, gradient_accumulation=2, checkpointing=mode)
@@ -273,7 +273,7 @@ def test_recomputation_costs_time() -> None:
 
 
 def test_more_micro_batches_shrink_the_share_of_the_bubble() -> None:
-    workload = Workload(zoo.preset("llama-2-7b"), 4096, 64)
+    workload = Workload(zoo.find_preset("llama-2-7b"), 4096, 64)
     plans = Plans.from_plans(*(Plan(pipeline=8, gradient_accumulation=m) for m in (8, 16, 64)))
     priced = search.price(workload, plans, pool())
     share = priced.times.bubble / priced.step_s
@@ -283,8 +283,8 @@ def test_more_micro_batches_shrink_the_share_of_the_bubble() -> None:
 
 
 def test_layers_that_do_not_divide_still_make_stages() -> None:
-    workload = Workload(zoo.preset("deepseek-v3"), 4096, 512)
-    plans = search.enumerate_plans(workload, pool("h100-sxm", nodes=32), Limits(gpus=256))
+    workload = Workload(zoo.find_preset("deepseek-v3"), 4096, 512)
+    plans = search.enumerate_plans(workload, pool("h100-sxm", nodes=32), PlanLimits(gpus=256))
     uneven = plans.pipeline > 1
     assert uneven.any()
     assert (plans.virtual_stages[uneven] == 1).all()
@@ -294,7 +294,7 @@ def test_layers_that_do_not_divide_still_make_stages() -> None:
 def test_offloading_trades_memory_for_time() -> None:
     plan = Plans.from_plans(Plan(data=8, zero_stage=3, micro_batch=1, gradient_accumulation=8))
     here, optimizer, everything = (
-        search.price(Workload(zoo.preset("llama-2-7b"), 2048, 64, offload=where), plan, pool())
+        search.price(Workload(zoo.find_preset("llama-2-7b"), 2048, 64, offload=where), plan, pool())
         for where in ("none", "optimizer", "parameters")
     )
     assert here.memory_bytes[0] > optimizer.memory_bytes[0] > everything.memory_bytes[0]
@@ -303,15 +303,15 @@ def test_offloading_trades_memory_for_time() -> None:
 
 
 def test_parameters_on_the_host_need_zero_three() -> None:
-    workload = Workload(zoo.preset("llama-2-7b"), 2048, 64, offload="parameters")
-    plans = search.enumerate_plans(workload, pool(), Limits(gpus=8))
+    workload = Workload(zoo.find_preset("llama-2-7b"), 2048, 64, offload="parameters")
+    plans = search.enumerate_plans(workload, pool(), PlanLimits(gpus=8))
     assert len(plans)
     assert set(plans.zero_stage) == {3}
     assert set(plans.pipeline) == {1}
 
 
 def test_a_framework_limits_the_plans_to_what_it_executes() -> None:
-    workload = Workload(zoo.preset("llama-2-7b"), 2048, 64)
+    workload = Workload(zoo.find_preset("llama-2-7b"), 2048, 64)
     whole = search.find(workload, pool()).plans
     tables = {name: search.find(replace(workload, framework=name), pool()).plans for name in search.FRAMEWORKS}
     assert all(0 < len(table) < len(whole) for table in tables.values())
@@ -327,7 +327,7 @@ def test_a_framework_limits_the_plans_to_what_it_executes() -> None:
 
 
 def test_a_framework_refuses_what_it_has_not() -> None:
-    workload = Workload(zoo.preset("llama-2-7b"), 2048, 64, framework="ddp")
+    workload = Workload(zoo.find_preset("llama-2-7b"), 2048, 64, framework="ddp")
     for changes in ({"precision": "fp8"}, {"offload": "optimizer"}):
         with pytest.raises(SpecError, match="ddp has no"):
             search.find(replace(workload, **changes), pool("h100-sxm"))
@@ -336,7 +336,7 @@ def test_a_framework_refuses_what_it_has_not() -> None:
 
 
 def test_what_is_found_is_what_pricing_says() -> None:
-    workload = Workload(zoo.preset("gpt2"), 1024, 32)
+    workload = Workload(zoo.find_preset("gpt2"), 1024, 32)
     plans = search.find(workload, pool())
     rows = np.random.default_rng(1).permutation(len(plans))[:100]
     priced = search.price(workload, plans.plans.take(rows), pool())
@@ -346,14 +346,14 @@ def test_what_is_found_is_what_pricing_says() -> None:
 
 
 def test_slices_do_not_borrow_the_plans_of_whole_gpus() -> None:
-    workload = Workload(zoo.preset("bert-base"), 128, 64)
+    workload = Workload(zoo.find_preset("bert-base"), 128, 64)
     whole, part = pool("a100-80"), pool("a100-80-mig-7g.80gb")
     assert search.find(workload, whole).plans.gpus.max() == 16
     assert search.find(workload, part).plans.gpus.max() == 1
 
 
 def test_what_fits_is_known_without_pricing_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    workload, where = Workload(zoo.preset("llama-2-7b"), 4096, 64), pool("l4")
+    workload, where = Workload(zoo.find_preset("llama-2-7b"), 4096, 64), pool("l4")
     memo.clear_all()
     monkeypatch.delattr(kernels, "predict_kernel_times")
     plans = search.find(workload, where)
@@ -376,7 +376,7 @@ RACK_JOBS = [("llama-2-7b", 4096, 144, {}), ("mixtral-8x7b", 4096, 144, {"framew
 def test_nodes_of_one_nvlink_domain_cost_what_one_node_of_its_size_costs(
     name: str, sequence: int, batch: int, job: dict[str, Any], gpus: int
 ) -> None:
-    workload, limits = Workload(zoo.preset(name), sequence, batch, **job), Limits(gpus=gpus)
+    workload, limits = Workload(zoo.find_preset(name), sequence, batch, **job), PlanLimits(gpus=gpus)
     trays, whole = rack(36), rack(2, per_node=72)
     plans, expected = search.find(workload, trays, limits), search.find(workload, whole, limits)
     assert len(plans) == len(expected) > 0
@@ -384,8 +384,8 @@ def test_nodes_of_one_nvlink_domain_cost_what_one_node_of_its_size_costs(
 
 
 def test_a_job_inside_an_nvlink_domain_does_not_feel_the_network() -> None:
-    workload = Workload(zoo.preset("llama-2-7b"), 4096, 144)
-    plans = search.enumerate_plans(workload, rack(18), Limits(gpus=72))
+    workload = Workload(zoo.find_preset("llama-2-7b"), 4096, 144)
+    plans = search.enumerate_plans(workload, rack(18), PlanLimits(gpus=72))
     slow = rack(18, network="ethernet-10")
     assert np.array_equal(search.price(workload, plans, rack(18)).step_s, search.price(workload, plans, slow).step_s)
     alone = search.price(workload, plans, rack(18, gpus=4)).step_s
@@ -404,7 +404,7 @@ def test_a_job_takes_equally_many_whole_nodes_of_each_domain(nodes: int, per_nod
 
 
 def test_blocks_of_diffusion_transformers_are_recomputed_where_memory_asks() -> None:
-    workload = Workload(zoo.preset("flux.1"), 256, 64)
+    workload = Workload(zoo.find_preset("flux.1"), 256, 64)
     plans = search.find(workload, pool("a100-40", nodes=1))
     modes = set(plans.plans.checkpointing[plans.fits])
     assert CHECKPOINTING.index("full") in modes
@@ -417,7 +417,7 @@ def test_blocks_of_diffusion_transformers_are_recomputed_where_memory_asks() -> 
 )
 def test_a_share_without_powers_of_two_has_micro_batches_between(batch: int, micros: set[int]) -> None:
     """1000 samples over eight GPUs once ran 1 or 125 at once; 125 needed recomputation and took 1.4x as long as 25."""
-    workload = Workload(zoo.preset("roberta-large"), 512, batch)
-    plans = search.enumerate_plans(workload, pool("h100-sxm", nodes=1), Limits(gpus=8))
+    workload = Workload(zoo.find_preset("roberta-large"), 512, batch)
+    plans = search.enumerate_plans(workload, pool("h100-sxm", nodes=1), PlanLimits(gpus=8))
     alone = (plans.data == 8) & (plans.tensor == 1)
     assert set(plans.micro_batch[alone].tolist()) == micros

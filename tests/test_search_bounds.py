@@ -75,7 +75,7 @@ def test_the_largest_published_models_are_read_with_a_wide_margin() -> None:
     configs = json.loads((Path(__file__).parent / "configs.json").read_text())
     names = ("stabilityai/stable-diffusion-xl-base-1.0/unet", "nvidia/segformer-b5-finetuned-ade-640-640")
     largest = [huggingface.model(configs[name].get("config", configs[name])) for name in names] + [
-        zoo.preset("densenet-201")
+        zoo.find_preset("densenet-201")
     ]
     counts = [zoo.count_operators(Workload(model, 1, 1)) for model in largest]
     assert counts[0] == max(counts) and 2 * counts[0] < graph.MOST_OPERATORS, counts
@@ -121,7 +121,7 @@ def test_what_a_job_leaves_open_is_counted_with_the_models_operators() -> None:
 
 
 def test_where_there_are_too_many_plans_fewer_node_counts_are_tried(monkeypatch: pytest.MonkeyPatch) -> None:
-    request = Request("a", Workload(zoo.preset("llama-2-7b"), 4096, 720, micro_batch=1))
+    request = Request("a", Workload(zoo.find_preset("llama-2-7b"), 4096, 720, micro_batch=1))
     everything = advise(request, [pool("a"), pool("b")])
     monkeypatch.setattr(enumeration, "MOST_PLANS", everything.plans_evaluated - 1)
     fewer = advise(request, [pool("a"), pool("b")])
@@ -137,7 +137,7 @@ def test_where_there_are_too_many_plans_fewer_node_counts_are_tried(monkeypatch:
 
 @pytest.mark.slow
 def test_where_there_are_still_too_many_plans_fewer_global_batches_are_tried(monkeypatch: pytest.MonkeyPatch) -> None:
-    workload = Workload(zoo.preset("llama-2-7b"), 4096, 720)
+    workload = Workload(zoo.find_preset("llama-2-7b"), 4096, 720)
     request = Request("a", workload, batches=(720, 5040), precisions=("tf32", "bf16", "fp16"))
     pools = [pool("a"), pool("b")]
     advice = advise(request, pools)
@@ -155,7 +155,7 @@ def test_where_there_are_still_too_many_plans_fewer_global_batches_are_tried(mon
 
 
 def test_global_batches_are_thinned_to_both_ends_and_the_most_factors_of_two() -> None:
-    request = Request("a", Workload(zoo.preset("gpt2"), 1024, 40), batches=(3, 50))
+    request = Request("a", Workload(zoo.find_preset("gpt2"), 1024, 40), batches=(3, 50))
     batches = {most: [item.global_batch for item in job_variants(request, pool("a"), most)] for most in (4, 2, 0)}
     assert batches == {4: [40, 3, 16, 32, 50], 2: [40, 3, 50], 0: [40]}
 

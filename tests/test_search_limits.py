@@ -19,9 +19,9 @@ from tilecast.api import training_job
 from tilecast.hardware import Pool, find_gpu, find_link
 from tilecast.jobs import APPLIED
 from tilecast.spec import Workload
-from tilecast_operator.interruptions import FIRST_S, MOST_S, Interruptions, find_retry_wait_s
+from tilecast_operator.interruptions import FIRST_S, MOST_S, InterruptedSearches, find_retry_wait_s
 from tilecast_operator.search_process import Cause, SearchInterruptedError, SearchLimits, SearchProcess
-from tilecast_operator.searches import Searches
+from tilecast_operator.searches import SearchRunner
 
 GPU = find_gpu("t4")
 POOL = Pool("t4", GPU, 1, 4, find_link(GPU.intra_link), find_link("ethernet-10"))
@@ -37,7 +37,7 @@ def pool(gpu: str, gpus_per_node: int, nodes: int) -> Pool:
 
 
 def request(batch: int) -> Request:
-    return Request(f"job-{batch}", Workload(zoo.preset("gpt2"), 128, batch, precision="fp16"))
+    return Request(f"job-{batch}", Workload(zoo.find_preset("gpt2"), 128, batch, precision="fp16"))
 
 
 def greedy(asked: Request, pools: Sequence[Pool]) -> Advice:
@@ -56,7 +56,7 @@ def greedy(asked: Request, pools: Sequence[Pool]) -> Advice:
 @pytest.mark.long
 async def test_a_search_that_breaks_a_limit_is_ended_and_takes_no_other_along() -> None:
     causes = list[Cause]()
-    searches = Searches(greedy, 1, 2, LIMITS, causes.append)
+    searches = SearchRunner(greedy, 1, 2, LIMITS, causes.append)
     asked = (*BATCHES, DEADLY, *BATCHES)
     try:
         tried = (searches.run_search(request(batch), [POOL]) for batch in asked)
@@ -109,7 +109,7 @@ async def test_the_search_that_runs_can_be_seen() -> None:
         asyncio.run_coroutine_threadsafe(go_on.wait(), loop).result()
         return on_first_pool(asked, pools)
 
-    searches = Searches(waiting, 1, 0)
+    searches = SearchRunner(waiting, 1, 0)
     try:
         assert searches.find_longest_running_s() == 0.0
         running = asyncio.create_task(searches.run_search(request(8), [POOL]))
@@ -123,7 +123,7 @@ async def test_the_search_that_runs_can_be_seen() -> None:
 
 def test_a_search_that_was_interrupted_waits_ever_longer() -> None:
     now_s = 0.0
-    interruptions = Interruptions(lambda: CLOCK_S + now_s, lambda: now_s)
+    interruptions = InterruptedSearches(lambda: CLOCK_S + now_s, lambda: now_s)
     error = SearchInterruptedError("timeout", "took longer than 30 s")
     waits = []
     for tries in range(1, 8):
@@ -137,7 +137,7 @@ def test_a_search_that_was_interrupted_waits_ever_longer() -> None:
         assert interruptions.find_refusal("another") is None
         now_s += 1.0
     assert waits == [FIRST_S, 240.0, 960.0, 3840.0, 15360.0, MOST_S, MOST_S]
-    interruptions.forget_question("asked")
+    interruptions.forget_search("asked")
     assert interruptions.add_interruption("asked", error).again_s == find_retry_wait_s(1)
 
 

@@ -27,11 +27,11 @@ from tilecast.learning.calibration import Calibration, Correction
 from tilecast.spec import Plan, SpecError, Workload
 from tilecast_operator import answer_memo, pickles
 from tilecast_operator import searches as where_searches_run
-from tilecast_operator.answer_memo import AnswerMemo
+from tilecast_operator.answer_memo import ResultCache
 from tilecast_operator.kube.queue import BACKGROUND_AT_ONCE
 from tilecast_operator.pickles import measure_pickled_size
 from tilecast_operator.search_process import SearchInterruptedError
-from tilecast_operator.searches import MOST_PATIENCE_S, Searches
+from tilecast_operator.searches import MOST_PATIENCE_S, SearchRunner
 
 GPU = find_gpu("t4")
 LONG_S = 0.2
@@ -39,7 +39,7 @@ POOL = Pool("t4", GPU, 1, 4, find_link(GPU.intra_link), find_link("ethernet-10")
 
 
 def request(batch: int = 8) -> Request:
-    workload = Workload(zoo.preset("gpt2"), 128, batch, precision="fp16")
+    workload = Workload(zoo.find_preset("gpt2"), 128, batch, precision="fp16")
     return Request(f"job-{batch}", workload)
 
 
@@ -67,7 +67,7 @@ def refuse(asked: Request, pools: Sequence[Pool]) -> Advice:
 
 
 async def test_a_process_gives_the_answer_that_a_thread_gives() -> None:
-    threads, processes = Searches(advising.advise, 1, 0), Searches(advising.advise, 1, 1)
+    threads, processes = SearchRunner(advising.advise, 1, 0), SearchRunner(advising.advise, 1, 1)
     try:
         for batch in (8, 16):
             assert await processes.run_search(request(batch), [POOL]) == await threads.run_search(
@@ -79,7 +79,7 @@ async def test_a_process_gives_the_answer_that_a_thread_gives() -> None:
 
 
 async def test_an_answer_of_a_process_shares_the_pools_of_the_operator_with_all_others() -> None:
-    searches, asked = Searches(advising.advise, 1, 1), request()
+    searches, asked = SearchRunner(advising.advise, 1, 1), request()
     pool = replace(POOL, calibration=Calibration((Correction(("t4",), ratio=1.2, runs=10, own=10),)))
     try:
         advice = await searches.run_search(asked, [pool])
@@ -95,7 +95,7 @@ async def test_an_answer_of_a_process_shares_the_pools_of_the_operator_with_all_
 
 async def test_a_memo_keeps_no_more_bytes_than_it_may(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(answer_memo, "MOST_BYTES", 10_000)
-    memo: AnswerMemo[bytes] = AnswerMemo(100)
+    memo: ResultCache[bytes] = ResultCache(100)
 
     async def compute(size: int) -> bytes:
         return b"x" * size
@@ -115,7 +115,7 @@ async def test_a_memo_keeps_no_more_bytes_than_it_may(monkeypatch: pytest.Monkey
 
 
 async def test_a_memo_lets_go_of_no_result_that_is_being_made_and_of_every_failure() -> None:
-    memo: AnswerMemo[int] = AnswerMemo(2)
+    memo: ResultCache[int] = ResultCache(2)
     made, go_on = list[int](), asyncio.Event()
 
     async def compute(key: int) -> int:
@@ -136,7 +136,7 @@ async def test_a_memo_lets_go_of_no_result_that_is_being_made_and_of_every_failu
 
 
 async def test_a_memo_bounds_the_number_of_what_cannot_be_weighed() -> None:
-    memo: AnswerMemo[object] = AnswerMemo(2)
+    memo: ResultCache[object] = ResultCache(2)
 
     async def compute() -> object:
         return lambda: None
@@ -149,7 +149,7 @@ async def test_a_memo_bounds_the_number_of_what_cannot_be_weighed() -> None:
 
 @pytest.mark.slow
 async def test_a_process_says_why_nothing_can_be_advised() -> None:
-    searches = Searches(refuse, 1, 1)
+    searches = SearchRunner(refuse, 1, 1)
     try:
         with pytest.raises(SpecError, match=r"training\.precision: 'fp8' is too new; use fp16") as refused:
             await searches.run_search(request(), [POOL])
@@ -161,7 +161,7 @@ async def test_a_process_says_why_nothing_can_be_advised() -> None:
 @pytest.mark.long
 async def test_a_search_outlives_the_process_that_did_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DEAD", str(tmp_path / "dead"))
-    searches = Searches(die, 1, 1)
+    searches = SearchRunner(die, 1, 1)
     try:
         advices = await asyncio.gather(*(searches.run_search(request(batch), [POOL]) for batch in (8, 16, 24)))
         assert [advice.request.name for advice in advices] == ["job-8", "job-16", "job-24"]
@@ -171,7 +171,7 @@ async def test_a_search_outlives_the_process_that_did_it(tmp_path: Path, monkeyp
 
 @pytest.mark.long
 async def test_a_search_that_kills_every_process_fails_alone() -> None:
-    searches = Searches(die_of, 1, 1)
+    searches = SearchRunner(die_of, 1, 1)
     try:
         batches = [8 * (1 + number) for number in range(6)]
         tried = (searches.run_search(request(batch), [POOL]) for batch in batches)
@@ -219,9 +219,9 @@ async def test_of_searches_that_wait_the_shortest_is_next(
         return on_first_pool(asked, pools)
 
     def asked(model: str, name: str) -> Request:
-        return Request(name, Workload(zoo.preset(model), 128, 8, precision="fp16"))
+        return Request(name, Workload(zoo.find_preset(model), 128, 8, precision="fp16"))
 
-    searches = Searches(search, 1, 0)
+    searches = SearchRunner(search, 1, 0)
     try:
         for model in ("gpt2", "bert-base"):
             await searches.run_search(asked(model, "known"), [POOL])

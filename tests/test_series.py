@@ -12,8 +12,8 @@ from tilecast.api.calibration import ObservedRun
 from tilecast.learning.calibration import Run
 from tilecast_operator.metrics import MOST_GROUPS, Metrics
 from tilecast_operator.metrics.groups import DAY_S, OTHER, SCRAPES
-from tilecast_operator.observed.calibrator import Calibrator, FittedCalibration, Score
-from tilecast_operator.observed.reports import ScoredForecast, StepReport, StepWindow
+from tilecast_operator.observed.calibrator import Calibrator, FittedCalibration, MeasuredForecast
+from tilecast_operator.observed.reports import CompleteForecast, StepReport, StepWindow
 from tilecast_operator.observed.run_store import RunStore
 
 GPUS = ("h100-sxm", "a100-80", "l4", "t4")
@@ -35,8 +35,8 @@ def count(metrics: Metrics) -> int:
     return sum(len(family.samples) for family in metrics.registry.collect())
 
 
-def score(gpu: str, precision: str, family: str, samples: int = 3) -> Score:
-    forecast = ScoredForecast.model_validate(
+def score(gpu: str, precision: str, family: str, samples: int = 3) -> MeasuredForecast:
+    forecast = CompleteForecast.model_validate(
         {
             "pool": gpu,
             "gpus": 8,
@@ -48,7 +48,9 @@ def score(gpu: str, precision: str, family: str, samples: int = 3) -> Score:
             "frozenAt": "2027-01-01T00:00:00Z",
         }
     )
-    return Score(forecast, StepWindow((1.1,) * samples, samples, "2027-01-01T00:00:00Z", StepReport(1.1, "put")))
+    return MeasuredForecast(
+        forecast, StepWindow((1.1,) * samples, samples, "2027-01-01T00:00:00Z", StepReport(1.1, "put"))
+    )
 
 
 def advise_and_report(metrics: Metrics, store: RunStore, jobs: int) -> None:

@@ -20,7 +20,7 @@ from operator_store import Store
 from tilecast.spec import SpecError
 from tilecast_operator import report_guard, server
 from tilecast_operator.controllers import token_reviews
-from tilecast_operator.controllers.token_reviews import TokenReviews
+from tilecast_operator.controllers.token_reviews import TokenReviewer
 from tilecast_operator.metrics import Metrics
 from tilecast_operator.observed.reports import RefusedReport
 from tilecast_operator.report_guard import ReportGuard
@@ -60,7 +60,7 @@ async def test_one_port_answers_both_families() -> None:
 
 
 async def test_a_connection_without_a_request_is_closed_and_one_with_is_not() -> None:
-    async with served(server.Address("127.0.0.1", 0, limits=server.Limits(request_s=0.3))) as running:
+    async with served(server.Address("127.0.0.1", 0, limits=server.ClientLimits(request_s=0.3))) as running:
         silent = [await asyncio.open_connection("127.0.0.1", running.port) for _ in range(50)]
         silent[0][1].write(b"GET /healthz HTTP/1.1\r\nHost: a\r\n")
         reader, writer = await asyncio.open_connection("127.0.0.1", running.port)
@@ -76,7 +76,7 @@ async def test_a_connection_without_a_request_is_closed_and_one_with_is_not() ->
 
 
 async def test_connections_are_bounded_and_those_that_do_nothing_shut_nobody_out() -> None:
-    limits = server.Limits(connections=4, closed_at_once=2)
+    limits = server.ClientLimits(connections=4, closed_at_once=2)
     ask = b"GET /healthz HTTP/1.1\r\nHost: a\r\n\r\n"
     async with served(server.Address("127.0.0.1", 0, limits=limits)) as running, asyncio.timeout(20):
         held = [await asyncio.open_connection("127.0.0.1", running.port) for _ in range(4)]
@@ -96,7 +96,7 @@ async def test_connections_are_bounded_and_those_that_do_nothing_shut_nobody_out
 
 
 async def test_no_connection_whose_request_is_under_way_is_closed() -> None:
-    address = server.Address("127.0.0.1", 0, limits=server.Limits(connections=2))
+    address = server.Address("127.0.0.1", 0, limits=server.ClientLimits(connections=2))
     answer = asyncio.Event()
 
     async def slowly(*_: object) -> None:
@@ -127,7 +127,7 @@ def certificate(folder: Path, name: str) -> None:
 
 
 async def test_a_renewed_certificate_is_served(tmp_path: Path) -> None:
-    limits = server.Limits(renew_s=0.05, served_after_s=0.5)
+    limits = server.ClientLimits(renew_s=0.05, served_after_s=0.5)
     files = str(tmp_path / "tls.crt"), str(tmp_path / "tls.key")
     with pytest.raises(SpecError, match="TILECAST_TLS_CERTIFICATE: the certificate cannot be read"):
         async with served(server.Address("127.0.0.1", 0, *files)):
@@ -253,7 +253,7 @@ class Reviewer(Store):
 
 async def test_forged_tokens_are_asked_about_once_and_push_out_no_true_one() -> None:
     store = Reviewer()
-    reviews = TokenReviews(store, cache_s=60.0)
+    reviews = TokenReviewer(store, cache_s=60.0)
     await reviews.review_token(TRUE)
     for number in range(5000):
         await reviews.review_token(f"forged-{number}")
@@ -267,7 +267,7 @@ async def test_forged_tokens_are_asked_about_once_and_push_out_no_true_one() -> 
 async def test_a_flood_of_tokens_keeps_nobody_out_who_reported_before() -> None:
     """Hundreds of clients send tokens that could be ours, while one client's token is due for another review."""
     store, forged_answers, answers = Reviewer(), Counter[int | None](), list[int | None]()
-    reviews, guarding = TokenReviews(store, cache_s=0.0), guard(rate=2.0, max_clients=64)
+    reviews, guarding = TokenReviewer(store, cache_s=0.0), guard(rate=2.0, max_clients=64)
 
     async def take(namespace: str, name: str, sent: str, body: bytes) -> None:
         if not (await reviews.review_token(sent))["status"]["authenticated"]:

@@ -29,8 +29,8 @@ def pool(gpu: str, per_node: int = 8, nodes: int = 2) -> Pool:
     return Pool(facts.name, facts, per_node, nodes, link, find_link("ethernet-100"), price_per_gpu_hour=3.0)
 
 
-SMALL = Workload(zoo.preset("resnet-18"), 1, 4, "bf16")
-LARGE = Workload(zoo.preset("llama-2-7b"), 4096, 8, "bf16")
+SMALL = Workload(zoo.find_preset("resnet-18"), 1, 4, "bf16")
+LARGE = Workload(zoo.find_preset("llama-2-7b"), 4096, 8, "bf16")
 GPUS = ["a100-40", "a100-80", "h100-sxm"]
 
 
@@ -61,7 +61,7 @@ def test_llama_7b_does_not(gpu: str) -> None:
 
 
 def test_a_job_that_fills_a_gpu_is_left_alone_unless_cost_counts() -> None:
-    busy = Workload(zoo.preset("gpt2"), 1024, 8, "bf16")
+    busy = Workload(zoo.find_preset("gpt2"), 1024, 8, "bf16")
     shares = sharing.sharing_options(busy, pool("h100-sxm"))
     assert shares is not None
     assert shares.options
@@ -90,7 +90,7 @@ def test_gpus_without_slices_are_shared() -> None:
 )
 @pytest.mark.slow
 def test_no_part_beats_the_whole_and_all_widen_the_range(gpu: str, name: str, batch: int) -> None:
-    model = zoo.preset(name)
+    model = zoo.find_preset(name)
     workload = Workload(model, 256 if model.vocab else 1, batch, "bf16")
     shares = sharing.sharing_options(workload, pool(gpu))
     assert shares is not None

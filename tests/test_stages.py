@@ -11,17 +11,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tilecast import frameworks, memory, search, zoo
-from tilecast.advice.enumeration import enumerate_stated
+from tilecast.advice.enumeration import enumerate_partial_plan
 from tilecast.cli import main
 from tilecast.hardware import Pool, find_gpu, find_link
-from tilecast.layout import SCHEDULES, count_end_layers, counted_ends_of_pieces, parse_layout, split_layers
+from tilecast.layout import SCHEDULES, count_end_layers, count_virtual_stage_end_layers, parse_layout, split_layers
 from tilecast.render.launch import torchtitan, write_launch
 from tilecast.render.launch.setting import LaunchSetting
-from tilecast.spec import Plan, Plans, Schedule, SpecError, Stated, Workload
+from tilecast.spec import PartialPlan, Plan, Plans, Schedule, SpecError, Workload
 from tilecast.zoo import stages
 
-LLAMA = Workload(zoo.preset("llama-3.1-405b"), 8192, 2048, framework="megatron")
-QWEN = Workload(zoo.preset("qwen3-235b-a22b"), 4096, 2048, framework="megatron")
+LLAMA = Workload(zoo.find_preset("llama-3.1-405b"), 8192, 2048, framework="megatron")
+QWEN = Workload(zoo.find_preset("qwen3-235b-a22b"), 4096, 2048, framework="megatron")
 
 
 def pool(name: str, nodes: int = 1) -> Pool:
@@ -41,7 +41,7 @@ def test_stages_hold_all_layers(layers: int, pipeline: int, ends: bool) -> None:
 
 @given(st.integers(1, 200), st.integers(2, 32), st.integers(2, 16))
 def test_pieces_leave_a_stage_the_layers_that_it_has_without_them(layers: int, pipeline: int, virtual: int) -> None:
-    ends = counted_ends_of_pieces(layers, pipeline, virtual)
+    ends = count_virtual_stage_end_layers(layers, pipeline, virtual)
     if ends is None:
         return
     full = (layers + ends) // pipeline
@@ -52,41 +52,43 @@ def test_pieces_leave_a_stage_the_layers_that_it_has_without_them(layers: int, p
 @pytest.mark.parametrize(
     ("workload", "gpus", "plan"),
     [
-        (LLAMA, 16384, Stated(tensor=8, pipeline=16, virtual_stages=8, micro_batch=1, zero_stage=1)),
-        (QWEN, 256, Stated(tensor=2, pipeline=8, virtual_stages=4, expert=32, micro_batch=1, zero_stage=1)),
+        (LLAMA, 16384, PartialPlan(tensor=8, pipeline=16, virtual_stages=8, micro_batch=1, zero_stage=1)),
+        (QWEN, 256, PartialPlan(tensor=2, pipeline=8, virtual_stages=4, expert=32, micro_batch=1, zero_stage=1)),
     ],
 )
 def test_layers_that_divide_with_embedding_and_loss_can_be_interleaved(
-    workload: Workload, gpus: int, plan: Stated
+    workload: Workload, gpus: int, plan: PartialPlan
 ) -> None:
-    plans = enumerate_stated(workload, gpus, plan, "plan")
+    plans = enumerate_partial_plan(workload, gpus, plan, "plan")
     assert (plans.virtual_stages == plan.virtual_stages).all()
     with pytest.raises(SpecError, match="does not divide the"):
-        enumerate_stated(replace(workload, framework="deepspeed"), gpus, plan, "plan")
+        enumerate_partial_plan(replace(workload, framework="deepspeed"), gpus, plan, "plan")
     with pytest.raises(SpecError, match="with or without embedding and loss as layers"):
-        enumerate_stated(workload, gpus, replace(plan, virtual_stages=5), "plan")
+        enumerate_partial_plan(workload, gpus, replace(plan, virtual_stages=5), "plan")
 
 
 def test_the_search_finds_layouts_in_which_embedding_and_loss_count() -> None:
-    plans = search.enumerate_plans(QWEN, pool("h100-sxm", nodes=32), search.Limits(gpus=256))
+    plans = search.enumerate_plans(QWEN, pool("h100-sxm", nodes=32), search.PlanLimits(gpus=256))
     found = (plans.pipeline == 8) & (plans.virtual_stages == 4) & (plans.expert == 32)
     assert found.any()
 
 
 def test_a_stage_with_fewer_layers_and_an_end_is_priced_as_it_is() -> None:
     plans = Plans.from_plans(Plan(tensor=8, pipeline=16, gradient_accumulation=16, sequence_parallel=True))
-    sharded = zoo.shard(LLAMA, plans)
+    sharded = zoo.build_sharded_graph(LLAMA, plans)
     layer, embedding = sharded.graph.layers[0].parameters[0], sharded.graph.first[0].parameters[0]
     assert sharded.sum_fullest_stage("parameters", plans)[0] == pytest.approx(max(8 * layer, 7 * layer + embedding))
     even = replace(LLAMA, framework="deepspeed")
-    assert zoo.shard(even, plans).sum_fullest_stage("parameters", plans)[0] == pytest.approx(8 * layer + embedding)
+    assert zoo.build_sharded_graph(even, plans).sum_fullest_stage("parameters", plans)[0] == pytest.approx(
+        8 * layer + embedding
+    )
 
 
 def test_layers_of_unlike_kinds_are_counted_stage_by_stage() -> None:
     # DeepSeek-V3 has 3 dense layers, all of them in the first of 16 stages: others have 4 layers with experts.
-    workload = Workload(zoo.preset("deepseek-v3"), 4096, 512)
+    workload = Workload(zoo.find_preset("deepseek-v3"), 4096, 512)
     plans = Plans.from_plans(Plan(pipeline=16, data=2, expert=2))
-    sharded = zoo.shard(workload, plans)
+    sharded = zoo.build_sharded_graph(workload, plans)
     expert = next(block for block in sharded.graph.layers if "expert" in block.name)
     assert sharded.sum_fullest_stage("expert_parameters", plans)[0] == pytest.approx(4 * expert.expert_parameters[0])
 
@@ -189,23 +191,27 @@ def test_what_is_no_layout_is_refused_with_field_and_remedy(text: str) -> None:
 
 
 def test_a_stated_layout_gives_each_rank_its_pieces() -> None:
-    workload = Workload(zoo.preset("deepseek-v3"), 4096, 512, framework="megatron", pipeline_layout=DEEPSEEK_LAYOUT)
+    workload = Workload(
+        zoo.find_preset("deepseek-v3"), 4096, 512, framework="megatron", pipeline_layout=DEEPSEEK_LAYOUT
+    )
     plans = Plans.from_plans(Plan(pipeline=16, virtual_stages=2, gradient_accumulation=32))
-    sharded = zoo.shard(workload, plans)
+    sharded = zoo.build_sharded_graph(workload, plans)
     kinds = stages.find_stage_kinds(sharded.graph, plans.pipeline)
     layers = kinds.layers.sum(axis=0)[:, 0]
     # The first rank has three dense layers and two with experts, the last one two and the loss.
     assert layers[kinds.first[:, 0] == 1.0].tolist() == [5.0] * int(kinds.first.sum())
     assert layers[kinds.last[:, 0] == 1.0].tolist() == [2.0] * int(kinds.last.sum())
     assert sum(block.repeat for block in sharded.graph.layers) == 62
-    plain = zoo.shard(replace(workload, pipeline_layout=None), plans)
+    plain = zoo.build_sharded_graph(replace(workload, pipeline_layout=None), plans)
     assert any(block.name.startswith("mtp.") for block in sharded.graph.last)
     assert not any(block.name.startswith("mtp.") for block in plain.graph.blocks)
 
 
 def test_the_search_keeps_to_a_stated_layout() -> None:
-    workload = Workload(zoo.preset("gpt3-175b"), 2048, 96, framework="megatron", pipeline_layout="Et*11|(t*12|)*6t*13L")
-    plans = search.enumerate_plans(workload, pool("h100-sxm", nodes=8), search.Limits(gpus=64))
+    workload = Workload(
+        zoo.find_preset("gpt3-175b"), 2048, 96, framework="megatron", pipeline_layout="Et*11|(t*12|)*6t*13L"
+    )
+    plans = search.enumerate_plans(workload, pool("h100-sxm", nodes=8), search.PlanLimits(gpus=64))
     assert set(plans.pipeline * plans.virtual_stages) == {1, 8}
 
 
@@ -239,20 +245,22 @@ def test_pipelines_that_do_not_exist_are_refused_in_one_line(
 
 
 def test_a_stated_plan_has_the_pieces_of_its_schedule_and_its_layout() -> None:
-    plan = Stated(tensor=8, pipeline=16, virtual_stages=8, micro_batch=1, zero_stage=1)
+    plan = PartialPlan(tensor=8, pipeline=16, virtual_stages=8, micro_batch=1, zero_stage=1)
     with pytest.raises(SpecError, match="vp=8 does not suit"):
-        enumerate_stated(replace(LLAMA, pipeline_schedule="1f1b"), 16384, plan, "plan")
+        enumerate_partial_plan(replace(LLAMA, pipeline_schedule="1f1b"), 16384, plan, "plan")
     layout = "Et*7|(t*8|)*14,t*7L"
     with pytest.raises(SpecError, match="let pp times vp be 16"):
-        enumerate_stated(replace(LLAMA, pipeline_layout=layout), 16384, plan, "plan")
-    assert enumerate_stated(replace(LLAMA, pipeline_layout=layout), 16384, replace(plan, virtual_stages=1), "plan")
+        enumerate_partial_plan(replace(LLAMA, pipeline_layout=layout), 16384, plan, "plan")
+    assert enumerate_partial_plan(
+        replace(LLAMA, pipeline_layout=layout), 16384, replace(plan, virtual_stages=1), "plan"
+    )
 
 
 SCHEDULED = Plan(pipeline=8, gradient_accumulation=32)
 
 
-def scheduled(schedule: Schedule, virtual: int = 1) -> search.Priced:
-    workload = Workload(zoo.preset("gpt3-175b"), 2048, 32, pipeline_schedule=schedule)
+def scheduled(schedule: Schedule, virtual: int = 1) -> search.PricedPlans:
+    workload = Workload(zoo.find_preset("gpt3-175b"), 2048, 32, pipeline_schedule=schedule)
     return search.price(workload, Plans.from_plans(replace(SCHEDULED, virtual_stages=virtual)), pool("b200"))
 
 
@@ -284,7 +292,7 @@ def test_every_schedule_of_a_framework_is_known_and_torchtitan_launches_its_own(
     ],
 )
 def test_megatron_predicts_the_further_tokens_of_a_model(pipeline: int, layout: str | None, words: str) -> None:
-    workload = Workload(zoo.preset("deepseek-v3-mtp"), 4096, 64, framework="megatron", pipeline_layout=layout)
+    workload = Workload(zoo.find_preset("deepseek-v3-mtp"), 4096, 64, framework="megatron", pipeline_layout=layout)
     plan = Plan(data=8, pipeline=pipeline, expert=8, zero_stage=1, gradient_accumulation=8)
     setting = LaunchSetting("job", workload, plan, "h100-sxm", pipeline, 8, 1.0)
     if not words.startswith("--"):

@@ -17,7 +17,7 @@ from tilecast.step.blocks import corrections, kernel_seconds, launch_host
 from tilecast.step.replicas import sync_seconds
 from tilecast.step.weights import HeldWeights, optimizer_seconds, weight_copy_bytes, weight_copy_bytes_per_s
 
-JOB = Workload(zoo.preset("gpt2-xl"), 1024, 64, precision="bf16")
+JOB = Workload(zoo.find_preset("gpt2-xl"), 1024, 64, precision="bf16")
 
 
 def pool(gpu: str = "a100-80", inter: str = "infiniband-hdr-8x200", intra: str = "") -> Pool:
@@ -27,13 +27,13 @@ def pool(gpu: str = "a100-80", inter: str = "infiniband-hdr-8x200", intra: str =
 
 def copied(job: Workload, plans: Plans) -> list[float]:
     """Return the bytes that a micro-batch copies per parameter."""
-    held = HeldWeights.from_plans(job, zoo.shard(job, plans), plans)
+    held = HeldWeights.from_plans(job, zoo.build_sharded_graph(job, plans), plans)
     return (weight_copy_bytes(job, held, plans) / held.parameters).tolist()
 
 
 def seconds(job: Workload, plan: Plan, where: Pool) -> dict[str, float]:
     plans = Plans.from_plans(plan)
-    sharded = zoo.shard(job, plans)
+    sharded = zoo.build_sharded_graph(job, plans)
     times = step(job, sharded, plans, where, kernel_seconds(job, sharded, where.gpu))
     return {**times.parts(0), "total": float(times.total[0])}
 
@@ -155,12 +155,12 @@ def test_weights_in_fp8_alone_are_gathered_so() -> None:
     for name in ("nemo", "megatron"):
         own = replace(job, framework=name)
         caps, units = overlap.BucketLimits.single_bucket(1), np.ones(1)
-        sharded = zoo.shard(own, plans)
+        sharded = zoo.build_sharded_graph(own, plans)
         whole = HeldWeights.from_plans(own, sharded, plans)
         seconds[name] = sync_seconds(
             own, sharded, whole, plans, where, caps, units, constants.shipped_constants()
         ).updated_s[0]
-    layered = zoo.shard(job, plans).layer_parameter_fraction(plans)[0]
+    layered = zoo.build_sharded_graph(job, plans).layer_parameter_fraction(plans)[0]
     assert seconds["nemo"] == pytest.approx(seconds["megatron"] * (1 - layered / 2), rel=0.05)
 
 
@@ -187,7 +187,7 @@ def test_userbuffers_need_sequence_parallelism() -> None:
 )
 def test_an_update_moves_the_states_that_are_held(framework: Framework, each: float) -> None:
     job, plans, gpu = replace(JOB, framework=framework), Plans.from_plans(Plan()), find_gpu("a100-80")
-    sharded = zoo.shard(job, plans)
+    sharded = zoo.build_sharded_graph(job, plans)
     moved = optimizer_seconds(
         job, HeldWeights.from_plans(job, sharded, plans), plans, gpu, constants.shipped_constants()
     ) * weight_copy_bytes_per_s(gpu, constants.shipped_constants())
@@ -199,7 +199,7 @@ def test_buckets_that_are_copies_are_read_and_written_twice(framework: Framework
     """DistributedDataParallel copies FP32 gradients into its buckets and back, if it has other replicas."""
     job, gpu = replace(JOB, framework=framework), find_gpu("a100-80")
     plans = Plans.from_plans(Plan(), Plan(data=8))
-    sharded = zoo.shard(job, plans)
+    sharded = zoo.build_sharded_graph(job, plans)
     moved = optimizer_seconds(
         job, HeldWeights.from_plans(job, sharded, plans), plans, gpu, constants.shipped_constants()
     ) * weight_copy_bytes_per_s(gpu, constants.shipped_constants())
@@ -234,7 +234,9 @@ def test_replicas_wait_for_every_tensor_where_samples_differ() -> None:
         alone, beside = (seconds(job, Plan(data=n, micro_batch=samples), pool())["launch"] for n in (1, replicas))
         return beside - alone
 
-    small, large = (Workload(zoo.preset(name), 1, 512, "fp16", framework="ddp") for name in ("resnet-50", "bert-large"))
+    small, large = (
+        Workload(zoo.find_preset(name), 1, 512, "fp16", framework="ddp") for name in ("resnet-50", "bert-large")
+    )
     large = replace(large, sequence_length=128)
     assert more(small, 64) == pytest.approx(more(small, 16), rel=1e-9) == pytest.approx(more(small, 64, 2), rel=1e-9)
     assert 0 < more(small, 64) < more(large, 64)
@@ -255,16 +257,16 @@ def test_memory_costs_a_framework_less_where_vector_units_have_time() -> None:
 
 
 def test_every_plan_has_a_finite_step() -> None:
-    plans = search.enumerate_plans(JOB, pool(), search.Limits(gpus=8))
-    sharded = zoo.shard(JOB, plans)
+    plans = search.enumerate_plans(JOB, pool(), search.PlanLimits(gpus=8))
+    sharded = zoo.build_sharded_graph(JOB, plans)
     times = step(JOB, sharded, plans, pool(), kernel_seconds(JOB, sharded, pool().gpu))
     assert np.isfinite(times.total).all() and (times.total > 0).all()
 
 
 def test_cublas_runs_measured_fp8_products_faster_than_cutlass() -> None:
     def corrected(gpu: str, framework: str, precision: str = "fp8") -> dict[str, float]:
-        job = Workload(zoo.preset("gpt2-xl"), 1024, 8, precision=precision, framework=framework)  # type: ignore[arg-type]
-        op = Op("product", KernelTable.of("gemm", precision, batch=1, m=4096, n=4096, k=4096))
+        job = Workload(zoo.find_preset("gpt2-xl"), 1024, 8, precision=precision, framework=framework)  # type: ignore[arg-type]
+        op = Op("product", KernelTable.from_dimensions("gemm", precision, batch=1, m=4096, n=4096, k=4096))
         times = kernels.predict_kernel_times(op.table, find_gpu(gpu))
         return {name: float(value[0]) for name, value in corrections(job, op, times, np.arange(1)).items()}
 
@@ -278,12 +280,12 @@ def test_cublas_runs_measured_fp8_products_faster_than_cutlass() -> None:
 def test_the_slower_of_power_and_addresses_bounds_a_convolution() -> None:
     sizes = dict.fromkeys(("in_d", "k_d", "out_d"), 1) | dict.fromkeys(("in_h", "in_w", "out_h", "out_w"), 64)
     dims = {**sizes, "batch": 32, "c_in": 320, "c_out": 320, "k_h": 3, "k_w": 3, "groups": 1, "direction": 0}
-    job = Workload(zoo.preset("resnet-50"), 1, 32, precision="fp16")
+    job = Workload(zoo.find_preset("resnet-50"), 1, 32, precision="fp16")
     factors = {}
     for limited in (True, False):
         gpu = find_gpu("b200")
         gpu = gpu if limited else replace(gpu, sustained_ratio=dict.fromkeys(gpu.sustained_ratio, 1.0))
-        op = Op("convolution", KernelTable.of("conv", "fp16", **dims))
+        op = Op("convolution", KernelTable.from_dimensions("conv", "fp16", **dims))
         times = kernels.predict_kernel_times(op.table, gpu)
         factors[limited] = float(corrections(job, op, times, np.arange(1))["implicit.convolution"][0])
     assert 1.0 <= factors[True] < factors[False]

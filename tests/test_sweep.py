@@ -90,7 +90,7 @@ def test_arithmetic_goes_with_the_clock_and_the_multiprocessors(field: str) -> N
     assert half.gpu.memory_bandwidth_bytes_per_s == gpu.memory_bandwidth_bytes_per_s
     # The power limit allows 60 % of the full clock, which is more than half the clock needs.
     assert half.gpu.sustained_ratio["bf16"] == 1.0
-    workload = Workload(zoo.preset("llama-2-7b"), 4096, 16, framework="fsdp2")
+    workload = Workload(zoo.find_preset("llama-2-7b"), 4096, 16, framework="fsdp2")
     cool = replace(POOL, gpu=replace(gpu, sustained_ratio=dict.fromkeys(gpu.peak_flops, 1.0)))
     slow, fast = (
         advise(Request("x", workload), vary_pools([cool], field, SweepValue(x, True))).best for x in (0.5, 1.0)

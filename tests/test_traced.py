@@ -32,7 +32,7 @@ LLAMA = Model(
 )  # fmt: skip
 
 
-BUILT_IN = {"transformer": (GPT, 64), "llama": (LLAMA, 64), "resnet": (zoo.preset("resnet-18"), 1)}
+BUILT_IN = {"transformer": (GPT, 64), "llama": (LLAMA, 64), "resnet": (zoo.find_preset("resnet-18"), 1)}
 
 
 @pytest.mark.parametrize("name", BUILT_IN)

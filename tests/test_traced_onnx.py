@@ -121,7 +121,7 @@ def test_an_onnx_transformer_does_the_work_of_its_family(tmp_path: Path, dims: l
 def test_an_onnx_resnet_does_the_work_of_its_family(tmp_path: Path) -> None:
     model, preset = (
         traced.build_model("resnet", onnx_file.read(resnet_in_onnx(tmp_path / "r.onnx"))),
-        zoo.preset("resnet-18"),
+        zoo.find_preset("resnet-18"),
     )
     assert flops(model, 1) == pytest.approx(flops(preset, 1), rel=0.01)
     assert zoo.count_parameters(Workload(model, 1, 8)) == pytest.approx(zoo.count_parameters(Workload(preset, 1, 8)))

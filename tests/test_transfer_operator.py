@@ -15,12 +15,12 @@ from tilecast.advice import advise
 from tilecast.api.status import Alternative, Condition, Recommendation, StepSeconds, TrainingJobStatus
 from tilecast.objectives import OBJECTIVES, ObjectiveRecord, Quantity
 from tilecast_operator.assembly import Assembly
-from tilecast_operator.observed.calibrator import Score
-from tilecast_operator.observed.reports import ScoredForecast, StepReport, StepWindow
+from tilecast_operator.observed.calibrator import MeasuredForecast
+from tilecast_operator.observed.reports import CompleteForecast, StepReport, StepWindow
 from tilecast_operator.observed.run_store import name_template
 from tilecast_operator.report import better_placement
-from tilecast_operator.report.better_placement import BetterPlace, MoveCost
-from tilecast_operator.report.job_status import Aspect
+from tilecast_operator.report.better_placement import BetterPlacement, MoveCost
+from tilecast_operator.report.job_status import ConditionContent
 
 NODES = (node("n1"), node("n2", "NVIDIA-A100-SXM4-80GB"))
 
@@ -225,7 +225,7 @@ def better(
     objective: str = "time",
     slower: float = 1.0,
     moving: MoveCost | None = None,
-) -> list[BetterPlace]:
+) -> list[BetterPlacement]:
     first = offer()
     pool = first.pool
     step = StepSeconds(target=seconds, lower_bound=seconds, upper_bound=seconds)
@@ -242,16 +242,16 @@ def better(
     )
     status = TrainingJobStatus(recommendation=Recommendation.from_offer(first), alternatives=[item])
     held = StepSeconds(target=1 / slower, lower_bound=0.5, upper_bound=2)
-    forecast = ScoredForecast(
+    forecast = CompleteForecast(
         frozen_at="", pool="a", gpus=8, plan="dp8", raw_seconds=1.0, step_seconds=held, group=["g"] * 5, followed=True
     )
-    score = Score(forecast, StepWindow((1.0,), 1, "", StepReport(1.0, "put")))
+    score = MeasuredForecast(forecast, StepWindow((1.0,), 1, "", StepReport(1.0, "put")))
     priced = type(pool)(
         **{name: getattr(pool, name) for name in pool.__dataclass_fields__} | {"price_per_gpu_hour": 0.45}
     )
     goal, least = OBJECTIVES[objective], better_placement.get_least_gain(known)
     pools = {"a": priced, "b": priced}
-    return better_placement.find_better_places(status, score, goal, pools, least, moving or MoveCost())
+    return better_placement.find_better_placements(status, score, goal, pools, least, moving or MoveCost())
 
 
 def test_a_better_place_saves_a_fifth_and_stays_one_while_it_saves_fifteen_percent() -> None:
@@ -310,11 +310,11 @@ def test_moving_costs_a_restart_and_half_of_the_time_between_checkpoints(
 def test_what_remains_is_what_the_time_since_the_start_leaves_at_the_measured_pace() -> None:
     best = Recommendation.from_offer(offer())
     best = best.model_copy(update={"finish_seconds": 1000 * best.step_seconds.target})
-    forecast = ScoredForecast(
+    forecast = CompleteForecast(
         frozen_at="2027-01-15T08:00:00Z", pool="a", gpus=8, plan="dp8", raw_seconds=1.0,
         step_seconds=best.step_seconds, group=["g"] * 5, followed=True,
     )  # fmt: skip
-    score, start_s = Score(forecast, StepWindow((2.0,), 1, "", StepReport(2.0, "put"))), 1_800_000_000.0
+    score, start_s = MeasuredForecast(forecast, StepWindow((2.0,), 1, "", StepReport(2.0, "put"))), 1_800_000_000.0
     status = TrainingJobStatus(recommendation=best)
     stated = {"checkpointSeconds": 600, "restartSeconds": 60}
     assert MoveCost.from_job(stated, status, score, start_s + 600) == MoveCost(60, 600, pytest.approx(700))
@@ -333,12 +333,12 @@ async def test_what_moving_costs_decides_no_answer() -> None:
         for stated in ({}, {"checkpointSeconds": 600}, {"restartSeconds": 60}, {"globalBatchSize": 32}):
             training = asked["spec"]["training"] | stated
             document = asked | {"spec": asked["spec"] | {"training": training}}
-            keys.add((await running.advisor.read_question("team", document)).key)
+            keys.add((await running.advisor.read_search_inputs("team", document)).key)
     assert len(keys) == 2
 
 
 def test_no_event_on_flutter_within_ten_minutes() -> None:
-    free, since_s = Aspect("True", "PlaceFree", ""), 1_800_000_000.0
+    free, since_s = ConditionContent("True", "PlaceFree", ""), 1_800_000_000.0
     assert better_placement.is_event_due(None, free, since_s)
     assert better_placement.is_event_due(condition("False", "NoneBetter"), free, since_s + 1)
     assert not better_placement.is_event_due(condition("True", "PlaceFree"), free, since_s + 1e5)

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from tilecast_operator.kube.fair_queue import SPARE_NAMESPACES, FairQueue
 from tilecast_operator.kube.queue import KeyQueue
-from tilecast_operator.kube.turns import HELD_FIRST_S, WINDOW_S, RecentUse, TurnClaim, Turns
+from tilecast_operator.kube.turns import HELD_FIRST_S, WINDOW_S, FairLimiter, PermitRequest, RecentUse
 
 NAMESPACES = st.sampled_from("abcde")
 
@@ -167,7 +167,7 @@ class TimedTurns:
 
     def __init__(self, at_once: int, budget_s: float = 1e9) -> None:
         self.now = 0.0
-        self.turns = Turns(at_once, budget_s, lambda: self.now)
+        self.turns = FairLimiter(at_once, budget_s, lambda: self.now)
         self.order: list[str] = []
         self.running: dict[str, asyncio.Event] = {}
         self._tasks: list[asyncio.Task[None]] = []
@@ -176,8 +176,8 @@ class TimedTurns:
         """Ask for a turn."""
 
         async def take() -> None:
-            with self.turns.add_claim(name, TurnClaim(namespace, is_held)):
-                async with self.turns.take_turn(name, rank=rank):
+            with self.turns.add_request(name, PermitRequest(namespace, is_held)):
+                async with self.turns.acquire(name, rank=rank):
                     self.order.append(name)
                     self.running[name] = asyncio.Event()
                     await self.running[name].wait()
@@ -250,7 +250,7 @@ async def test_what_a_held_job_asks_is_no_longer_behind_what_others_who_ask_it_w
     work = TimedTurns(1)
     for number in range(10):
         await work.ask(f"a{number}", "a")
-    with work.turns.add_claim("a9", TurnClaim("b", is_held=True)):
+    with work.turns.add_request("a9", PermitRequest("b", is_held=True)):
         await work.finish()
     assert work.order[-1] == "a9"
 
@@ -259,7 +259,7 @@ async def test_a_held_job_that_waits_no_longer_is_no_reason_to_hurry() -> None:
     work = TimedTurns(1)
     for number in range(4):
         await work.ask(f"a{number}", "a")
-    with work.turns.add_claim("a3", TurnClaim("b", is_held=True)):
+    with work.turns.add_request("a3", PermitRequest("b", is_held=True)):
         pass
     alone = asyncio.create_task(hold_for_a_moment(work.turns))
     await asyncio.sleep(0)
@@ -269,14 +269,14 @@ async def test_a_held_job_that_waits_no_longer_is_no_reason_to_hurry() -> None:
     await alone
 
 
-async def hold_for_a_moment(turns: Turns) -> None:
+async def hold_for_a_moment(turns: FairLimiter) -> None:
     """Claim a turn, drop the claim before the turn comes, and leave the shared work to others."""
 
     async def compute() -> None:
-        async with turns.take_turn("shared"):
+        async with turns.acquire("shared"):
             pass
 
-    with turns.add_claim("shared", TurnClaim("a", is_held=True)):
+    with turns.add_request("shared", PermitRequest("a", is_held=True)):
         made = asyncio.ensure_future(compute())
         await asyncio.sleep(0)
     await made
@@ -284,11 +284,11 @@ async def hold_for_a_moment(turns: Turns) -> None:
 
 @pytest.mark.parametrize("loops", range(4))
 async def test_no_turn_is_lost_with_somebody_who_is_ended_as_it_comes(loops: int) -> None:
-    turns = Turns(1)
+    turns = FairLimiter(1)
     go_on = asyncio.Event()
 
     async def take() -> None:
-        async with turns.take_turn("x"):
+        async with turns.acquire("x"):
             await go_on.wait()
 
     first, second = asyncio.create_task(take()), asyncio.create_task(take())
@@ -298,7 +298,7 @@ async def test_no_turn_is_lost_with_somebody_who_is_ended_as_it_comes(loops: int
         await asyncio.sleep(0)
     second.cancel()
     await asyncio.gather(first, second, return_exceptions=True)
-    async with asyncio.timeout(1), turns.take_turn("y"):
+    async with asyncio.timeout(1), turns.acquire("y"):
         pass
 
 

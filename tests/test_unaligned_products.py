@@ -25,11 +25,11 @@ def factors(
     gpu: str = "h100-sxm",
 ) -> list[float]:
     """Return the factors on the three products of the output layer of GPT-2 with some vocabulary."""
-    model = replace(zoo.preset("gpt2"), vocab=vocabulary)
+    model = replace(zoo.find_preset("gpt2"), vocab=vocabulary)
     workload = Workload(
         model, sequence_length=1024, global_batch=16, precision=precision, framework=framework, execution=execution
     )
-    sharded = zoo.shard(workload, Plans.from_plans(Plan(micro_batch=16)))
+    sharded = zoo.build_sharded_graph(workload, Plans.from_plans(Plan(micro_batch=16)))
     table, rows = sharded.graph.kernels()
     times = kernels.predict_kernel_times(table, find_gpu(gpu))
     ops = [op for block in sharded.graph.blocks for op in block.ops]
@@ -65,9 +65,9 @@ def test_products_without_tensor_cores_are_not_slowed() -> None:
 
 def test_unaligned_rate_is_that_of_the_constant() -> None:
     gpu, known = find_gpu("h100-sxm"), shipped_constants().unaligned
-    model = replace(zoo.preset("gpt2"), vocab=ODD)
+    model = replace(zoo.find_preset("gpt2"), vocab=ODD)
     workload = Workload(model, sequence_length=1024, global_batch=16, precision="bf16", framework="huggingface")
-    sharded = zoo.shard(workload, Plans.from_plans(Plan(micro_batch=16)))
+    sharded = zoo.build_sharded_graph(workload, Plans.from_plans(Plan(micro_batch=16)))
     table, rows = sharded.graph.kernels()
     times = kernels.predict_kernel_times(table, gpu)
     ops = [op for block in sharded.graph.blocks for op in block.ops]

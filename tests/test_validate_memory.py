@@ -26,7 +26,7 @@ ROW = {
 GIB = 2.0**30
 
 
-def measure(rows: list[dict[str, str]]) -> memory.Peaks:
+def measure(rows: list[dict[str, str]]) -> memory.MemoryPeaks:
     return memory.measure_peaks(rows, *runs.prepare(rows))
 
 

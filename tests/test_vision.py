@@ -41,7 +41,7 @@ def folder(tmp_path: Path, name: str = f"some_net@{IMAGE}.json") -> Graphs:
 
 
 def ops(**how: Any) -> list[Op]:
-    model = how.pop("model", zoo.preset("resnet-50"))
+    model = how.pop("model", zoo.find_preset("resnet-50"))
     built = zoo.build(Workload(model, 1, 8, **{"precision": "fp16", **how}), Shards(8 * ONE, ONE, ONE, ONE, 0 * ONE))
     return [op for block in built.blocks for op in block.ops]
 
@@ -114,7 +114,7 @@ def convolution(**dims: float) -> dict[str, Any]:
 
 
 def emitted(memory_format: Any, **dims: float) -> list[Op]:
-    workload = Workload(zoo.preset("resnet-50"), 1, 8, precision="fp16", memory_format=memory_format)
+    workload = Workload(zoo.find_preset("resnet-50"), 1, 8, precision="fp16", memory_format=memory_format)
     return layers.convolution("conv", Numerics.from_workload(workload), convolution(**dims))
 
 
@@ -132,7 +132,7 @@ def test_networks_of_gluoncv_read_channels_first(framework: str, memory_format: 
 
 def test_tensorflow_composes_the_dropout_of_dense_layers() -> None:
     def launches(framework: str) -> float:
-        built = ops(model=zoo.preset("wide-deep-outbrain"), framework=framework, precision="fp32")
+        built = ops(model=zoo.find_preset("wide-deep-outbrain"), framework=framework, precision="fp32")
         return float(np.mean([op.count for op in built if op.name.startswith("dropout")]))
 
     assert launches("ddp") == 1.0
@@ -149,7 +149,7 @@ WIDE = {"model": "vnet", "framework": "tensorflow", "precision": "fp16"}
 def test_tensorflow_runs_what_follows_a_composed_norm_in_fp32(how: dict[str, str], *, is_wide: bool) -> None:
     """auto_mixed_precision.cc propagates the mean's FP32 up to the next convolution; fused norms have no mean."""
     stated = WIDE | how
-    built = ops(**stated | {"model": zoo.preset(stated["model"])})
+    built = ops(**stated | {"model": zoo.find_preset(stated["model"])})
     names = [op.name for op in built]
     assert ("cast" in names) == is_wide
     assert {op.table.element_bytes[0] for op in built if op.name == "relu"} <= {4 if is_wide else 2}
@@ -176,7 +176,7 @@ def test_channels_last_groups_have_tensor_kernels_in_multiples_of_32(groups: flo
 
 def test_a_limit_on_accumulation_slows_no_more_than_the_tensor_cores() -> None:
     gpu = find_gpu("rtx-3090")
-    table = KernelTable.of("gemm", "fp16", batch=1.0, m=8192.0, n=8192.0, k=[512.0, 8192.0])
+    table = KernelTable.from_dimensions("gemm", "fp16", batch=1.0, m=8192.0, n=8192.0, k=[512.0, 8192.0])
     limited, slow, free = (
         kernels.predict_kernel_times(table, one).seconds
         for one in (gpu, replace(gpu, fp16_accumulate_flops=0.0), gpu.without_fp32_limit())
@@ -215,7 +215,7 @@ def test_the_memory_format_of_a_bare_model_is_a_flag(capsys: pytest.CaptureFixtu
 def test_the_gradient_of_regions_is_added_neighbour_by_neighbour() -> None:
     def written(name: str, memory_format: str) -> float:
         """Return the bytes that the gradient writes for each pixel of a region."""
-        walked_ops = ops(model=zoo.preset(name), precision="fp32", memory_format=memory_format)
+        walked_ops = ops(model=zoo.find_preset(name), precision="fp32", memory_format=memory_format)
         gradient = next(op for op in walked_ops if op.name == "align.gradient")
         ((_, _, dims),) = gradient.table.groups()
         return float(dims["written_bytes"][0])

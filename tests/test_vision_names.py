@@ -51,7 +51,7 @@ PUBLISHED = {
 def test_a_name_means_a_model_of_the_published_size(name: str) -> None:
     table = vision_table({"model_name": name, "notes": "Cityscapes, crop 224x224"})
     assert table is not None
-    parameters = zoo.count_parameters(Workload(zoo.model_from(table), 1, 8, precision="fp32"))
+    parameters = zoo.count_parameters(Workload(zoo.build_model(table), 1, 8, precision="fp32"))
     assert parameters / 1e6 == pytest.approx(PUBLISHED[name], rel=0.02)
 
 

@@ -155,7 +155,7 @@ async def test_heartbeats_of_nodes_are_compared_and_not_parsed() -> None:
         parsed.append(body["metadata"]["resourceVersion"])
         cache.put_object(body)
 
-    pace = watch.WatchPace(between_s=0.0, retry_first_s=0.0)
+    pace = watch.WatchDelays(between_s=0.0, retry_first_s=0.0)
     nodes = watch.NodeInformer(api, see, cache.remove_object, "", lambda: counted.append(None), pace)
     await run_until(nodes.run(), lambda: len(versions) >= 4 and len(cache.nodes) <= 1, runner, api)
     assert parsed[:2] == ["1", "2"] and parsed[2:7] == ["20", "70", "71", "80", "90"], "of forty beats the first alone"

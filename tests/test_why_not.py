@@ -12,7 +12,7 @@ from tilecast.advice import Advice, Budget, Change, Constraints, Request, advise
 from tilecast.advice.what_if.changes import CHANGES, apply_change, describe_larger_memory
 from tilecast.hardware import Pool, find_gpu, find_link
 from tilecast.objectives import Objective
-from tilecast.spec import Plan, Plans, Stated, Workload
+from tilecast.spec import PartialPlan, Plan, Plans, Workload
 from tilecast.step import step_on_faster_links
 from tilecast.step.blocks import kernel_seconds
 
@@ -24,11 +24,11 @@ def pool(gpu: str, nodes: int, price: float | None, link: str = "infiniband-hdr-
 
 
 POOLS = [pool("h100-sxm", 2, 6.9), pool("a100-80", 2, 3.4), pool("l4", 2, 0.8, "ethernet-25"), pool("t4", 2, 0.5)]
-LLAMA = Workload(zoo.preset("llama-3.2-1b"), 2048, 64, steps=1000)
-LARGE = Workload(zoo.preset("llama-2-7b"), 4096, 64, steps=1000)
-GPT = Workload(zoo.preset("gpt2-xl"), 1024, 64, "fp16", steps=1000)
-RESNET = Workload(zoo.preset("resnet-50"), 1, 61, "fp16", optimizer="momentum", steps=1000)
-MOE = Workload(zoo.preset("mixtral-8x7b"), 4096, 64, steps=100)
+LLAMA = Workload(zoo.find_preset("llama-3.2-1b"), 2048, 64, steps=1000)
+LARGE = Workload(zoo.find_preset("llama-2-7b"), 4096, 64, steps=1000)
+GPT = Workload(zoo.find_preset("gpt2-xl"), 1024, 64, "fp16", steps=1000)
+RESNET = Workload(zoo.find_preset("resnet-50"), 1, 61, "fp16", optimizer="momentum", steps=1000)
+MOE = Workload(zoo.find_preset("mixtral-8x7b"), 4096, 64, steps=100)
 
 REQUESTS: dict[str, Request] = {
     "time": Request("time", LLAMA),
@@ -118,7 +118,7 @@ def test_just_less_than_the_change_is_not_enough(name: str) -> None:
 FEWER = {
     "tight": (Request("tight", LARGE), [pool("h100-sxm", 2, 6.9), pool("a100-80", 2, 3.4)]),
     "odd": (Request("odd", replace(LARGE, global_batch=96)), [pool("h100-sxm", 2, 6.9), pool("a100-80", 3, 3.4)]),
-    "large": (Request("large", replace(MOE, model=zoo.preset("llama-3.1-405b"))), [pool("a100-80", 2, 3.4)]),
+    "large": (Request("large", replace(MOE, model=zoo.find_preset("llama-3.1-405b"))), [pool("a100-80", 2, 3.4)]),
 }
 
 
@@ -228,7 +228,7 @@ INPUTS = {
 
 def test_every_input_of_the_table_changes_and_nothing_else_does() -> None:
     assert INPUTS.keys() == CHANGES.keys()
-    plan = Stated.parse("dp8,mb2", "plan")
+    plan = PartialPlan.parse("dp8,mb2", "plan")
     request = Request("x", LLAMA, "fastestWithinBudget", budget=Budget(1.0), deadline_s=1.0, plan=plan)
     for name, value in INPUTS.items():
         after, changed = apply_change(Change(name, value, "fits", ""), request, POOLS[0])
@@ -247,7 +247,7 @@ def test_every_input_of_the_table_changes_and_nothing_else_does() -> None:
 def test_a_part_of_a_node_grows_to_a_whole_one_before_there_are_more(model: str, gpus: int, items: str) -> None:
     whole = pool("h100-sxm", 1, 6.9)
     part = replace(whole, gpus_per_node=gpus, usual_gpus_per_node=8)
-    request = Request("x", Workload(zoo.preset(model), 4096, 64))
+    request = Request("x", Workload(zoo.find_preset(model), 4096, 64))
     (rejection,) = advise(request, [part]).rejections
     assert rejection.change is not None and rejection.remedy == items
     after, grown = apply_change(rejection.change, request, part)
@@ -257,7 +257,7 @@ def test_a_part_of_a_node_grows_to_a_whole_one_before_there_are_more(model: str,
 
 def test_a_faster_plan_of_more_gpus_fills_the_node_first() -> None:
     part = replace(pool("h100-sxm", 1, 6.9), gpus_per_node=2, usual_gpus_per_node=8)
-    advice = advise(Request("x", Workload(zoo.preset("gpt2-xl"), 1024, 64)), [part])
+    advice = advise(Request("x", Workload(zoo.find_preset("gpt2-xl"), 1024, 64)), [part])
     (change,) = [item.change for item in advice.why_not if item.code == "PoolTooSmall" and item.change]
     assert (change.input, change.text) == ("pool.gpus", "1 node of 4 GPUs instead of 2")
 
@@ -268,7 +268,7 @@ def test_a_change_names_sizes_that_can_be_had(gpus: int) -> None:
     part = replace(pool("h100-sxm", 1, 6.9), gpus_per_node=gpus, usual_gpus_per_node=8)
     for model in ("gpt2-xl", "llama-3-70b"):
         for batch in (15 * 8, 64):
-            request = Request("x", Workload(zoo.preset(model), 1024, batch))
+            request = Request("x", Workload(zoo.find_preset(model), 1024, batch))
             advice = advise(request, [part, pool("a100-80", 2, 4.1)])
             for change in (*(item.change for item in advice.why_not), *(item.change for item in advice.rejections)):
                 if change is not None and change.input == "pool.gpus":
@@ -280,14 +280,14 @@ def test_a_change_names_sizes_that_can_be_had(gpus: int) -> None:
 def test_a_precision_helps_a_batch_that_few_counts_divide() -> None:
     """Seven samples fit on one of six V100, though not on two, three or six."""
     gpu_pool = pool("v100-sxm-32", 1, 3.1)
-    request = Request("x", Workload(zoo.preset("t5-small"), 512, 7))
+    request = Request("x", Workload(zoo.find_preset("t5-small"), 512, 7))
     (rejection,) = advise(request, [replace(gpu_pool, gpus_per_node=6)]).rejections
     assert rejection.remedy == "train in fp16"
 
 
 def test_a_limit_on_nodes_counts_nodes_not_parts_of_one() -> None:
     part = replace(pool("h100-sxm", 1, 6.9), gpus_per_node=1, usual_gpus_per_node=8)
-    request = Request("x", Workload(zoo.preset("gpt2-xl"), 1024, 64), constraints=Constraints(max_nodes=1))
+    request = Request("x", Workload(zoo.find_preset("gpt2-xl"), 1024, 64), constraints=Constraints(max_nodes=1))
     items = [item for item in advise(request, [part, pool("a100-80", 1, 4.1)]).why_not if item.subject == "pool"]
     (change,) = [item.change for item in items if item.pool == part.name]
     assert change is not None and change.input == "pool.gpus" and int(change.value) <= 8
@@ -307,7 +307,7 @@ def test_plans_on_several_speeds_at_once_take_what_they_do_on_each(workload: Wor
     factors = np.array([1.0, 1.35, 4.0])
     plans = search.enumerate_plans(workload, POOLS[2])
     plans = plans.take(np.arange(0, len(plans), 7))
-    sharded = zoo.shard(workload, plans)
+    sharded = zoo.build_sharded_graph(workload, plans)
     kernels = kernel_seconds(workload, sharded, POOLS[2].gpu)
     together = step_on_faster_links(workload, sharded, plans, POOLS[2], kernels, factors)
     for factor, column in zip(factors, together.T, strict=True):
@@ -317,7 +317,7 @@ def test_plans_on_several_speeds_at_once_take_what_they_do_on_each(workload: Wor
 
 def test_a_job_with_servers_is_told_to_shard_without_them() -> None:
     served = replace(LARGE, gradient_sync="parameterServer")
-    request = Request("served", served, plan=Stated.parse("dp=16", "plan"), constraints=Constraints(gpus=16))
+    request = Request("served", served, plan=PartialPlan.parse("dp=16", "plan"), constraints=Constraints(gpus=16))
     inputs = {item.change.input for item in advise(request, POOLS).rejections if item.change}
     assert "training.gradientSync" in inputs and not inputs & {"plan.zeroStage", "training.framework"}
 
@@ -346,9 +346,9 @@ def test_a_precision_that_the_framework_lacks_is_no_remedy() -> None:
 )
 def test_a_plan_that_does_not_fit_is_told_what_of_it_to_change(plan: str, changed: str, remedy: str) -> None:
     """Shorter sequences are not suggested where the plan itself can be made to fit."""
-    lora = replace(LARGE, model=zoo.preset("qwen3-8b"), sequence_length=8192, lora_rank=16)
+    lora = replace(LARGE, model=zoo.find_preset("qwen3-8b"), sequence_length=8192, lora_rank=16)
     workload = lora if plan == "fsdp8,ac=none" else LARGE
-    request = Request("x", workload, plan=Stated.parse(plan, "plan"), constraints=Constraints(gpus=8))
+    request = Request("x", workload, plan=PartialPlan.parse(plan, "plan"), constraints=Constraints(gpus=8))
     (rejection,) = advise(request, [pool("a100-40", 1, 3.4)]).rejections
     assert rejection.change is not None
     assert (rejection.change.input, rejection.remedy) == (changed, remedy)

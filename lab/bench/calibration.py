@@ -23,7 +23,7 @@ def deviations(runs: list[Run]) -> dict[str, tuple[float, int]]:
     The spread is 1.4826 times the median size of a group's median around that of the enclosing group. A source
     plays the part of a cluster.
     """
-    keys = [(one.pool.rsplit(" ", 1)[0], *calibration.group_of_run(one)) for one in runs]
+    keys = [(one.pool.rsplit(" ", 1)[0], *calibration.name_group(one)) for one in runs]
     rest = np.array([one.deviation for one in runs])
     widths = {}
     for name, depth in LEVELS:

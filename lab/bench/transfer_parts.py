@@ -26,7 +26,7 @@ TITLES = ("raw", "by the step", "by its parts")
 SHARD = ("tensor", "pipeline", "context", "expert", "micro_batch", "gradient_accumulation", "checkpointing")
 
 
-class Twins:
+class PairedRows:
     """Rows with the forecast parts of their steps, from constants fitted without the row's source."""
 
     def __init__(self, subjects: TransferRuns) -> None:
@@ -88,7 +88,7 @@ class Twins:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser()
     parser.add_argument("files", nargs="+", type=Path)
-    twins = Twins(transfer.read_subjects(parser.parse_args().files))
+    twins = PairedRows(transfer.read_subjects(parser.parse_args().files))
     errors = defaultdict[tuple[str, str], list[list[float]]](list)
     for one, twin, others in twins.pairs():
         for asked in others:

@@ -38,7 +38,7 @@ TOLERANCE = 1e-3
 
 
 @dataclass(frozen=True, slots=True)
-class Repriced:
+class RepricedRow:
     """Forecasts of one row: committed and of today, in seconds; None where the row is new or refused."""
 
     source: str
@@ -91,7 +91,7 @@ def reprice(
     committed: Mapping[str, float | None],
     graphs: Graphs | None = None,
     track: Track = without_progress,
-) -> dict[str, Repriced]:
+) -> dict[str, RepricedRow]:
     """Forecast rows, and return committed forecasts and those of today.
 
     Returns:
@@ -106,17 +106,17 @@ def reprice(
 
 def _reprice(
     rows: Sequence[Row], committed: Mapping[str, float | None], graphs: Graphs | None, track: Track
-) -> dict[str, Repriced]:
+) -> dict[str, RepricedRow]:
     repriced = {}
     for row, item in zip(rows, forecast(rows, track, graphs), strict=True):
         key = digest(row) + ("-graph" if graphs else "")
-        repriced[key] = Repriced(source_of(row), read_measured_seconds(row), committed.get(key), item.seconds)
+        repriced[key] = RepricedRow(source_of(row), read_measured_seconds(row), committed.get(key), item.seconds)
     return repriced
 
 
-def table(repriced: Mapping[str, Repriced]) -> str:
+def table(repriced: Mapping[str, RepricedRow]) -> str:
     """Return the moved forecasts by source as text: how many, how far, and the median error before and after."""
-    groups: dict[str, list[Repriced]] = defaultdict(list)
+    groups: dict[str, list[RepricedRow]] = defaultdict(list)
     for item in repriced.values():
         groups[item.source].append(item)
     lines = [f"{'source':<44}{'rows':>6}{'moved':>7}{'median':>9}{'largest':>9}{'error before':>14}{'after':>8}"]

@@ -26,27 +26,32 @@ from tilecast.api import training_job
 from tilecast.api.calibration import ObservedRun
 from tilecast.hardware import Pool, find_gpu, find_link
 from tilecast.nodes import NodesReport
-from tilecast.spec import Plan, SpecError, Stated, Workload
+from tilecast.spec import PartialPlan, Plan, SpecError, Workload
 from tilecast_operator.answer import (
-    Answer,
-    Declined,
+    AdviceOutcome,
+    AdviceRefusal,
     decline_failed,
     decline_invalid,
     decline_without_pools,
     find_interruption,
     is_internal_error,
 )
-from tilecast_operator.answer_memo import AnswerMemo
-from tilecast_operator.interruptions import Interruptions
+from tilecast_operator.answer_memo import ResultCache
+from tilecast_operator.interruptions import InterruptedSearches
 from tilecast_operator.kube.client import Api, ApiError
 from tilecast_operator.kube.journal import Journal
 from tilecast_operator.kube.kinds import Document
-from tilecast_operator.kube.turns import TurnClaim, Turns
+from tilecast_operator.kube.turns import FairLimiter, PermitRequest
 from tilecast_operator.objects.view import encode_canonical
-from tilecast_operator.observed.own_runs import OwnRuns, describe_pools, digest_alternatives, list_possible_workloads
-from tilecast_operator.question import PoolVersions, Question
+from tilecast_operator.observed.own_runs import (
+    EarlierRuns,
+    describe_pools,
+    digest_alternatives,
+    list_possible_workloads,
+)
+from tilecast_operator.question import PoolVersions, SearchInputs
 from tilecast_operator.search_process import SearchInterruptedError
-from tilecast_operator.searches import Searches
+from tilecast_operator.searches import SearchRunner
 
 ResultT = TypeVar("ResultT")
 FindRuns: TypeAlias = Callable[[Collection[str]], Sequence[ObservedRun]]
@@ -78,11 +83,11 @@ class Advisor:
     def __init__(
         self,
         reader: Api,
-        searches: Searches,
+        searches: SearchRunner,
         on_search: Callable[[Advice, float], None],
         threads: int,
         size: int,
-        interruptions: Interruptions | None = None,
+        interruptions: InterruptedSearches | None = None,
         journal: Journal | None = None,
         read: ReadRequest = training_job.to_request,
     ) -> None:
@@ -90,24 +95,24 @@ class Advisor:
         """Why no advice can be given; None if it can."""
         self._reader = reader
         self._searches = searches
-        self._interruptions = interruptions or Interruptions()
+        self._interruptions = interruptions or InterruptedSearches()
         self._journal = journal or Journal("", ())
         self._request_of = read
         self._on_search = on_search
         self._executor = ThreadPoolExecutor(threads, thread_name_prefix="advise")
-        self._turns, self._readers = Turns(threads), Turns(READERS)
+        self._turns, self._readers = FairLimiter(threads), FairLimiter(READERS)
         self._report: NodesReport | None = None
         self._of_namespace: Mapping[str, NodesReport] = {}
         self._version = itertools.count(1)
         self.versions = PoolVersions({})
         self.facts = ""
         """Text that identifies the pools, without the corrections learned from runs."""
-        self._requests: AnswerMemo[Request | Declined] = AnswerMemo(size)
-        self._answers: AnswerMemo[Answer] = AnswerMemo(size, (Pool, Request))
-        self._standing: AnswerMemo[Answer] = AnswerMemo(size, (Pool, Request))
-        self._hashes: AnswerMemo[str] = AnswerMemo(size)
-        self._workloads: AnswerMemo[Mapping[str, Workload]] = AnswerMemo(size)
-        self._own: AnswerMemo[OwnRuns] = AnswerMemo(size)
+        self._requests: ResultCache[Request | AdviceRefusal] = ResultCache(size)
+        self._answers: ResultCache[AdviceOutcome] = ResultCache(size, (Pool, Request))
+        self._standing: ResultCache[AdviceOutcome] = ResultCache(size, (Pool, Request))
+        self._hashes: ResultCache[str] = ResultCache(size)
+        self._workloads: ResultCache[Mapping[str, Workload]] = ResultCache(size)
+        self._own: ResultCache[EarlierRuns] = ResultCache(size)
 
     def set_pools(self, report: NodesReport, of_namespace: Mapping[str, NodesReport] = MappingProxyType({})) -> None:
         """Replace the pools. `of_namespace` has the corrected pools of each namespace with runs."""
@@ -155,7 +160,7 @@ class Advisor:
         self._executor.shutdown(wait=False, cancel_futures=True)
         self._searches.stop()
 
-    async def read_question(self, namespace: str, document: Document, *, is_held: bool = False) -> Question:
+    async def read_search_inputs(self, namespace: str, document: Document, *, is_held: bool = False) -> SearchInputs:
         """Read the question of a TrainingJob document and its ConfigMap.
 
         Args:
@@ -169,121 +174,138 @@ class Advisor:
         try:
             spec = training_job.parse_training_job(document)
         except SpecError as error:
-            return Question(b"", Declined("InvalidSpec", str(error)))
+            return SearchInputs(b"", AdviceRefusal("InvalidSpec", str(error)))
         stored: bytes | None = None
         reference = training_job.model_reference(spec)
         if reference is not None:
             config_map = await self._get_config_map(namespace, reference)
             try:
-                if isinstance(config_map, Declined):
-                    return Question(b"", config_map, True)
+                if isinstance(config_map, AdviceRefusal):
+                    return SearchInputs(b"", config_map, True)
                 stored = training_job.config_map_content(reference, config_map)
             except SpecError as error:
-                return Question(b"", Declined("ModelNotFound", str(error)), True)
+                return SearchInputs(b"", AdviceRefusal("ModelNotFound", str(error)), True)
         everything = encode_canonical(spec.model_dump(exclude=UNPRICED)) + hashlib.sha256(stored or b"").digest()
         key = hashlib.sha256(everything).digest()
-        with self._readers.add_claim(key, TurnClaim(namespace, is_held)):
+        with self._readers.add_request(key, PermitRequest(namespace, is_held)):
             request = await self._requests.get(key, lambda: self._read_request(key, spec, stored))
-        return Question(key, request, reference is not None, namespace, is_held)
+        return SearchInputs(key, request, reference is not None, namespace, is_held)
 
-    async def add_runs(self, question: Question, find_runs: FindRuns, skip_digest: str | None = None) -> Question:
+    async def add_runs(
+        self, search_inputs: SearchInputs, find_runs: FindRuns, skip_digest: str | None = None
+    ) -> SearchInputs:
         """Return the question with earlier runs of its job.
 
         Args:
-            question: The question as it was read.
+            search_inputs: The question as it was read.
             find_runs: Function that returns the runs of workloads, given by their digests, newest first.
             skip_digest: Digest of runs; runs with this digest are not priced.
         """
-        pools, request = self.list_pools(question), question.request
-        if isinstance(request, Declined) or not pools:
-            return question
+        pools, request = self.list_pools(search_inputs), search_inputs.request
+        if isinstance(request, AdviceRefusal) or not pools:
+            return search_inputs
         gpus = tuple(pool.gpu.name for pool in pools)
         meant = await self._compute_once(
-            question, self._workloads, (question.key, gpus), list_possible_workloads, request, pools
+            search_inputs, self._workloads, (search_inputs.key, gpus), list_possible_workloads, request, pools
         )
         runs = find_runs(meant.keys())
-        digest = digest_alternatives(question.key, self.facts, runs)
+        digest = digest_alternatives(search_inputs.key, self.facts, runs)
         if not runs or digest == skip_digest:
-            return replace(question, runs_hash=digest if runs else "")
-        key = (self._make_answer_key(question), tuple(runs))
-        own = await self._compute_once(question, self._own, key, OwnRuns.from_runs, request, pools, meant, runs)
-        return replace(question, own=own, runs_hash=digest if own.own.runs else "")
+            return replace(search_inputs, runs_hash=digest if runs else "")
+        key = (self._make_advice_key(search_inputs), tuple(runs))
+        own = await self._compute_once(
+            search_inputs, self._own, key, EarlierRuns.from_runs, request, pools, meant, runs
+        )
+        return replace(search_inputs, own=own, runs_hash=digest if own.own.runs else "")
 
-    async def hash_inputs(self, question: Question) -> str | None:
+    async def hash_inputs(self, search_inputs: SearchInputs) -> str | None:
         """Return the digest of all inputs of the advice, without a search. If there is no advice, return None."""
-        pools, request = self.list_pools(question), question.request
-        if not pools or isinstance(request, Declined):
+        pools, request = self.list_pools(search_inputs), search_inputs.request
+        if not pools or isinstance(request, AdviceRefusal):
             return None
         _, digest = kernels.describe_model_file()
         return await self._compute_once(
-            question, self._hashes, self._make_answer_key(question), inputs_hash, request, pools, digest
+            search_inputs, self._hashes, self._make_advice_key(search_inputs), inputs_hash, request, pools, digest
         )
 
-    async def answer_question(self, question: Question) -> Answer:
+    async def find_advice(self, search_inputs: SearchInputs) -> AdviceOutcome:
         """Return the answer to a question."""
-        if isinstance(question.request, Declined):
-            if is_internal_error(question.request):
-                self._requests.drop(question.key)
-            return question.request
-        pools = self.list_pools(question)
+        if isinstance(search_inputs.request, AdviceRefusal):
+            if is_internal_error(search_inputs.request):
+                self._requests.drop(search_inputs.key)
+            return search_inputs.request
+        pools = self.list_pools(search_inputs)
         if not pools:
-            return decline_without_pools(self._of_namespace.get(question.namespace, self._report))
-        return await self.search(self._make_answer_key(question), question.key, question.request, pools, question.claim)
+            return decline_without_pools(self._of_namespace.get(search_inputs.namespace, self._report))
+        return await self.search(
+            self._make_advice_key(search_inputs),
+            search_inputs.key,
+            search_inputs.request,
+            pools,
+            search_inputs.permit_request,
+        )
 
     async def search(
-        self, key: Hashable, question_key: Hashable, request: Request, pools: Sequence[Pool], claim: TurnClaim
-    ) -> Answer:
+        self,
+        key: Hashable,
+        search_key: Hashable,
+        request: Request,
+        pools: Sequence[Pool],
+        permit_request: PermitRequest,
+    ) -> AdviceOutcome:
         """Return the answer to a request on some pools. Concurrent calls with equal keys share one search.
 
         Args:
             key: Key of the answer.
-            question_key: Key of the question without the pools, under which an interrupted search is remembered.
+            search_key: Key of the question without the pools, under which an interrupted search is remembered.
             request: The request.
             pools: The pools to search.
-            claim: Claim for a turn.
+            permit_request: Claim for a turn.
         """
-        if (refusal := self._interruptions.find_refusal(question_key)) is not None:
+        if (refusal := self._interruptions.find_refusal(search_key)) is not None:
             return refusal
-        with self._searches.turns.add_claim(key, claim):
-            advice = await self._answers.get(key, lambda: self._search_plans(key, question_key, request, pools))
+        with self._searches.turns.add_request(key, permit_request):
+            advice = await self._answers.get(key, lambda: self._search_plans(key, search_key, request, pools))
         if is_internal_error(advice) or find_interruption(advice):
             self._answers.drop(key)
         return advice
 
-    async def keep_incumbent(self, question: Question, answer: Answer, incumbent: Incumbent | None) -> Answer:
+    async def keep_incumbent(
+        self, search_inputs: SearchInputs, outcome: AdviceOutcome, incumbent: Incumbent | None
+    ) -> AdviceOutcome:
         """Return the answer with the current recommendation first, unless that is invalid or clearly worse."""
-        pools = self.list_pools(question)
-        if isinstance(answer, Declined) or incumbent is None or not pools:
-            return answer
-        key = (self._make_answer_key(question), answer.inputs_hash, incumbent)
-        return await self._compute_once(question, self._standing, key, _hold_incumbent, answer, pools, incumbent)
+        pools = self.list_pools(search_inputs)
+        if isinstance(outcome, AdviceRefusal) or incumbent is None or not pools:
+            return outcome
+        key = (self._make_advice_key(search_inputs), outcome.inputs_hash, incumbent)
+        return await self._compute_once(search_inputs, self._standing, key, _hold_incumbent, outcome, pools, incumbent)
 
     async def forecast_running(
-        self, question: Question, pool: Pool, gpus: int, plan: Plan | Stated | None, **chosen: Any
+        self, search_inputs: SearchInputs, pool: Pool, gpus: int, plan: Plan | PartialPlan | None, **chosen: Any
     ) -> RunForecast:
         """Return the forecast for a running plan on a pool.
 
         Raises:
             SpecError: The job cannot be read, or cannot run with such a plan.
         """
-        if isinstance(question.request, Declined):
-            raise SpecError("spec", question.request.message, "correct the job")
-        async with self._turns.take_turn(None, question.claim):
-            return await self.run_in_thread(partial(forecast_run, question.request, pool, gpus, plan, **chosen))
+        if isinstance(search_inputs.request, AdviceRefusal):
+            raise SpecError("spec", search_inputs.request.message, "correct the job")
+        async with self._turns.acquire(None, search_inputs.permit_request):
+            return await self.run_in_thread(partial(forecast_run, search_inputs.request, pool, gpus, plan, **chosen))
 
-    def list_pools(self, question: Question) -> Sequence[Pool]:
+    def list_pools(self, search_inputs: SearchInputs) -> Sequence[Pool]:
         """Return the pools, corrected for the question's namespace and by the job's earlier runs."""
-        report = self._of_namespace.get(question.namespace, self._report)
-        return () if report is None else question.own.correct_pools(report.pools)
+        report = self._of_namespace.get(search_inputs.namespace, self._report)
+        return () if report is None else search_inputs.own.correct_pools(report.pools)
 
-    def _make_answer_key(self, question: Question) -> Hashable:
+    def _make_advice_key(self, search_inputs: SearchInputs) -> Hashable:
         """Return the key of an answer, which is made of question, pools and runs."""
-        return question.key, self.versions.get_version(question.namespace), question.own.own
+        return search_inputs.key, self.versions.get_version(search_inputs.namespace), search_inputs.own.own
 
     async def _compute_once(
         self,
-        question: Question,
-        memo: AnswerMemo[ResultT],
+        search_inputs: SearchInputs,
+        memo: ResultCache[ResultT],
         key: Hashable,
         function: Callable[..., ResultT],
         *arguments: object,
@@ -292,15 +314,15 @@ class Advisor:
         place = (memo, key)
 
         async def compute() -> ResultT:
-            async with self._turns.take_turn(place):
+            async with self._turns.acquire(place):
                 return await self.run_in_thread(function, *arguments)
 
-        with self._turns.add_claim(place, question.claim):
+        with self._turns.add_request(place, search_inputs.permit_request):
             return await memo.get(key, compute)
 
     async def _get_config_map(
         self, namespace: str, reference: training_job.ModelReference
-    ) -> Mapping[str, Any] | Declined | None:
+    ) -> Mapping[str, Any] | AdviceRefusal | None:
         """Return the ConfigMap of a reference, or why it cannot be read. If it does not exist, return None."""
         try:
             return await self._reader.get(f"/api/v1/namespaces/{namespace}/configmaps/{reference.name}")
@@ -310,28 +332,28 @@ class Advisor:
             if error.status != 403:
                 raise
             text = f"{reference.field}: the operator may not read ConfigMap {reference.name}; install the chart"
-            return Declined("ModelNotReadable", f"{text} with rbac.readConfigMaps, or {reference.otherwise}")
+            return AdviceRefusal("ModelNotReadable", f"{text} with rbac.readConfigMaps, or {reference.otherwise}")
 
     async def _read_request(
         self, key: bytes, spec: training_job.TrainingJobSpec, stored: bytes | None
-    ) -> Request | Declined:
-        async with self._readers.take_turn(key):
+    ) -> Request | AdviceRefusal:
+        async with self._readers.acquire(key):
             # A stored graph takes a while to read: it is read beside searches, not behind them.
             return await _catch_errors(asyncio.to_thread(self._journal.call_noted, self._request_of, "", spec, stored))
 
     async def _search_plans(
-        self, key: Hashable, question_key: Hashable, request: Request, pools: Sequence[Pool]
-    ) -> Answer:
+        self, key: Hashable, search_key: Hashable, request: Request, pools: Sequence[Pool]
+    ) -> AdviceOutcome:
         try:
             answer = await _catch_errors(self._searches.run_search(request, pools, self._on_search, key))
         except SearchInterruptedError as error:
-            return self._interruptions.add_interruption(question_key, error)
+            return self._interruptions.add_interruption(search_key, error)
         if isinstance(answer, Advice):
-            self._interruptions.forget_question(question_key)
+            self._interruptions.forget_search(search_key)
         return answer
 
 
-async def _catch_errors(work: Awaitable[ResultT]) -> ResultT | Declined:
+async def _catch_errors(work: Awaitable[ResultT]) -> ResultT | AdviceRefusal:
     """Return the result of `work`. If it fails, return the answer that declines the job. Raise interruptions."""
     try:
         return await work
@@ -344,16 +366,16 @@ async def _catch_errors(work: Awaitable[ResultT]) -> ResultT | Declined:
         return decline_failed(error)
 
 
-def _hold_incumbent(answer: Advice, pools: Sequence[Pool], incumbent: Incumbent) -> Answer:
+def _hold_incumbent(outcome: Advice, pools: Sequence[Pool], incumbent: Incumbent) -> AdviceOutcome:
     """Return the answer with the incumbent recommendation first, or the answer if the incumbent has no price."""
     try:
-        return keep_incumbent(answer, pools, incumbent)
+        return keep_incumbent(outcome, pools, incumbent)
     except Exception:
         log.exception("what was recommended cannot be priced anew")
-        return answer
+        return outcome
 
 
 def _make_small_job() -> tuple[Request, list[Pool]]:
-    workload = Workload(model=zoo.preset("gpt2"), sequence_length=128, global_batch=1, precision="fp16")
+    workload = Workload(model=zoo.find_preset("gpt2"), sequence_length=128, global_batch=1, precision="fp16")
     gpu = find_gpu("t4")
     return Request("warm-up", workload), [Pool("t4", gpu, 1, 1, find_link(gpu.intra_link), find_link("ethernet-10"))]

@@ -22,7 +22,7 @@ REASONS = (
 
 
 @dataclass(frozen=True, slots=True)
-class Declined:
+class AdviceRefusal:
     """Reason why a job gets no advice. `reason` is stable CamelCase. `message` has the problem and the remedy."""
 
     reason: str
@@ -31,53 +31,53 @@ class Declined:
     """Seconds after which the question is worth asking again; 0 if that does not depend on time."""
 
 
-Answer: TypeAlias = Advice | Declined
+AdviceOutcome: TypeAlias = Advice | AdviceRefusal
 
 
-def get_ready_reason(answer: Answer) -> str:
+def get_ready_reason(outcome: AdviceOutcome) -> str:
     """Return the reason of the condition Ready that an answer gives."""
-    if isinstance(answer, Declined):
-        return answer.reason
-    return "Advised" if answer.best else "NoFittingPlan"
+    if isinstance(outcome, AdviceRefusal):
+        return outcome.reason
+    return "Advised" if outcome.best else "NoFittingPlan"
 
 
-def get_ready_message(answer: Answer) -> str:
+def get_ready_message(outcome: AdviceOutcome) -> str:
     """Return the message of the condition Ready that an answer gives."""
-    if isinstance(answer, Declined):
-        return answer.message[:MAX_MESSAGE]
-    best = answer.best
+    if isinstance(outcome, AdviceRefusal):
+        return outcome.message[:MAX_MESSAGE]
+    best = outcome.best
     if best is not None:
         return f"{best.plan} on {best.nodes} x {best.gpus_per_node} of {best.pool.name}: {best.reason}"[:MAX_MESSAGE]
-    causes = [f"{item.pool}: {item.message}; {item.remedy}" for item in answer.rejections]
+    causes = [f"{item.pool}: {item.message}; {item.remedy}" for item in outcome.rejections]
     return ("no pool can run the job. " + " | ".join(causes))[:MAX_MESSAGE]
 
 
-def is_internal_error(answer: Answer) -> bool:
+def is_internal_error(outcome: AdviceOutcome) -> bool:
     """Return whether an answer is an internal error, which a new attempt may avoid."""
-    return isinstance(answer, Declined) and answer.reason == INTERNAL_ERROR
+    return isinstance(outcome, AdviceRefusal) and outcome.reason == INTERNAL_ERROR
 
 
-def find_interruption(answer: Answer) -> Declined | None:
+def find_interruption(outcome: AdviceOutcome) -> AdviceRefusal | None:
     """Return the answer if its search was interrupted. For any other answer, return None."""
-    return answer if isinstance(answer, Declined) and answer.reason == SEARCH_INTERRUPTED else None
+    return outcome if isinstance(outcome, AdviceRefusal) and outcome.reason == SEARCH_INTERRUPTED else None
 
 
-def decline_invalid(error: SpecError) -> Declined:
+def decline_invalid(error: SpecError) -> AdviceRefusal:
     """Return the answer to an invalid job, or to a job whose search would be too large."""
     is_too_large = isinstance(error, SearchTooLargeError)
-    return Declined(SEARCH_TOO_LARGE if is_too_large else "InvalidSpec", str(error))
+    return AdviceRefusal(SEARCH_TOO_LARGE if is_too_large else "InvalidSpec", str(error))
 
 
-def decline_failed(error: Exception) -> Declined:
+def decline_failed(error: Exception) -> AdviceRefusal:
     """Return the answer that reports an internal error."""
-    return Declined(INTERNAL_ERROR, f"advice failed with {type(error).__name__}; the operator's log has the rest")
+    return AdviceRefusal(INTERNAL_ERROR, f"advice failed with {type(error).__name__}; the operator's log has the rest")
 
 
-def decline_without_pools(report: NodesReport | None) -> Declined:
+def decline_without_pools(report: NodesReport | None) -> AdviceRefusal:
     """Return the answer that declines a job because the cluster has no known pool."""
     if report is None:
-        return Declined("NoPools", "nodes are not read yet")
+        return AdviceRefusal("NoPools", "nodes are not read yet")
     try:
-        return Declined("NoPools", f"{len(report.require_pools())} pools")
+        return AdviceRefusal("NoPools", f"{len(report.require_pools())} pools")
     except SpecError as error:
-        return Declined("NoPools", str(error))
+        return AdviceRefusal("NoPools", str(error))

@@ -20,7 +20,7 @@ MOST_BYTES = 16 * 2**20
 """Largest size of a memo: the bytes of its pickled results, without the pools, which the operator has anyway."""
 
 
-class AnswerMemo(Generic[ResultT]):
+class ResultCache(Generic[ResultT]):
     """Cache of results by key. Concurrent requests for one key share one computation.
 
     The least recently used finished results are dropped when there are too many, or they are too large. A failure is

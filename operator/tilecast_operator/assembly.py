@@ -10,36 +10,36 @@ from typing import Any
 from tilecast.advice import advise
 from tilecast.api import gpu_pool, pool_learning, training_job
 from tilecast_operator.advisor import Advisor, ReadRequest
-from tilecast_operator.controllers.admission import Admission
-from tilecast_operator.controllers.answer_times import AnswerTimes
-from tilecast_operator.controllers.capacity import Capacity
+from tilecast_operator.controllers.admission import AdmissionController
+from tilecast_operator.controllers.answer_times import AdviceWaits
+from tilecast_operator.controllers.capacity import FreeGpuCounter
 from tilecast_operator.controllers.contention import Contention
-from tilecast_operator.controllers.destinations import BetterPools
-from tilecast_operator.controllers.job_advice import JobAdvice
-from tilecast_operator.controllers.job_answers import JobAnswers
-from tilecast_operator.controllers.jobs import Jobs
-from tilecast_operator.controllers.kueue_features import KueueCheck
-from tilecast_operator.controllers.learning import PoolLearnings
-from tilecast_operator.controllers.observations import Observations
+from tilecast_operator.controllers.destinations import BetterPoolFinder
+from tilecast_operator.controllers.job_advice import JobAdvisor
+from tilecast_operator.controllers.job_answers import AdvisorClient
+from tilecast_operator.controllers.jobs import JobController
+from tilecast_operator.controllers.kueue_features import KueueDetector
+from tilecast_operator.controllers.learning import PoolLearningController
+from tilecast_operator.controllers.observations import StepReportReceiver
 from tilecast_operator.controllers.placement import Placer
-from tilecast_operator.controllers.planned_jobs import PlannedJobs
-from tilecast_operator.controllers.pools import NODES, Pools
+from tilecast_operator.controllers.planned_jobs import QueuePositions
+from tilecast_operator.controllers.pools import NODES, PoolController
 from tilecast_operator.controllers.quarantined import QuarantineController
-from tilecast_operator.controllers.queue_jobs import QueueJobs
-from tilecast_operator.controllers.queue_plans import QueuePlans
-from tilecast_operator.controllers.requests import JobRequests
-from tilecast_operator.controllers.requeues import Requeues
+from tilecast_operator.controllers.queue_jobs import QueueJobReader
+from tilecast_operator.controllers.queue_plans import QueuePlanController
+from tilecast_operator.controllers.requests import JobRequestIndex
+from tilecast_operator.controllers.requeues import RequeueController
 from tilecast_operator.controllers.runtime import Runtime, SharedContext
-from tilecast_operator.controllers.scoring import Scores
+from tilecast_operator.controllers.scoring import ForecastComparison
 from tilecast_operator.controllers.shards import NamespaceShard
-from tilecast_operator.controllers.targets import Targets
-from tilecast_operator.controllers.token_reviews import TokenReviews
-from tilecast_operator.controllers.training_jobs import EvidenceReader, StatusWrites, TrainingJobs
-from tilecast_operator.interruptions import Interruptions
+from tilecast_operator.controllers.targets import TargetReader
+from tilecast_operator.controllers.token_reviews import TokenReviewer
+from tilecast_operator.controllers.training_jobs import MeasuredTargetReader, StatusWriter, TrainingJobController
+from tilecast_operator.interruptions import InterruptedSearches
 from tilecast_operator.kube.cache import CacheTable
 from tilecast_operator.kube.client import Api
 from tilecast_operator.kube.discovery import ServedApis
-from tilecast_operator.kube.documents import Author
+from tilecast_operator.kube.documents import WriterIdentity
 from tilecast_operator.kube.journal import Journal
 from tilecast_operator.kube.lease import Election, Leadership
 from tilecast_operator.kube.lists import ListCheck
@@ -53,10 +53,10 @@ from tilecast_operator.objects.tables import Cache
 from tilecast_operator.relay import Relay
 from tilecast_operator.report_guard import ReportGuard
 from tilecast_operator.search_process import SearchLimits
-from tilecast_operator.searches import Advise, Searches
+from tilecast_operator.searches import Advise, SearchRunner
 from tilecast_operator.selector import LabelSelector
 from tilecast_operator.settings import Settings
-from tilecast_operator.timings import Timings
+from tilecast_operator.timings import ControllerDelays
 
 WORKERS = 512
 """Keys that are worked on at once: so many that a job waits for its own search only, which jobs with equal questions
@@ -65,7 +65,7 @@ share. One namespace has half of them at most."""
 ALTERNATIVES = re.compile(r"(; known: |, or use one of ).*", re.DOTALL)
 """End of an error's text that names what there is instead, such as the pools of this moment."""
 
-DEFAULT_TIMINGS = Timings()
+DEFAULT_TIMINGS = ControllerDelays()
 
 
 class Assembly:
@@ -89,7 +89,7 @@ class Assembly:
         search: Advise = advise,
         clock: Callable[[], float] = time.time,
         read: ReadRequest = training_job.to_request,
-        timings: Timings = DEFAULT_TIMINGS,
+        timings: ControllerDelays = DEFAULT_TIMINGS,
     ) -> None:
         self.leadership = leadership = Leadership(is_alone=not settings.lease)
         self.election = _make_election(settings, client, leadership) if settings.lease else None
@@ -101,7 +101,7 @@ class Assembly:
         quarantine = open_quarantine(settings.journal, journal.suspects, clock)
         journal.isolate(quarantine.suspects)
         cache = Cache(journal, quarantine)
-        author = Author(COMPONENT, settings.instance, ADVICE_KEYS, ALTERNATIVES)
+        author = WriterIdentity(COMPONENT, settings.instance, ADVICE_KEYS, ALTERNATIVES)
         writer = Writer(
             client,
             cache,
@@ -116,7 +116,7 @@ class Assembly:
         runtime = Runtime(settings, metrics, journal)
         cache.set_removal_callback(runtime.records.drop_record)
         runtime.records.may_exist = cache.may_exist
-        answers = AnswerTimes(runtime.records, metrics.answers, metrics.oldest, clock)
+        answers = AdviceWaits(runtime.records, metrics.answers, metrics.oldest, clock)
         context = SharedContext(
             settings, timings, client, cache, leadership, writer, runtime, metrics, answers, clock, journal
         )
@@ -125,43 +125,48 @@ class Assembly:
             NamespaceShard(context, selector)
         searches = _make_searches(settings, search, metrics, journal)
         self.advisor = advisor = Advisor(
-            client, searches, metrics.count_search, settings.advisors, settings.advice_cache, Interruptions(clock),
+            client,
+            searches,
+            metrics.count_search,
+            settings.advisors,
+            settings.advice_cache,
+            InterruptedSearches(clock),
             journal, read,
         )  # fmt: skip
         self.lists = _make_list_check(settings, timings, client, cache)
-        self.capacity = capacity = Capacity(context)
-        self.learning = learning = PoolLearnings(context, self.lists)
-        self.pools = pools = Pools(context, advisor, capacity, self.lists, learning)
-        scores = Scores(context, advisor, learning)
-        self.observations = observations = Observations(
-            context, pools, scores, TokenReviews(client, timings.review_holds_s)
+        self.capacity = capacity = FreeGpuCounter(context)
+        self.learning = learning = PoolLearningController(context, self.lists)
+        self.pools = pools = PoolController(context, advisor, capacity, self.lists, learning)
+        scores = ForecastComparison(context, advisor, learning)
+        self.observations = observations = StepReportReceiver(
+            context, pools, scores, TokenReviewer(client, timings.review_holds_s)
         )
         self.guard = ReportGuard(
             settings.reports_per_client, clock, lambda outcome: metrics.observations.labels("put", outcome).inc()
         )
         self.relay = Relay(leadership, self.election, settings.tls_certificate)
-        self.requests = requests = JobRequests(cache, runtime.add)
-        self.planned = planned = PlannedJobs(runtime.records, is_on=settings.queue)
+        self.requests = requests = JobRequestIndex(cache, runtime.add)
+        self.planned = planned = QueuePositions(runtime.records, is_on=settings.queue)
         discovery, contention = ServedApis(client), Contention(context)
-        job_answers = JobAnswers(context, advisor, pools, learning)
-        advice = JobAdvice(context, job_answers, requests, planned, contention)
-        self.kueue = kueue_check = KueueCheck(context, discovery)
+        job_answers = AdvisorClient(context, advisor, pools, learning)
+        advice = JobAdvisor(context, job_answers, requests, planned, contention)
+        self.kueue = kueue_check = KueueDetector(context, discovery)
         placer = Placer(context, discovery, advice, kueue_check)
-        self.admission = admission = Admission(context, placer, requests, advice)
-        self.targets = targets = Targets(context, discovery, requests, advice, admission)
+        self.admission = admission = AdmissionController(context, placer, requests, advice)
+        self.targets = targets = TargetReader(context, discovery, requests, advice, admission)
         if settings.queue:
-            queue_jobs = QueueJobs(context, advice)
-            QueuePlans(context, capacity, requests, queue_jobs, planned)
-        TrainingJobs(
+            queue_jobs = QueueJobReader(context, advice)
+            QueuePlanController(context, capacity, requests, queue_jobs, planned)
+        TrainingJobController(
             context,
             job_answers,
-            EvidenceReader(targets, observations, scores),
-            BetterPools(context, job_answers, capacity),
-            StatusWrites(context, learning, planned, contention),
+            MeasuredTargetReader(targets, observations, scores),
+            BetterPoolFinder(context, job_answers, capacity),
+            StatusWriter(context, learning, planned, contention),
         )
         if settings.jobs:
-            requeues = Requeues(context, placer, advice, admission, kueue_check)
-            Jobs(context, requests, advice, admission, requeues)
+            requeues = RequeueController(context, placer, advice, admission, kueue_check)
+            JobController(context, requests, advice, admission, requeues)
         self.quarantined = QuarantineController(context)
         leadership.add_listener(self._on_leadership_change)
 
@@ -218,9 +223,9 @@ def _make_election(settings: Settings, client: Api, leadership: Leadership) -> E
     return Election(client, *lease, leadership)
 
 
-def _make_searches(settings: Settings, search: Advise, metrics: Metrics, journal: Journal) -> Searches:
+def _make_searches(settings: Settings, search: Advise, metrics: Metrics, journal: Journal) -> SearchRunner:
     limits = SearchLimits(settings.search_s, settings.search_memory_mib)
-    searches = Searches(
+    searches = SearchRunner(
         search,
         settings.advisors,
         settings.search_processes,
@@ -235,7 +240,7 @@ def _make_searches(settings: Settings, search: Advise, metrics: Metrics, journal
     return searches
 
 
-def _make_list_check(settings: Settings, timings: Timings, client: Api, cache: Cache) -> ListCheck:
+def _make_list_check(settings: Settings, timings: ControllerDelays, client: Api, cache: Cache) -> ListCheck:
     tables: dict[str, CacheTable[Any]] = {
         "Node": cache.nodes,
         gpu_pool.KIND: cache.pools,

@@ -17,7 +17,7 @@ Document: TypeAlias = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Free:
+class FreeGpus:
     """Number of free GPUs of a pool."""
 
     gpus: int
@@ -43,7 +43,7 @@ class GpuUsage:
     used: Mapping[str, int] | None = None
     """GPUs that pods hold, by node; None if pods are not read."""
 
-    def count_free_gpus(self, pools: Iterable[FoundPool], nodes: Mapping[str, Node]) -> dict[str, Free]:
+    def count_free_gpus(self, pools: Iterable[FoundPool], nodes: Mapping[str, Node]) -> dict[str, FreeGpus]:
         """Return the free GPUs of each pool, by name. Pools with an unknown number are absent."""
         out = {}
         for item in pools:
@@ -52,7 +52,7 @@ class GpuUsage:
                 out[item.pool.name] = free
         return out
 
-    def _count_by_quota(self, found_pool: FoundPool, nodes: Mapping[str, Node]) -> Free | None:
+    def _count_by_quota(self, found_pool: FoundPool, nodes: Mapping[str, Node]) -> FreeGpus | None:
         quota = {name for queue in self.queues.values() for name in queue.nominal}
         if found_pool.kueue_flavor:
             names = [found_pool.kueue_flavor]
@@ -66,9 +66,9 @@ class GpuUsage:
             return None
         name = names[0]
         free = sum(queue.nominal.get(name, 0) - queue.reserved.get(name, 0) for queue in self.queues.values())
-        return Free(max(free, 0), "Kueue", name)
+        return FreeGpus(max(free, 0), "Kueue", name)
 
-    def _count_by_pods(self, found_pool: FoundPool, nodes: Mapping[str, Node]) -> Free | None:
+    def _count_by_pods(self, found_pool: FoundPool, nodes: Mapping[str, Node]) -> FreeGpus | None:
         there = [nodes[name] for name in found_pool.members if name in nodes]
         # Devices of a DRA driver and slices of the mixed strategy are other resources, which nobody counts.
         is_other = found_pool.facts["gpusPerNode"][1] == RESOURCE_SLICE or any(node.slices for node in there)
@@ -76,4 +76,4 @@ class GpuUsage:
             return None
         left = (max(node.allocatable - self.used.get(node.name, 0), 0) if node.schedulable else 0 for node in there)
         counted = Counter(left)
-        return Free(sum(free * count for free, count in counted.items()), "Pods", nodes=counted)
+        return FreeGpus(sum(free * count for free, count in counted.items()), "Pods", nodes=counted)

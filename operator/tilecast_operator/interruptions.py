@@ -7,7 +7,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, replace
 
-from tilecast_operator.answer import SEARCH_INTERRUPTED, Declined
+from tilecast_operator.answer import SEARCH_INTERRUPTED, AdviceRefusal
 from tilecast_operator.kube.times import format_time
 from tilecast_operator.search_process import Cause, SearchInterruptedError
 
@@ -31,7 +31,7 @@ class Interruption:
     tries: int
     due_s: float
     """When the search is tried again, in seconds of the monotonic clock."""
-    answer: Declined
+    answer: AdviceRefusal
 
 
 def find_retry_wait_s(tries: int) -> float:
@@ -39,7 +39,7 @@ def find_retry_wait_s(tries: int) -> float:
     return min(FIRST_S * FACTOR ** min(tries - 1, 16), MOST_S)
 
 
-class Interruptions:
+class InterruptedSearches:
     """Interrupted searches by key of the question. Belongs to one event loop.
 
     Args:
@@ -52,26 +52,26 @@ class Interruptions:
         self._monotonic = monotonic
         self._known: OrderedDict[Hashable, Interruption] = OrderedDict()
 
-    def find_refusal(self, question_key: Hashable) -> Declined | None:
+    def find_refusal(self, search_key: Hashable) -> AdviceRefusal | None:
         """Return the answer to a question that may not be searched again yet. If it may, return None."""
-        known = self._known.get(question_key)
+        known = self._known.get(search_key)
         if known is None or known.due_s <= self._monotonic():
             return None
         return replace(known.answer, again_s=known.due_s - self._monotonic())
 
-    def add_interruption(self, question_key: Hashable, error: SearchInterruptedError) -> Declined:
+    def add_interruption(self, search_key: Hashable, error: SearchInterruptedError) -> AdviceRefusal:
         """Record an interruption. Return the answer that holds until the next attempt."""
-        before = self._known.pop(question_key, None)
+        before = self._known.pop(search_key, None)
         tries = 1 if before is None else before.tries + 1
         pause_s = find_retry_wait_s(tries)
         again = format_time(self._clock() + pause_s)
         text = f"the search {error.text} and was interrupted (try {tries}); it is tried again after {again}"
-        answer = Declined(SEARCH_INTERRUPTED, f"{text}; {REMEDIES[error.cause]}", again_s=pause_s)
-        self._known[question_key] = Interruption(tries, self._monotonic() + pause_s, answer)
+        answer = AdviceRefusal(SEARCH_INTERRUPTED, f"{text}; {REMEDIES[error.cause]}", again_s=pause_s)
+        self._known[search_key] = Interruption(tries, self._monotonic() + pause_s, answer)
         while len(self._known) > MOST:
             self._known.popitem(last=False)
         return answer
 
-    def forget_question(self, question_key: Hashable) -> None:
+    def forget_search(self, search_key: Hashable) -> None:
         """Forget the interruptions of a question that was answered."""
-        self._known.pop(question_key, None)
+        self._known.pop(search_key, None)

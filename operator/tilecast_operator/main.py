@@ -26,7 +26,7 @@ from tilecast.spec import SpecError
 from tilecast_operator import prometheus, recursion, server
 from tilecast_operator.assembly import Assembly
 from tilecast_operator.kube import credentials, kopf_internals
-from tilecast_operator.kube.watch import NodeInformer, WatchPace
+from tilecast_operator.kube.watch import NodeInformer, WatchDelays
 from tilecast_operator.metrics import Metrics
 from tilecast_operator.objects.client import client
 from tilecast_operator.objects.documents import COMPONENT
@@ -75,13 +75,13 @@ async def startup(settings: kopf.OperatorSettings, memo: kopf.Memo, **_: Any) ->
     )
     operator.start()
     cache, add = operator.cache, operator.runtime.add_task
-    pace = WatchPace(OWN.relist_s)
+    pace = WatchDelays(OWN.relist_s)
     nodes = NodeInformer(
-        memo.api, cache.put_object, cache.remove_object, OWN.node_selector, partial(_record_answer, "nodes"), pace
+        memo.api, cache.put_object, cache.remove_object, OWN.node_selector, partial(_record_response, "nodes"), pace
     )
     add(nodes.run(), "nodes")
     if OWN.read_pods:
-        add(PodInformer(memo.api, operator.set_pod_usage, partial(_record_answer, "pods"), pace).run(), "pods")
+        add(PodInformer(memo.api, operator.set_pod_usage, partial(_record_response, "pods"), pace).run(), "pods")
     if OWN.prometheus_url:
         add(prometheus.poll_steps(OWN, operator.observations), "prometheus")
 
@@ -142,12 +142,12 @@ for _name in iterate_watched_kinds(OWN):
 METRICS = Metrics()
 
 
-def _record_answer(resource: str) -> None:
+def _record_response(resource: str) -> None:
     """Record that the API server answered a list or a watch of a resource."""
     METRICS.watched.labels(resource).set_to_current_time()
 
 
-kopf_internals.install_replacements(OWN.relist_s, _record_answer, untrusted.empty_below_depth)
+kopf_internals.install_replacements(OWN.relist_s, _record_response, untrusted.empty_below_depth)
 faulthandler.enable()  # a signal that kills the process logs what it interrupts
 recursion.set_recursion_limit()
 

@@ -23,7 +23,7 @@ class QuerySource(Protocol):
     def queries(self) -> Iterable[tuple[Key, str]]:
         """Return the Prometheus query of every job that may have a measured step."""
 
-    async def score_sample(self, key: Key, answer: Any) -> None:
+    async def score_sample(self, key: Key, outcome: Any) -> None:
         """Record the measured step in the response to a job's query."""
 
 

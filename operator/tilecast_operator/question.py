@@ -6,31 +6,31 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from tilecast.advice import Request
-from tilecast_operator.answer import Declined
-from tilecast_operator.kube.turns import TurnClaim
-from tilecast_operator.observed.own_runs import OwnRuns
+from tilecast_operator.answer import AdviceRefusal
+from tilecast_operator.kube.turns import PermitRequest
+from tilecast_operator.observed.own_runs import EarlierRuns
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
+class SearchInputs:
     """Inputs of the search for a job's plans, except the GPU pools. For an unreadable job `request` has the reason."""
 
     key: bytes
-    request: Request | Declined
+    request: Request | AdviceRefusal
     has_config_map: bool = False
     """Whether part of the question is in a ConfigMap, which is not watched."""
     namespace: str = ""
     is_held: bool = False
     """Whether the start of a job waits for the answer."""
-    own: OwnRuns = field(default_factory=OwnRuns)
+    own: EarlierRuns = field(default_factory=EarlierRuns)
     """Earlier runs of the job."""
     runs_hash: str = ""
     """Digest of these runs and of everything else that decides the job's alternatives; empty if there are no runs."""
 
     @property
-    def claim(self) -> TurnClaim:
+    def permit_request(self) -> PermitRequest:
         """Claim under which the question's search waits for a turn."""
-        return TurnClaim(self.namespace, self.is_held)
+        return PermitRequest(self.namespace, self.is_held)
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,12 +9,12 @@ from typing import TypeAlias
 
 from tilecast.jobs.kueue import Quotas
 from tilecast.nodes import FoundPool
-from tilecast.planner.options import pool_capacity
+from tilecast.planner.options import build_capacity
 from tilecast.planner.problem import JobOption, PoolCapacity, QueuedJob, QueueProblem, UnplannedJob, start_running
 from tilecast.planner.solver import solve
 from tilecast.planner.totals import QueueReport, build_report
 from tilecast.spec import SpecError
-from tilecast_operator.free_gpus import Free
+from tilecast_operator.free_gpus import FreeGpus
 from tilecast_operator.kube.kinds import Key
 
 Place: TypeAlias = tuple[str, int]
@@ -87,7 +87,7 @@ class QueueState:
 
 
 def count_held_gpus(
-    entries: Iterable[FoundPool], free: Mapping[str, Free], queues: Mapping[str, Quotas], rows: Iterable[QueueRow]
+    entries: Iterable[FoundPool], free: Mapping[str, FreeGpus], queues: Mapping[str, Quotas], rows: Iterable[QueueRow]
 ) -> dict[tuple[str, str], int]:
     """Return the number of GPUs that are held outside the planned queue, by pool and ClusterQueue.
 
@@ -132,7 +132,7 @@ def make_capacities(
             of_pool[row.queue] = max(of_pool.get(row.queue, 0), quota)
     return tuple(
         replace(
-            pool_capacity(item.pool, sum(count for (pool, _), count in held_gpus.items() if pool == item.pool.name)),
+            build_capacity(item.pool, sum(count for (pool, _), count in held_gpus.items() if pool == item.pool.name)),
             quotas={
                 queue: max(quota - held_gpus.get((item.pool.name, queue), 0), 0)
                 for queue, quota in sorted(quotas.get(item.pool.name, {}).items())

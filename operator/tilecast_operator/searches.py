@@ -20,7 +20,7 @@ from tilecast.advice import Advice, Request
 from tilecast.hardware import Pool
 from tilecast_operator import control_group, pickles
 from tilecast_operator.kube.journal import Journal
-from tilecast_operator.kube.turns import Turns
+from tilecast_operator.kube.turns import FairLimiter
 from tilecast_operator.search_process import Cause, SearchLimits, SearchProcess
 
 Advise: TypeAlias = Callable[[Request, Sequence[Pool]], Advice]
@@ -36,7 +36,7 @@ NEWEST = 0.2
 """Weight of the newest search in the expected duration of its kind."""
 
 
-class Searches:
+class SearchRunner:
     """Runner of searches beside the event loop.
 
     Args:
@@ -70,7 +70,7 @@ class Searches:
         self._idle: queue.SimpleQueue[SearchProcess] = queue.SimpleQueue()
         for process in self._processes:
             self._idle.put(process)
-        self.turns = Turns(processes + 1 if processes else threads, budget_s)
+        self.turns = FairLimiter(processes + 1 if processes else threads, budget_s)
         """Turns of the searches: one more than processes, so that each process finds its next search at hand."""
         self._began: dict[object, float] = {}
         """When each search under way began."""
@@ -98,7 +98,7 @@ class Searches:
         kind = (request.workload.model.family, request.precisions, request.batches is None, len(pools))
         expected_s = self._expected_s.get(kind, 0.0)
         rank = time.monotonic() + min(PATIENCE * expected_s, MOST_PATIENCE_S)
-        async with self.turns.take_turn(key, rank=rank, expected_s=expected_s) as turn:
+        async with self.turns.acquire(key, rank=rank, expected_s=expected_s) as turn:
             if self._is_stopped:
                 # The turn came because another search was cancelled; nobody waits for the answer any more.
                 raise asyncio.CancelledError

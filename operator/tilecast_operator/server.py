@@ -38,7 +38,7 @@ ForwardReport = Callable[[web.Request, bytes], Awaitable[web.Response | None]]
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class ClientLimits:
     """Limits on the connections and requests of clients."""
 
     body_s: float = 10.0
@@ -65,7 +65,7 @@ class Address:
     port: int
     certificate: str = ""
     key: str = ""
-    limits: Limits = field(default_factory=Limits)
+    limits: ClientLimits = field(default_factory=ClientLimits)
 
 
 class HttpServer:
@@ -188,7 +188,7 @@ class _RefusingProtocol(asyncio.Protocol):
         transport.close()
 
 
-async def _answer_here(_: web.Request, __: bytes) -> None:
+async def _respond_empty(_: web.Request, __: bytes) -> None:
     """Return None, which means that this replica handles the report."""
 
 
@@ -202,8 +202,8 @@ async def start_server(
     find_health_problem: Check,
     find_readiness_problem: Check,
     admit_report: AdmitReport,
-    score_report: ScoreReport,
-    forward_report: ForwardReport = _answer_here,
+    compare_report: ScoreReport,
+    forward_report: ForwardReport = _respond_empty,
     find_client_address: FindClientAddress = _remote_address,
 ) -> HttpServer:
     """Start a server, which serves until its `cleanup()`."""
@@ -226,7 +226,7 @@ async def start_server(
                 answer = await forward_report(request, body)
                 if answer is not None:
                     return answer
-                await score_report(job["namespace"], job["name"], token, body)
+                await compare_report(job["namespace"], job["name"], token, body)
         except RefusedReport as refused:
             headers = {} if refused.retry_after_s is None else {"Retry-After": str(refused.retry_after_s)}
             refusal = {"outcome": refused.outcome, "message": str(refused)}

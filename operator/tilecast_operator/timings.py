@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class Timings:
+class ControllerDelays:
     """Waits of the controllers, in seconds."""
 
     decide_s: float = 5.0

@@ -10,7 +10,7 @@ from functools import cache
 from typing import Any
 
 from tilecast.hardware import Gpu
-from tilecast.shipped import FactFile, drop_sources, read_table
+from tilecast.shipped import NumbersFile, drop_sources, read_table
 
 _NAME = "constants.toml"
 _HOSTS = ("eager", "compiled", "cudaGraphs", "xla", "graph")
@@ -150,7 +150,7 @@ class HostLink:
 
 
 @dataclass(frozen=True, slots=True)
-class HostStepLaw:
+class HostStepModel:
     """Parameters of the law by which the host time of a step grows with the number of weight tensors."""
 
     usual_tensors: float
@@ -210,7 +210,7 @@ class Constants:
     resident_threads: ResidentThreads
     host: HostRates
     host_link: HostLink
-    host_step: HostStepLaw
+    host_step: HostStepModel
     contention: float
     """Bandwidth of the link over that of the memory on the GPU that `slowdown` is for."""
     sharing: Mapping[str, float]
@@ -223,7 +223,7 @@ class Constants:
         Raises:
             SpecError: a key is missing or unknown, or a number has no source; the message names file and key.
         """
-        file = FactFile(_NAME, table)
+        file = NumbersFile(_NAME, table)
         file.read_values("", _SECTIONS)
         numbers, record = file.read_numbers, file.read_record
         parts = ("matrix", "attention", "convolution", "exchange", "gradients")
@@ -258,7 +258,7 @@ class Constants:
             resident_threads=record(ResidentThreads, "resident_threads"),
             host=record(HostRates, "host"),
             host_link=record(HostLink, "host_link"),
-            host_step=record(HostStepLaw, "host_step"),
+            host_step=record(HostStepModel, "host_step"),
             contention=numbers("contention", ("link_share",))["link_share"],
             sharing=numbers("sharing", ("mig", "mps", "timeSlicing")),
         )
@@ -290,7 +290,7 @@ class RangeWidths:
         Raises:
             SpecError: a key is missing or unknown, or a number has no source; the message names file and key.
         """
-        file = FactFile(_NAME, table)
+        file = NumbersFile(_NAME, table)
         return cls(
             **file.read_numbers("range", _WIDTHS),
             unmeasured=file.read_numbers("unmeasured", ("mxfp8", "nvfp4")),
@@ -316,12 +316,12 @@ def digest_constants() -> str:
     return hashlib.sha256(json.dumps(drop_sources(_read_constants()), sort_keys=True).encode()).hexdigest()
 
 
-def _read_launch_s(file: FactFile, mode: str) -> tuple[float, float]:
+def _read_launch_s(file: NumbersFile, mode: str) -> tuple[float, float]:
     cost = file.read_numbers(f"launch_us.{mode}", ("forward", "backward"))
     return cost["forward"] * 1e-6, cost["backward"] * 1e-6
 
 
-def _read_channel_buffers(file: FactFile, link: str, nccl: NcclConstants) -> ChannelBuffers:
+def _read_channel_buffers(file: NumbersFile, link: str, nccl: NcclConstants) -> ChannelBuffers:
     opened = file.read_numbers(f"channels.{link}", ("collective", "peer"))
     return ChannelBuffers(
         float(opened["collective"] * nccl.channel_buffers * nccl.buffer_bytes),

@@ -20,7 +20,7 @@ from tilecast.recomputation import split_modules
 from tilecast.spec import PRECISIONS, Floats, GradientSync, Plan, Plans, ServerUpdates, Workload
 from tilecast.step import blocks, passes, placement, weights
 from tilecast.step.distinct import StepInputs
-from tilecast.zoo import Sharded
+from tilecast.zoo import ShardedGraph
 from tilecast.zoo.modules import is_repeated_in_full, list_modules_of_collective
 
 Bound = Literal["compute", "memory"]
@@ -170,7 +170,7 @@ def explain_plan(workload: Workload, plan: Plan, pool: Pool, step_s: float) -> E
         SpecError: the pool's GPU cannot run the workload's precision.
     """
     plans = Plans.from_plans(plan)
-    sharded = zoo.shard(workload, plans)
+    sharded = zoo.build_sharded_graph(workload, plans)
     table, rows = sharded.graph.kernels()
     times = kernels.predict_kernel_times(table, pool.gpu)
     once = zip(_graph_operators(sharded.graph), rows, strict=True)
@@ -223,7 +223,7 @@ _WAYS: Sequence[tuple[GradientSync, ServerUpdates]] = (
 )  # fmt: skip
 
 
-def _gradient_syncs(workload: Workload, plans: Plans, sharded: Sharded, pool: Pool) -> tuple[SyncForecast, ...]:
+def _gradient_syncs(workload: Workload, plans: Plans, sharded: ShardedGraph, pool: Pool) -> tuple[SyncForecast, ...]:
     """Return the plan's forecasts with each way to sum gradients."""
     if not workload.training or int(plans.replicas[0]) == 1 or int(plans.zero_stage[0]) > 0:
         return ()
@@ -247,7 +247,7 @@ def _graph_operators(graph: Graph) -> list[tuple[Block, Op]]:
     return [(block, op) for block in graph.blocks for op in block.ops]
 
 
-def _runs_per_micro_batch(workload: Workload, plan: Plan, sharded: Sharded, block: Block, op: Op) -> float:
+def _runs_per_micro_batch(workload: Workload, plan: Plan, sharded: ShardedGraph, block: Block, op: Op) -> float:
     """Return the number of runs of an operator in a micro-batch, recomputation included.
 
     A recomputed operator runs twice. An operator of which a share is recomputed counts 1 plus that share.
@@ -256,14 +256,18 @@ def _runs_per_micro_batch(workload: Workload, plan: Plan, sharded: Sharded, bloc
         return 1
     if modules := split_modules(plan.checkpointing):
         return 1 + bool(blocks.modules_of(workload, op).intersection(modules, block.freed_bytes))
-    shares = {"full": 1.0, "selective": blocks.recomputed_share(workload)(op), "none": 0.0}
+    shares = {"full": 1.0, "selective": blocks.recomputed_fraction(workload)(op), "none": 0.0}
     layers = float(zoo.recomputed_layer_fraction(workload, sharded, Plans.from_plans(plan))[0])
     layers *= is_repeated_in_full(workload, op.name)
     return 1 + shares[plan.checkpointing] * (layers if plan.checkpointing == "full" else 1.0)
 
 
 def _price_operators(
-    workload: Workload, plan: Plan, sharded: Sharded, times: kernels.KernelTimes, rows: Sequence[npt.NDArray[np.intp]]
+    workload: Workload,
+    plan: Plan,
+    sharded: ShardedGraph,
+    times: kernels.KernelTimes,
+    rows: Sequence[npt.NDArray[np.intp]],
 ) -> tuple[PricedOperator, ...]:
     graph, shard = sharded.graph, int(sharded.index[0])
     runs: dict[tuple[str, Phase, int], tuple[float, float]] = {}
@@ -309,9 +313,9 @@ _NEARLY = 1 - 1e-9
 """Tolerance for the rounding of two computations of the same roofline."""
 
 
-def _price_exchanges(workload: Workload, plans: Plans, sharded: Sharded, pool: Pool) -> tuple[PricedExchange, ...]:
+def _price_exchanges(workload: Workload, plans: Plans, sharded: ShardedGraph, pool: Pool) -> tuple[PricedExchange, ...]:
     plan, graph, fitted = plans.row(0), sharded.graph, constants.shipped_constants()
-    factor, priced = fitted.factor["exchange"], passes.Exchanges(sharded, plans, pool)
+    factor, priced = fitted.factor["exchange"], passes.LayerCollectives(sharded, plans, pool)
     exchanges = []
     layers = float(zoo.recomputed_layer_fraction(workload, sharded, plans)[0])
     for block in graph.blocks:
@@ -328,7 +332,7 @@ def _price_exchanges(workload: Workload, plans: Plans, sharded: Sharded, pool: P
             runs = call.count * block.repeat * times
             size = float(sharded.gather(call.size_bytes)[0])
             ranks = int(getattr(plan, call.group))
-            exposed = passes.exposed_share(workload, call, fitted) / factor
+            exposed = passes.exposed_fraction(workload, call, fitted) / factor
             exchanges.append(
                 PricedExchange(call.name, call.collective, call.group, ranks, size, runs, runs * once_s, exposed)
             )

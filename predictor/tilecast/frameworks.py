@@ -271,7 +271,7 @@ def gradient_bytes(workload: Workload) -> float:
     return 4.0 if not workload.is_mixed or find_framework(workload).has_fp32_gradients(workload) else 2.0
 
 
-def holds_fp8_alone(workload: Workload) -> bool:
+def holds_fp8_weights_only(workload: Workload) -> bool:
     """Return whether an FP8 or MXFP8 job has no 16-bit copy of the weights of its layers.
 
     The framework determines it. Without a framework, it is true with hand-written kernels, which are Transformer

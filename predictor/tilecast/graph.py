@@ -25,7 +25,7 @@ Dims: TypeAlias = Mapping[str, Floats]
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class KernelType:
     """A kind of kernel, with the names of its dimensions and the formulas of its FLOPs and DRAM bytes."""
 
     name: str
@@ -97,7 +97,7 @@ _CONV = (
 
 def _build_row_kind(
     name: str, forward_flops: float, backward_flops: float, forward_moves: float, backward_moves: float
-) -> Kind:
+) -> KernelType:
     """Return a kind of kernel that reduces each row of a matrix, such as softmax.
 
     Args:
@@ -114,31 +114,31 @@ def _build_row_kind(
     def moved(dims: Dims, element: Floats) -> Floats:
         return element * dims["rows"] * dims["cols"] * np.where(dims["backward"] > 0, backward_moves, forward_moves)
 
-    return Kind(name, ("rows", "cols", "backward"), flops, moved)
+    return KernelType(name, ("rows", "cols", "backward"), flops, moved)
 
 
-KINDS: Mapping[str, Kind] = {
+KINDS: Mapping[str, KernelType] = {
     kind.name: kind
     for kind in (
-        Kind(
+        KernelType(
             "gemm",
             ("batch", "m", "n", "k", "accumulated"),
             lambda dims: 2.0 * dims["batch"] * dims["m"] * dims["n"] * dims["k"],
             _gemm_bytes,
             optional=("accumulated",),
         ),
-        Kind(
+        KernelType(
             "attention",
             ("batch", "heads", "kv_heads", "seq_q", "seq_kv", "head_dim", "causal", "backward"),
             _attention_flops,
             _attention_bytes,
         ),
-        Kind("conv", _CONV, _conv_flops, _conv_bytes),
+        KernelType("conv", _CONV, _conv_flops, _conv_bytes),
         _build_row_kind("softmax", 5.0, 4.0, 2.0, 3.0),
         _build_row_kind("layernorm", 8.0, 14.0, 2.0, 3.0),
         _build_row_kind("rmsnorm", 4.0, 10.0, 2.0, 3.0),
         _build_row_kind("cross_entropy", 5.0, 3.0, 1.0, 2.0),
-        Kind(
+        KernelType(
             "embedding",
             ("rows", "cols", "backward"),
             lambda dims: dims["rows"] * dims["cols"] * np.where(dims["backward"] > 0, 1.0, 0.0),
@@ -146,14 +146,14 @@ KINDS: Mapping[str, Kind] = {
                 dims["rows"] * (8.0 + element * dims["cols"] * np.where(dims["backward"] > 0, 3.0, 2.0))
             ),
         ),
-        Kind(
+        KernelType(
             "elementwise",
             ("elements", "read_bytes", "written_bytes", "drawn"),
             lambda dims: dims["elements"],
             lambda dims, element: dims["elements"] * (dims["read_bytes"] + dims["written_bytes"]),
             optional=("drawn",),
         ),
-        Kind("direct_conv", _CONV, _conv_flops, _conv_bytes),
+        KernelType("direct_conv", _CONV, _conv_flops, _conv_bytes),
     )
 }
 """Every kind of kernel, by name.
@@ -186,7 +186,7 @@ class KernelTable:
     def __len__(self) -> int:
         return len(self.kind)
 
-    def groups(self) -> Sequence[tuple[Kind, npt.NDArray[np.intp], Dims]]:
+    def groups(self) -> Sequence[tuple[KernelType, npt.NDArray[np.intp], Dims]]:
         """Return every kind in the table, with the indexes of its kernels and their dimensions by name."""
         groups = []
         for code, name in enumerate(KIND_NAMES):
@@ -217,7 +217,7 @@ class KernelTable:
         return result
 
     @classmethod
-    def of(cls, kind: str, precision: str, **dims: npt.ArrayLike) -> KernelTable:
+    def from_dimensions(cls, kind: str, precision: str, **dims: npt.ArrayLike) -> KernelTable:
         """Return a table of kernels of one kind and precision.
 
         Each dimension is a number or a column. Numbers and columns broadcast against each other.
@@ -404,7 +404,7 @@ class Block:
 
 
 @dataclass(frozen=True, slots=True)
-class Stages:
+class LargestStage:
     """Largest fractions of a traced model that one pipeline stage holds, if the model is cut by cost.
 
     Entry k of a column is for k + 1 stages.
@@ -432,7 +432,7 @@ class Graph:
     """Number S of distinct shards."""
     host_bytes_per_sample: float = 0.0
     """Bytes of one input sample that the data loader copies to the GPU."""
-    stages: Stages | None = None
+    stages: LargestStage | None = None
     """Pipeline stages of a traced model. None for a model with layers."""
     counts_ends: bool = False
     """Whether embedding and loss may count as layers when layers are split over stages (`layout.split_layers`)."""

@@ -41,7 +41,7 @@ def count_end_layers(layers: int, pipeline: int) -> int:
 
 
 @lru_cache(1 << 14)
-def counted_ends_of_pieces(layers: int, pipeline: int, virtual: int) -> int | None:
+def count_virtual_stage_end_layers(layers: int, pipeline: int, virtual: int) -> int | None:
     """Return how many ends must count as layers so that each stage has `virtual` virtual stages of equal size.
 
     The ends are embedding and loss. 2 counts both, 1 counts the loss, and 0 counts neither. If no number makes the
@@ -53,7 +53,7 @@ def counted_ends_of_pieces(layers: int, pipeline: int, virtual: int) -> int | No
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class PipelineLayout:
     """A pipeline layout that a job sets: the number of layers on each virtual stage."""
 
     pieces: tuple[int, ...]
@@ -72,7 +72,7 @@ _MOST_LETTERS = 1 << 14
 
 
 @lru_cache(64)
-def parse_layout(text: str) -> Layout:
+def parse_layout(text: str) -> PipelineLayout:
     """Return the pipeline layout in a text of Megatron-Core (transformer/pipeline_parallel_layer_layout.py).
 
     `|` separates virtual stages. `*3` repeats the letter or the bracket in front of it. Commas are ignored.
@@ -92,7 +92,7 @@ def parse_layout(text: str) -> Layout:
     if not stages[0].startswith("E") or not stages[-1].endswith("L"):
         problem = f"{text[:40]!r} does not begin with the embedding E and end with the loss L"
         raise SpecError(field, problem, _EXAMPLE)
-    return Layout(tuple(stage.count("t") + stage.count("m") for stage in stages), letters.count("m"))
+    return PipelineLayout(tuple(stage.count("t") + stage.count("m") for stage in stages), letters.count("m"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,6 +142,6 @@ SCHEDULES: Mapping[Schedule, ScheduleCosts] = {
 }
 
 
-def schedule_law(schedule: Schedule | None) -> ScheduleCosts:
+def find_schedule_costs(schedule: Schedule | None) -> ScheduleCosts:
     """Return the bubble and memory of a pipeline schedule. None stands for 1F1B with any number of virtual stages."""
     return ScheduleCosts((1, MOST_PIECES)) if schedule is None else SCHEDULES[schedule]

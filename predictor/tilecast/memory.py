@@ -16,7 +16,7 @@ Three figures of a run can be measured, and the bill forecasts each: the bytes o
 PyTorch's max_memory_allocated), what the allocator holds (`reserved`, max_memory_reserved) and what the device reports
 (`device`, nvidia-smi).
 
-`Footprint` is the bill. `footprint` computes it; `Bills` does so for many plans at once.
+`Footprint` is the bill. `footprint` computes it; `FootprintTable` does so for many plans at once.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from tilecast import constants, frameworks, fuse, overlap, zoo
 from tilecast.constants import ChannelBuffers
 from tilecast.frameworks import Framework
 from tilecast.hardware import Gpu
-from tilecast.layout import schedule_law
+from tilecast.layout import find_schedule_costs
 from tilecast.model import Model
 from tilecast.recomputation import FULL, SELECTIVE, names_modules
 from tilecast.spec import (
@@ -46,7 +46,7 @@ from tilecast.spec import (
     Workload,
     distinct_rows,
 )
-from tilecast.zoo import Sharded
+from tilecast.zoo import ShardedGraph
 from tilecast.zoo.cnn.images import Images
 from tilecast.zoo.stages import find_stage_kinds
 
@@ -198,7 +198,7 @@ def _library_bytes(workload: Workload, groups: Floats, experts: Ints, gpu: Gpu |
 
 
 def footprint(
-    workload: Workload, sharded: Sharded, plans: Plans, gpu: Gpu | None = None, *, updates: bool = True
+    workload: Workload, sharded: ShardedGraph, plans: Plans, gpu: Gpu | None = None, *, updates: bool = True
 ) -> Footprint:
     """Return the memory bill of each plan's fullest rank.
 
@@ -209,11 +209,11 @@ def footprint(
         gpu: GPU, whose link determines the memory of communicators.
         updates: whether the update is one of the moments of a step that are compared, beside those of its passes.
     """
-    return Bills.of(workload, sharded, plans, gpu).rows(slice(None), updates=updates)
+    return FootprintTable.from_plans(workload, sharded, plans, gpu).rows(slice(None), updates=updates)
 
 
 @dataclass(frozen=True, slots=True)
-class Bills:
+class FootprintTable:
     """Memory bills of a table of plans.
 
     Plans share the parts that are equal, and `rows` returns the bills of some plans.
@@ -223,7 +223,7 @@ class Bills:
 
     workload: Workload
     error: float
-    cached_share: float
+    cached_fraction: float
     plans: Plans
     alike: DistinctRows
     """Plans that differ from their neighbours in more than ZeRO stage and virtual stages."""
@@ -242,9 +242,14 @@ class Bills:
     """Whether 16-bit copies of weights that a layer caches are freed with the activations that it recomputes."""
 
     @classmethod
-    def of(
-        cls, workload: Workload, sharded: Sharded, plans: Plans, gpu: Gpu | None, splits: DistinctRows | None = None
-    ) -> Bills:
+    def from_plans(
+        cls,
+        workload: Workload,
+        sharded: ShardedGraph,
+        plans: Plans,
+        gpu: Gpu | None,
+        splits: DistinctRows | None = None,
+    ) -> FootprintTable:
         """Return the shared parts of the bills of a table of plans. `splits` is `plans.distinct_splits()`, if known."""
         workload, sharded = _with_largest_images(workload, sharded, plans)
         framework = frameworks.find_framework(workload)
@@ -270,7 +275,7 @@ class Bills:
             activations, micro.with_constants(), holds, frees,
         )  # fmt: skip
 
-    def on_gpu(self, gpu: Gpu) -> Bills:
+    def on_gpu(self, gpu: Gpu) -> FootprintTable:
         """Return the bills on another GPU with equal `reads_both_layouts`."""
         plans = self.plans.take(self.alike.first[self.degrees.first])
         return replace(self, context=context_bytes(self.workload, plans, gpu))
@@ -301,7 +306,7 @@ class Bills:
             states.buffers,
             constants.shipped_constants().device_memory.fragmentation * dynamic,
             self.context.take(degrees),
-            self.cached_share * dynamic + micro.workspace if self.cached_share > 0 else np.zeros(len(plans)),
+            self.cached_fraction * dynamic + micro.workspace if self.cached_fraction > 0 else np.zeros(len(plans)),
             self.error,
         )
 
@@ -345,7 +350,7 @@ class Bills:
         )
 
 
-def _with_largest_images(workload: Workload, sharded: Sharded, plans: Plans) -> tuple[Workload, Sharded]:
+def _with_largest_images(workload: Workload, sharded: ShardedGraph, plans: Plans) -> tuple[Workload, ShardedGraph]:
     """Return the job with its largest images, where the size of images varies, and its graph.
 
     Memory is billed at the largest batch, whereas seconds are priced at the average batch.
@@ -353,7 +358,7 @@ def _with_largest_images(workload: Workload, sharded: Sharded, plans: Plans) -> 
     if (sides := _largest_image(workload.model)) is None:
         return workload, sharded
     largest = replace(workload, model=workload.model.having(image=sides[0], image_width=sides[1]))
-    return largest, zoo.shard(largest, plans)
+    return largest, zoo.build_sharded_graph(largest, plans)
 
 
 def _largest_image(model: Model) -> tuple[int, int] | None:
@@ -410,7 +415,7 @@ class _ParameterBytes:
         )  # fmt: skip
 
 
-def _state_bytes(workload: Workload, sharded: Sharded, plans: Plans, gpu: Gpu | None) -> _StateBytes:
+def _state_bytes(workload: Workload, sharded: ShardedGraph, plans: Plans, gpu: Gpu | None) -> _StateBytes:
     """Return the bytes of weights, gradients, optimizer states and buffers of each plan, (n,)."""
     parameters, own = _held_parameters(workload, sharded, plans)
     trainable, framework = sharded.trainable_fraction(plans), frameworks.find_framework(workload)
@@ -468,18 +473,18 @@ def _state_bytes(workload: Workload, sharded: Sharded, plans: Plans, gpu: Gpu | 
     )  # fmt: skip
 
 
-def _held_parameters(workload: Workload, sharded: Sharded, plans: Plans) -> tuple[Floats, Floats]:
+def _held_parameters(workload: Workload, sharded: ShardedGraph, plans: Plans) -> tuple[Floats, Floats]:
     """Return the parameters of the fullest rank before and after ZeRO partitions them, (n,) each.
 
     A schedule may hold the weights of a stage on two ranks, whose states ZeRO spreads over both.
     """
     parameters, own = sharded.held_parameters(plans)
-    copies = np.where(plans.pipeline > 1, schedule_law(workload.pipeline_schedule).weight_copies, 1.0)
+    copies = np.where(plans.pipeline > 1, find_schedule_costs(workload.pipeline_schedule).weight_copies, 1.0)
     return parameters * copies, own
 
 
 def _weight_bytes(
-    workload: Workload, sharded: Sharded, plans: Plans, per_parameter: _ParameterBytes, gpu: Gpu | None
+    workload: Workload, sharded: ShardedGraph, plans: Plans, per_parameter: _ParameterBytes, gpu: Gpu | None
 ) -> Floats:
     """Return the bytes of all weights, and their copies, that a rank holds, (n,)."""
     parameters, own = _held_parameters(workload, sharded, plans)
@@ -493,7 +498,7 @@ def _weight_bytes(
     return np.asarray(held + _fp8_bytes(workload, framework, gpu) * sharded.layer_parameter_fraction(plans) * whole)
 
 
-def _cast_bytes(workload: Workload, sharded: Sharded, plans: Plans, per_parameter: _ParameterBytes) -> Floats:
+def _cast_bytes(workload: Workload, sharded: ShardedGraph, plans: Plans, per_parameter: _ParameterBytes) -> Floats:
     """Return the bytes of the 16-bit copies of weights that live while a step needs them, (n,).
 
     Autocast copies the weights of products alone, which those of an embedding are not unless the head shares them.
@@ -528,14 +533,14 @@ def _fp8_bytes(workload: Workload, framework: Framework, gpu: Gpu | None) -> flo
         return 0.0
     element, has_blocks = ELEMENT_BYTES[workload.precision], workload.precision != "fp8"
     copies = 1.0 if not has_blocks and gpu is not None and reads_both_layouts(gpu) else 2.0
-    if frameworks.holds_fp8_alone(workload):
+    if frameworks.holds_fp8_weights_only(workload):
         return copies * element - 2.0
     held = 2.0 if framework.fp8_weights_alone else framework.fp8_weight_bytes
     return held * element * copies / 2.0
 
 
 def _buffer_bytes(
-    workload: Workload, sharded: Sharded, plans: Plans, per_parameter: _ParameterBytes, trainable: Floats
+    workload: Workload, sharded: ShardedGraph, plans: Plans, per_parameter: _ParameterBytes, trainable: Floats
 ) -> Floats:
     """Return the bytes of the framework's buffers for communication, and of placeholders for gradients, (n,).
 
@@ -583,10 +588,12 @@ class _MicroBatchBytes(Columns):
     """Share of the layers that is recomputed whole, which is no number of bytes."""
 
 
-def _micro_batch_bytes(workload: Workload, sharded: Sharded, plans: Plans) -> _MicroBatchBytes:
+def _micro_batch_bytes(workload: Workload, sharded: ShardedGraph, plans: Plans) -> _MicroBatchBytes:
     """Return the bytes of activations and scratch memory of one micro-batch of each plan, (n,)."""
     graph, code = sharded.graph, plans.checkpointing
-    kept = [one * (1.0 - workload.offloaded_activations) for one in zoo.list_layer_kept_bytes(workload, sharded, plans)]
+    kept = [
+        one * (1.0 - workload.offloaded_activations) for one in zoo.list_layer_saved_bytes(workload, sharded, plans)
+    ]
     first = sum((sharded.gather(item.activation_bytes[0]) for item in graph.first), np.zeros(len(plans)))
     last = sum((sharded.gather(item.activation_bytes[0]) for item in graph.last), np.zeros(len(plans)))
     layer_working = _gather_largest(sharded, [item.working_bytes for item in graph.layers], len(plans))
@@ -617,7 +624,9 @@ def _micro_batch_bytes(workload: Workload, sharded: Sharded, plans: Plans) -> _M
     return _MicroBatchBytes(early, later, late + last, first, layer_working, head_working, last, workspace, recomputed)
 
 
-def _stage_activation_bytes(sharded: Sharded, plans: Plans, layers: Sequence[Floats]) -> tuple[Floats, Floats, Floats]:
+def _stage_activation_bytes(
+    sharded: ShardedGraph, plans: Plans, layers: Sequence[Floats]
+) -> tuple[Floats, Floats, Floats]:
     """Return the bytes that the layers of the first, a later and the last stage keep of one micro-batch, (n,) each.
 
     `layers` has the bytes of one layer of each block, (n,). Of the later stages it is the one that keeps most, as if it
@@ -650,7 +659,7 @@ def micro_batches_in_flight(plans: Plans, schedule: Schedule | None = None) -> t
     on a rank, all ranks have equally many.
     """
     pieces, count = plans.virtual_stages, plans.gradient_accumulation.astype(float)
-    more = schedule_law(schedule).extra_in_flight
+    more = find_schedule_costs(schedule).extra_in_flight
     if more is not None:
         every = np.minimum(plans.pipeline + np.where(plans.pipeline > 1, more, 0.0), count)
         return every, every
@@ -659,13 +668,13 @@ def micro_batches_in_flight(plans: Plans, schedule: Schedule | None = None) -> t
     return np.minimum(first * share, count), np.minimum((first - each) * share, count)
 
 
-def _largest_kept_bytes(sharded: Sharded, code: Ints) -> Floats:
+def _largest_kept_bytes(sharded: ShardedGraph, code: Ints) -> Floats:
     """Return the bytes that the largest layer keeps of one micro-batch, for each of n recomputation codes, (n,)."""
     kept = [one for _, one in zoo.yield_kept_bytes_by_block(sharded, code)]
     return np.maximum.reduce(kept) if kept else np.zeros(len(code))
 
 
-def _gather_largest(sharded: Sharded, columns: list[Floats], rows: int) -> Floats:
+def _gather_largest(sharded: ShardedGraph, columns: list[Floats], rows: int) -> Floats:
     """Return the largest value of some columns over shards, for each of n plans, (n,), or 0 without columns."""
     gathered = [sharded.gather(column) for column in columns]
     return np.maximum.reduce(gathered) if gathered else np.zeros(rows)

@@ -126,7 +126,7 @@ class Model:
     """Part after `AutoModel` in the name of the Transformers class that returns the loss; empty if there is no such
     class, None for the usual class of the family."""
 
-    def own(self, kind: type[DimensionsT]) -> DimensionsT:
+    def get_dimensions(self, kind: type[DimensionsT]) -> DimensionsT:
         """Return the dimensions that only the model's family has, which must be of the given class.
 
         Raises:

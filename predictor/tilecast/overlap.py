@@ -92,7 +92,7 @@ class BucketLimits(Columns):
 
 
 def exposed_seconds(
-    busy_s: Floats, count: Floats, pass_s: Floats, first_s: Floats | float = 0.0, first_share: Floats | float = 0.0
+    busy_s: Floats, count: Floats, pass_s: Floats, first_s: Floats | float = 0.0, first_fraction: Floats | float = 0.0
 ) -> Floats:
     """Return the seconds of collectives that a forward or backward pass does not hide, (n,).
 
@@ -101,7 +101,7 @@ def exposed_seconds(
         count: number of equal collectives, at least 1, (n,).
         pass_s: seconds of the pass, during which the data of the collectives become ready evenly, (n,).
         first_s: seconds of one more collective that runs before the equal collectives, (n,).
-        first_share: fraction of all bytes that this first collective carries, from 0 to 1, (n,).
+        first_fraction: fraction of all bytes that this first collective carries, from 0 to 1, (n,).
     """
-    each_s, later_s = busy_s / count, pass_s * (1.0 - first_share)
+    each_s, later_s = busy_s / count, pass_s * (1.0 - first_fraction)
     return np.asarray(np.maximum(np.maximum(each_s, busy_s - later_s * (1 - 1 / count)), first_s + busy_s - later_s))

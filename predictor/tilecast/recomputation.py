@@ -84,7 +84,7 @@ def split_modules(setting: Checkpointing) -> tuple[str, ...]:
     return () if setting in CHECKPOINTING else tuple(setting.split("+"))
 
 
-def code_of(setting: Checkpointing) -> int:
+def encode_modules(setting: Checkpointing) -> int:
     """Return the code in `Plans.checkpointing` of a setting of recomputation.
 
     Raises:

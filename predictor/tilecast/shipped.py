@@ -1,6 +1,6 @@
 """Read the TOML files that ship with Tilecast, beside the modules that use them.
 
-`read_table` reads any file. `FactFile` reads a file of numbers, and refuses a number without a source and an unknown
+`read_table` reads any file. `NumbersFile` reads a file of numbers, and refuses a number without a source and an unknown
 key. A table states the source of its numbers as `source`, or each number has its own: `name = [number, "source"]`.
 """
 
@@ -36,7 +36,7 @@ def read_tables(package: str, folder: str) -> Mapping[str, dict[str, Any]]:
 
 # pydantic could check the same, but building its schema adds a tenth of a second to the start.
 @dataclass(frozen=True, slots=True)
-class FactFile:
+class NumbersFile:
     """Content of a TOML file of numbers.
 
     A path names a table by its keys from the top, with dots between them. The path of the whole file is empty.
@@ -46,7 +46,7 @@ class FactFile:
     tables: Mapping[str, Any]
 
     @classmethod
-    def read_shipped(cls, package: str, name: str) -> FactFile:
+    def read_shipped(cls, package: str, name: str) -> NumbersFile:
         """Return the content of the TOML file `name` in the folder of a Python package."""
         return cls(name, read_table(package, name))
 

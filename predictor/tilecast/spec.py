@@ -27,8 +27,8 @@ from tilecast.recomputation import (
     MODULES,
     RECOMPUTED,
     Checkpointing,
-    code_of,
     describe,
+    encode_modules,
     join_modules,
 )
 
@@ -286,7 +286,7 @@ class Plan:
 
 
 @dataclass(frozen=True, slots=True)
-class Stated:
+class PartialPlan:
     """Plan as a user states it.
 
     Degrees that are not stated are 1. Data parallelism takes the remaining GPUs. Other columns stay open.
@@ -305,7 +305,7 @@ class Stated:
     expert_tensor: int = 1
 
     @classmethod
-    def parse(cls, text: str, field: str) -> Stated:
+    def parse(cls, text: str, field: str) -> PartialPlan:
         """Parse a plan such as `tp=2,dp=8,zero=1,mb=1,ac=full`, or `zero1-dp8,tp2,mb1,ac-full` as tables print it.
 
         The two forms can be mixed. A plan with a micro-batch is complete, as tables print it, and the columns that it
@@ -565,7 +565,7 @@ class Plans(Columns):
         def column(name: str) -> Ints:
             values = [getattr(plan, name) for plan in plans]
             if name == "checkpointing":
-                values = [code_of(value) for value in values]
+                values = [encode_modules(value) for value in values]
             return np.asarray(values, dtype=np.int64)
 
         return cls(*(column(item.name) for item in fields(cls)))

@@ -21,12 +21,12 @@ import numpy.typing as npt
 
 from tilecast import constants
 from tilecast.constants import RangeWidths
-from tilecast.search import Priced
+from tilecast.search import PricedPlans
 from tilecast.spec import Columns, Floats, Workload
 
 
 @dataclass(frozen=True, slots=True)
-class Errors(Columns):
+class ErrorWidths(Columns):
     """Half-widths of the 90 % ranges of the steps of plans by source of error, as logarithms, every column (n,)."""
 
     communication: Floats
@@ -34,18 +34,20 @@ class Errors(Columns):
     kernels: Floats
 
 
-def forecast_errors(priced: Priced, widths: RangeWidths | None = None) -> Errors:
+def forecast_errors(priced: PricedPlans, widths: RangeWidths | None = None) -> ErrorWidths:
     """Return the errors of every plan, (n,), without the error from properties missing in the job description."""
     widths = widths or constants.shipped_widths()
     times = priced.times
-    return Errors(
+    return ErrorWidths(
         widths.communication * times.communication / times.total,
         widths.host * times.launch / times.total,
         widths.kernels * times.spread * times.compute / times.total,
     )
 
 
-def interval(workload: Workload, priced: Priced, row: int, widths: RangeWidths | None = None) -> tuple[float, float]:
+def interval(
+    workload: Workload, priced: PricedPlans, row: int, widths: RangeWidths | None = None
+) -> tuple[float, float]:
     """Return the lower and the upper end of the 90 % range of the step of the plan in a row, in seconds.
 
     The range is symmetric in the logarithm of the seconds. Runs measured on the pool's cluster narrow it, or widen it
@@ -84,33 +86,40 @@ _REACH = NormalDist().inv_cdf(1 - ODDS) / NormalDist().inv_cdf(0.95)
 
 
 def tie_width_on_pool(
-    own: Errors, other: Errors, alike: npt.NDArray[np.bool_], widths: RangeWidths | None = None
+    errors: ErrorWidths,
+    other_errors: ErrorWidths,
+    has_equal_plan: npt.NDArray[np.bool_],
+    widths: RangeWidths | None = None,
 ) -> Floats:
     """Return the log ratio of step times up to which two plans on one pool tie. Columns broadcast.
 
     Args:
-        own: the errors of some plans.
-        other: the errors of the plans to compare with.
-        alike: whether a GPU does equal work in both plans, which then differ only in the number of replicas.
+        errors: the errors of some plans.
+        other_errors: the errors of the plans to compare with.
+        has_equal_plan: whether a GPU does equal work in both plans, which then differ only in the number of replicas.
         widths: widths to use instead of those that ship.
     """
     widths = widths or constants.shipped_widths()
     squares = (
-        np.where(alike, _REPEATED, widths.plans) ** 2
-        + (own.communication - other.communication) ** 2
-        + (own.host - other.host) ** 2
-        + (own.kernels - other.kernels) ** 2
+        np.where(has_equal_plan, _REPEATED, widths.plans) ** 2
+        + (errors.communication - other_errors.communication) ** 2
+        + (errors.host - other_errors.host) ** 2
+        + (errors.kernels - other_errors.kernels) ** 2
     )
     return np.asarray(np.minimum(_REACH * np.sqrt(squares), MOST_TIED))
 
 
-def tie_width_between_pools(own: Errors, other: Errors, widths: RangeWidths | None = None) -> Floats:
+def tie_width_between_pools(
+    errors: ErrorWidths, other_errors: ErrorWidths, widths: RangeWidths | None = None
+) -> Floats:
     """Return the log ratio of step times up to which plans on two pools tie.
 
     The errors of networks, hosts and kernels of the two pools are independent.
     """
     widths = widths or constants.shipped_widths()
-    squares = widths.plans**2 + sum(one.communication**2 + one.host**2 + one.kernels**2 for one in (own, other))
+    squares = widths.plans**2 + sum(
+        one.communication**2 + one.host**2 + one.kernels**2 for one in (errors, other_errors)
+    )
     return np.asarray(np.minimum(_REACH * np.sqrt(squares), MOST_TIED))
 
 

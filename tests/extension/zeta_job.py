@@ -26,7 +26,7 @@ class ZetaJob(JobKind):
     def is_active(self, status: Document) -> bool:
         return bool(status.get("active"))
 
-    def resize(self, document: Document, pods: int) -> list[FieldChange]:
+    def list_resize_changes(self, document: Document, pods: int) -> list[FieldChange]:
         return [FieldChange(("spec", "replicas"), pods)]
 
 

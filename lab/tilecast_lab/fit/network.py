@@ -87,7 +87,7 @@ class Trained:
     weights: dict[str, Floats]
     doubled: int
     details: int
-    tower: Standard
+    tower: Standardization
 
     @property
     def layers(self) -> dict[str, int]:
@@ -96,7 +96,7 @@ class Trained:
 
 
 @dataclass(frozen=True, slots=True)
-class Standard:
+class Standardization:
     """Standardisation of columns and details for the tower; arrays are (D + E,).
 
     Values are clipped to the range seen in training, then reduced by the mean and divided by the standard deviation.
@@ -108,7 +108,7 @@ class Standard:
     high: Floats
 
     @classmethod
-    def of(cls, values: Floats) -> Standard:
+    def of(cls, values: Floats) -> Standardization:
         """Return the standardisation of samples (N, D + E)."""
         spread = values.std(axis=0)
         scale = np.where(spread > LEAST_SPREAD, spread, SILENT)
@@ -195,7 +195,7 @@ def monotone_log2_cycles(
     return SCALE * (-softness * jax.nn.logsumexp(-slowest / softness, axis=-1) + _bias(p, "3", case, die)[:, 0])
 
 
-def log2_cycles(
+def predict_log2_cycles(
     p: Parameters, x: jax.Array, z: jax.Array, case: jax.Array, die: jax.Array, softness: jax.Array, steepest: float
 ) -> jax.Array:
     """Return log2 cycles of the whole network, (N,).
@@ -214,7 +214,7 @@ def log2_cycles(
 
 
 def _loss(p: Parameters, batch: dict[str, jax.Array], softness: jax.Array, steepest: float) -> jax.Array:
-    cycles = log2_cycles(p, batch["x"], batch["z"], batch["case"], batch["die"], softness, steepest)
+    cycles = predict_log2_cycles(p, batch["x"], batch["z"], batch["case"], batch["die"], softness, steepest)
     predicted = cycles - batch["log2_clock"] + np.log2(1e6)
     shown = jnp.maximum(jnp.exp2(jnp.clip(predicted, -10.0, 40.0)) + batch["added"], batch["least"])
     gap = jnp.abs(jnp.log(shown) - batch["measured"])
@@ -244,7 +244,7 @@ def train(samples: Samples, *, steps: int, steepest: float, seed: int, report: C
     # Nothing can be learned from a column that never varies (the batch of tensor-core GEMMs); silence it.
     scale = np.where(spread > LEAST_SPREAD, SCALE, SILENT)
     x = ((samples.stacked() - mean) / scale).astype(np.float32)
-    tower = Standard.of(samples.all_inputs())
+    tower = Standardization.of(samples.all_inputs())
     z = tower(samples.all_inputs()).astype(np.float32)
     cases = tuple(sorted(set(samples.case)))
     dies = ("", *sorted(set(samples.die)))

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tilecast import kernels
-from tilecast.graph import Dims, Kind
+from tilecast.graph import Dims, KernelType
 from tilecast.hardware import Gpu, find_gpu
 from tilecast.kernels import features, utilization
 from tilecast.spec import PRECISIONS, Floats, Ints, SpecError
@@ -244,7 +244,14 @@ def _samples(
 
 
 def _one(
-    table: MeasuredKernels, kind: Kind, precision: str, d: Dims, rows: Ints, gpu: Gpu, source: SampleTable, fold: Ints
+    table: MeasuredKernels,
+    kind: KernelType,
+    precision: str,
+    d: Dims,
+    rows: Ints,
+    gpu: Gpu,
+    source: SampleTable,
+    fold: Ints,
 ) -> Samples:
     work = features.compute_work(kind, precision, d)
     asked = features.compute_network_inputs(

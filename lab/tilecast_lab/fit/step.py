@@ -187,7 +187,7 @@ def _group_steps(group: RunGroup, tables: Sequence[Constants]) -> Floats:
 
 
 @dataclass(frozen=True, slots=True)
-class Round:
+class LinearizedModel:
     """Linear model of the forecasts' errors around one set of constants."""
 
     off: Floats
@@ -202,7 +202,7 @@ class Round:
     weight: Floats
 
     @classmethod
-    def at(cls, table: Mapping[str, Any], sample: Sample, processes: int = 1) -> Round:
+    def at(cls, table: Mapping[str, Any], sample: Sample, processes: int = 1) -> LinearizedModel:
         """Return the model around a table of constants."""
         moved = [with_values(scaled_values(prior.places, residuals.SPAN, table), table) for prior in PRIORS]
         step_s, *moved_s = sample.steps([Constants.from_table(table), *moved], processes)
@@ -230,22 +230,24 @@ With a larger one the sources' own effects explain what constants should explain
 """
 
 
-def fit(table: Mapping[str, Any], sample: Sample, rounds: int = 3, processes: int = 1) -> tuple[dict[str, Any], Round]:
+def fit(
+    table: Mapping[str, Any], sample: Sample, rounds: int = 3, processes: int = 1
+) -> tuple[dict[str, Any], LinearizedModel]:
     """Return the table with every constant of `PRIORS` fitted to the rows, and the model around the result."""
     best: dict[str, Any] = deepcopy(dict(table))
-    model = Round.at(best, sample, processes)
+    model = LinearizedModel.at(best, sample, processes)
     for turn in range(rounds):
         for prior, value in zip(PRIORS, model.solve(), strict=True):
             for place in prior.places:
                 old = _get(best, place)
                 _set(best, place, _rounded(np.clip(value, max(prior.low, old / REACH), min(prior.high, old * REACH))))
-        model = Round.at(best, sample, processes)
+        model = LinearizedModel.at(best, sample, processes)
         error = float(np.median(np.abs(np.expm1(-model.off))))
         print(f"round {turn + 1}: median error {error:.1%}", flush=True)
     return best, model
 
 
-def fit_without_each_source(table: Mapping[str, Any], model: Round) -> dict[str, dict[str, float]]:
+def fit_without_each_source(table: Mapping[str, Any], model: LinearizedModel) -> dict[str, dict[str, float]]:
     """Return for every source the paths and values of the constants that change if its rows are left out."""
     every = model.solve()
     values: dict[str, dict[str, float]] = {}

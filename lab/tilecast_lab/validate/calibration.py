@@ -58,9 +58,9 @@ def errors_from_unrelated_runs(
                 seen = np.random.default_rng((number, draw)).permutation(others)[:count]
                 table = calibration.fit_calibration([runs.runs[index] for index in seen], known)
                 for run in (runs.runs[index] for index in own):
-                    ratio = table.find_group_correction(
-                        calibration.group_of_run(run)
-                    ).ratio * table.find_software_ratio(run.framework, run.family)
+                    ratio = table.find_group_correction(calibration.name_group(run)).ratio * table.find_software_ratio(
+                        run.framework, run.family
+                    )
                     errors.append([abs(math.exp(run.deviation) * factor - 1) for factor in (1.0, ratio)])
         if errors:
             without, with_ = np.mean(errors, axis=0)

@@ -258,7 +258,7 @@ def read_kernels(path: Path) -> MeasuredKernels:
     b = Builder(columns, len(cells))
     reader(b)
     latency = b.number("latency_us") * 1e-6
-    empty = KernelTable.of("gemm", "fp32", m=[], n=[], k=[], batch=[])
+    empty = KernelTable.from_dimensions("gemm", "fp32", m=[], n=[], k=[], batch=[])
     table = KernelTable.concatenate(b.tables) if b.tables else empty
     owner = np.concatenate(b.owners) if b.owners else np.zeros(0, np.int64)
     gpu = [str(name) for name in b.text("gpu")]

@@ -110,7 +110,9 @@ class Builder:
             sound &= np.isfinite(column) & (column >= low) & (column <= kernels.LARGEST)
         self.refuse(np.isin(np.arange(self.rows), where[~sound]), "bad-number")
         if sound.any():
-            self.tables.append(KernelTable.of(kind, precision, **{name: c[sound] for name, c in chosen.items()}))
+            self.tables.append(
+                KernelTable.from_dimensions(kind, precision, **{name: c[sound] for name, c in chosen.items()})
+            )
             self.owners.append(where[sound])
 
 

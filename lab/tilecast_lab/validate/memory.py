@@ -15,7 +15,7 @@ import numpy as np
 
 from tilecast import memory
 from tilecast.memory import Figure
-from tilecast.search import Priced
+from tilecast.search import PricedPlans
 from tilecast.spec import Floats, SpecError
 from tilecast.validate import runs
 from tilecast.validate.cells import Row
@@ -52,7 +52,7 @@ _STATED: Mapping[str, Figure] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Peaks:
+class MemoryPeaks:
     """R rows with a measured peak and a bill; arrays are (R,)."""
 
     rows: tuple[Row, ...]
@@ -104,7 +104,7 @@ def _cell(row: Row) -> str:
     return f"row {row.get('id', '')}: {COLUMN}"
 
 
-def measure_peaks(rows: Sequence[Row], groups: Sequence[runs.RunGroup], refused: Mapping[int, str]) -> Peaks:
+def measure_peaks(rows: Sequence[Row], groups: Sequence[runs.RunGroup], refused: Mapping[int, str]) -> MemoryPeaks:
     """Return the rows with a peak and their bills.
 
     `groups` and `refused` are results of `runs.group_runs` for `rows`. A peak smaller than the plan's weights becomes
@@ -137,7 +137,7 @@ def measure_peaks(rows: Sequence[Row], groups: Sequence[runs.RunGroup], refused:
             value, lower, upper = _billed(group, priced, kind, place)
             billed[index] = kind, value, bool(priced.fits[place]), lower <= measured[index] <= upper
     shown = sorted(billed)
-    return Peaks(
+    return MemoryPeaks(
         rows=tuple(rows[index] for index in shown),
         figures=tuple(billed[index][0] for index in shown),
         measured=np.array([measured[index] for index in shown]),
@@ -149,7 +149,7 @@ def measure_peaks(rows: Sequence[Row], groups: Sequence[runs.RunGroup], refused:
     )
 
 
-def _billed(group: runs.RunGroup, priced: Priced, kind: Figure, place: int) -> tuple[float, float, float]:
+def _billed(group: runs.RunGroup, priced: PricedPlans, kind: Figure, place: int) -> tuple[float, float, float]:
     """Return a figure of the bill of the plan at `place` and both ends of its range, in bytes.
 
     The allocator's cache grows no further than the GPU's usable memory.
@@ -186,7 +186,7 @@ class MemoryStratum:
     """Share of the peaks inside their ranges."""
 
 
-def strata(peaks: Peaks) -> list[MemoryStratum]:
+def strata(peaks: MemoryPeaks) -> list[MemoryStratum]:
     """Return the stratum of all bills, then one for every source, framework and figure."""
     ratio = peaks.billed / peaks.measured
     everything = [_stratum("all", ratio, peaks.inside)]
@@ -203,7 +203,7 @@ def _stratum(name: str, ratio: Floats, inside: Floats) -> MemoryStratum:
     return MemoryStratum(name, len(ratio), error, float(np.median(ratio)), *ends, low, float(inside.mean()))
 
 
-def describe_counts(peaks: Peaks) -> list[str]:
+def describe_counts(peaks: MemoryPeaks) -> list[str]:
     """Return lines of text about how many rows were billed and which were left out."""
     lines = [f"measured peaks of memory: {len(peaks.measured)} rows billed, {peaks.refused} refused"]
     lines += [f"  left out: {line}" for line in peaks.warnings[:MOST_WARNINGS]]
@@ -212,7 +212,7 @@ def describe_counts(peaks: Peaks) -> list[str]:
     return lines
 
 
-def describe_errors(peaks: Peaks) -> list[str]:
+def describe_errors(peaks: MemoryPeaks) -> list[str]:
     """Return two lines of text: the error with equal weight for every source, and the share called too large."""
     ratio = peaks.billed / peaks.measured
     sources = np.array([row.get("source", "") for row in peaks.rows])
@@ -223,7 +223,7 @@ def describe_errors(peaks: Peaks) -> list[str]:
     ]
 
 
-def report(peaks: Peaks) -> str:
+def report(peaks: MemoryPeaks) -> str:
     """Return the table of bills over peaks by source, framework and figure, empty if no row has a peak."""
     if not len(peaks.measured) and not peaks.warnings:
         return ""

@@ -25,7 +25,7 @@ _ROUNDS = 8
 
 
 @dataclass(frozen=True, slots=True)
-class Effects:
+class MixedModelEstimates:
     """Estimates of the mixed model.
 
     `fixed` are the fixed effects `b` and `error` their standard errors, both (k,). `sources` has the effect of each
@@ -52,7 +52,7 @@ def estimate_effects(
     weight: Floats,
     prior: Floats,
     ratios: Sequence[float] = tuple(_RATIOS),
-) -> Effects:
+) -> MixedModelEstimates:
     """Estimate the effects of the columns of `x` on `y`.
 
     Args:
@@ -66,7 +66,7 @@ def estimate_effects(
     names, index = np.unique(np.asarray(sources), return_inverse=True)
     robust = np.ones(len(y))
 
-    def best() -> Effects:
+    def best() -> MixedModelEstimates:
         fits = [_given(ratio, y, x, index, len(names), weight * robust, prior) for ratio in ratios]
         return max(fits, key=lambda fit: fit[0])[1]
 
@@ -75,7 +75,7 @@ def estimate_effects(
         left = y - x @ effects.fixed - np.array([effects.sources[str(i)] for i in index])
         robust = (_FREEDOM + 1) / (_FREEDOM + (left / max(effects.within, 1e-9)) ** 2)
         effects = best()
-    return Effects(
+    return MixedModelEstimates(
         effects.fixed,
         effects.error,
         {str(name): effects.sources[str(i)] for i, name in enumerate(names)},
@@ -86,7 +86,7 @@ def estimate_effects(
 
 def _given(
     ratio: float, y: Floats, x: Floats, index: Rows, groups: int, weight: Floats, prior: Floats
-) -> tuple[float, Effects]:
+) -> tuple[float, MixedModelEstimates]:
     """Return the restricted log-likelihood and the effects for one ratio of the variances between and within sources.
 
     `index` (n,) is the source of each row as a number below `groups`.
@@ -113,4 +113,6 @@ def _given(
     effect = shrink * (sum_y - sums @ fixed)
     error = np.sqrt(np.diag(inverse) * within)
     sources = {str(i): float(value) for i, value in enumerate(effect)}
-    return float(likelihood), Effects(fixed, error, sources, float(np.sqrt(ratio * within)), float(np.sqrt(within)))
+    return float(likelihood), MixedModelEstimates(
+        fixed, error, sources, float(np.sqrt(ratio * within)), float(np.sqrt(within))
+    )

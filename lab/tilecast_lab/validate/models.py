@@ -43,10 +43,10 @@ def _named_model(row: Row) -> Model:
     """
     stated = {ours: value for theirs, ours in _DIMENSIONS if (value := read_integer(row, theirs))}
     try:
-        known = zoo.preset(_preset_name(row))
+        known = zoo.find_preset(_preset_name(row))
     except SpecError:
         described = vision_table(row)
-        return zoo.model_from(described) if described else _from_dimensions(row, stated)
+        return zoo.build_model(described) if described else _from_dimensions(row, stated)
     if not stated or not zoo.is_transformer(known):
         return _noted_dimensions(row, with_sample_length(known, read_integer(row, "seq_len")))
     if stated.get("hidden", known.hidden) != known.hidden or stated.get("heads", known.heads) != known.heads:
@@ -110,7 +110,7 @@ def _noted_dimensions(row: Row, model: Model) -> Model:
 
 def _with_tables(model: Model, notes: str) -> Model:
     """Return Wide & Deep with the vocabulary, the embedding width and the number of hidden layers that notes state."""
-    dims = model.own(WideDeep)
+    dims = model.get_dimensions(WideDeep)
     width = float(noted_number(r"embedding width (\d+)", notes) or dims.width)
     if rows := re.search(r"vocabulary ([1-9]\d{0,11})\b", notes):
         model = model.having(table_weights=int(rows[1]) * width, width=width, wide_weights=int(rows[1]))
@@ -148,7 +148,7 @@ def _from_dimensions(row: Row, stated: dict[str, int]) -> Model:
         table |= {"embedding_norm": 1, "token_types": 2, "final_norm": 0, "head_transform": 1, "pooler": 1}
         table["head_share"] = 0.15625
     try:
-        return zoo.model_from(table)
+        return zoo.build_model(table)
     except SpecError:
         raise UnreadableRow("unknown-model") from None
 

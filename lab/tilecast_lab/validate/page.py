@@ -20,10 +20,10 @@ from tilecast.render.units import format_duration
 from tilecast.validate.scores import count_lines, ranking_line
 from tilecast_lab.validate import intervals, memory, residuals, scores
 from tilecast_lab.validate.intervals import Interval, Intervals
-from tilecast_lab.validate.memory import Peaks
+from tilecast_lab.validate.memory import MemoryPeaks
 from tilecast_lab.validate.report import ValidationReport
 from tilecast_lab.validate.residuals import Bin, StepPart
-from tilecast_lab.validate.scores import Scored
+from tilecast_lab.validate.scores import EvaluatedRows
 
 
 def page(report: ValidationReport, names: Sequence[str]) -> str:
@@ -48,7 +48,7 @@ def _lines(lines: Sequence[str]) -> str:
     return "".join(f"<p>{escape(line)}</p>" for line in lines if line)
 
 
-def _summary(scored: Scored) -> str:
+def _summary(scored: EvaluatedRows) -> str:
     rows = [
         (
             "",
@@ -71,7 +71,7 @@ def _summary(scored: Scored) -> str:
     return f"<h2>Error</h2>{lines}" + html_table(caption, ("rows of", *figures), rows, "|".join(figures))
 
 
-def _residuals(scored: Scored) -> str:
+def _residuals(scored: EvaluatedRows) -> str:
     """Return a picture and a table for every input that the rows state."""
     ratio = scores.forecast_ratio(scored)
     blocks = []
@@ -144,7 +144,7 @@ def _parts(parts: Sequence[StepPart]) -> str:
 OTHERS = "other sources"
 
 
-def _scatter(scored: Scored) -> str:
+def _scatter(scored: EvaluatedRows) -> str:
     """Return a scatter plot of all rows and a table of the errors of all sources.
 
     The plot names the sources with most rows; all others share one series.
@@ -160,7 +160,7 @@ def _scatter(scored: Scored) -> str:
         points[source if source in points else OTHERS].append(Point(float(measured), float(predicted), label))
     low = float(min(scored.measured_s.min(), scored.predicted_s.min()))
     high = float(max(scored.measured_s.max(), scored.predicted_s.max()))
-    equal = Series("forecast = measured", (Point(low, low), Point(high, high)), quiet=True)
+    equal = Series("forecast = measured", (Point(low, low), Point(high, high)), is_reference=True)
     series = [Series(name, tuple(of), joined=False) for name, of in points.items() if of]
     x, y = (Axis(f"{name} step", charts.format_tick_seconds, 10) for name in ("measured", "forecast"))
     chart = Chart("Forecast and measured step of every row, by source", x, y, (equal, *series))
@@ -174,7 +174,7 @@ def _scatter(scored: Scored) -> str:
     return f"<h2>Rows</h2>{_with_table(picture, shown)}"
 
 
-def _peaks(peaks: Peaks) -> str:
+def _peaks(peaks: MemoryPeaks) -> str:
     if not len(peaks.measured):
         return _lines(memory.describe_counts(peaks)) if peaks.warnings else ""
     rows = [

@@ -16,7 +16,7 @@ from tilecast.validate.scores import has_trusted_step, read_measured_seconds
 from tilecast_lab.validate import memory, residuals, runs, scores
 from tilecast_lab.validate.constants import with_values
 from tilecast_lab.validate.graphs import Graphs
-from tilecast_lab.validate.memory import Peaks
+from tilecast_lab.validate.memory import MemoryPeaks
 from tilecast_lab.validate.residuals import StepPart
 from tilecast_lab.validate.runs import PublishedForecast
 
@@ -29,7 +29,7 @@ class ValidationReport:
     forecasts: tuple[PublishedForecast, ...]
     parts: tuple[StepPart, ...]
     """Factors of the parts of a step; empty if they were not requested or no row is graded."""
-    peaks: Peaks
+    peaks: MemoryPeaks
 
 
 def make_report(

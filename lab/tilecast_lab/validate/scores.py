@@ -28,7 +28,7 @@ from tilecast_lab.validate.runs import PublishedForecast
 
 
 @dataclass(frozen=True, slots=True)
-class Scored(scores.Scored):
+class EvaluatedRows(scores.EvaluatedRows):
     """Graded rows as of one's own tables, with other forecasts of each; times are in seconds."""
 
     left_out_s: Floats
@@ -36,14 +36,14 @@ class Scored(scores.Scored):
     one_mfu_s: Floats
 
 
-def score_forecasts(rows: Sequence[Row], forecasts: Sequence[PublishedForecast]) -> Scored:
+def score_forecasts(rows: Sequence[Row], forecasts: Sequence[PublishedForecast]) -> EvaluatedRows:
     """Compare forecasts with measured step times of trusted rows (`tilecast.validate.scores.has_trusted_step`)."""
     own = scores.score_forecasts(rows, forecasts)
     items = [forecasts[place] for place in own.index]
     gpus = np.array([item.plan.gpus if item.plan else 1 for item in items], dtype=float)
     flops = np.array([item.model_flops or 0.0 for item in items])
-    return Scored(
-        **{item.name: getattr(own, item.name) for item in fields(scores.Scored)},
+    return EvaluatedRows(
+        **{item.name: getattr(own, item.name) for item in fields(scores.EvaluatedRows)},
         left_out_s=np.array([item.left_out_s for item in items], dtype=float),
         roofline_s=np.array([item.roofline_s for item in items], dtype=float),
         one_mfu_s=_one_mfu(own.rows, flops, gpus, own.measured_s),
@@ -68,7 +68,7 @@ class BaselineErrors:
     one_mfu: float
 
 
-def strata(scored: Scored) -> list[tuple[SubsetErrors, BaselineErrors]]:
+def strata(scored: EvaluatedRows) -> list[tuple[SubsetErrors, BaselineErrors]]:
     """Return the errors of all rows, then of every GPU, precision, family and scale."""
     items = []
     for name, mask in list_subsets(scored):
@@ -81,7 +81,7 @@ def strata(scored: Scored) -> list[tuple[SubsetErrors, BaselineErrors]]:
     return items
 
 
-def describe_left_out(scored: Scored) -> list[str]:
+def describe_left_out(scored: EvaluatedRows) -> list[str]:
     """Return lines of text: the error on sources left out, the coverage of ranges, and the share said not to fit."""
     aside = mean_over_groups(absolute_errors(scored.left_out_s, scored.measured_s), scored.rows)
     return [
@@ -90,7 +90,7 @@ def describe_left_out(scored: Scored) -> list[str]:
     ]
 
 
-def forecast_ratio(scored: Scored) -> Floats:
+def forecast_ratio(scored: EvaluatedRows) -> Floats:
     """Return forecast over measured, (rows,)."""
     return residuals.ratio_of(scored.predicted_s, scored.measured_s)
 

@@ -14,7 +14,7 @@ from tilecast import zoo
 from tilecast.frameworks import FRAMEWORKS, UNSET, name_versions
 from tilecast.hardware import find_gpu
 from tilecast.model import Model
-from tilecast.recomputation import Checkpointing, code_of, join_modules
+from tilecast.recomputation import Checkpointing, encode_modules, join_modules
 from tilecast.spec import (
     EXECUTIONS,
     QUANTIZED,
@@ -34,8 +34,8 @@ from tilecast.validate.reading import (
     RunCase,
     multiply_batch,
     read_optimizer,
+    read_partial_plan,
     read_sequence_length,
-    read_stated_plan,
     read_version,
 )
 from tilecast_lab.validate.graphs import Graphs
@@ -456,14 +456,14 @@ def _plan(row: Row, model: Model, gpus: int) -> dict[str, int | None]:
     ranks = read_integer(row, "dp")
     if framework(row) == "litgpt" and ranks:
         row = {**row, "dp": str(min(ranks, gpus))}
-    stated = read_stated_plan(row, model, gpus)
+    stated = read_partial_plan(row, model, gpus)
     copied = re.search(r"\bdata parallelism\b", row.get("notes", "").lower()) and not zoo.has_distributed_tables(model)
     if zoo.has_row_sharded_weights(model) and copied:
         stated["expert"] = 1
     if stated["zero_stage"] is None and _spreads_optimizer(row):
         stated["zero_stage"] = 1
     if (value := _noted_recomputation(model, row.get("notes", "").lower())) is not None:
-        stated["checkpointing"] = code_of(value)
+        stated["checkpointing"] = encode_modules(value)
     stated["expert_tensor"] = _expert_tensor(row, stated["tensor"] or 1)
     stated["virtual_stages"] = _virtual_stages(row, model, stated["pipeline"] or 1)
     if "flagscale" in row.get("framework", "").lower():

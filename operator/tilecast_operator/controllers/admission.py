@@ -1,7 +1,7 @@
 """Controller that places held jobs of mode Initial on nodes, and releases every held job.
 
 A held job is one that waits for Tilecast (`Job.is_held`). One task for each held job releases the job within
-`Timings.decide_s` and the time of a few writes, with or without advice. The gate on the object alone shows
+`ControllerDelays.decide_s` and the time of a few writes, with or without advice. The gate on the object alone shows
 whether a job was released, so that a restart or a second operator does no harm.
 """
 
@@ -18,24 +18,24 @@ from tilecast.advice import Advice
 from tilecast.api import training_job
 from tilecast.jobs import HOLD_QUEUE, NEXT_QUEUE, QUEUE, Job, Placement, candidates
 from tilecast.spec import SpecError
-from tilecast_operator.answer import Declined, get_ready_message, get_ready_reason
+from tilecast_operator.answer import AdviceRefusal, get_ready_message, get_ready_reason
 from tilecast_operator.controllers import patches
-from tilecast_operator.controllers.job_advice import JobAdvice, read_job_leniently
+from tilecast_operator.controllers.job_advice import JobAdvisor, read_job_leniently
 from tilecast_operator.controllers.kueue_features import GATE, REMEDY
 from tilecast_operator.controllers.placement import ChangedError, Placer
-from tilecast_operator.controllers.requests import JobRequests
+from tilecast_operator.controllers.requests import JobRequestIndex
 from tilecast_operator.controllers.runtime import SharedContext
-from tilecast_operator.kube.cache import Stored
+from tilecast_operator.kube.cache import CachedObject
 from tilecast_operator.kube.client import UNREACHABLE, ApiError, is_webhook_down
-from tilecast_operator.kube.documents import Note
+from tilecast_operator.kube.documents import EventContent
 from tilecast_operator.kube.kinds import Document, Key
 from tilecast_operator.kube.lease import NotLeaderError
-from tilecast_operator.kube.records import RecordPart, Records
+from tilecast_operator.kube.records import ControllerState, StateTable
 from tilecast_operator.kube.times import parse_time
 from tilecast_operator.metrics import Metrics
 from tilecast_operator.objects.kinds import make_object_path
 from tilecast_operator.report.advice import describe_gain
-from tilecast_operator.report.job_status import Aspect
+from tilecast_operator.report.job_status import ConditionContent
 
 log = logging.getLogger("tilecast")
 
@@ -71,7 +71,7 @@ OUTCOMES: Mapping[str, str] = {
     "OperatorDown": "the operator was down, and the chart's CronJob let the job go as it was; see the operator's log",
 }
 """Text for each outcome of a job, which says why the job was placed or not. An outcome that is not listed is the reason
-of a `Declined`."""
+of a `AdviceRefusal`."""
 _BY_OTHERS = {"Waiting", "Finished", "Uninstalled", "OperatorDown"}
 """Outcomes that the operator never gives to a job itself."""
 
@@ -87,7 +87,7 @@ class _Decision:
     advice: Advice | None = None
 
 
-class HeldTimes:
+class HoldTimes:
     """Times at which held jobs began to wait, with metrics of their waits. Belongs to one event loop.
 
     Args:
@@ -97,16 +97,18 @@ class HeldTimes:
         outcomes: All possible outcomes of a job. Their counters start at zero.
     """
 
-    def __init__(self, records: Records, metrics: Metrics, clock: Callable[[], float], outcomes: Iterable[str]) -> None:
+    def __init__(
+        self, records: ControllerState, metrics: Metrics, clock: Callable[[], float], outcomes: Iterable[str]
+    ) -> None:
         self._metrics = metrics
         self._clock = clock
-        self._since: RecordPart[float] = records.add_part()
+        self._since: StateTable[float] = records.add_table()
         metrics.held.set_function(lambda: len(self._since))
         metrics.oldest_held.set_function(self._oldest_s)
         for outcome in outcomes:
             metrics.placements.labels(outcome)
 
-    def track_job(self, key: Key, before: Stored[Document] | None, now: Stored[Document]) -> None:
+    def track_job(self, key: Key, before: CachedObject[Document] | None, now: CachedObject[Document]) -> None:
         """Begin the wait of a job that is held now, or end the wait of a job that no longer is.
 
         Args:
@@ -159,10 +161,10 @@ class WebhookOutage:
             self._since_s = None
 
 
-class Admission:
+class AdmissionController:
     """Controller that places and releases every held job. Belongs to one event loop."""
 
-    def __init__(self, context: SharedContext, placer: Placer, requests: JobRequests, advice: JobAdvice) -> None:
+    def __init__(self, context: SharedContext, placer: Placer, requests: JobRequestIndex, advice: JobAdvisor) -> None:
         self._context = context
         self._placer = placer
         self._requests = requests
@@ -170,11 +172,11 @@ class Admission:
         self._tasks: dict[tuple[Key, str], asyncio.Task[None]] = {}
         """Tasks by key and UID of the job. The UID tells apart jobs that have an equal name one after the other."""
         context.leadership.add_listener(self._on_leadership_change)
-        self._texts: RecordPart[str] = context.records.add_part()
+        self._texts: StateTable[str] = context.records.add_table()
         """Why each job was released, in a sentence."""
         outcomes = OUTCOMES.keys() - _BY_OTHERS if context.settings.jobs else ()
         self._outage = WebhookOutage()
-        self.held = HeldTimes(context.records, context.metrics, context.clock, outcomes)
+        self.held = HoldTimes(context.records, context.metrics, context.clock, outcomes)
 
     async def stop(self) -> None:
         """Stop all tasks. The next operator that starts releases the jobs that still wait."""
@@ -183,7 +185,7 @@ class Admission:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    def start_decision(self, key: Key, seen: Stored[Document]) -> None:
+    def start_decision(self, key: Key, seen: CachedObject[Document]) -> None:
         """Start the task that places and releases a job, if the job is held.
 
         Only the leader starts tasks. A job that another job created gets no task.
@@ -198,17 +200,17 @@ class Admission:
         """Return whether a task is placing or releasing a job."""
         return (key, uid) in self._tasks
 
-    def get_applied_condition(self, key: Key, job: Job, mode: training_job.Mode) -> Aspect:
+    def get_applied_condition(self, key: Key, job: Job, mode: training_job.Mode) -> ConditionContent:
         """Return the content of a TrainingJob's condition Applied, for the job that it targets."""
         if mode != "Initial":
-            return Aspect("False", f"Mode{mode}", OUTCOMES[f"Mode{mode}"])
+            return ConditionContent("False", f"Mode{mode}", OUTCOMES[f"Mode{mode}"])
         outcome = job.annotations.get(jobs.APPLIED)
         if outcome is None:
             outcome = "Waiting" if job.is_held else "AlreadyStarted" if job.has_started else "NotGated"
             outcome = "NotAllowed" if outcome == "NotGated" and not self._context.settings.place else outcome
         text = "" if outcome == patches.QUEUED else self._texts.get(key, "")
         text = text or OUTCOMES.get(outcome, "the job was let go as it was; see its Events")
-        return Aspect("True" if outcome == patches.PLACED else "False", outcome, text)
+        return ConditionContent("True" if outcome == patches.PLACED else "False", outcome, text)
 
     def _on_leadership_change(self, is_leading: bool) -> None:
         """Start deciding about all held jobs when this replica becomes leader.
@@ -261,7 +263,8 @@ class Admission:
     async def _decide_and_place(self, key: Key, uid: str) -> _Decision:
         """Decide where a job runs, write its node selection, and return the decision.
 
-        If the job changes meanwhile, decide again. If a webhook does not answer, retry for up to `Timings.webhook_s`.
+        If the job changes meanwhile, decide again. If a webhook does not answer, retry for up to
+        `ControllerDelays.webhook_s`.
         """
         timings, now_s = self._context.timings, asyncio.get_running_loop().time
         late_s, patient_s, wait_s = now_s() + timings.decide_s, now_s() + timings.webhook_s, timings.poll_s
@@ -317,7 +320,7 @@ class Admission:
             advice_request = self._advice.find_advice_request(key, job)
         if advice_request is None:
             return _Decision("NotAsked")
-        if isinstance(advice_request, Declined):
+        if isinstance(advice_request, AdviceRefusal):
             return _Decision(advice_request.reason, text=advice_request.message)
         if advice_request.mode != "Initial":
             return _Decision(f"Mode{advice_request.mode}")
@@ -330,13 +333,13 @@ class Admission:
         while not self._advice.answers.is_ready:
             await asyncio.sleep(timings.poll_s)
         await self._advice.planned.wait_until_planned(key, timings.plan_s)
-        answer, choice = await self._advice.answer_job(job, advice_request, is_placed=True)
-        while isinstance(answer, Declined) and answer.reason == "QueueNotFound" and waited_s < timings.owner_s:
+        answer, choice = await self._advice.advise_job(job, advice_request, writes_advice=True)
+        while isinstance(answer, AdviceRefusal) and answer.reason == "QueueNotFound" and waited_s < timings.owner_s:
             # After a start of the operator a job may be seen before its queue.
             await asyncio.sleep(timings.poll_s)
             waited_s += timings.poll_s
-            answer, choice = await self._advice.answer_job(job, advice_request, is_placed=True)
-        if isinstance(answer, Declined) or answer.best is None or choice is None:
+            answer, choice = await self._advice.advise_job(job, advice_request, writes_advice=True)
+        if isinstance(answer, AdviceRefusal) or answer.best is None or choice is None:
             return _Decision(get_ready_reason(answer), text=get_ready_message(answer))
         placement, offer = candidates.find_job_placement(answer.best, job, choice), answer.best
         if placement is None:
@@ -396,13 +399,13 @@ class Admission:
             kueue_message: Message of Kueue about the outcome.
         """
         if outcome == patches.PLACED:
-            note = Note("Normal", "Placed", self._texts.get(key) or OUTCOMES[outcome])
+            note = EventContent("Normal", "Placed", self._texts.get(key) or OUTCOMES[outcome])
         else:
             was_told = outcome not in (patches.FAILED_TO_START, patches.CHANGED_SINCE)
             text = self._texts.get(key, "") if was_told else ""
             text = (text or OUTCOMES.get(outcome, outcome)) + (f": {kueue_message}" if kueue_message else "")
             self._texts[key] = text
-            note = Note("Warning", "NotPlaced", f"{outcome}: {text}")
+            note = EventContent("Warning", "NotPlaced", f"{outcome}: {text}")
         await self._context.try_post(key, job.uid, note)
 
     async def post_requeued(self, key: Key, job: Job, text: str) -> None:
@@ -411,7 +414,7 @@ class Admission:
         self.held.count_outcome(patches.REQUEUED)
         self._context.metrics.requeued.inc()
         self._requests.notify_requesters(key)
-        await self._context.try_post(key, job.uid, Note("Normal", patches.REQUEUED, text))
+        await self._context.try_post(key, job.uid, EventContent("Normal", patches.REQUEUED, text))
 
     async def _reload_job(self, key: Key) -> None:
         """Read a job from the API server into the cache. If the job is gone, drop it from the cache."""

@@ -9,14 +9,14 @@ from collections.abc import Callable
 from prometheus_client import Gauge, Histogram
 
 from tilecast_operator.kube.kinds import Key
-from tilecast_operator.kube.records import RecordPart, Records
+from tilecast_operator.kube.records import ControllerState, StateTable
 from tilecast_operator.kube.times import parse_time
 
 ROUNDING_S = 1.0
 """Resolution of creation times in seconds. Kubernetes rounds them to whole seconds."""
 
 
-class AnswerTimes:
+class AdviceWaits:
     """Record of the jobs that wait for an answer, and since when. Belongs to one event loop.
 
     Args:
@@ -29,7 +29,7 @@ class AnswerTimes:
 
     def __init__(
         self,
-        records: Records,
+        records: ControllerState,
         durations: Histogram,
         oldest: Gauge,
         clock: Callable[[], float],
@@ -39,7 +39,7 @@ class AnswerTimes:
         self._oldest = oldest
         self._clock = clock
         self._timer = timer
-        self._since: RecordPart[float] = records.add_part(on_drop=self._subtract_waiting)
+        self._since: StateTable[float] = records.add_table(on_drop=self._subtract_waiting)
         self._open: Counter[tuple[str, str]] = Counter()
         """Number of waiting jobs by kind and namespace."""
 
@@ -75,7 +75,7 @@ class AnswerTimes:
             self._since[key] = self._timer() - age_s
             self._open[key.kind, key.namespace] += key in self._since
 
-    def record_answer(self, key: Key) -> None:
+    def record_outcome(self, key: Key) -> None:
         """Record that a job has its answer, and add its waiting time to the histogram. Ignore jobs that do not wait."""
         since = self.end_wait(key)
         if since is not None:

@@ -15,24 +15,26 @@ from typing import Any, NamedTuple
 from tilecast.api import gpu_pool
 from tilecast.jobs import kueue
 from tilecast.nodes import NodesReport
-from tilecast_operator.answer import Answer, Declined
+from tilecast_operator.answer import AdviceOutcome, AdviceRefusal
 from tilecast_operator.controllers.runtime import SharedContext
-from tilecast_operator.free_gpus import Free, GpuUsage
-from tilecast_operator.kube.cache import Stored
+from tilecast_operator.free_gpus import FreeGpus, GpuUsage
+from tilecast_operator.kube.cache import CachedObject
 from tilecast_operator.kube.kinds import Key
-from tilecast_operator.kube.records import RecordPart
-from tilecast_operator.report.job_status import Aspect, Fit
+from tilecast_operator.kube.records import StateTable
+from tilecast_operator.report.job_status import CapacityStatus, ConditionContent
 
 CAPACITY = Key("Capacity")
 """Work queue key that makes the free capacity be read again."""
 CAPACITY_HOLDS = 6
 """Multiple of `capacity_settle_s` for which the condition CapacityAvailable of a job stays as it is after a change."""
 
-NOTHING_TO_FIT = Fit(Aspect("Unknown", "NoRecommendation", "there is no plan that could start"))
-NOT_OBSERVED = Fit(
-    Aspect("Unknown", "NotObserved", "what is free is not read; install Kueue, or the chart with capacity.readPods")
+NOTHING_TO_FIT = CapacityStatus(ConditionContent("Unknown", "NoRecommendation", "there is no plan that could start"))
+NOT_OBSERVED = CapacityStatus(
+    ConditionContent(
+        "Unknown", "NotObserved", "what is free is not read; install Kueue, or the chart with capacity.readPods"
+    )
 )
-STARTED = Fit(Aspect("Unknown", "JobStarted", "the job has started; its forecast is frozen"))
+STARTED = CapacityStatus(ConditionContent("Unknown", "JobStarted", "the job has started; its forecast is frozen"))
 
 
 class Destination(NamedTuple):
@@ -43,22 +45,22 @@ class Destination(NamedTuple):
     gpus_per_node: int
 
 
-def find_destination(answer: Answer) -> Destination | None:
+def find_destination(outcome: AdviceOutcome) -> Destination | None:
     """Return pool and nodes of an answer's best plan. Return None if the answer has no plan."""
-    best = None if isinstance(answer, Declined) else answer.best
+    best = None if isinstance(outcome, AdviceRefusal) else outcome.best
     return None if best is None else Destination(best.pool.name, best.nodes, best.gpus_per_node)
 
 
 @dataclass(frozen=True, slots=True)
-class _ShownFit:
+class _ShownCapacity:
     """Free capacity that the status of a job shows, the recommendation that it is about, and the time of the change."""
 
     place: Destination
-    fit: Fit
+    fit: CapacityStatus
     since_s: float
 
 
-class Capacity:
+class FreeGpuCounter:
     """Counter of the free GPUs of every pool. Belongs to one event loop."""
 
     def __init__(self, context: SharedContext) -> None:
@@ -67,8 +69,8 @@ class Capacity:
         self._nodes: dict[str, int] = {}
         """Number of nodes by pool."""
         self._used: Mapping[str, int] | None = None
-        self._free: dict[str, Free] = {}
-        self._shown: RecordPart[_ShownFit] = context.records.add_part()
+        self._free: dict[str, FreeGpus] = {}
+        self._shown: StateTable[_ShownCapacity] = context.records.add_table()
         self._listeners: list[Callable[[], None]] = []
         context.runtime.register(CAPACITY.kind, self._update)
         context.cache.cluster_queues.add_listener(self._on_quota_change)
@@ -88,11 +90,11 @@ class Capacity:
         self._report, self._nodes = report, {item.pool.name: item.nodes for item in report.entries}
         self._read_free_gpus(report)
 
-    def get_free_gpus(self, pool: str) -> Free | None:
+    def get_free_gpus(self, pool: str) -> FreeGpus | None:
         """Return the free GPUs of a pool. Return None if they are unknown."""
         return self._free.get(pool)
 
-    def check_fit(self, job: Key, destination: Destination | None) -> Fit:
+    def check_fit(self, job: Key, destination: Destination | None) -> CapacityStatus:
         """Return whether the GPUs of a job's recommendation are free now.
 
         The job is reconciled again when this changes.
@@ -105,14 +107,14 @@ class Capacity:
             since_s = -math.inf
         else:
             since_s = before.since_s if before.fit == fit else time.monotonic()
-        self._shown[job] = _ShownFit(destination, fit, since_s)
+        self._shown[job] = _ShownCapacity(destination, fit, since_s)
         return fit
 
     def hide_fit(self, job: Key) -> None:
         """Stop reconciling a job when the GPUs of its recommendation become free or busy."""
         self._shown.pop(job, None)
 
-    def _on_quota_change(self, key: Key, before: Stored[Any] | None, now: Stored[Any] | None) -> None:
+    def _on_quota_change(self, key: Key, before: CachedObject[Any] | None, now: CachedObject[Any] | None) -> None:
         self._schedule_update()
 
     def _schedule_update(self) -> None:
@@ -145,16 +147,18 @@ class Capacity:
                 hold_s = CAPACITY_HOLDS * self._context.settings.capacity_settle_s
                 self._context.runtime.add(job, max(shown.since_s + hold_s - time.monotonic(), 0.0))
 
-    def _find_fit(self, destination: Destination) -> Fit:
+    def _find_fit(self, destination: Destination) -> CapacityStatus:
         """Return whether the GPUs of a recommendation are free now, with the reason."""
         # The message does not count free GPUs, because the number would change every minute.
         there, free = self._nodes.get(destination.pool), self._free.get(destination.pool)
         if there is not None and destination.nodes > there:
             text = f"the plan needs {destination.nodes} nodes and fewer exist now"
-            return Fit(Aspect("False", "TooFewNodes", text), False)
+            return CapacityStatus(ConditionContent("False", "TooFewNodes", text), False)
         if there is None or free is None:
             return NOT_OBSERVED
         if free.fits_plan(destination.nodes, destination.gpus_per_node):
-            return Fit(Aspect("True", "GpusFree", f"the GPUs are free now, as {free.source} shows"), True)
+            return CapacityStatus(
+                ConditionContent("True", "GpusFree", f"the GPUs are free now, as {free.source} shows"), True
+            )
         text = f"others use the GPUs now, as {free.source} shows; the job would wait"
-        return Fit(Aspect("False", "GpusInUse", text), False)
+        return CapacityStatus(ConditionContent("False", "GpusInUse", text), False)

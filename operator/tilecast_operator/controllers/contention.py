@@ -16,9 +16,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from tilecast_operator.controllers.runtime import SharedContext
-from tilecast_operator.kube.documents import Note
+from tilecast_operator.kube.documents import EventContent
 from tilecast_operator.kube.kinds import Key
-from tilecast_operator.kube.records import RecordPart
+from tilecast_operator.kube.records import StateTable
 
 log = logging.getLogger("tilecast")
 
@@ -38,7 +38,7 @@ UNSIGNED = "another release"
 
 
 @dataclass(frozen=True, slots=True)
-class WrittenAnswer:
+class WrittenAdvice:
     """Last answer that this operator wrote to an object, and how often another operator has overwritten it."""
 
     generation: int
@@ -65,7 +65,7 @@ class WrittenAnswer:
         return self.replaced > FREE_OVERWRITES and not self.is_calm(now_s)
 
 
-def update_contested(written: WrittenAnswer, generation: int, digest: bytes, now_s: float) -> WrittenAnswer | None:
+def update_contested(written: WrittenAdvice, generation: int, digest: bytes, now_s: float) -> WrittenAdvice | None:
     """Return the updated record of an answer that another operator may have overwritten. Return None if it was not.
 
     Args:
@@ -83,7 +83,7 @@ def update_contested(written: WrittenAnswer, generation: int, digest: bytes, now
 
 
 @dataclass(frozen=True, slots=True)
-class LostWrites:
+class WriteConflicts:
     """Number of consecutive writes to an object that failed with a conflict (409), and the time of the next try."""
 
     generation: int
@@ -103,10 +103,10 @@ class Contention:
     def __init__(self, context: SharedContext, clock: Callable[[], float] = time.monotonic) -> None:
         self._context = context
         self._clock = clock
-        self._claims: RecordPart[WrittenAnswer] = context.records.add_part()
+        self._claims: StateTable[WrittenAdvice] = context.records.add_table()
         self._named_at: dict[str, float] = {}
         """When the log last named each other operator."""
-        self._lost: RecordPart[LostWrites] = context.records.add_part()
+        self._lost: StateTable[WriteConflicts] = context.records.add_table()
         context.metrics.contended.set_function(self.count_contended)
         context.leadership.add_listener(self._on_leadership_change)
 
@@ -124,7 +124,7 @@ class Contention:
         """Record an answer that this operator wrote to an object."""
         before = self._claims.get(key)
         replaced = before.replaced if before is not None and before.generation == generation else 0
-        self._claims[key] = WrittenAnswer(generation, digest, self._clock(), replaced)
+        self._claims[key] = WrittenAdvice(generation, digest, self._clock(), replaced)
         self._lost.pop(key, None)
 
     def record_conflict(self, key: Key, generation: int) -> None:
@@ -137,7 +137,7 @@ class Contention:
         count = before.count + 1 if before is not None and before.generation == generation else 1
         timings = self._context.timings
         wait_s = min(timings.conflict_first_s * 2.0 ** min(count - 1, 16), timings.conflict_most_s)
-        self._lost[key] = LostWrites(generation, count, self._clock() + wait_s * random.uniform(0.5, 1.5))  # noqa: S311
+        self._lost[key] = WriteConflicts(generation, count, self._clock() + wait_s * random.uniform(0.5, 1.5))  # noqa: S311
 
     def must_wait(self, key: Key, generation: int) -> bool:
         """Return whether an object must not be written yet because of conflicts. If so, schedule its key for later.
@@ -170,7 +170,7 @@ class Contention:
         self._log_other_operator(key, writer or EARLIER)
         if after.replaced > FREE_OVERWRITES and after.until_s != claim.until_s and claim.replaced <= FREE_OVERWRITES:
             text = describe_contention(writer or EARLIER, self.signature)
-            await self._context.writer.post_event(key, uid, Note("Warning", "Contended", text))
+            await self._context.writer.post_event(key, uid, EventContent("Warning", "Contended", text))
         self._claims[key] = after
         if after.until_s <= now_s:
             return False

@@ -9,15 +9,15 @@ from tilecast import jobs
 from tilecast.advice import Advice
 from tilecast.api.status import Summary, TrainingJobStatus
 from tilecast.jobs import Job
-from tilecast_operator.answer import Answer, Declined
+from tilecast_operator.answer import AdviceOutcome, AdviceRefusal
 from tilecast_operator.controllers.admission import OUTCOMES
 from tilecast_operator.controllers.capacity import NOTHING_TO_FIT
 from tilecast_operator.controllers.targets import Target
-from tilecast_operator.kube.documents import Note
+from tilecast_operator.kube.documents import EventContent
 from tilecast_operator.kube.times import format_time, parse_time
 from tilecast_operator.objects.documents import HASH, OBSERVED, STARTED
 from tilecast_operator.objects.view import View, annotations_digest, select_operator_annotations
-from tilecast_operator.observed.calibrator import Score
+from tilecast_operator.observed.calibrator import MeasuredForecast
 from tilecast_operator.report import better_placement, job_status
 from tilecast_operator.report.advice import (
     make_advice_annotations,
@@ -25,40 +25,40 @@ from tilecast_operator.report.advice import (
     make_job_event,
     make_recommendation_annotations,
 )
-from tilecast_operator.report.job_status import Aspect, Fit
+from tilecast_operator.report.job_status import CapacityStatus, ConditionContent
 
 UNANNOTATED = annotations_digest({})
 
 
 @dataclass(frozen=True, slots=True)
-class Desired:
+class DesiredTrainingJob:
     """Status, annotations and Events that a TrainingJob should have."""
 
     status: TrainingJobStatus
     annotations: Mapping[str, str] | None
     """All annotations that Tilecast writes. None leaves the annotations as they are."""
-    note: Note | None = None
-    news: Note | None = None
+    note: EventContent | None = None
+    news: EventContent | None = None
     """Event about a better place to run, which is written before the rest."""
 
 
 @dataclass(frozen=True, slots=True)
-class Evidence:
+class MeasuredTarget:
     """Target of a TrainingJob and its measured steps."""
 
     target: Target | None = None
     """Job that the TrainingJob targets."""
-    score: Score | None = None
+    score: MeasuredForecast | None = None
     """Measured steps, and the forecast that they are compared with."""
     refusal: str | None = None
     """Why step reports are refused. None if they are not."""
 
 
-NOTHING_KNOWN = Evidence()
+NOTHING_KNOWN = MeasuredTarget()
 
 
 @dataclass(frozen=True, slots=True)
-class JobFacts:
+class TrainingJobInputs:
     """Input of `decide_training_job`.
 
     It holds a TrainingJob and all else that its status depends on, except the time.
@@ -69,17 +69,17 @@ class JobFacts:
     """Present status of the job."""
     is_off: bool
     """Whether the mode of the job is Off."""
-    evidence: Evidence = NOTHING_KNOWN
+    evidence: MeasuredTarget = NOTHING_KNOWN
     """Target and measured steps of the job."""
-    fit: Fit = NOTHING_TO_FIT
+    fit: CapacityStatus = NOTHING_TO_FIT
     """Whether the GPUs of the recommendation are free now."""
-    answer: Answer | None = None
+    answer: AdviceOutcome | None = None
     """New answer to the job. None if the job keeps its recommendation."""
     current: TrainingJobStatus | None = None
     """Present status with updated alternatives. None if there is no update."""
     products: Mapping[str, str] = field(default_factory=dict)
     """Name of the GPU of each pool, by name of the pool."""
-    better: Aspect | None = None
+    better: ConditionContent | None = None
     """Condition BetterPlacementAvailable. None leaves the condition as it is."""
     is_set_aside: bool = False
     """Whether the job is quarantined."""
@@ -97,51 +97,53 @@ class JobFacts:
         return self.has_started and self.before.recommendation is not None
 
 
-def decide_training_job(facts: JobFacts, now_s: float) -> Desired:
+def decide_training_job(inputs: TrainingJobInputs, now_s: float) -> DesiredTrainingJob:
     """Return the status, annotations and Events that a TrainingJob should have at `now_s`, a Unix time."""
     return (
-        _keep_forecast(facts, now_s) if facts.answer is None else _show_answer(facts, facts.answer, format_time(now_s))
+        _keep_forecast(inputs, now_s)
+        if inputs.answer is None
+        else _show_outcome(inputs, inputs.answer, format_time(now_s))
     )
 
 
-def _show_answer(facts: JobFacts, answer: Answer, now: str) -> Desired:
+def _show_outcome(inputs: TrainingJobInputs, outcome: AdviceOutcome, now: str) -> DesiredTrainingJob:
     """Return the status, annotations and Event that show a new answer to a job. `now` is the time (RFC 3339).
 
     In mode Off there is no Event, and the annotations of Tilecast are removed. A quarantined job keeps its annotations.
     """
-    view, before, is_off, fit = facts.view, facts.before, facts.is_off, facts.fit
-    target, refusal = facts.evidence.target, facts.evidence.refusal
+    view, before, is_off, fit = inputs.view, inputs.before, inputs.is_off, inputs.fit
+    target, refusal = inputs.evidence.target, inputs.evidence.refusal
     applied = None if target is None else target.applied
-    conditions = job_status.make_conditions(answer, is_off, view.generation, now, before.conditions, fit, applied)
-    status = job_status.set_fit(job_status.make_status(answer, view.generation, conditions), fit)
+    conditions = job_status.make_conditions(outcome, is_off, view.generation, now, before.conditions, fit, applied)
+    status = job_status.set_fit(job_status.make_status(outcome, view.generation, conditions), fit)
     if refusal is not None:
-        refused = {"ObservationsAvailable": Aspect("False", "Refused", refusal)}
+        refused = {"ObservationsAvailable": ConditionContent("False", "Refused", refusal)}
         status = job_status.update_conditions(status, view.generation, now, refused)
     summary = status.summary or Summary()
     if target is not None:
         summary = summary.model_copy(update={"target": target.name})
         status = status.model_copy(update={"summary": summary})
     if (
-        isinstance(answer, Advice)
-        and answer.best is not None
+        isinstance(outcome, Advice)
+        and outcome.best is not None
         and (since := find_start_time(view, before, target)) is not None
     ):
         status = job_status.freeze_forecast(status, since or now)
-    if facts.is_set_aside or is_off:
-        return Desired(status, None if facts.is_set_aside else {})
-    annotations = {} if isinstance(answer, Declined) else make_advice_annotations(answer)
-    return Desired(status, annotations, make_event(answer, before.summary or Summary(), summary))
+    if inputs.is_set_aside or is_off:
+        return DesiredTrainingJob(status, None if inputs.is_set_aside else {})
+    annotations = {} if isinstance(outcome, AdviceRefusal) else make_advice_annotations(outcome)
+    return DesiredTrainingJob(status, annotations, make_event(outcome, before.summary or Summary(), summary))
 
 
-def _keep_forecast(facts: JobFacts, now_s: float) -> Desired:
+def _keep_forecast(inputs: TrainingJobInputs, now_s: float) -> DesiredTrainingJob:
     """Return the status, annotations and Event of a job whose recommendation stays as it is.
 
     The status changes only in free capacity, start, target, measured steps and better placement. Annotations of
     Tilecast that another client has changed are corrected.
     """
-    view, is_off, fit, now = facts.view, facts.is_off, facts.fit, format_time(now_s)
-    before = facts.before if facts.current is None else facts.current
-    target, score, refusal = facts.evidence.target, facts.evidence.score, facts.evidence.refusal
+    view, is_off, fit, now = inputs.view, inputs.is_off, inputs.fit, format_time(now_s)
+    before = inputs.before if inputs.current is None else inputs.current
+    target, score, refusal = inputs.evidence.target, inputs.evidence.score, inputs.evidence.refusal
     since = find_start_time(view, before, target)
     aspects = {"CapacityAvailable": fit.aspect}
     if target is not None and not target.is_gone:
@@ -157,23 +159,23 @@ def _keep_forecast(facts: JobFacts, now_s: float) -> Desired:
         if since is not None:
             status = job_status.freeze_forecast(status, since or now)
         if refusal is not None:
-            aspects["ObservationsAvailable"] = Aspect("False", "Refused", refusal)
+            aspects["ObservationsAvailable"] = ConditionContent("False", "Refused", refusal)
     status = job_status.update_conditions(status, view.generation, now, aspects)
     news = None
-    if facts.better is not None:
-        status = job_status.update_conditions(status, view.generation, now, {better_placement.KIND: facts.better})
-        is_news = better_placement.is_event_due(better_placement.find_condition(facts.before), facts.better, now_s)
-        news = Note("Normal", facts.better.reason, facts.better.message) if is_news and not is_off else None
-    return Desired(status, _keep_annotations(facts, before), news=news)
+    if inputs.better is not None:
+        status = job_status.update_conditions(status, view.generation, now, {better_placement.KIND: inputs.better})
+        is_news = better_placement.is_event_due(better_placement.find_condition(inputs.before), inputs.better, now_s)
+        news = EventContent("Normal", inputs.better.reason, inputs.better.message) if is_news and not is_off else None
+    return DesiredTrainingJob(status, _keep_annotations(inputs, before), news=news)
 
 
-def _keep_annotations(facts: JobFacts, status: TrainingJobStatus) -> Mapping[str, str] | None:
+def _keep_annotations(inputs: TrainingJobInputs, status: TrainingJobStatus) -> Mapping[str, str] | None:
     """Return the annotations of a job whose recommendation stays. Return None if they must not be written."""
     best = status.recommendation
-    if facts.is_off or best is None:
-        return {} if facts.is_off else None
-    product = facts.products.get(best.pool)
-    if facts.view.annotations_digest != UNANNOTATED and not (best.node_type or product):
+    if inputs.is_off or best is None:
+        return {} if inputs.is_off else None
+    product = inputs.products.get(best.pool)
+    if inputs.view.annotations_digest != UNANNOTATED and not (best.node_type or product):
         return None  # the former node type and GPU are unknown
     return make_recommendation_annotations(best, status.inputs_hash or "", product)
 
@@ -204,35 +206,35 @@ ALREADY_STARTED = "AlreadyStarted"
 class DesiredJob:
     """Annotations and Events that a job should have, in the order of writing."""
 
-    missed: Note | None
+    missed: EventContent | None
     """Event about a job that had started before it could be placed. The outcome is `ALREADY_STARTED`."""
     annotations: Mapping[str, str] | None
     """All annotations that Tilecast writes. None leaves the annotations as they are."""
-    note: Note | None
+    note: EventContent | None
     """Event about the answer."""
     is_change: bool = False
     """Whether the job showed another answer before."""
 
 
-def decide_job(job: Job, answer: Answer, *, is_placed: bool) -> DesiredJob:
+def decide_job(job: Job, advice: AdviceOutcome, *, writes_advice: bool) -> DesiredJob:
     """Return the annotations and Events that a job should have.
 
     Args:
         job: The job as it was seen.
-        answer: The answer about the job.
-        is_placed: Whether the job should be placed.
+        advice: The answer about the job.
+        writes_advice: Whether the job should be placed.
     """
     own, applied = select_operator_annotations(job.annotations), job.annotations.get(jobs.APPLIED)
-    advised = {} if isinstance(answer, Declined) else make_advice_annotations(answer)
-    is_missed = is_placed and job.has_started and applied is None
+    advised = {} if isinstance(advice, AdviceRefusal) else make_advice_annotations(advice)
+    is_missed = writes_advice and job.has_started and applied is None
     outcome = ALREADY_STARTED if is_missed else applied
     is_marked = outcome is not None and (is_missed or bool(own or advised))
     marked = {**advised, jobs.APPLIED: outcome} if outcome is not None and is_marked else advised
     is_other = own.get(HASH) != advised.get(HASH)
-    is_news = is_other or isinstance(answer, Declined) or answer.best is None
+    is_news = is_other or isinstance(advice, AdviceRefusal) or advice.best is None
     return DesiredJob(
-        missed=Note("Warning", "NotPlaced", f"{outcome}: {OUTCOMES[ALREADY_STARTED]}") if is_missed else None,
+        missed=EventContent("Warning", "NotPlaced", f"{outcome}: {OUTCOMES[ALREADY_STARTED]}") if is_missed else None,
         annotations=None if own == advised else marked,
-        note=make_job_event(answer, applied) if is_news else None,
+        note=make_job_event(advice, applied) if is_news else None,
         is_change=is_other and HASH in own,
     )

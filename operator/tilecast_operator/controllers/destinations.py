@@ -7,52 +7,57 @@ import logging
 from tilecast.api.fields import as_mapping
 from tilecast.api.status import TrainingJobStatus
 from tilecast.objectives import OBJECTIVES
-from tilecast_operator.answer import Declined
-from tilecast_operator.controllers.capacity import Capacity, Destination
-from tilecast_operator.controllers.job_answers import JobAnswers
+from tilecast_operator.answer import AdviceRefusal
+from tilecast_operator.controllers.capacity import Destination, FreeGpuCounter
+from tilecast_operator.controllers.job_answers import AdvisorClient
 from tilecast_operator.controllers.runtime import SharedContext
 from tilecast_operator.controllers.targets import Target
 from tilecast_operator.kube.client import ApiError
 from tilecast_operator.kube.kinds import Document, Key
-from tilecast_operator.observed.calibrator import Score
+from tilecast_operator.observed.calibrator import MeasuredForecast
 from tilecast_operator.report import better_placement, job_status
-from tilecast_operator.report.better_placement import BetterPlace, MoveCost
-from tilecast_operator.report.job_status import Aspect
+from tilecast_operator.report.better_placement import BetterPlacement, MoveCost
+from tilecast_operator.report.job_status import ConditionContent
 
 log = logging.getLogger("tilecast")
 
 
-class BetterPools:
+class BetterPoolFinder:
     """Finder of pools where running TrainingJobs would run better, and whose GPUs are free.
 
     One event loop uses an instance.
     """
 
-    def __init__(self, context: SharedContext, answers: JobAnswers, capacity: Capacity) -> None:
+    def __init__(self, context: SharedContext, answers: AdvisorClient, capacity: FreeGpuCounter) -> None:
         self._context = context
         self._answers = answers
         self.capacity = capacity
 
     async def update_alternatives(
-        self, key: Key, document: Document, before: TrainingJobStatus, score: Score | None, target: Target | None
+        self,
+        key: Key,
+        document: Document,
+        before: TrainingJobStatus,
+        score: MeasuredForecast | None,
+        target: Target | None,
     ) -> TrainingJobStatus:
         """Return the status of a running job with new alternatives, if measured steps have changed their forecasts."""
         if score is None and before.alternatives_hash is None:
             return before
         if target is not None:
             answer, is_own = target.answer, True
-            digest = "" if isinstance(answer, Declined) else answer.inputs_hash
+            digest = "" if isinstance(answer, AdviceRefusal) else answer.inputs_hash
         else:
             try:
-                question = await self._answers.read_question([key], document, before.alternatives_hash)
+                question = await self._answers.read_search_inputs([key], document, before.alternatives_hash)
             except (ApiError, OSError) as error:  # the measured steps are written all the same
                 log.warning("%s: alternatives stay as they are: %s", key, error)
                 return before
             digest, is_own = question.runs_hash, bool(question.own.items)
             if digest == (before.alternatives_hash or ""):
                 return before
-            answer = await self._answers.answer_question(question)
-        if isinstance(answer, Declined) or answer.best is None:
+            answer = await self._answers.find_advice(question)
+        if isinstance(answer, AdviceRefusal) or answer.best is None:
             return before
         is_own = is_own and bool(answer.best.pool.own.runs)
         if not is_own and before.alternatives_hash is None:
@@ -65,9 +70,9 @@ class BetterPools:
         document: Document,
         before: TrainingJobStatus,
         current: TrainingJobStatus,
-        score: Score | None,
+        score: MeasuredForecast | None,
         target: Target | None,
-    ) -> Aspect | None:
+    ) -> ConditionContent | None:
         """Return the condition BetterPlacementAvailable of a running job. Return None if the job needs none.
 
         Args:
@@ -89,7 +94,7 @@ class BetterPools:
         least = better_placement.get_least_gain(known)
         moving = MoveCost.from_job(as_mapping(spec.get("training")), before, score, self._context.clock())
         pools = {pool.name: pool for pool in report.pools}
-        places = better_placement.find_better_places(current, score, goal, pools, least, moving)
+        places = better_placement.find_better_placements(current, score, goal, pools, least, moving)
         worth = [item for item in places if item.is_worth_it]
         free = next((item for item in worth if self.capacity.check_fit(key, _get_destination(item)).fits), None)
         if free is None:
@@ -97,5 +102,5 @@ class BetterPools:
         return better_placement.make_aspect(known, free, places)
 
 
-def _get_destination(place: BetterPlace) -> Destination:
+def _get_destination(place: BetterPlacement) -> Destination:
     return Destination(place.alternative.pool, place.alternative.nodes, place.alternative.gpus_per_node)

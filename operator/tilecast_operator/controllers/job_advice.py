@@ -13,11 +13,11 @@ from tilecast.api import training_job
 from tilecast.jobs import Job, candidates, kueue
 from tilecast.nodes import NodesReport
 from tilecast.spec import SpecError
-from tilecast_operator.answer import Answer, Declined, decline_without_pools
+from tilecast_operator.answer import AdviceOutcome, AdviceRefusal, decline_without_pools
 from tilecast_operator.controllers.contention import UNSIGNED, Contention
-from tilecast_operator.controllers.job_answers import JobAnswers
-from tilecast_operator.controllers.planned_jobs import PlannedJobs
-from tilecast_operator.controllers.requests import JobRequests, read_mode
+from tilecast_operator.controllers.job_answers import AdvisorClient
+from tilecast_operator.controllers.planned_jobs import QueuePositions
+from tilecast_operator.controllers.requests import JobRequestIndex, read_mode
 from tilecast_operator.controllers.runtime import SharedContext
 from tilecast_operator.kube.client import ApiError
 from tilecast_operator.kube.documents import make_apply_document
@@ -26,7 +26,7 @@ from tilecast_operator.objects.documents import ADVICE_KEYS, make_training_job
 from tilecast_operator.objects.kinds import KINDS
 from tilecast_operator.objects.view import FOREIGN, annotations_digest, encode_canonical, select_operator_annotations
 from tilecast_operator.observed import reports
-from tilecast_operator.question import Question
+from tilecast_operator.question import SearchInputs
 from tilecast_operator.report.advice import make_advice_annotations
 
 
@@ -42,10 +42,10 @@ class AdviceRequest:
 
 
 @dataclass(frozen=True, slots=True)
-class JobQuestion:
+class JobSearchInputs:
     """Inputs of the search for a job's plans, limited to the pools that the job's pods and queue allow."""
 
-    question: Question
+    question: SearchInputs
     request: Request
     choice: candidates.JobCandidates
     queue: str = ""
@@ -56,15 +56,15 @@ MAX_OBJECTS = 1024
 """Maximum number of cached training runtimes, claims and device classes. Users choose their names freely."""
 
 
-class JobAdvice:
+class JobAdvisor:
     """Adviser on jobs of all kinds except TrainingJob. Belongs to one event loop."""
 
     def __init__(
         self,
         context: SharedContext,
-        answers: JobAnswers,
-        requests: JobRequests,
-        planned: PlannedJobs,
+        answers: AdvisorClient,
+        requests: JobRequestIndex,
+        planned: QueuePositions,
         contention: Contention,
     ) -> None:
         self._context = context
@@ -99,7 +99,7 @@ class JobAdvice:
                     objects[kind, name] = {**document, "kind": kind}
         return jobs.resolve_claims(job, objects)
 
-    def find_advice_request(self, key: Key, job: Job) -> AdviceRequest | Declined | None:
+    def find_advice_request(self, key: Key, job: Job) -> AdviceRequest | AdviceRefusal | None:
         """Return the request for advice on a job, or why it is declined. Return None without a request."""
         if job.annotations.get(jobs.IGNORE, "").lower() == "true":
             return None
@@ -112,22 +112,22 @@ class JobAdvice:
         if not job.is_enabled({} if namespace is None else namespace.value.labels):
             return None
         try:
-            mode, spec = jobs.read_mode(job), jobs.read_annotations(job)
+            mode, spec = jobs.read_mode(job), jobs.read_training_spec(job)
         except SpecError as error:
-            return Declined("InvalidAnnotations", str(error))
+            return AdviceRefusal("InvalidAnnotations", str(error))
         return AdviceRequest(make_training_job(key.name, spec), mode)
 
-    async def read_question(
-        self, job: Job, advice_request: AdviceRequest, *, is_placed: bool
-    ) -> JobQuestion | Declined:
+    async def read_search_inputs(
+        self, job: Job, advice_request: AdviceRequest, *, writes_advice: bool
+    ) -> JobSearchInputs | AdviceRefusal:
         """Return the inputs of the search for a job's plans, or why there is no search.
 
-        The arguments are those of `answer_job`.
+        The arguments are those of `advise_job`.
         """
         names = {job.kind.kind: job.name, training_job.KIND: advice_request.requested_by}
         keys = [Key(kind, job.namespace, name) for kind, name in names.items() if name]
-        question = await self.answers.read_question(keys, advice_request.question, is_held=job.is_held)
-        if isinstance(question.request, Declined):
+        question = await self.answers.read_search_inputs(keys, advice_request.question, is_held=job.is_held)
+        if isinstance(question.request, AdviceRefusal):
             refusal = question.request
             return (
                 refusal
@@ -140,39 +140,41 @@ class JobAdvice:
         try:
             queue = self._find_queue(job)
         except SpecError as error:
-            return Declined("QueueNotFound", str(error))
+            return AdviceRefusal("QueueNotFound", str(error))
         try:
             jobs.require_gpus(job)
             pools, labels = self.answers.advisor.list_pools(question), self._list_gpu_node_labels(job, report)
             devices = report.devices if self._context.settings.read_resource_slices else None
-            choice = candidates.find_candidates(job, pools, labels, queue, devices, is_placed=is_placed)
-            request = candidates.build_job_request(question.request, job, choice, is_placed=is_placed)
+            choice = candidates.find_candidates(job, pools, labels, queue, devices, writes_advice=writes_advice)
+            request = candidates.build_job_request(question.request, job, choice, writes_advice=writes_advice)
         except SpecError as error:
-            return Declined("InvalidSpec", str(error))
-        return JobQuestion(question, request, choice, "" if queue is None else queue.cluster_queue)
+            return AdviceRefusal("InvalidSpec", str(error))
+        return JobSearchInputs(question, request, choice, "" if queue is None else queue.cluster_queue)
 
-    async def answer_job(
-        self, job: Job, advice_request: AdviceRequest, *, is_placed: bool
-    ) -> tuple[Answer, candidates.JobCandidates | None]:
+    async def advise_job(
+        self, job: Job, advice_request: AdviceRequest, *, writes_advice: bool
+    ) -> tuple[AdviceOutcome, candidates.JobCandidates | None]:
         """Return the answer to a job, and the pools that the job may use. Without advice, the pools are None.
 
         Args:
             job: The job as `read_job` returns it.
             advice_request: The request for advice.
-            is_placed: Whether the job is to be placed.
+            writes_advice: Whether the job is to be placed.
         """
-        open_question = await self.read_question(job, advice_request, is_placed=is_placed)
-        if isinstance(open_question, Declined):
+        open_question = await self.read_search_inputs(job, advice_request, writes_advice=writes_advice)
+        if isinstance(open_question, AdviceRefusal):
             return open_question, None
         question, request, choice = open_question.question, open_question.request, open_question.choice
         usable = [item.pool for item in choice.usable]
         answer = await self.answers.search(question, request, choice.pools, usable, job.namespace)
-        if isinstance(answer, Declined):
+        if isinstance(answer, AdviceRefusal):
             return answer, None
         advice = question.own.add_notes(candidates.order_by_quota(answer, choice))
         return self.planned.prefer_planned_pool(Key(job.kind.kind, job.namespace, job.name), advice), choice
 
-    async def must_yield(self, key: Key, document: Document, advice_request: AdviceRequest, answer: Answer) -> bool:
+    async def must_yield(
+        self, key: Key, document: Document, advice_request: AdviceRequest, outcome: AdviceOutcome
+    ) -> bool:
         """Return whether a job must be left to another release of Tilecast for now.
 
         Annotations that another client has changed do not count as another release's. They are corrected.
@@ -181,21 +183,21 @@ class JobAdvice:
             key: Key of the job.
             document: The job as it was seen.
             advice_request: The request for advice.
-            answer: The answer to the request.
+            outcome: The answer to the request.
         """
         shown = _shown_annotations(document)
         # If there are none, a person may have removed them. Another operator that did so finds ours next and yields.
-        if not shown or FOREIGN in document or shown == _advised_annotations(answer):
+        if not shown or FOREIGN in document or shown == _advised_annotations(outcome):
             return False
         uid, digest = document["metadata"]["uid"], annotations_digest(shown)
         return await self._contention.must_yield(key, uid, UNSIGNED, _hash_request(document, advice_request), digest)
 
-    def record_write(self, key: Key, document: Document, advice_request: AdviceRequest, answer: Answer) -> None:
+    def record_write(self, key: Key, document: Document, advice_request: AdviceRequest, outcome: AdviceOutcome) -> None:
         """Record that an answer was written to a job, if it has changed the job's annotations.
 
         The arguments are those of `must_yield`.
         """
-        if (advised := _advised_annotations(answer)) != _shown_annotations(document):
+        if (advised := _advised_annotations(outcome)) != _shown_annotations(document):
             self._contention.record_write(key, _hash_request(document, advice_request), annotations_digest(advised))
 
     def _find_queue(self, job: Job) -> kueue.LocalQueue | None:
@@ -288,6 +290,6 @@ def _shown_annotations(document: Document) -> dict[str, str]:
     return select_operator_annotations(document["metadata"].get("annotations") or {})
 
 
-def _advised_annotations(answer: Answer) -> dict[str, str]:
+def _advised_annotations(outcome: AdviceOutcome) -> dict[str, str]:
     """Return the annotations that show an answer. A declined request has none."""
-    return {} if isinstance(answer, Declined) else make_advice_annotations(answer)
+    return {} if isinstance(outcome, AdviceRefusal) else make_advice_annotations(outcome)

@@ -14,16 +14,16 @@ from tilecast.api.status import Summary, TrainingJobStatus
 from tilecast.hardware import Pool
 from tilecast.nodes import FoundPool
 from tilecast_operator.advisor import Advisor
-from tilecast_operator.answer import Answer
-from tilecast_operator.controllers.learning import PoolLearnings
-from tilecast_operator.controllers.pools import Pools
+from tilecast_operator.answer import AdviceOutcome
+from tilecast_operator.controllers.learning import PoolLearningController
+from tilecast_operator.controllers.pools import PoolController
 from tilecast_operator.controllers.runtime import SharedContext
-from tilecast_operator.kube.cache import Stored
+from tilecast_operator.kube.cache import CachedObject
 from tilecast_operator.kube.kinds import Document, Key
 from tilecast_operator.objects.view import View
-from tilecast_operator.question import Question
+from tilecast_operator.question import SearchInputs
 from tilecast_operator.report import job_status
-from tilecast_operator.report.job_status import Aspect
+from tilecast_operator.report.job_status import ConditionContent
 
 ResultT = TypeVar("ResultT")
 
@@ -31,35 +31,35 @@ ResultT = TypeVar("ResultT")
 QUEUED: Final = "Queued"
 
 
-class BudgetNotices:
+class BudgetNoticeWriter:
     """Writer of a notice to jobs that wait for an answer while searches of other namespaces go first."""
 
     def __init__(self, context: SharedContext, advisor: Advisor) -> None:
         self._context = context
         self._advisor = advisor
 
-    async def answer_with_notices(
-        self, key: Key, seen: Stored[View], question: Question, known_answer: Answer | None
-    ) -> tuple[Answer, Stored[View]]:
+    async def advise_with_notices(
+        self, key: Key, seen: CachedObject[View], search_inputs: SearchInputs, known_outcome: AdviceOutcome | None
+    ) -> tuple[AdviceOutcome, CachedObject[View]]:
         """Return the answer to a job, and the job with the notices that were written while it waited.
 
-        If the answer is `known_answer` already, return it at once. Raise the errors of `Writer.write_status`.
+        If the answer is `known_outcome` already, return it at once. Raise the errors of `Writer.write_status`.
         """
-        if known_answer is not None:
-            return known_answer, seen
+        if known_outcome is not None:
+            return known_outcome, seen
         timings = self._context.timings
         again_s = timings.tell_again_s
         while not seen.value.status:
             left_s = max(timings.tell_after_s - self._context.answers.get_waiting_seconds(key), again_s)
             try:
                 async with asyncio.timeout(left_s):
-                    return await self._advisor.answer_question(question), seen
+                    return await self._advisor.find_advice(search_inputs), seen
             except TimeoutError:
                 seen = await self._write_notice(key, seen)
                 again_s = min(2 * again_s, timings.tell_again_most_s)
-        return await self._advisor.answer_question(question), seen
+        return await self._advisor.find_advice(search_inputs), seen
 
-    async def _write_notice(self, key: Key, seen: Stored[View]) -> Stored[View]:
+    async def _write_notice(self, key: Key, seen: CachedObject[View]) -> CachedObject[View]:
         """Write the notice if jobs of other namespaces go first; return the updated job."""
         used_s = self._advisor.find_namespaces_behind_others().get(key.namespace)
         if used_s is None or not self._context.leadership.is_leader:
@@ -73,23 +73,25 @@ class BudgetNotices:
 
 def make_waiting_status(text: str, generation: int, now: str) -> TrainingJobStatus:
     """Return the status of a job that still waits for its first answer. The text says why."""
-    aspect = Aspect("Unknown", QUEUED, text)
+    aspect = ConditionContent("Unknown", QUEUED, text)
     kinds = ("Ready", "RecommendationProvided")
     conditions = [job_status.make_condition(kind, aspect, generation, now, ()) for kind in kinds]
     return TrainingJobStatus(conditions=conditions, summary=Summary.from_cut_values(reason=QUEUED))
 
 
-class JobAnswers:
+class AdvisorClient:
     """Interface to the adviser for one job. It adds the current pools and the corrections learned from runs.
 
     One event loop uses an instance.
     """
 
-    def __init__(self, context: SharedContext, advisor: Advisor, pools: Pools, learning: PoolLearnings) -> None:
+    def __init__(
+        self, context: SharedContext, advisor: Advisor, pools: PoolController, learning: PoolLearningController
+    ) -> None:
         self.advisor = advisor
         self.pools = pools
         self._learning = learning
-        self.notices = BudgetNotices(context, advisor)
+        self.notices = BudgetNoticeWriter(context, advisor)
 
     @property
     def is_ready(self) -> bool:
@@ -110,9 +112,9 @@ class JobAnswers:
         """Return whether a namespace has the default pools, because it has no corrections from its own runs."""
         return self.pools.find_report(namespace) is self.pools.report
 
-    async def read_question(
+    async def read_search_inputs(
         self, keys: Sequence[Key], document: Document, skip_digest: str | None = None, *, is_held: bool = False
-    ) -> Question:
+    ) -> SearchInputs:
         """Return the inputs of the search for a job's plans, with the earlier runs that correct its forecasts.
 
         Args:
@@ -122,42 +124,49 @@ class JobAnswers:
             is_held: Whether the job is held until the answer is known.
         """
         namespace = keys[0].namespace
-        question = await self.advisor.read_question(namespace, document, is_held=is_held)
+        question = await self.advisor.read_search_inputs(namespace, document, is_held=is_held)
         return await self.advisor.add_runs(question, partial(self._learning.find_runs, namespace, keys), skip_digest)
 
     async def search(
-        self, question: Question, request: Request, pools: Sequence[Pool], usable_pools: Sequence[Pool], namespace: str
-    ) -> Answer:
+        self,
+        search_inputs: SearchInputs,
+        request: Request,
+        pools: Sequence[Pool],
+        usable_pools: Sequence[Pool],
+        namespace: str,
+    ) -> AdviceOutcome:
         """Return the result of a search for a job, with a limited request and limited pools.
 
         Args:
-            question: Inputs of the search, as `read_question` returns them.
+            search_inputs: Inputs of the search, as `read_search_inputs` returns them.
             request: The request, as the job limits it.
             pools: The pools to search.
             usable_pools: The pools that the job may use.
             namespace: Namespace of the job.
         """
         version = self.advisor.versions.get_version(namespace)
-        asks = repr((question.key, repr(request.constraints), repr(request.baseline)))
+        asks = repr((search_inputs.key, repr(request.constraints), repr(request.baseline)))
         texts = (asks, repr((asks, version, repr(usable_pools))))
         key, everything = (hashlib.sha256(text.encode()).digest() for text in texts)
-        return await self.advisor.search(everything, key, request, pools, question.claim)
+        return await self.advisor.search(everything, key, request, pools, search_inputs.permit_request)
 
-    async def is_answered(self, question: Question, before: TrainingJobStatus) -> bool:
+    async def is_answered(self, search_inputs: SearchInputs, before: TrainingJobStatus) -> bool:
         """Return whether a status already holds the answer to a question, by comparing digests of the inputs."""
-        digest = await self.advisor.hash_inputs(question)
+        digest = await self.advisor.hash_inputs(search_inputs)
         return digest is not None and digest == before.inputs_hash
 
-    async def answer_question(self, question: Question) -> Answer:
+    async def find_advice(self, search_inputs: SearchInputs) -> AdviceOutcome:
         """Return the answer to a question. The advice has notes about runs that correct it."""
-        return add_run_notes(question, await self.advisor.answer_question(question))
+        return add_run_notes(search_inputs, await self.advisor.find_advice(search_inputs))
 
-    async def keep_incumbent(self, question: Question, answer: Answer, before: TrainingJobStatus) -> Answer:
+    async def keep_incumbent(
+        self, search_inputs: SearchInputs, outcome: AdviceOutcome, before: TrainingJobStatus
+    ) -> AdviceOutcome:
         """Return the answer with the recommended plan of `before` first, unless the new best plan is clearly better."""
         best = before.recommendation
-        return answer if best is None else await self.advisor.keep_incumbent(question, answer, best.incumbent())
+        return outcome if best is None else await self.advisor.keep_incumbent(search_inputs, outcome, best.incumbent())
 
 
-def add_run_notes(question: Question, answer: Answer) -> Answer:
+def add_run_notes(search_inputs: SearchInputs, outcome: AdviceOutcome) -> AdviceOutcome:
     """Return the answer with notes about the runs that correct it."""
-    return question.own.add_notes(answer) if isinstance(answer, Advice) else answer
+    return search_inputs.own.add_notes(outcome) if isinstance(outcome, Advice) else outcome

@@ -14,25 +14,31 @@ from typing import Any
 from tilecast import jobs, untrusted
 from tilecast.api.fields import as_mapping
 from tilecast.jobs import JOB_KINDS, Job
-from tilecast_operator.answer import Answer, Declined, find_interruption, get_ready_message, is_internal_error
+from tilecast_operator.answer import (
+    AdviceOutcome,
+    AdviceRefusal,
+    find_interruption,
+    get_ready_message,
+    is_internal_error,
+)
 from tilecast_operator.controllers import patches
-from tilecast_operator.controllers.admission import Admission
+from tilecast_operator.controllers.admission import AdmissionController
 from tilecast_operator.controllers.desired import ALREADY_STARTED, decide_job
 from tilecast_operator.controllers.job_advice import (
     AdviceRequest,
-    JobAdvice,
+    JobAdvisor,
     encode_relevant_fields,
     read_job_leniently,
 )
 from tilecast_operator.controllers.pools import PoolsChange
 from tilecast_operator.controllers.queue_jobs import UNREADABLE
-from tilecast_operator.controllers.requests import JobRequests
-from tilecast_operator.controllers.requeues import Requeues, is_preempted, is_requeued
+from tilecast_operator.controllers.requests import JobRequestIndex
+from tilecast_operator.controllers.requeues import RequeueController, is_preempted, is_requeued
 from tilecast_operator.controllers.runtime import SharedContext, TryAgainError
-from tilecast_operator.kube.cache import Stored
-from tilecast_operator.kube.documents import Note
+from tilecast_operator.kube.cache import CachedObject
+from tilecast_operator.kube.documents import EventContent
 from tilecast_operator.kube.kinds import Document, Key
-from tilecast_operator.kube.records import RecordPart
+from tilecast_operator.kube.records import StateTable
 from tilecast_operator.objects.documents import HASH, NODE_SELECTOR
 from tilecast_operator.objects.kinds import make_object_path
 from tilecast_operator.objects.view import FOREIGN, select_operator_annotations
@@ -49,7 +55,7 @@ class _JobState:
 
     is_owed: bool = False
     """Whether the job still needs an answer. A job that was seen unfinished is answered even if it ends before."""
-    posted: Note | None = None
+    posted: EventContent | None = None
     """Event that was written last."""
     left_out: str = ""
     """Reason of the last Event about a job that the queue plan leaves out. Numbers are removed from it."""
@@ -59,19 +65,24 @@ class _JobState:
     """Annotations of Tilecast before another client changed them."""
 
 
-class Jobs:
+class JobController:
     """Controller of jobs that request advice, of all kinds except TrainingJob. Belongs to one event loop."""
 
     def __init__(
-        self, context: SharedContext, requests: JobRequests, advice: JobAdvice, admission: Admission, requeues: Requeues
+        self,
+        context: SharedContext,
+        requests: JobRequestIndex,
+        advice: JobAdvisor,
+        admission: AdmissionController,
+        requeues: RequeueController,
     ) -> None:
         self._context = context
         self._requeues = requeues
         self._requests = requests
         self._advice = advice
         self._admission = admission
-        self._states = context.records.add_part(_JobState)
-        self._queueless: RecordPart[bool] = context.records.add_part()
+        self._states = context.records.add_table(_JobState)
+        self._queueless: StateTable[bool] = context.records.add_table()
         """Jobs whose queue is not known yet."""
         context.cache.jobs.is_kept = self._is_kept
         context.cache.jobs.add_listener(self._on_job_change)
@@ -94,11 +105,13 @@ class Jobs:
             _is_queued(job)
             or job.is_held
             or key in self._requests
-            or self._needs_answer(key)
+            or self._needs_advice(key)
             or _may_request_advice(job)
         )
 
-    def _on_job_change(self, key: Key, before: Stored[Document] | None, now: Stored[Document] | None) -> None:
+    def _on_job_change(
+        self, key: Key, before: CachedObject[Document] | None, now: CachedObject[Document] | None
+    ) -> None:
         if now is None:
             self._requests.notify_requesters(key)
             return
@@ -120,7 +133,7 @@ class Jobs:
         if is_other:
             self._requests.notify_requesters(key)
 
-    def _on_namespace_change(self, key: Key, before: Stored[Any] | None, now: Stored[Any] | None) -> None:
+    def _on_namespace_change(self, key: Key, before: CachedObject[Any] | None, now: CachedObject[Any] | None) -> None:
         """Reconcile all jobs of a namespace when its label that requests advice changes."""
         labels = [{} if seen is None else seen.value.labels for seen in (before, now)]
         if now is not None and labels[0].get(jobs.ENABLED) != labels[1].get(jobs.ENABLED):
@@ -128,7 +141,7 @@ class Jobs:
                 if job.namespace == key.name:
                     self._context.runtime.add(job)
 
-    def _on_queue_change(self, key: Key, before: Stored[Any] | None, now: Stored[Any] | None) -> None:
+    def _on_queue_change(self, key: Key, before: CachedObject[Any] | None, now: CachedObject[Any] | None) -> None:
         for job in self._queueless:
             self._context.runtime.add(job)
 
@@ -168,11 +181,11 @@ class Jobs:
             return
         job = read_job_leniently(seen.value)
         if HASH in job.annotations:
-            note = Note("Warning", "NotPlanned", f"the plan of the whole queue leaves it out: {text}")
+            note = EventContent("Warning", "NotPlanned", f"the plan of the whole queue leaves it out: {text}")
             if await self._context.try_post(key, job.uid, note):
                 self._states.get_or_make(key).left_out = reason
 
-    async def _advise_job(self, key: Key, seen: Stored[Document]) -> bool:
+    async def _advise_job(self, key: Key, seen: CachedObject[Document]) -> bool:
         """Write the annotations and Events of a job that have changed. Return whether nothing is left to do for now."""
         if self._context.find_quarantine(key) is not None:
             return True
@@ -193,21 +206,21 @@ class Jobs:
             ours = {name: text for name, text in own.items() if name not in seen.value[FOREIGN]}
             await self._repair_annotations(key, job, ours, advice_request)
             return True
-        if (job.is_finished and not self._needs_answer(key)) or job.is_owned or (is_settled and own):
+        if (job.is_finished and not self._needs_advice(key)) or job.is_owned or (is_settled and own):
             return True
-        if isinstance(advice_request, Declined):
+        if isinstance(advice_request, AdviceRefusal):
             await self._post_once(key, job, make_job_event(advice_request, job.annotations.get(jobs.APPLIED)))
             return True
         if advice_request is None or advice_request.mode == "Off":
             if own:
                 await self._advice.annotate(key, job, {})
             return True
-        answer, _ = await self._advice.answer_job(job, advice_request, is_placed=advice_request.mode == "Initial")
+        answer, _ = await self._advice.advise_job(job, advice_request, writes_advice=advice_request.mode == "Initial")
         if (pause := find_interruption(answer)) is not None:
             self._context.runtime.add(key, pause.again_s, in_background=True)
             if own:
                 return True
-        if isinstance(answer, Declined) and answer.reason == "QueueNotFound":
+        if isinstance(answer, AdviceRefusal) and answer.reason == "QueueNotFound":
             # After a start of the operator a job may be seen before its queue, and a missing queue may be created.
             is_first = key not in self._queueless
             self._queueless[key] = True
@@ -219,13 +232,13 @@ class Jobs:
             self._queueless.pop(key, None)
         if await self._advice.must_yield(key, seen.value, advice_request, answer):
             return True
-        await self._write_answer(key, job, answer, is_placed=advice_request.mode == "Initial")
+        await self._write_outcome(key, job, answer, writes_advice=advice_request.mode == "Initial")
         self._advice.record_write(key, seen.value, advice_request, answer)
         if is_internal_error(answer):
             raise TryAgainError(get_ready_message(answer))
         return True
 
-    def _needs_answer(self, key: Key) -> bool:
+    def _needs_advice(self, key: Key) -> bool:
         return (self._states.get(key) or _JobState()).is_owed
 
     def _pop_intact_annotations(self, key: Key) -> Mapping[str, str] | None:
@@ -235,7 +248,7 @@ class Jobs:
         return intact
 
     async def _repair_annotations(
-        self, key: Key, job: Job, ours: Mapping[str, str], advice_request: AdviceRequest | Declined | None
+        self, key: Key, job: Job, ours: Mapping[str, str], advice_request: AdviceRequest | AdviceRefusal | None
     ) -> None:
         """Restore the annotations of Tilecast on a started job, after another client has changed them.
 
@@ -250,8 +263,10 @@ class Jobs:
         """
         intact = self._pop_intact_annotations(key)
         if intact is None and isinstance(advice_request, AdviceRequest) and ours:
-            answer, _ = await self._advice.answer_job(job, advice_request, is_placed=advice_request.mode == "Initial")
-            advised = {} if isinstance(answer, Declined) else make_advice_annotations(answer)
+            answer, _ = await self._advice.advise_job(
+                job, advice_request, writes_advice=advice_request.mode == "Initial"
+            )
+            advised = {} if isinstance(answer, AdviceRefusal) else make_advice_annotations(answer)
             intact = advised if ours.items() <= advised.items() else None
         if intact:
             applied = job.annotations.get(jobs.APPLIED)
@@ -298,20 +313,20 @@ class Jobs:
         self._states.get_or_make(key).looks = 0
         self._requeues.forget_wait(key)
 
-    async def _write_answer(self, key: Key, job: Job, answer: Answer, *, is_placed: bool) -> None:
+    async def _write_outcome(self, key: Key, job: Job, outcome: AdviceOutcome, *, writes_advice: bool) -> None:
         """Write the annotations and Events of an answer. The arguments are those of `decide_job`."""
-        want = decide_job(job, answer, is_placed=is_placed)
+        want = decide_job(job, outcome, writes_advice=writes_advice)
         if want.missed is not None:
             self._admission.held.count_outcome(ALREADY_STARTED)
             await self._post_once(key, job, want.missed)
         if want.annotations is not None:
             await self._advice.annotate(key, job, want.annotations)
-            self._context.metrics.count_advice(answer, is_changed=bool(select_operator_annotations(job.annotations)))
-            self._context.answers.record_answer(key)
+            self._context.metrics.count_advice(outcome, is_changed=bool(select_operator_annotations(job.annotations)))
+            self._context.answers.record_outcome(key)
         if want.note is not None:
             await self._post_once(key, job, want.note, is_change=want.is_change)
 
-    async def _post_once(self, key: Key, job: Job, note: Note, *, is_change: bool = False) -> None:
+    async def _post_once(self, key: Key, job: Job, note: EventContent, *, is_change: bool = False) -> None:
         """Write an Event about a job, unless the last Event had equal content."""
         before, author = self._states.get_or_make(key).posted, self._context.writer.author
         if before is not None and author.note_state(before) == author.note_state(note):

@@ -20,7 +20,7 @@ from tilecast.jobs import ADMISSION_GATES, ADVISOR, HOLD_QUEUE, NEXT_QUEUE, QUEU
 from tilecast_operator.controllers.runtime import SharedContext
 from tilecast_operator.kube.client import UNREACHABLE, ApiError, is_webhook_down
 from tilecast_operator.kube.discovery import ServedApis
-from tilecast_operator.kube.documents import Note
+from tilecast_operator.kube.documents import EventContent
 from tilecast_operator.kube.kinds import Key
 from tilecast_operator.objects.kinds import KINDS, KUEUE
 
@@ -64,7 +64,7 @@ class KueueFeatures:
     """Whether a job waits while its list of gates contains Tilecast's name."""
 
 
-class KueueCheck:
+class KueueDetector:
     """Detector of the version and features of Kueue. Writes an Event when they change. Belongs to one event loop."""
 
     def __init__(self, context: SharedContext, discovery: ServedApis) -> None:
@@ -181,7 +181,7 @@ class KueueCheck:
         name = f"Kueue {features.release}".rstrip()
         held = "" if features.stop_policy else "; its LocalQueues cannot be held"
         kind: Literal["Warning", "Normal"] = "Warning" if features.gate == "absent" else "Normal"
-        note = Note(kind, "KueueFeatures", f"{name} ({features.served}): {_SAYS[features.gate]}{held}")
+        note = EventContent(kind, "KueueFeatures", f"{name} ({features.served}): {_SAYS[features.gate]}{held}")
         log.info("%s", note.text)
         try:
             await self._context.writer.post_event(_CRD, self._uid, note, is_change=bool(self._posted.served))

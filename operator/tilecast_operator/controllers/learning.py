@@ -18,16 +18,16 @@ from tilecast.api.fields import as_mapping
 from tilecast.api.pool_learning import ForgetRequest
 from tilecast.spec import SpecError
 from tilecast_operator.controllers.runtime import SharedContext, TryAgainError
-from tilecast_operator.kube.cache import Stored
+from tilecast_operator.kube.cache import CachedObject
 from tilecast_operator.kube.client import ApiError
-from tilecast_operator.kube.documents import Note, make_apply_document
+from tilecast_operator.kube.documents import EventContent, make_apply_document
 from tilecast_operator.kube.kinds import Document, Key
 from tilecast_operator.kube.lists import ListCheck
-from tilecast_operator.kube.records import RecordPart, Records
+from tilecast_operator.kube.records import ControllerState, StateTable
 from tilecast_operator.metrics import OWN_RUNS, Metrics
 from tilecast_operator.objects.kinds import KINDS, complete_item, make_object_path
 from tilecast_operator.objects.view import LearningView as LearningView
-from tilecast_operator.observed.calibrator import Calibrator, FittedCalibration, Score
+from tilecast_operator.observed.calibrator import Calibrator, FittedCalibration, MeasuredForecast
 from tilecast_operator.observed.own_runs import get_run_setting
 from tilecast_operator.observed.run_requesters import RunRequesters
 from tilecast_operator.observed.run_store import RunStore, name_template
@@ -40,13 +40,13 @@ UNSERVED = "the API server serves no PoolLearnings; bring the chart's CRDs"
 FORGET_PATH = f"/metadata/annotations/{pool_learning.FORGET.replace('/', '~1')}"
 
 
-class CorrectedJobs:
+class CorrectionMetrics:
     """Metrics of how much measured runs change the forecasts of jobs. Belongs to one event loop."""
 
-    def __init__(self, records: Records, metrics: Metrics) -> None:
-        self._runs: RecordPart[str] = records.add_part()
+    def __init__(self, records: ControllerState, metrics: Metrics) -> None:
+        self._runs: StateTable[str] = records.add_table()
         """Kind of the runs that correct each job, a member of `OWN_RUNS`."""
-        self._ratios: RecordPart[float] = records.add_part()
+        self._ratios: StateTable[float] = records.add_table()
         """Factor by which the runs change the step time of each job's best plan."""
         for run in OWN_RUNS:
             metrics.own_runs_jobs.labels(run).set_function(partial(self._count_jobs, run))
@@ -78,7 +78,7 @@ class CorrectedJobs:
         return statistics.median(abs(ratio - 1) for ratio in ratios) if ratios else math.nan
 
 
-class PoolLearnings:
+class PoolLearningController:
     """Controller of measured runs and of the PoolLearning objects that store them. Belongs to one event loop."""
 
     def __init__(self, context: SharedContext, lists: ListCheck) -> None:
@@ -90,15 +90,15 @@ class PoolLearnings:
         self.calibrator = Calibrator(self._store, [name.strip() for name in settings.trusted_namespaces.split(",")])
         self._posted: set[tuple[str, str]] = set()
         """Quarantined runs that have an Event already, each with the reason."""
-        self._own: RecordPart[ObservedRun] = context.records.add_part()
+        self._own: StateTable[ObservedRun] = context.records.add_table()
         """Measured run of each existing job."""
         self.run_requesters = RunRequesters(context.records)
-        self.corrected = CorrectedJobs(context.records, context.metrics)
+        self.corrected = CorrectionMetrics(context.records, context.metrics)
         context.cache.learnings.add_listener(self._on_learning_change)
         context.cache.namespaces.add_listener(self._on_namespace_change)
         context.runtime.register(pool_learning.KIND, self.write_pool_learning)
 
-    def record_run(self, key: Key, uid: str, score: Score) -> None:
+    def record_run(self, key: Key, uid: str, score: MeasuredForecast) -> None:
         """Record a run of a job that has a new measurement."""
         if not self._is_on:
             return
@@ -109,7 +109,7 @@ class PoolLearnings:
         self._store.store_run(item)
         self._context.runtime.add(CALIBRATION, self._context.settings.calibrate_settle_s)
 
-    def restore_run(self, key: Key, uid: str, score: Score) -> None:
+    def restore_run(self, key: Key, uid: str, score: MeasuredForecast) -> None:
         """Record the run in a job's status, unless a newer state of the run is known."""
         item = score.make_observed_run(key.namespace, key.name, uid)
         if self._is_on:
@@ -218,7 +218,7 @@ class PoolLearnings:
             if item.run.pool == key.name and (item.uid, why) not in self._posted:
                 self._posted.add((item.uid, why))
                 text = f"a run is not learnt from ({why}); `tilecast learning show --pool {key.name}` says whose"
-                await self._context.writer.post_event(key, seen.uid, Note("Warning", "RunQuarantined", text))
+                await self._context.writer.post_event(key, seen.uid, EventContent("Warning", "RunQuarantined", text))
 
     async def _read_unseen(self, key: Key) -> None:
         """Read a pool's PoolLearning from the API server if the watch has not shown it yet."""
@@ -234,8 +234,8 @@ class PoolLearnings:
                 self._context.cache.learnings.put_object(complete_item(key.kind, item))
 
     async def _apply_learning(
-        self, key: Key, seen: Stored[LearningView] | None, document: Document
-    ) -> Stored[LearningView]:
+        self, key: Key, seen: CachedObject[LearningView] | None, document: Document
+    ) -> CachedObject[LearningView]:
         """Write a PoolLearning, unless it has changed since it was seen."""
         is_conditional = seen is not None and self._context.runtime.is_conditional(key)
         version = seen.resource_version if seen is not None and is_conditional else None
@@ -250,7 +250,7 @@ class PoolLearnings:
         return self._context.cache.learnings.store_written(body, is_new=True)
 
     def _on_learning_change(
-        self, key: Key, before: Stored[LearningView] | None, now: Stored[LearningView] | None
+        self, key: Key, before: CachedObject[LearningView] | None, now: CachedObject[LearningView] | None
     ) -> None:
         if now is None:
             self._forget_runs(key.name, ForgetRequest())
@@ -279,7 +279,7 @@ class PoolLearnings:
         log.info("forgot %d runs of pool %s (%s)", count, pool, forget_request)
         self._context.runtime.add(CALIBRATION)
 
-    def _on_namespace_change(self, key: Key, before: Stored[Any] | None, now: Stored[Any] | None) -> None:
+    def _on_namespace_change(self, key: Key, before: CachedObject[Any] | None, now: CachedObject[Any] | None) -> None:
         uid = None if now is None else now.uid
         is_new = before is None or now is None or before.uid != now.uid
         if is_new and self._store.forget_namespace(key.name, uid):

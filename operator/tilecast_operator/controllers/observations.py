@@ -12,18 +12,18 @@ from tilecast.api import gpu_pool, training_job
 from tilecast.api.fields import value_at_path
 from tilecast.api.status import TrainingJobStatus
 from tilecast.spec import SpecError
-from tilecast_operator.controllers.pools import Pools
+from tilecast_operator.controllers.pools import PoolController
 from tilecast_operator.controllers.runtime import SharedContext
-from tilecast_operator.controllers.scoring import Scores
+from tilecast_operator.controllers.scoring import ForecastComparison
 from tilecast_operator.controllers.targets import Target
-from tilecast_operator.controllers.token_reviews import TokenReviews
-from tilecast_operator.kube.cache import Stored
+from tilecast_operator.controllers.token_reviews import TokenReviewer
+from tilecast_operator.kube.cache import CachedObject
 from tilecast_operator.kube.kinds import Document, Key
-from tilecast_operator.kube.records import RecordPart
+from tilecast_operator.kube.records import StateTable
 from tilecast_operator.objects.documents import OBSERVED
 from tilecast_operator.objects.view import View
 from tilecast_operator.observed import queries, reports
-from tilecast_operator.observed.calibrator import Score
+from tilecast_operator.observed.calibrator import MeasuredForecast
 from tilecast_operator.observed.reports import RefusedReport, StepReport
 
 log = logging.getLogger("tilecast")
@@ -36,17 +36,19 @@ FLUSH_S = 8.0
 FLUSH_POLL_S = 0.05
 
 
-class Observations:
+class StepReportReceiver:
     """Receiver of step reports. It counts each report once. Belongs to one event loop."""
 
-    def __init__(self, context: SharedContext, pools: Pools, scores: Scores, reviews: TokenReviews) -> None:
+    def __init__(
+        self, context: SharedContext, pools: PoolController, scores: ForecastComparison, reviews: TokenReviewer
+    ) -> None:
         self._context = context
         self._pools = pools
         self._scores = scores
         self._reviews = reviews
-        self._trainers: RecordPart[list[tuple[str, str]]] = context.records.add_part()
+        self._trainers: StateTable[list[tuple[str, str]]] = context.records.add_table()
         """Metrics that the TrainJob of each job reported last."""
-        self._unwritten: RecordPart[bool] = context.records.add_part()
+        self._unwritten: StateTable[bool] = context.records.add_table()
         """Jobs with reports that their status does not contain yet."""
 
     async def put(self, namespace: str, name: str, token: str, body: bytes) -> None:
@@ -104,10 +106,10 @@ class Observations:
             raise queries.NOT_ALLOWED
         return queries.restrict_query(template, key.namespace, key.name)
 
-    async def score_sample(self, key: Key, answer: Any) -> None:
+    async def score_sample(self, key: Key, outcome: Any) -> None:
         """Record the step time that Prometheus returned for a job's query."""
         try:
-            report = reports.parse_prometheus_report(answer)
+            report = reports.parse_prometheus_report(outcome)
             if report is not None:
                 await self._score_report(key, report)
         except RefusedReport as refused:
@@ -115,7 +117,7 @@ class Observations:
             log.warning("%s: what Prometheus tells does not count: %s", key, refused)
 
     async def read_annotations(
-        self, key: Key, seen: Stored[View], status: TrainingJobStatus, target: Target | None
+        self, key: Key, seen: CachedObject[View], status: TrainingJobStatus, target: Target | None
     ) -> None:
         """Record the step times in the annotations of a job and of its target."""
         text = dict(seen.value.inputs).get(OBSERVED, None if target is None else target.observed)
@@ -126,13 +128,13 @@ class Observations:
             return
         pools = self._pools.find_report(key.namespace)
         if not is_gone and text is not None and pools is not None:
-            await self._scores.score_annotation(key, seen, pools, text)
+            await self._scores.compare_annotation(key, seen, pools, text)
         if target is not None:
             await self._score_trainer_report(key, target.trainer)
 
-    def mark_written(self, key: Key, score: Score | None) -> None:
+    def mark_written(self, key: Key, score: MeasuredForecast | None) -> None:
         """Record that the status of a job now shows its measured steps."""
-        if self._scores.get_score(key) is score:
+        if self._scores.get_measured_forecast(key) is score:
             self._unwritten.pop(key, None)
 
     async def flush_reports(self) -> None:
@@ -153,7 +155,7 @@ class Observations:
             return
         self._trainers[key] = metrics
         try:
-            report, score = reports.parse_trainer_report(status), self._scores.get_score(key)
+            report, score = reports.parse_trainer_report(status), self._scores.get_measured_forecast(key)
             # A process that has just started may see a report that an earlier one took.
             is_taken = (
                 report is not None and before is None and score is not None and score.window.has_newest_report(report)
@@ -167,6 +169,6 @@ class Observations:
     async def _score_report(self, key: Key, report: StepReport) -> None:
         """Compare a report with the forecast of its job, and schedule the job. More reports mean a longer delay."""
         pools = self._pools.find_report(key.namespace)
-        score = await self._scores.score_report(key, self._context.cache.training_jobs.get(key), pools, report)
+        score = await self._scores.compare_report(key, self._context.cache.training_jobs.get(key), pools, report)
         self._unwritten[key] = True
         self._context.runtime.add(key, self._context.settings.observe_settle_s * min(score.window.samples, MOST_WAITS))

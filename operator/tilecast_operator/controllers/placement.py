@@ -17,13 +17,13 @@ from tilecast.advice import Advice
 from tilecast.api.fields import Document
 from tilecast.jobs import Job, Placement
 from tilecast_operator.controllers import patches
-from tilecast_operator.controllers.job_advice import JobAdvice
-from tilecast_operator.controllers.kueue_features import KueueCheck
+from tilecast_operator.controllers.job_advice import JobAdvisor
+from tilecast_operator.controllers.kueue_features import KueueDetector
 from tilecast_operator.controllers.runtime import SharedContext
 from tilecast_operator.kube.client import UNREACHABLE, ApiError
 from tilecast_operator.kube.discovery import ServedApis
 from tilecast_operator.kube.kinds import Key
-from tilecast_operator.kube.turns import TurnClaim
+from tilecast_operator.kube.turns import PermitRequest
 from tilecast_operator.objects.kinds import KINDS, make_object_path
 from tilecast_operator.report.advice import make_advice_annotations
 
@@ -51,7 +51,7 @@ class Placer:
     """Writer of node selections into jobs and Workloads. Belongs to one event loop."""
 
     def __init__(
-        self, context: SharedContext, discovery: ServedApis, advice: JobAdvice, kueue_check: KueueCheck
+        self, context: SharedContext, discovery: ServedApis, advice: JobAdvisor, kueue_check: KueueDetector
     ) -> None:
         self._context = context
         self._discovery = discovery
@@ -112,7 +112,7 @@ class Placer:
 
         Args:
             key: Key of the job.
-            job: The job as `JobAdvice.read_job` returns it.
+            job: The job as `JobAdvisor.read_job` returns it.
             flavors: Node labels of each flavor.
 
         Raises:
@@ -127,14 +127,17 @@ class Placer:
     async def _annotate(self, key: Key, job: Job, advice: Advice) -> None:
         await self._advice.annotate(key, job, make_advice_annotations(advice))
         self._context.metrics.count_advice(advice, is_changed=False)
-        self._context.answers.record_answer(key)
+        self._context.answers.record_outcome(key)
 
     async def patch_job(self, key: Key, operations: Sequence[patches.Operation]) -> None:
         """Patch a job. Raise the errors of `write_placement`."""
         try:
             self._context.cache.jobs.store_written(
                 await self._context.writer.patch(
-                    make_object_path(key), KINDS[key.kind].plural, operations, TurnClaim(key.namespace, is_held=True)
+                    make_object_path(key),
+                    KINDS[key.kind].plural,
+                    operations,
+                    PermitRequest(key.namespace, is_held=True),
                 )
             )
         except ApiError as error:
@@ -152,7 +155,7 @@ class Placer:
         return None if gate == "present" else "AdmissionGateOff" if gate == "absent" else "AdmissionGateUnknown"
 
     async def _await_workloads(self, key: Key, job: Job) -> list[Document] | None:
-        """Return the Workloads of a job, after a wait of up to `Timings.workload_s`. Return None without Kueue."""
+        """Return the Workloads of a job, or None without Kueue. Wait for up to `ControllerDelays.workload_s`."""
         waited_s = 0.0
         while not (workloads := await self._kueue.list_workloads(key.namespace, job.uid)):
             if workloads is None or waited_s >= self._context.timings.workload_s:
@@ -176,7 +179,7 @@ class Placer:
         for item, operations in differing:
             try:
                 claim, path = (
-                    TurnClaim(item["metadata"]["namespace"], is_held=True),
+                    PermitRequest(item["metadata"]["namespace"], is_held=True),
                     await self._kueue.find_workload_path(item),
                 )
                 await self._context.writer.patch(path, "workloads", operations, claim)

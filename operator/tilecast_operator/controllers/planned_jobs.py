@@ -9,12 +9,12 @@ from dataclasses import replace
 
 from tilecast.advice import Advice
 from tilecast.api.status import QueuePosition, TrainingJobStatus
-from tilecast_operator.answer import Answer, Declined
+from tilecast_operator.answer import AdviceOutcome, AdviceRefusal
 from tilecast_operator.kube.kinds import Key
-from tilecast_operator.kube.records import RecordPart, Records
+from tilecast_operator.kube.records import ControllerState, StateTable
 
 
-class PlannedJobs:
+class QueuePositions:
     """Position of each job in the newest queue plan. Belongs to one event loop.
 
     Args:
@@ -22,9 +22,9 @@ class PlannedJobs:
         is_on: Whether the queue is planned.
     """
 
-    def __init__(self, records: Records, *, is_on: bool) -> None:
+    def __init__(self, records: ControllerState, *, is_on: bool) -> None:
         self.is_on = is_on
-        self._positions: RecordPart[QueuePosition] = records.add_part()
+        self._positions: StateTable[QueuePosition] = records.add_table()
         self._is_made = False
         self.on_write: Callable[[], None] = lambda: None
         """Called when a TrainingJob's status was written: the job may have started, and no watch reports our own
@@ -66,12 +66,12 @@ class PlannedJobs:
         position = before.queue if is_unknown else self._positions.get(key)
         return status if status.queue == position else status.model_copy(update={"queue": position})
 
-    def prefer_planned_pool(self, key: Key, answer: Answer) -> Answer:
+    def prefer_planned_pool(self, key: Key, outcome: AdviceOutcome) -> AdviceOutcome:
         """Return the answer to a waiting job, with the pool that the plan chose first."""
         position = self._positions.get(key)
-        if isinstance(answer, Declined) or position is None or not position.position:
-            return answer
-        return _put_pool_first(answer, position)
+        if isinstance(outcome, AdviceRefusal) or position is None or not position.position:
+            return outcome
+        return _put_pool_first(outcome, position)
 
 
 def _put_pool_first(advice: Advice, position: QueuePosition) -> Advice:

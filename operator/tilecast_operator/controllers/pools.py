@@ -15,18 +15,18 @@ from tilecast import nodes
 from tilecast.api import gpu_pool, pool_learning
 from tilecast.spec import SpecError
 from tilecast_operator.advisor import Advisor
-from tilecast_operator.controllers.capacity import CAPACITY, Capacity
-from tilecast_operator.controllers.learning import CALIBRATION, PoolLearnings
+from tilecast_operator.controllers.capacity import CAPACITY, FreeGpuCounter
+from tilecast_operator.controllers.learning import CALIBRATION, PoolLearningController
 from tilecast_operator.controllers.runtime import SharedContext, TryAgainError
-from tilecast_operator.kube.cache import Stored
-from tilecast_operator.kube.documents import Note, make_apply_document
+from tilecast_operator.kube.cache import CachedObject
+from tilecast_operator.kube.documents import EventContent, make_apply_document
 from tilecast_operator.kube.kinds import Key
 from tilecast_operator.kube.lists import ListCheck
 from tilecast_operator.objects.kinds import KINDS
 from tilecast_operator.objects.view import View, digest_status
 from tilecast_operator.observed.calibrator import FittedCalibration
 from tilecast_operator.question import PoolVersions
-from tilecast_operator.report.pools import PoolFacts, decide_pool
+from tilecast_operator.report.pools import PoolInputs, decide_pool
 
 log = logging.getLogger("tilecast")
 
@@ -52,11 +52,16 @@ class PoolsChange:
         return not self.is_learnt or self.before.get_version(namespace) != self.now.get_version(namespace)
 
 
-class Pools:
+class PoolController:
     """Controller of the pools of the cluster. Belongs to one event loop."""
 
     def __init__(
-        self, context: SharedContext, advisor: Advisor, capacity: Capacity, lists: ListCheck, learning: PoolLearnings
+        self,
+        context: SharedContext,
+        advisor: Advisor,
+        capacity: FreeGpuCounter,
+        lists: ListCheck,
+        learning: PoolLearningController,
     ) -> None:
         self._context = context
         self.report: nodes.NodesReport | None = None
@@ -96,7 +101,9 @@ class Pools:
         if is_leading:
             self._context.runtime.add(CALIBRATION)
 
-    def _on_node_change(self, key: Key, before: Stored[nodes.Node] | None, now: Stored[nodes.Node] | None) -> None:
+    def _on_node_change(
+        self, key: Key, before: CachedObject[nodes.Node] | None, now: CachedObject[nodes.Node] | None
+    ) -> None:
         if before is None or now is None:
             self.schedule_refresh()
         elif before.value != now.value:
@@ -104,11 +111,11 @@ class Pools:
                 self._context.runtime.add(CAPACITY, self._context.settings.capacity_settle_s)
             self.schedule_refresh()
 
-    def _on_slice_change(self, key: Key, before: Stored[Any] | None, now: Stored[Any] | None) -> None:
+    def _on_slice_change(self, key: Key, before: CachedObject[Any] | None, now: CachedObject[Any] | None) -> None:
         if before is None or now is None or before.value != now.value:
             self.schedule_refresh()
 
-    def _on_pool_change(self, key: Key, before: Stored[View] | None, now: Stored[View] | None) -> None:
+    def _on_pool_change(self, key: Key, before: CachedObject[View] | None, now: CachedObject[View] | None) -> None:
         if now is None:
             self.schedule_refresh()
             return
@@ -208,7 +215,7 @@ class Pools:
         # All pools are reconciled once the nodes are read.
         if report is None or not self._context.settings.owns_pools:
             return
-        facts, now_s = self._read_facts(key.name, report, seen), self._context.clock()
+        facts, now_s = self._read_inputs(key.name, report, seen), self._context.clock()
         want = decide_pool(facts, now_s)
         if want.is_deleted and seen is not None:
             await self._context.writer.delete(key, seen)
@@ -230,10 +237,10 @@ class Pools:
                 key, want.missing_since_s + self._context.settings.pool_retention_s - self._context.clock()
             )
 
-    def _read_facts(self, name: str, report: nodes.NodesReport, seen: Stored[View] | None) -> PoolFacts:
+    def _read_inputs(self, name: str, report: nodes.NodesReport, seen: CachedObject[View] | None) -> PoolInputs:
         """Return the input of `decide_pool` for a pool."""
         found = report.invalid.get(name) or self._entries.get(name)
-        facts = PoolFacts(
+        facts = PoolInputs(
             found,
             None if seen is None else seen.value,
             is_obsolete=name in report.obsolete,
@@ -246,7 +253,9 @@ class Pools:
         learnt, superseded = calibrator.make_pool_fit_status(name, found.pool.gpu.name), calibrator.count_drifted(name)
         return replace(facts, learnt=learnt, superseded=superseded)
 
-    async def _apply_pool(self, key: Key, seen: Stored[View] | None, document: dict[str, Any]) -> Stored[View]:
+    async def _apply_pool(
+        self, key: Key, seen: CachedObject[View] | None, document: dict[str, Any]
+    ) -> CachedObject[View]:
         """Write the object of a discovered pool and return the written object.
 
         If another client has created the object at the same time, leave it unchanged.
@@ -280,7 +289,9 @@ class Pools:
         self._posted &= unknown.keys()
         for text in unknown.keys() - self._posted:
             node = unknown[text]
-            if await self._context.writer.post_event(Key("Node", "", node), node, Note("Warning", UNKNOWN, text)):
+            if await self._context.writer.post_event(
+                Key("Node", "", node), node, EventContent("Warning", UNKNOWN, text)
+            ):
                 self._posted.add(text)
 
 

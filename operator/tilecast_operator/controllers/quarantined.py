@@ -9,7 +9,7 @@ from collections import Counter
 from tilecast_operator.answer import INPUT_QUARANTINED
 from tilecast_operator.controllers.runtime import SharedContext
 from tilecast_operator.kube.client import UNREACHABLE, ApiError
-from tilecast_operator.kube.documents import Note
+from tilecast_operator.kube.documents import EventContent
 from tilecast_operator.kube.kinds import Key
 from tilecast_operator.kube.lease import NotLeaderError
 from tilecast_operator.objects.kinds import KINDS, complete_item
@@ -45,7 +45,7 @@ class QuarantineController:
         for key, uid, text in held:
             if self._posted.get(key) != text:
                 try:
-                    await self._context.writer.post_event(key, uid, Note("Warning", INPUT_QUARANTINED, text))
+                    await self._context.writer.post_event(key, uid, EventContent("Warning", INPUT_QUARANTINED, text))
                     self._posted[key] = text
                 except (ApiError, NotLeaderError, *UNREACHABLE) as error:
                     log.info("%s: Event not written yet: %s", key, error or type(error).__name__)

@@ -10,22 +10,22 @@ from tilecast import jobs
 from tilecast.advice import Request
 from tilecast.api.fields import as_mapping
 from tilecast.hardware import Pool
-from tilecast.planner.options import job_options
+from tilecast.planner.options import list_job_options
 from tilecast.planner.problem import JobOption, UnplannedJob
 from tilecast.spec import SpecError
-from tilecast_operator.answer import Answer, Declined, get_ready_message
-from tilecast_operator.answer_memo import AnswerMemo
+from tilecast_operator.answer import AdviceOutcome, AdviceRefusal, get_ready_message
+from tilecast_operator.answer_memo import ResultCache
 from tilecast_operator.controllers import patches
-from tilecast_operator.controllers.job_advice import JobAdvice, JobQuestion
+from tilecast_operator.controllers.job_advice import JobAdvisor, JobSearchInputs
 from tilecast_operator.controllers.requests import read_mode, read_target
 from tilecast_operator.controllers.runtime import SharedContext
-from tilecast_operator.kube.cache import Stored
+from tilecast_operator.kube.cache import CachedObject
 from tilecast_operator.kube.client import UNREACHABLE, ApiError
 from tilecast_operator.kube.kinds import Document, Key
-from tilecast_operator.kube.records import RecordPart
+from tilecast_operator.kube.records import StateTable
 from tilecast_operator.kube.times import parse_time
 from tilecast_operator.objects.view import View
-from tilecast_operator.question import Question
+from tilecast_operator.question import SearchInputs
 from tilecast_operator.queue_rows import QueueRow, make_plan_name
 from tilecast_operator.report import job_status
 
@@ -39,17 +39,17 @@ UNREADABLE = "what it asks cannot be read now"
 log = logging.getLogger("tilecast")
 
 
-class QueueJobs:
+class QueueJobReader:
     """Reader of the jobs that the queue plan considers. Belongs to one event loop."""
 
-    def __init__(self, context: SharedContext, advice: JobAdvice) -> None:
+    def __init__(self, context: SharedContext, advice: JobAdvisor) -> None:
         self._context = context
         self.answers = advice.answers
         self._advice = advice
-        self._rows: RecordPart[tuple[Hashable, QueueRow | UnplannedJob | None]] = context.records.add_part()
+        self._rows: StateTable[tuple[Hashable, QueueRow | UnplannedJob | None]] = context.records.add_table()
         """Row that was read of each job, with the state of the job that it was read from."""
-        self._options: AnswerMemo[tuple[JobOption, ...]] = AnswerMemo(context.settings.advice_cache)
-        self._since: RecordPart[float] = context.records.add_part()
+        self._options: ResultCache[tuple[JobOption, ...]] = ResultCache(context.settings.advice_cache)
+        self._since: StateTable[float] = context.records.add_table()
         """When a job was first seen to run, if the job does not say when it started."""
 
     def clear_rows(self) -> None:
@@ -106,12 +106,12 @@ class QueueJobs:
         document, before = view.document, job_status.parse_status(view.status_json)
         if read_mode(document) == "Off" or read_target(key.namespace, document) is not None:
             return None
-        question = await self.answers.read_question([key], document)
-        if isinstance(question.request, Declined):
+        question = await self.answers.read_search_inputs([key], document)
+        if isinstance(question.request, AdviceRefusal):
             return UnplannedJob(make_plan_name(key), question.request.message[:MOST_TEXT], "")
         options = await self._price_options(question, question.request, self.answers.advisor.list_pools(question))
         if not options:
-            return _explain_no_option(key, await self.answers.answer_question(question))
+            return _explain_no_option(key, await self.answers.find_advice(question))
         forecast, best = before.forecast, before.recommendation
         place = None
         if forecast is not None and best is not None:
@@ -129,22 +129,22 @@ class QueueJobs:
             is_endless=True,
         )
 
-    async def _read_job(self, key: Key, seen: Stored[Document] | None) -> QueueRow | UnplannedJob | None:
+    async def _read_job(self, key: Key, seen: CachedObject[Document] | None) -> QueueRow | UnplannedJob | None:
         """Return the queue plan input of a job of any kind except TrainingJob."""
         if seen is None:
             return None
         job = await self._advice.read_job(seen.value)
         advice_request = None if job.is_finished or job.is_owned else self._advice.find_advice_request(key, job)
-        if advice_request is None or (not isinstance(advice_request, Declined) and advice_request.mode == "Off"):
+        if advice_request is None or (not isinstance(advice_request, AdviceRefusal) and advice_request.mode == "Off"):
             return None
-        if isinstance(advice_request, Declined):
+        if isinstance(advice_request, AdviceRefusal):
             return UnplannedJob(make_plan_name(key), advice_request.message[:MOST_TEXT], "")
-        question = await self._advice.read_question(job, advice_request, is_placed=True)
-        if isinstance(question, Declined):
+        question = await self._advice.read_search_inputs(job, advice_request, writes_advice=True)
+        if isinstance(question, AdviceRefusal):
             return UnplannedJob(make_plan_name(key), question.message[:MOST_TEXT], "")
         options = await self._price_options(question.question, question.request, question.choice.pools)
         if not options:
-            return _explain_no_option(key, (await self._advice.answer_job(job, advice_request, is_placed=True))[0])
+            return _explain_no_option(key, (await self._advice.advise_job(job, advice_request, writes_advice=True))[0])
         baseline, is_placed = question.choice.baseline, job.annotations.get(jobs.APPLIED) in _PLACED
         place = (baseline.pool, baseline.gpus) if baseline and (is_placed or job.has_started) else None
         if job.has_started and place is None:
@@ -191,28 +191,30 @@ class QueueJobs:
         return self._since.setdefault(key, self._context.clock()) if start_s is None else start_s
 
     async def _price_options(
-        self, question: Question, request: Request, pools: Sequence[Pool]
+        self, search_inputs: SearchInputs, request: Request, pools: Sequence[Pool]
     ) -> tuple[JobOption, ...]:
         """Return the pools and plans between which the queue plan may choose for a job. Equal jobs share the result.
 
         Raises:
             SpecError: It is not known how long the job runs.
         """
-        is_common = self.answers.has_common_pools(question.namespace)
+        is_common = self.answers.has_common_pools(search_inputs.namespace)
         shapes = tuple((pool.name, pool.max_nodes, pool.gpus_per_node) for pool in pools)
-        namespace = "" if is_common else question.namespace
-        key = (question.key, namespace, question.own.own, repr(request.constraints), shapes)
-        return await self._options.get(key, lambda: self.answers.advisor.run_in_thread(job_options, request, pools))
+        namespace = "" if is_common else search_inputs.namespace
+        key = (search_inputs.key, namespace, search_inputs.own.own, repr(request.constraints), shapes)
+        return await self._options.get(
+            key, lambda: self.answers.advisor.run_in_thread(list_job_options, request, pools)
+        )
 
 
 _PLACED = (patches.PLACED, patches.QUEUED)
 
 
-def _list_quotas(question: JobQuestion) -> tuple[tuple[str, int], ...]:
-    usable = question.choice.usable
+def _list_quotas(search_inputs: JobSearchInputs) -> tuple[tuple[str, int], ...]:
+    usable = search_inputs.choice.usable
     return tuple((item.pool.name, item.flavor.quota) for item in usable if item.flavor is not None)
 
 
-def _explain_no_option(key: Key, answer: Answer) -> UnplannedJob:
+def _explain_no_option(key: Key, outcome: AdviceOutcome) -> UnplannedJob:
     """Return a job that no pool can run, with the reason from its answer."""
-    return UnplannedJob(make_plan_name(key), get_ready_message(answer)[:MOST_TEXT], "")
+    return UnplannedJob(make_plan_name(key), get_ready_message(outcome)[:MOST_TEXT], "")

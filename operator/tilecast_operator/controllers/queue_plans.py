@@ -12,12 +12,12 @@ from typing import Any
 from tilecast.api import queue_advice, training_job
 from tilecast.api.status import QueuePosition
 from tilecast.jobs import kueue
-from tilecast_operator.controllers.capacity import Capacity
-from tilecast_operator.controllers.planned_jobs import PlannedJobs
-from tilecast_operator.controllers.queue_jobs import QueueJobs
-from tilecast_operator.controllers.requests import JobRequests, read_target
+from tilecast_operator.controllers.capacity import FreeGpuCounter
+from tilecast_operator.controllers.planned_jobs import QueuePositions
+from tilecast_operator.controllers.queue_jobs import QueueJobReader
+from tilecast_operator.controllers.requests import JobRequestIndex, read_target
 from tilecast_operator.controllers.runtime import SharedContext
-from tilecast_operator.kube.cache import Stored
+from tilecast_operator.kube.cache import CachedObject
 from tilecast_operator.kube.documents import make_apply_document
 from tilecast_operator.kube.kinds import Key
 from tilecast_operator.objects.kinds import KINDS
@@ -31,7 +31,7 @@ QUEUE = Key("Queue")
 log = logging.getLogger("tilecast")
 
 
-class QueuePlans:
+class QueuePlanController:
     """Controller that plans the queue anew when jobs or pools change. Belongs to one event loop.
 
     Two plans are at least `queue_interval_s` apart.
@@ -40,10 +40,10 @@ class QueuePlans:
     def __init__(
         self,
         context: SharedContext,
-        capacity: Capacity,
-        requests: JobRequests,
-        queue_jobs: QueueJobs,
-        planned_jobs: PlannedJobs,
+        capacity: FreeGpuCounter,
+        requests: JobRequestIndex,
+        queue_jobs: QueueJobReader,
+        planned_jobs: QueuePositions,
     ) -> None:
         self._context = context
         self._capacity = capacity
@@ -77,18 +77,20 @@ class QueuePlans:
         left_s = self._last_s + settings.queue_interval_s - time.monotonic()
         self._context.runtime.add(QUEUE, max(left_s, settings.settle_s))
 
-    def _on_training_job_change(self, key: Key, before: Stored[View] | None, now: Stored[View] | None) -> None:
+    def _on_training_job_change(
+        self, key: Key, before: CachedObject[View] | None, now: CachedObject[View] | None
+    ) -> None:
         for seen in (before, now):
             target = None if seen is None else read_target(key.namespace, seen.value.document)
             if target is not None:
                 self._jobs.drop_row(target)
         self._schedule_plan()
 
-    def _on_priority_change(self, key: Key, before: Stored[Any] | None, now: Stored[Any] | None) -> None:
+    def _on_priority_change(self, key: Key, before: CachedObject[Any] | None, now: CachedObject[Any] | None) -> None:
         if before is None or now is None or before.value != now.value:
             self._read_all_again()
 
-    def _on_quota_change(self, key: Key, before: Stored[Any] | None, now: Stored[Any] | None) -> None:
+    def _on_quota_change(self, key: Key, before: CachedObject[Any] | None, now: CachedObject[Any] | None) -> None:
         if before is None or now is None or before.value.get("spec") != now.value.get("spec"):
             self._jobs.clear_rows()
         self._schedule_plan()
@@ -97,7 +99,7 @@ class QueuePlans:
         self._jobs.clear_rows()
         self._schedule_plan()
 
-    def _on_advice_change(self, key: Key, before: Stored[View] | None, now: Stored[View] | None) -> None:
+    def _on_advice_change(self, key: Key, before: CachedObject[View] | None, now: CachedObject[View] | None) -> None:
         if key == self._advice_key:
             self._context.runtime.add(key)
 
@@ -114,7 +116,7 @@ class QueuePlans:
         if state == self._state:
             return
         facts, now_s = (
-            report.QueueFacts(state, settings.queue_policy, self._find_before(state.rows)),
+            report.QueuePlanInputs(state, settings.queue_policy, self._find_before(state.rows)),
             self._context.clock(),
         )
         plan, positions = await asyncio.to_thread(report.plan_queue, facts, now_s)
@@ -163,7 +165,7 @@ class QueuePlans:
         settings, now_s = self._context.settings, self._context.clock()
         seen = self._context.cache.queue_advices.get(key)
         view = None if seen is None else seen.value
-        facts = report.QueueAdviceFacts(self._plan, settings.queue_policy, settings.queue_interval_s, view)
+        facts = report.QueueAdviceInputs(self._plan, settings.queue_policy, settings.queue_interval_s, view)
         want = report.decide_queue_advice(facts, now_s)
         if want.spec is not None:
             fields = make_apply_document(key, KINDS[key.kind].api_version) | {"spec": want.spec}

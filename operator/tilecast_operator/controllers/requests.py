@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from tilecast.api import training_job
 from tilecast.api.fields import as_mapping
 from tilecast.jobs import JOB_KINDS
-from tilecast_operator.kube.cache import Stored
+from tilecast_operator.kube.cache import CachedObject
 from tilecast_operator.kube.kinds import Document, Key
 from tilecast_operator.objects.tables import Cache
 from tilecast_operator.objects.view import View
@@ -21,7 +21,7 @@ class JobRequest(NamedTuple):
     document: Document
 
 
-class JobRequests:
+class JobRequestIndex:
     """Index that finds the TrainingJobs of a target. Belongs to one event loop.
 
     Args:
@@ -54,7 +54,9 @@ class JobRequests:
         for name in self._requests.get(job, ()):
             self._due(Key(training_job.KIND, job.namespace, name))
 
-    def _on_training_job_change(self, key: Key, before: Stored[View] | None, now: Stored[View] | None) -> None:
+    def _on_training_job_change(
+        self, key: Key, before: CachedObject[View] | None, now: CachedObject[View] | None
+    ) -> None:
         document: Mapping[str, Any] = {} if now is None else now.value.document
         target, known = read_target(key.namespace, document), self._targets.pop(key, None)
         if known is not None and known != target:

@@ -17,14 +17,14 @@ from tilecast.advice import Advice
 from tilecast.api.fields import Document
 from tilecast.jobs import Job
 from tilecast_operator.controllers import patches
-from tilecast_operator.controllers.admission import Admission
-from tilecast_operator.controllers.job_advice import AdviceRequest, JobAdvice
-from tilecast_operator.controllers.kueue_features import KueueCheck
+from tilecast_operator.controllers.admission import AdmissionController
+from tilecast_operator.controllers.job_advice import AdviceRequest, JobAdvisor
+from tilecast_operator.controllers.kueue_features import KueueDetector
 from tilecast_operator.controllers.placement import ChangedError, Placer
 from tilecast_operator.controllers.runtime import SharedContext
 from tilecast_operator.kube.client import ApiError
 from tilecast_operator.kube.kinds import Key
-from tilecast_operator.kube.records import RecordPart
+from tilecast_operator.kube.records import StateTable
 from tilecast_operator.kube.times import parse_time
 from tilecast_operator.objects.kinds import make_object_path
 
@@ -57,18 +57,23 @@ def is_waiting(job: Job) -> bool:
     return bool(job.queue) and job.is_suspended and not job.is_finished and not job.is_held
 
 
-class Requeues:
+class RequeueController:
     """Controller that requeues placed jobs which wait too long for quota. Belongs to one event loop."""
 
     def __init__(
-        self, context: SharedContext, placer: Placer, advice: JobAdvice, admission: Admission, kueue_check: KueueCheck
+        self,
+        context: SharedContext,
+        placer: Placer,
+        advice: JobAdvisor,
+        admission: AdmissionController,
+        kueue_check: KueueDetector,
     ) -> None:
         self._context = context
         self._placer = placer
         self._advice = advice
         self._admission = admission
         self._kueue = kueue_check
-        self._due_s: RecordPart[float] = context.records.add_part()
+        self._due_s: StateTable[float] = context.records.add_table()
         """Time by the monotonic clock at which each job is requeued."""
 
     def forget_wait(self, key: Key) -> None:
@@ -76,7 +81,7 @@ class Requeues:
         self._due_s.pop(key, None)
 
     async def list_workloads(self, key: Key, uid: str) -> Sequence[Document]:
-        """Return the Workloads that Kueue made of a job. Raise the errors of `KueueCheck.list_workloads`."""
+        """Return the Workloads that Kueue made of a job. Raise the errors of `KueueDetector.list_workloads`."""
         return await self._kueue.list_workloads(key.namespace, uid) or ()
 
     async def requeue_if_due(self, key: Key, job: Job, workloads: Sequence[Document]) -> float | None:
@@ -156,7 +161,7 @@ class Requeues:
         advice_request = self._advice.find_advice_request(key, job)
         if not isinstance(advice_request, AdviceRequest):
             return []
-        answer, choice = await self._advice.answer_job(job, advice_request, is_placed=True)
+        answer, choice = await self._advice.advise_job(job, advice_request, writes_advice=True)
         if not isinstance(answer, Advice) or choice is None:
             return []
         flavors = dict[str, RankedFlavor]()

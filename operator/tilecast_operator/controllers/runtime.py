@@ -14,22 +14,22 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from tilecast_operator.answer import INPUT_QUARANTINED, Declined
-from tilecast_operator.controllers.answer_times import AnswerTimes
+from tilecast_operator.answer import INPUT_QUARANTINED, AdviceRefusal
+from tilecast_operator.controllers.answer_times import AdviceWaits
 from tilecast_operator.kube.cache import CacheTable
 from tilecast_operator.kube.client import UNREACHABLE, Api, ApiError, compute_retry_wait_s
-from tilecast_operator.kube.documents import Note
+from tilecast_operator.kube.documents import EventContent
 from tilecast_operator.kube.journal import Journal
 from tilecast_operator.kube.kinds import Key
 from tilecast_operator.kube.lease import Leadership, NotLeaderError
 from tilecast_operator.kube.queue import KeyQueue
-from tilecast_operator.kube.records import RecordPart, Records
+from tilecast_operator.kube.records import ControllerState, StateTable
 from tilecast_operator.kube.times import format_time
 from tilecast_operator.kube.writer import Writer
 from tilecast_operator.metrics import Metrics
 from tilecast_operator.objects.tables import Cache
 from tilecast_operator.settings import Settings
-from tilecast_operator.timings import Timings
+from tilecast_operator.timings import ControllerDelays
 
 CONDITIONAL_TRIES = 6
 """Number of tries in which a write requires the object to be as it was seen. That keeps two operators from overwriting
@@ -46,28 +46,28 @@ class SharedContext:
     """Objects that all controllers share."""
 
     settings: Settings
-    timings: Timings
+    timings: ControllerDelays
     client: Api
     cache: Cache
     leadership: Leadership
     writer: Writer
     runtime: Runtime
     metrics: Metrics
-    answers: AnswerTimes
+    answers: AdviceWaits
     clock: Callable[[], float]
     journal: Journal
 
     @property
-    def records(self) -> Records:
+    def records(self) -> ControllerState:
         """Records of all objects, which the controllers fill."""
         return self.runtime.records
 
-    def find_quarantine(self, key: Key) -> Declined | None:
+    def find_quarantine(self, key: Key) -> AdviceRefusal | None:
         """Return the answer about a quarantined object, or None if the object is not quarantined."""
         text = self.cache.quarantine.find_quarantine_reason(key)
-        return None if text is None else Declined(INPUT_QUARANTINED, text)
+        return None if text is None else AdviceRefusal(INPUT_QUARANTINED, text)
 
-    async def try_post(self, key: Key, uid: str, note: Note, *, is_change: bool = False) -> bool:
+    async def try_post(self, key: Key, uid: str, note: EventContent, *, is_change: bool = False) -> bool:
         """Write an Event about an object. Return whether this succeeded."""
         try:
             return await self.writer.post_event(key, uid, note, is_change=is_change)
@@ -94,11 +94,11 @@ class Runtime:
         self._metrics = metrics
         self._reconcile: dict[str, Callable[[Key], Coroutine[Any, Any, None]]] = {}
         self._gone: dict[str, Callable[[Key], None]] = {}
-        self.records = Records()
+        self.records = ControllerState()
         """State that controllers remember about an object until it is deleted."""
         self._failures: dict[Key, int] = {}
         """Number of failures in a row of each key that failed the last time."""
-        self._unwritten: RecordPart[bool] = self.records.add_part()
+        self._unwritten: StateTable[bool] = self.records.add_table()
         """Keys whose answers another replica has to write; they are reconciled again when this one leads."""
         self._tasks: list[asyncio.Task[None]] = []
 

@@ -13,19 +13,19 @@ from tilecast.api.base import round_to_six_digits
 from tilecast.api.status import FrozenForecast, Recommendation, StepSeconds, TrainingJobStatus
 from tilecast.hardware import normalise_product
 from tilecast.nodes import NodesReport
-from tilecast.spec import SpecError, Stated
+from tilecast.spec import PartialPlan, SpecError
 from tilecast_operator.advisor import Advisor
-from tilecast_operator.controllers.learning import PoolLearnings
+from tilecast_operator.controllers.learning import PoolLearningController
 from tilecast_operator.controllers.runtime import SharedContext
-from tilecast_operator.kube.cache import Stored
+from tilecast_operator.kube.cache import CachedObject
 from tilecast_operator.kube.kinds import Key
 from tilecast_operator.objects.view import View
 from tilecast_operator.observed import reports
-from tilecast_operator.observed.calibrator import Score
-from tilecast_operator.observed.reports import RefusedReport, ScoredForecast, StepReport
+from tilecast_operator.observed.calibrator import MeasuredForecast
+from tilecast_operator.observed.reports import CompleteForecast, RefusedReport, StepReport
 from tilecast_operator.report.job_status import parse_status
 
-Origin: TypeAlias = tuple[str | None, int | None, Stated | None]
+Origin: TypeAlias = tuple[str | None, int | None, PartialPlan | None]
 """Pool, GPUs and plan that a report names. None for those that it does not name."""
 
 
@@ -33,32 +33,35 @@ Origin: TypeAlias = tuple[str | None, int | None, Stated | None]
 class _MeasuredJob:
     """Measured steps of a job, what its last report said about the placement, and a refused annotation."""
 
-    score: Score | None = None
+    score: MeasuredForecast | None = None
     origin: Origin | None = None
     """Pool, GPUs and plan of the last report for which a forecast was made."""
     refused: tuple[str, str] | None = None
     """Refused annotation, and the reason."""
 
 
-class Scores:
+class ForecastComparison:
     """Comparison of the measured steps of running jobs with their forecasts. It passes runs on to learning."""
 
-    def __init__(self, context: SharedContext, advisor: Advisor, learning: PoolLearnings) -> None:
+    def __init__(self, context: SharedContext, advisor: Advisor, learning: PoolLearningController) -> None:
         self._context = context
         self._advisor = advisor
         self._learning = learning
-        self._measured = context.records.add_part(_MeasuredJob)
+        self._measured = context.records.add_table(_MeasuredJob)
 
-    def get_score(self, key: Key) -> Score | None:
+    def get_measured_forecast(self, key: Key) -> MeasuredForecast | None:
         """Return the measured steps of a job and their forecast. Return None without a measured step."""
         return (self._measured.get(key) or _MeasuredJob()).score
 
-    def load_score(self, key: Key, seen: Stored[View], *, is_leader: bool) -> bool:
+    def load_measured_forecast(self, key: Key, seen: CachedObject[View], *, is_leader: bool) -> bool:
         """Load the measured steps and forecast from a job's status into memory. Return whether they are new.
 
         The leader loads it only if it has more samples than the known score.
         """
-        score, known = Score.from_status(parse_status(seen.value.status_json)), self.get_score(key)
+        score, known = (
+            MeasuredForecast.from_status(parse_status(seen.value.status_json)),
+            self.get_measured_forecast(key),
+        )
         if score is None or score == known:
             return False
         if is_leader and known is not None and known.window.samples >= score.window.samples:
@@ -69,7 +72,7 @@ class Scores:
 
     def withdraw_annotation(self, key: Key, uid: str) -> None:
         """Forget the measured steps of a job whose annotation was removed, if they came from the annotation."""
-        known = self.get_score(key)
+        known = self.get_measured_forecast(key)
         if known is not None and known.window.latest.source == "annotation":
             del self._measured[key]
             self._learning.forget_run(key, uid)
@@ -79,7 +82,7 @@ class Scores:
         refused = (self._measured.get(key) or _MeasuredJob()).refused
         return None if refused is None else refused[1]
 
-    async def score_annotation(self, key: Key, seen: Stored[View], pools: NodesReport, text: str) -> bool:
+    async def compare_annotation(self, key: Key, seen: CachedObject[View], pools: NodesReport, text: str) -> bool:
         """Compare the step time in a job's annotation with the forecast.
 
         Return False if that was done before or fails.
@@ -89,7 +92,7 @@ class Scores:
         if is_taken or (part.refused is not None and part.refused[0] == text):
             return False
         try:
-            await self.score_report(key, seen, pools, reports.parse_annotation_report(text))
+            await self.compare_report(key, seen, pools, reports.parse_annotation_report(text))
         except RefusedReport as refused:
             self._context.metrics.observations.labels("annotation", refused.outcome).inc()
             now = self._context.cache.training_jobs.get(key)
@@ -98,9 +101,9 @@ class Scores:
             return False
         return True
 
-    async def score_report(
-        self, key: Key, seen: Stored[View] | None, pools: NodesReport | None, report: StepReport
-    ) -> Score:
+    async def compare_report(
+        self, key: Key, seen: CachedObject[View] | None, pools: NodesReport | None, report: StepReport
+    ) -> MeasuredForecast:
         """Compare a report with the forecast of its job. Return all measured steps so far and the forecast.
 
         Raises:
@@ -112,7 +115,7 @@ class Scores:
         best = status.recommendation
         if best is None or pools is None:
             raise RefusedReport("no_advice", 409, f"TrainingJob {key.name} has no forecast to hold a step against")
-        known = self.get_score(key)
+        known = self.get_measured_forecast(key)
         frozen = known.forecast if known else status.forecast
         forecast, origin = await self._find_forecast(key, seen.value, pools, report, best, frozen)
         now = self._context.cache.training_jobs.get(key)
@@ -120,10 +123,10 @@ class Scores:
             raise RefusedReport("unknown_job", 404, f"TrainingJob {key.name} was deleted meanwhile")
         self._measured.get_or_make(key).origin = origin
         reports.require_plausible(report.seconds, forecast.raw_seconds)
-        known = self.get_score(key)  # others may have reported during the forecast
+        known = self.get_measured_forecast(key)  # others may have reported during the forecast
         same = known is not None and known.forecast.pool_gpus_plan == forecast.pool_gpus_plan
         window = reports.add_report(known.window if known and same else None, report, self._context.timestamp())
-        measured, score = self._measured.get_or_make(key), Score(forecast, window)
+        measured, score = self._measured.get_or_make(key), MeasuredForecast(forecast, window)
         measured.score, measured.refused = score, None
         self._learning.record_run(key, seen.uid, score)
         self._context.metrics.observations.labels(report.source, "accepted").inc()
@@ -138,7 +141,7 @@ class Scores:
         report: StepReport,
         best: Recommendation,
         frozen: FrozenForecast | None,
-    ) -> tuple[ScoredForecast, Origin | None]:
+    ) -> tuple[CompleteForecast, Origin | None]:
         """Return the forecast for the placement that a report names, and that placement (pool, GPUs and plan).
 
         The forecast is `frozen`, unless the job now runs on another pool, other GPUs or another plan.
@@ -146,7 +149,7 @@ class Scores:
         Raises:
             RefusedReport: The pool of the report is not known, or the running plan cannot be forecast.
         """
-        known = ScoredForecast.from_stored(frozen)
+        known = CompleteForecast.from_stored(frozen)
         origin = (_find_pool(report, pools, best), report.gpus, report.plan)
         before = (self._measured.get(key) or _MeasuredJob()).origin
         if known is not None and origin in ((None, None, None), before):
@@ -158,7 +161,7 @@ class Scores:
             raise RefusedReport("unknown_pool", 409, f"there is no pool {name} that the job could run on")
         is_recommended = name == best.pool and gpus == best.gpus and report.plan is None
         try:
-            question = await self._advisor.read_question(key.namespace, view.document)
+            question = await self._advisor.read_search_inputs(key.namespace, view.document)
             ran = await self._advisor.forecast_running(
                 question,
                 pool,
@@ -174,8 +177,8 @@ class Scores:
         return known if known is not None and known.pool_gpus_plan == forecast.pool_gpus_plan else forecast, origin
 
 
-def _freeze_forecast(forecast: RunForecast, since: str, followed: bool) -> ScoredForecast:
-    return ScoredForecast.from_cut_values(
+def _freeze_forecast(forecast: RunForecast, since: str, followed: bool) -> CompleteForecast:
+    return CompleteForecast.from_cut_values(
         frozen_at=since,
         pool=forecast.pool.name,
         gpus=forecast.plan.gpus,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from tilecast.api import training_job
 from tilecast.jobs import JOB_KINDS
 from tilecast_operator.controllers.runtime import SharedContext
-from tilecast_operator.kube.cache import Stored
+from tilecast_operator.kube.cache import CachedObject
 from tilecast_operator.kube.client import ApiError
 from tilecast_operator.kube.kinds import Key
 from tilecast_operator.objects.kinds import KINDS, complete_item
@@ -39,7 +39,7 @@ class NamespaceShard:
         return None if seen is None else self._selector.selects(seen.value.labels)
 
     def _on_namespace_change(
-        self, key: Key, before: Stored[NamespaceView] | None, now: Stored[NamespaceView] | None
+        self, key: Key, before: CachedObject[NamespaceView] | None, now: CachedObject[NamespaceView] | None
     ) -> None:
         if now is None:
             return

@@ -6,11 +6,11 @@ from dataclasses import dataclass, field
 
 from tilecast import jobs
 from tilecast.jobs import JOB_KINDS
-from tilecast_operator.answer import Answer, Declined
+from tilecast_operator.answer import AdviceOutcome, AdviceRefusal
 from tilecast_operator.controllers import patches
-from tilecast_operator.controllers.admission import Admission
-from tilecast_operator.controllers.job_advice import AdviceRequest, JobAdvice
-from tilecast_operator.controllers.requests import JobRequests, read_mode, read_target
+from tilecast_operator.controllers.admission import AdmissionController
+from tilecast_operator.controllers.job_advice import AdviceRequest, JobAdvisor
+from tilecast_operator.controllers.requests import JobRequestIndex, read_mode, read_target
 from tilecast_operator.controllers.runtime import SharedContext
 from tilecast_operator.kube.client import ApiError
 from tilecast_operator.kube.discovery import ServedApis
@@ -18,7 +18,7 @@ from tilecast_operator.kube.kinds import Document, Key
 from tilecast_operator.objects.documents import OBSERVED
 from tilecast_operator.objects.kinds import KINDS, make_object_path
 from tilecast_operator.objects.view import MAX_INPUT
-from tilecast_operator.report.job_status import Aspect
+from tilecast_operator.report.job_status import ConditionContent
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,8 +27,8 @@ class Target:
 
     name: str
     """Kind and name of the target."""
-    answer: Answer
-    applied: Aspect
+    answer: AdviceOutcome
+    applied: ConditionContent
     has_started: bool = False
     """Whether advice no longer matters to the target, because it runs or is placed."""
     is_gone: bool = False
@@ -40,11 +40,16 @@ class Target:
     """Status of a TrainJob; empty for other kinds."""
 
 
-class Targets:
+class TargetReader:
     """Reader of the jobs that TrainingJobs target."""
 
     def __init__(
-        self, context: SharedContext, apis: ServedApis, requests: JobRequests, advice: JobAdvice, admission: Admission
+        self,
+        context: SharedContext,
+        apis: ServedApis,
+        requests: JobRequestIndex,
+        advice: JobAdvisor,
+        admission: AdmissionController,
     ) -> None:
         self._context = context
         self._apis = apis
@@ -69,17 +74,17 @@ class Targets:
         if first is not None and first[0] != key.name:
             text = f"TrainingJob {first[0]} names {target.kind} {target.name} too and is older"
             return _refused_target(
-                name, Declined("TargetConflict", f"{text}; delete one of them, or change spec.targetRef")
+                name, AdviceRefusal("TargetConflict", f"{text}; delete one of them, or change spec.targetRef")
             )
         if (refusal := self._context.find_quarantine(target)) is not None:
             return _refused_target(name, refusal)
         seen = self._context.cache.jobs.get(target)
         value = seen.value if seen is not None else await self._fetch_target(target)
-        if isinstance(value, Declined):
+        if isinstance(value, AdviceRefusal):
             return _refused_target(name, value)
         job, mode = await self._advice.read_job(value), read_mode(document)
         request = AdviceRequest(document, mode, key.name)
-        answer, _ = await self._advice.answer_job(job, request, is_placed=mode == "Initial")
+        answer, _ = await self._advice.advise_job(job, request, writes_advice=mode == "Initial")
         observed = job.annotations.get(OBSERVED)
         return Target(
             name,
@@ -91,23 +96,23 @@ class Targets:
             trainer=value.get("status") or {} if target.kind == "TrainJob" else {},
         )
 
-    async def _fetch_target(self, key: Key) -> Document | Declined:
+    async def _fetch_target(self, key: Key) -> Document | AdviceRefusal:
         """Return the document of a target from the API server, or why it cannot be read."""
         try:
             return await self._context.client.get(make_object_path(key))
         except ApiError as error:
             if error.status == 403:
                 text = f"the operator may not read {key.kind} {key.name}"
-                return Declined("TargetNotReadable", f"{text}; install the chart with jobs.enabled=true")
+                return AdviceRefusal("TargetNotReadable", f"{text}; install the chart with jobs.enabled=true")
             if error.status != 404:
                 raise
         if not await self._apis.serves_kind(KINDS[key.kind]):
             text = f"this cluster has no {key.kind} of {JOB_KINDS[key.kind].api_version}"
-            return Declined("TargetKindNotInstalled", f"{text}; install its controller, or correct spec.targetRef")
+            return AdviceRefusal("TargetKindNotInstalled", f"{text}; install its controller, or correct spec.targetRef")
         text = f"there is no {key.kind} {key.name} in namespace {key.namespace}"
-        return Declined("TargetNotFound", f"{text}; create it, or correct spec.targetRef")
+        return AdviceRefusal("TargetNotFound", f"{text}; create it, or correct spec.targetRef")
 
 
-def _refused_target(name: str, refusal: Declined) -> Target:
-    applied = Aspect("False", refusal.reason, refusal.message)
+def _refused_target(name: str, refusal: AdviceRefusal) -> Target:
+    applied = ConditionContent("False", refusal.reason, refusal.message)
     return Target(name, refusal, applied, is_gone=refusal.reason == "TargetNotFound")

@@ -25,7 +25,7 @@ MAX_UNKNOWN = 24
 due for review again."""
 
 
-class TokenReviews:
+class TokenReviewer:
     """Reviewer of tokens. It asks the API server and caches the results.
 
     Args:

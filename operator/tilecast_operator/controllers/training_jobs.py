@@ -6,60 +6,70 @@ from dataclasses import replace
 
 from tilecast.api import training_job
 from tilecast.api.status import TrainingJobStatus
-from tilecast_operator.answer import Answer, find_interruption, get_ready_message, is_internal_error
+from tilecast_operator.answer import AdviceOutcome, find_interruption, get_ready_message, is_internal_error
 from tilecast_operator.controllers import capacity
 from tilecast_operator.controllers.capacity import Destination
 from tilecast_operator.controllers.contention import Contention
-from tilecast_operator.controllers.desired import UNANNOTATED, Desired, Evidence, JobFacts, decide_training_job
-from tilecast_operator.controllers.destinations import BetterPools
-from tilecast_operator.controllers.job_answers import JobAnswers, add_run_notes
-from tilecast_operator.controllers.learning import CALIBRATION, PoolLearnings
-from tilecast_operator.controllers.observations import Observations
-from tilecast_operator.controllers.planned_jobs import PlannedJobs
+from tilecast_operator.controllers.desired import (
+    UNANNOTATED,
+    DesiredTrainingJob,
+    MeasuredTarget,
+    TrainingJobInputs,
+    decide_training_job,
+)
+from tilecast_operator.controllers.destinations import BetterPoolFinder
+from tilecast_operator.controllers.job_answers import AdvisorClient, add_run_notes
+from tilecast_operator.controllers.learning import CALIBRATION, PoolLearningController
+from tilecast_operator.controllers.observations import StepReportReceiver
+from tilecast_operator.controllers.planned_jobs import QueuePositions
 from tilecast_operator.controllers.pools import PoolsChange
 from tilecast_operator.controllers.requests import read_mode, read_target
 from tilecast_operator.controllers.runtime import SharedContext, TryAgainError
-from tilecast_operator.controllers.scoring import Scores
-from tilecast_operator.controllers.targets import Targets
-from tilecast_operator.kube.cache import Stored
+from tilecast_operator.controllers.scoring import ForecastComparison
+from tilecast_operator.controllers.targets import TargetReader
+from tilecast_operator.kube.cache import CachedObject
 from tilecast_operator.kube.client import ApiError
 from tilecast_operator.kube.kinds import Document, Key
-from tilecast_operator.kube.records import RecordPart
+from tilecast_operator.kube.records import StateTable
 from tilecast_operator.objects.view import View, annotations_digest, digest_status
 from tilecast_operator.report import job_status
 
 UNANSWERED = digest_status({})
 
 
-class EvidenceReader:
+class MeasuredTargetReader:
     """Reader of the targets and measured steps of TrainingJobs. Belongs to one event loop."""
 
-    def __init__(self, targets: Targets, observations: Observations, scores: Scores) -> None:
+    def __init__(self, targets: TargetReader, observations: StepReportReceiver, scores: ForecastComparison) -> None:
         self._targets = targets
         self.observations = observations
         self.scores = scores
 
     async def read_evidence(
-        self, key: Key, seen: Stored[View], document: Document, before: TrainingJobStatus
-    ) -> Evidence:
+        self, key: Key, seen: CachedObject[View], document: Document, before: TrainingJobStatus
+    ) -> MeasuredTarget:
         """Return the target and the measured steps of a job. Raise the errors of `Targets.find_target`."""
         target = await self._targets.find_target(key, document)
         await self.observations.read_annotations(key, seen, before, target)
-        return Evidence(target, self.scores.get_score(key), self.observations.find_refusal(key, document))
+        return MeasuredTarget(
+            target, self.scores.get_measured_forecast(key), self.observations.find_refusal(key, document)
+        )
 
 
-class StatusWrites:
+class StatusWriter:
     """Writer of the answers to TrainingJobs. Belongs to one event loop."""
 
     def __init__(
-        self, context: SharedContext, learning: PoolLearnings, planned: PlannedJobs, contention: Contention
+        self, context: SharedContext, learning: PoolLearningController, planned: QueuePositions, contention: Contention
     ) -> None:
         self._context = context
         self._learning = learning
         self._planned = planned
         self._contention = contention
 
-    async def write_answer(self, key: Key, seen: Stored[View], desired: Desired, before: TrainingJobStatus) -> bool:
+    async def write_outcome(
+        self, key: Key, seen: CachedObject[View], desired: DesiredTrainingJob, before: TrainingJobStatus
+    ) -> bool:
         """Write the parts of a job that differ, unless another operator has the job.
 
         Return whether the status was written.
@@ -83,7 +93,9 @@ class StatusWrites:
                 self._contention.record_conflict(key, generation)
             raise
 
-    async def _write_changes(self, key: Key, seen: Stored[View], desired: Desired, before: TrainingJobStatus) -> bool:
+    async def _write_changes(
+        self, key: Key, seen: CachedObject[View], desired: DesiredTrainingJob, before: TrainingJobStatus
+    ) -> bool:
         is_conditional, asked = self._context.runtime.is_conditional(key), seen.value
         status = self._planned.add_position(read_target(key.namespace, asked.document) or key, desired.status, before)
         document, first = status.document(), next(iter(status.alternatives), None)
@@ -113,30 +125,30 @@ class StatusWrites:
         return is_other
 
 
-class TrainingJobs:
+class TrainingJobController:
     """Controller of all TrainingJobs. Belongs to one event loop."""
 
     def __init__(
         self,
         context: SharedContext,
-        answers: JobAnswers,
-        evidence: EvidenceReader,
-        destinations: BetterPools,
-        writes: StatusWrites,
+        answers: AdvisorClient,
+        evidence: MeasuredTargetReader,
+        destinations: BetterPoolFinder,
+        writes: StatusWriter,
     ) -> None:
         self._context = context
         self._answers = answers
         self._evidence = evidence
         self._destinations = destinations
         self._writes = writes
-        self._touched: RecordPart[bool] = context.records.add_part()
+        self._touched: StateTable[bool] = context.records.add_table()
         """Jobs whose status somebody else wrote; they are compared in full."""
         context.cache.training_jobs.add_listener(self._on_job_change)
         answers.pools.add_listener(self._on_pools_change)
         context.runtime.register(training_job.KIND, self._reconcile_job, context.cache.training_jobs)
         context.answers.register_kind(training_job.KIND)
 
-    def _on_job_change(self, key: Key, before: Stored[View] | None, now: Stored[View] | None) -> None:
+    def _on_job_change(self, key: Key, before: CachedObject[View] | None, now: CachedObject[View] | None) -> None:
         if now is None:
             return
         if before is not None and before.value.digest != now.value.digest:
@@ -147,14 +159,14 @@ class TrainingJobs:
             self._load_score(key, now)
         self._context.runtime.add(key)
 
-    def _load_score(self, key: Key, seen: Stored[View]) -> None:
-        if self._evidence.scores.load_score(key, seen, is_leader=self._context.leadership.is_leader):
+    def _load_score(self, key: Key, seen: CachedObject[View]) -> None:
+        if self._evidence.scores.load_measured_forecast(key, seen, is_leader=self._context.leadership.is_leader):
             self._context.runtime.add(CALIBRATION, self._context.settings.calibrate_settle_s)
 
     def _on_pools_change(self, change: PoolsChange) -> None:
         """Reconcile the jobs whose pools changed. If only corrections changed, skip jobs with measured steps."""
         for key, view in list(self._context.cache.training_jobs.items()):
-            is_frozen = change.is_learnt and self._evidence.scores.get_score(key) is not None
+            is_frozen = change.is_learnt and self._evidence.scores.get_measured_forecast(key) is not None
             if change.concerns_namespace(key.namespace) and not is_frozen:
                 self._context.runtime.add(key, in_background=view.digest != UNANSWERED)
 
@@ -167,14 +179,14 @@ class TrainingJobs:
         seen = self._context.cache.training_jobs.get(key)
         if seen is None or not self._answers.is_ready:  # all are due once the nodes are read
             return
-        read = await self._read_facts(key, seen)
+        read = await self._read_inputs(key, seen)
         if read is None:
             return
         facts, seen = read
         want = decide_training_job(facts, self._context.clock())
         if want.news is not None:
             await self._context.writer.post_event(key, seen.uid, want.news)
-        is_written = await self._writes.write_answer(key, seen, want, facts.before)
+        is_written = await self._writes.write_outcome(key, seen, want, facts.before)
         if facts.answer is None:
             if facts.keeps_forecast:
                 self._evidence.observations.mark_written(key, facts.evidence.score)
@@ -187,13 +199,15 @@ class TrainingJobs:
         self._touched.pop(key, None)
         if is_internal_error(facts.answer):
             raise TryAgainError(get_ready_message(facts.answer))
-        self._context.answers.record_answer(key)
+        self._context.answers.record_outcome(key)
 
-    async def _read_facts(self, key: Key, seen: Stored[View]) -> tuple[JobFacts, Stored[View]] | None:
+    async def _read_inputs(
+        self, key: Key, seen: CachedObject[View]
+    ) -> tuple[TrainingJobInputs, CachedObject[View]] | None:
         """Return the input of `decide_training_job` and the updated job. Return None if the job must not change."""
         view = seen.value
         document, before = view.document, job_status.parse_status(view.status_json)
-        facts = JobFacts(view, before, is_off=read_mode(document) == "Off")
+        facts = TrainingJobInputs(view, before, is_off=read_mode(document) == "Off")
         if (why := self._context.find_quarantine(key)) is not None:
             self._context.answers.end_wait(key)
             fit = self._destinations.capacity.check_fit(key, None)
@@ -207,32 +221,32 @@ class TrainingJobs:
             return await self._read_running(key, document, facts), seen
         return await self._read_waiting(key, seen, document, facts)
 
-    async def _read_running(self, key: Key, document: Document, facts: JobFacts) -> JobFacts:
+    async def _read_running(self, key: Key, document: Document, inputs: TrainingJobInputs) -> TrainingJobInputs:
         """Return the input of `decide_training_job` for a running job, whose forecast does not change."""
-        before, products = facts.before, self._answers.gpu_by_pool
-        score, target = facts.evidence.score, facts.evidence.target
+        before, products = inputs.before, self._answers.gpu_by_pool
+        score, target = inputs.evidence.score, inputs.evidence.target
         current = await self._destinations.update_alternatives(key, document, before, score, target)
         better = self._destinations.compare_alternatives(key, document, before, current, score, target)
-        return replace(facts, fit=capacity.STARTED, current=current, products=products, better=better)
+        return replace(inputs, fit=capacity.STARTED, current=current, products=products, better=better)
 
     async def _read_waiting(
-        self, key: Key, seen: Stored[View], document: Document, facts: JobFacts
-    ) -> tuple[JobFacts, Stored[View]] | None:
+        self, key: Key, seen: CachedObject[View], document: Document, inputs: TrainingJobInputs
+    ) -> tuple[TrainingJobInputs, CachedObject[View]] | None:
         """Return the input of `decide_training_job` for a job that waits. Return None if its search was interrupted."""
-        view, before, target = seen.value, facts.before, facts.evidence.target
-        question = await self._answers.read_question([key], document)
+        view, before, target = seen.value, inputs.before, inputs.evidence.target
+        question = await self._answers.read_search_inputs([key], document)
         if question.has_config_map:
             # ConfigMaps are read by name and not watched, so that the operator need not list any.
             self._context.runtime.add(key, self._context.settings.config_map_poll_s)
         best = before.recommendation
         is_current = before.observed_generation == view.generation and before.forecast is None and target is None
-        is_whole = key not in self._touched and (view.annotations_digest == UNANNOTATED) == facts.is_off
-        is_same = is_current and is_whole and not facts.has_started
+        is_whole = key not in self._touched and (view.annotations_digest == UNANNOTATED) == inputs.is_off
+        is_same = is_current and is_whole and not inputs.has_started
         if is_same and best is not None and await self._answers.is_answered(question, before):
             fit = self._destinations.capacity.check_fit(key, Destination(best.pool, best.nodes, best.gpus_per_node))
-            return replace(facts, fit=fit, products=self._answers.gpu_by_pool), seen
+            return replace(inputs, fit=fit, products=self._answers.gpu_by_pool), seen
         known = None if target is None else target.answer
-        answer, seen = await self._answers.notices.answer_with_notices(key, seen, question, known)
+        answer, seen = await self._answers.notices.advise_with_notices(key, seen, question, known)
         if (
             self._retry_if_interrupted(key, answer)
             and best is not None
@@ -244,11 +258,11 @@ class TrainingJobs:
         if target is None:
             answer = add_run_notes(question, answer)
         place = capacity.find_destination(answer)
-        fit = capacity.STARTED if facts.has_started else self._destinations.capacity.check_fit(key, place)
-        return replace(facts, answer=answer, fit=fit), seen
+        fit = capacity.STARTED if inputs.has_started else self._destinations.capacity.check_fit(key, place)
+        return replace(inputs, answer=answer, fit=fit), seen
 
-    def _retry_if_interrupted(self, key: Key, answer: Answer) -> bool:
+    def _retry_if_interrupted(self, key: Key, outcome: AdviceOutcome) -> bool:
         """Return whether the search for a job was interrupted. If so, schedule the job for the next try."""
-        if (pause := find_interruption(answer)) is not None:
+        if (pause := find_interruption(outcome)) is not None:
             self._context.runtime.add(key, pause.again_s, in_background=True)
         return pause is not None

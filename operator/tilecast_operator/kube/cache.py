@@ -20,14 +20,14 @@ ValueT = TypeVar("ValueT")
 
 
 @dataclass(frozen=True, slots=True)
-class Stored(Generic[ValueT]):
+class CachedObject(Generic[ValueT]):
     """Object as the cache last saw it, parsed, with its UID and resource version."""
 
     uid: str
     resource_version: str
     value: ValueT
 
-    def is_newer_than(self, other: Stored[ValueT]) -> bool:
+    def is_newer_than(self, other: CachedObject[ValueT]) -> bool:
         """Return whether this state is later than another state. Return True if the order is unknown.
 
         The other state may belong to a deleted object of the same name.
@@ -35,7 +35,7 @@ class Stored(Generic[ValueT]):
         return _is_newer_version(self.resource_version, other.resource_version)
 
 
-Listener: TypeAlias = Callable[[Key, Stored[ValueT] | None, Stored[ValueT] | None], None]
+Listener: TypeAlias = Callable[[Key, CachedObject[ValueT] | None, CachedObject[ValueT] | None], None]
 """Called with a key, what was there and what is there now; None for no object."""
 
 
@@ -50,7 +50,7 @@ class CacheTable(Generic[ValueT]):
         self._parse = parse
         self._select_part = select_part
         """Returns the part of an object that may be read, if any."""
-        self._objects: dict[Key, Stored[ValueT]] = {}
+        self._objects: dict[Key, CachedObject[ValueT]] = {}
         self._listeners: list[Listener[ValueT]] = []
         self.is_kept: Callable[[Key, ValueT], bool] = lambda key, value: True
         """Whether an object is of any use; others are forgotten at once."""
@@ -69,7 +69,7 @@ class CacheTable(Generic[ValueT]):
     def __iter__(self) -> Iterator[Key]:
         return iter(list(self._objects))
 
-    def get(self, key: Key) -> Stored[ValueT] | None:
+    def get(self, key: Key) -> CachedObject[ValueT] | None:
         """Return the stored object of a key. If the key is not stored, return None."""
         return self._objects.get(key)
 
@@ -135,7 +135,7 @@ class CacheTable(Generic[ValueT]):
         if (known := self._objects.get(key)) is not None:
             self._drop_object(key, known)
 
-    def store_written(self, body: Document, *, is_new: bool = False) -> Stored[ValueT]:
+    def store_written(self, body: Document, *, is_new: bool = False) -> CachedObject[ValueT]:
         """Store the object that a write returned, without calling listeners, and return its stored state.
 
         Args:
@@ -148,15 +148,17 @@ class CacheTable(Generic[ValueT]):
             self._objects[key] = now
         return now
 
-    def _parse_object(self, body: Document) -> Stored[ValueT]:
-        return Stored(str(body["metadata"].get("uid", "")), _resource_version(body), self._parse(body))
+    def _parse_object(self, body: Document) -> CachedObject[ValueT]:
+        return CachedObject(str(body["metadata"].get("uid", "")), _resource_version(body), self._parse(body))
 
-    def _drop_object(self, key: Key, known: Stored[ValueT]) -> None:
+    def _drop_object(self, key: Key, known: CachedObject[ValueT]) -> None:
         del self._objects[key]
         self.on_removed(key)
         self._notify_listeners(key, known, None)
 
-    def _notify_listeners(self, key: Key, before: Stored[ValueT] | None, now: Stored[ValueT] | None) -> None:
+    def _notify_listeners(
+        self, key: Key, before: CachedObject[ValueT] | None, now: CachedObject[ValueT] | None
+    ) -> None:
         for listener in self._listeners:
             listener(key, before, now)
 

@@ -16,7 +16,7 @@ MAX_INSTANCE = 128
 
 
 @dataclass(frozen=True, slots=True)
-class Note:
+class EventContent:
     """Type, reason and message of an Event."""
 
     type: Literal["Normal", "Warning"]
@@ -25,7 +25,7 @@ class Note:
 
 
 @dataclass(frozen=True, slots=True)
-class Author:
+class WriterIdentity:
     """Names under which an operator writes."""
 
     component: str
@@ -37,13 +37,13 @@ class Author:
     variable_text: re.Pattern[str] = re.compile(r"(?!)")
     """Part of the text of a note that may change while the state of the object stays the same."""
 
-    def note_state(self, note: Note) -> tuple[str, str, str]:
+    def note_state(self, note: EventContent) -> tuple[str, str, str]:
         """Return type, reason and constant text of a note. The values change only when the object's state changes."""
         return note.type, note.reason, self.variable_text.sub("", note.text)
 
 
 def make_event_document(
-    note: Note, author: Author, about: Key, api_version: str, uid: str, now: str, occasion: str = ""
+    note: EventContent, author: WriterIdentity, about: Key, api_version: str, uid: str, now: str, occasion: str = ""
 ) -> Document:
     """Return the Event object for a note.
 

@@ -8,7 +8,7 @@ Four problems cannot be solved with kopf's public names:
 - kopf's set of toggles wakes the task of every object for every object of the first list, which takes minutes for
   thousands of nodes (`docs/kopf.md`). `Toggles` replaces it.
 - kopf does not report when it begins a watch anew, which is the only sign of life of a cluster where nothing happens.
-  `add_answer_callback` reports it.
+  `add_response_callback` reports it.
 - kopf names the kinds that are not installed at every change of a CRD. `OncePerMessageFilter` lets each such message
   through once.
 """
@@ -106,19 +106,19 @@ def watch_forever(
     return watch_until_failure
 
 
-def add_answer_callback(request: Request, on_answer: Callable[[str], None]) -> Request:
-    """Wrap `request` so that it calls `on_answer` whenever the API server begins to answer a watch.
+def add_response_callback(request: Request, on_response: Callable[[str], None]) -> Request:
+    """Wrap `request` so that it calls `on_response` whenever the API server begins to answer a watch.
 
     Args:
         request: asks the API server; returns once it answered, and raises if it refuses.
-        on_answer: called with the plural name of the resource.
+        on_response: called with the plural name of the resource.
     """
 
     async def request_and_report(method: str, url: str, **kwargs: Any) -> Any:
         response = await request(method, url, **kwargs)
         parts = urlsplit(url)
         if "watch=true" in parts.query.split("&"):
-            on_answer(parts.path.rpartition("/")[2])
+            on_response(parts.path.rpartition("/")[2])
         return response
 
     return request_and_report
@@ -219,16 +219,16 @@ class OncePerMessageFilter(logging.Filter):
 
 
 def install_replacements(
-    relist_s: float, on_answer: Callable[[str], None], empty_deep_parts: Callable[[Event], object]
+    relist_s: float, on_response: Callable[[str], None], empty_deep_parts: Callable[[Event], object]
 ) -> None:
     """Install all replacements of kopf's internals in this process.
 
     Args:
         relist_s: how long a list is trusted, in seconds.
-        on_answer: called with the resource whenever the API server begins to answer a watch of it.
+        on_response: called with the resource whenever the API server begins to answer a watch of it.
         empty_deep_parts: empties the parts of an event that are nested too deep, in place.
     """
-    api.request = add_answer_callback(api.request, on_answer)  # type: ignore[assignment]
+    api.request = add_response_callback(api.request, on_response)  # type: ignore[assignment]
     watching.continuous_watch = watch_forever(
         watching.continuous_watch, watching.Bookmark.LISTED, FAILURES, relist_s, empty_deep_parts
     )

@@ -14,7 +14,7 @@ from tilecast_operator.kube.kinds import Key
 ValueT = TypeVar("ValueT")
 
 
-class RecordPart(dict[Key, ValueT]):
+class StateTable(dict[Key, ValueT]):
     """One part of all records, by key. Values of objects that are gone are not stored.
 
     Args:
@@ -24,7 +24,7 @@ class RecordPart(dict[Key, ValueT]):
     """
 
     def __init__(
-        self, records: Records, make: Callable[[], ValueT] | None, on_drop: Callable[[Key, ValueT], None]
+        self, records: ControllerState, make: Callable[[], ValueT] | None, on_drop: Callable[[Key, ValueT], None]
     ) -> None:
         super().__init__()
         self._records = records
@@ -52,19 +52,19 @@ class RecordPart(dict[Key, ValueT]):
         return self.get(key, default)
 
 
-class Records:
+class ControllerState:
     """The records of all keys. Belongs to one event loop."""
 
     def __init__(self) -> None:
-        self._parts: list[RecordPart[Any]] = []
+        self._parts: list[StateTable[Any]] = []
         self.may_exist: Callable[[Key], bool] = lambda key: True
         """Returns whether the object of a key may exist; nothing is recorded of one that is gone."""
 
-    def add_part(
+    def add_table(
         self, make: Callable[[], ValueT] | None = None, on_drop: Callable[[Key, ValueT], None] = lambda key, value: None
-    ) -> RecordPart[ValueT]:
-        """Declare a part of every record, and return it. The arguments are those of `RecordPart`."""
-        part = RecordPart(self, make, on_drop)
+    ) -> StateTable[ValueT]:
+        """Declare a part of every record, and return it. The arguments are those of `StateTable`."""
+        part = StateTable(self, make, on_drop)
         self._parts.append(part)
         return part
 

@@ -25,7 +25,7 @@ LEAST_S = 1e-3
 
 
 @dataclass(frozen=True, slots=True)
-class TurnClaim:
+class PermitRequest:
     """Request of a namespace for a turn, and whether a job in the namespace waits for the turn before it starts."""
 
     namespace: str = ""
@@ -33,7 +33,7 @@ class TurnClaim:
     """Whether the start of a job waits for it."""
 
 
-NOBODY = TurnClaim()
+NOBODY = PermitRequest()
 
 
 class RecentUse:
@@ -76,13 +76,13 @@ class RecentUse:
         return {namespace: seconds for namespace, seconds in used.items() if 0.0 < seconds >= limit_s}
 
 
-class Turn:
+class Permit:
     """Permission of a caller to run."""
 
-    __slots__ = ("claim", "queue", "seconds")
+    __slots__ = ("queue", "request", "seconds")
 
-    def __init__(self, claim: TurnClaim, queue: FairQueue[_Ticket]) -> None:
-        self.claim = claim
+    def __init__(self, permit_request: PermitRequest, queue: FairQueue[_Waiter]) -> None:
+        self.request = permit_request
         """For whom the turn is."""
         self.queue = queue
         """The queue in which the turn is charged."""
@@ -91,17 +91,17 @@ class Turn:
 
 
 @dataclass(eq=False, slots=True)
-class _Ticket:
+class _Waiter:
     """Caller that waits for a turn."""
 
     rank: float
     expected_s: float
-    turn: asyncio.Future[Turn]
+    turn: asyncio.Future[Permit]
     is_held_by: dict[str, bool] = field(default_factory=dict)
     """Namespaces that the ticket waits for, and whether a job of each waits for it to start."""
 
 
-class Turns:
+class FairLimiter:
     """Limit on the number of tasks that run at once. Belongs to one event loop.
 
     If the limit is reached, a task waits. Tasks that delay the start of a job are first. Then namespaces alternate.
@@ -120,12 +120,12 @@ class Turns:
         self._budget_s = budget_s
         self._clock = clock
         self._used, self._used_held = RecentUse(clock), RecentUse(clock)
-        self._held: FairQueue[_Ticket] = FairQueue()
+        self._held: FairQueue[_Waiter] = FairQueue()
         """Tickets of all namespaces that the start of a job waits for."""
-        self._everybody: FairQueue[_Ticket] = FairQueue()
-        self._claims: dict[Hashable, list[TurnClaim]] = {}
+        self._everybody: FairQueue[_Waiter] = FairQueue()
+        self._claims: dict[Hashable, list[PermitRequest]] = {}
         """Claims by key: what is requested now, and by whom."""
-        self._tickets: dict[Hashable, list[_Ticket]] = {}
+        self._tickets: dict[Hashable, list[_Waiter]] = {}
         """Waiting tickets by key."""
 
     def find_namespaces_over_budget(self) -> dict[str, float]:
@@ -137,41 +137,41 @@ class Turns:
         return self.find_namespaces_over_budget() if len(self._used.find_namespaces_over(0.0)) > 1 else {}
 
     @contextmanager
-    def add_claim(self, key: Hashable, claim: TurnClaim) -> Iterator[None]:
+    def add_request(self, key: Hashable, permit_request: PermitRequest) -> Iterator[None]:
         """Record in a `with` block that the claim's namespace waits for the search with this key."""
         claims = self._claims.setdefault(key, [])
-        claims.append(claim)
+        claims.append(permit_request)
         for ticket in self._tickets.get(key, ()):
-            self._enqueue(ticket, claim)
+            self._enqueue(ticket, permit_request)
         try:
             yield
         finally:
-            claims.remove(claim)
+            claims.remove(permit_request)
             for ticket in self._tickets.get(key, ()):
-                self._withdraw_claim(ticket, claim, claims)
+                self._withdraw_request(ticket, permit_request, claims)
             if not claims:
                 del self._claims[key]
 
     @asynccontextmanager
-    async def take_turn(
-        self, key: Hashable, claim: TurnClaim = NOBODY, rank: float = 0.0, expected_s: float = 0.0
-    ) -> AsyncIterator[Turn]:
+    async def acquire(
+        self, key: Hashable, permit_request: PermitRequest = NOBODY, rank: float = 0.0, expected_s: float = 0.0
+    ) -> AsyncIterator[Permit]:
         """Wait for a turn, which lasts until the end of a `with` block.
 
         Args:
-            key: key of the work, under which `add_claim` recorded namespaces.
-            claim: namespace that takes the turn if no namespace claims the key.
+            key: key of the work, under which `add_request` recorded namespaces.
+            permit_request: namespace that takes the turn if no namespace claims the key.
             rank: order within the namespace. The lowest rank is next.
             expected_s: how long the turn is expected to take, in seconds.
         """
-        claims, expected_s = self._claims.get(key) or [claim], max(expected_s, LEAST_S)
+        claims, expected_s = self._claims.get(key) or [permit_request], max(expected_s, LEAST_S)
         if self._free:
             self._free -= 1
-            turn = Turn(max(claims, key=lambda one: one.is_held), self._everybody)
-            turn.queue.charge(turn.claim.namespace, expected_s)
+            turn = Permit(max(claims, key=lambda one: one.is_held), self._everybody)
+            turn.queue.charge(turn.request.namespace, expected_s)
         else:
-            turn = await self._wait_for_turn(key, claims, rank, expected_s)
-        namespace, began_s = turn.claim.namespace, self._clock()
+            turn = await self._wait_for_permit(key, claims, rank, expected_s)
+        namespace, began_s = turn.request.namespace, self._clock()
         try:
             yield turn
         finally:
@@ -179,13 +179,15 @@ class Turns:
             turn.queue.charge(namespace, seconds - expected_s)
             if namespace:
                 self._used.add(namespace, seconds)
-            if turn.claim.is_held:
+            if turn.request.is_held:
                 self._used_held.add(namespace, seconds)
-            self._pass_turn_on()
+            self._pass_permit_on()
 
-    async def _wait_for_turn(self, key: Hashable, claims: Iterable[TurnClaim], rank: float, expected_s: float) -> Turn:
-        ticket = _Ticket(rank, expected_s, asyncio.get_running_loop().create_future())
-        for claim in claims:
+    async def _wait_for_permit(
+        self, key: Hashable, requests: Iterable[PermitRequest], rank: float, expected_s: float
+    ) -> Permit:
+        ticket = _Waiter(rank, expected_s, asyncio.get_running_loop().create_future())
+        for claim in requests:
             self._enqueue(ticket, claim)
         tickets = self._tickets.setdefault(key, [])
         tickets.append(ticket)
@@ -194,32 +196,32 @@ class Turns:
         except asyncio.CancelledError:
             self._remove_ticket(ticket)
             if ticket.turn.done() and not ticket.turn.cancelled():
-                self._pass_turn_on()
+                self._pass_permit_on()
             raise
         finally:
             tickets.remove(ticket)
             if not tickets:
                 del self._tickets[key]
 
-    def _enqueue(self, ticket: _Ticket, claim: TurnClaim) -> None:
+    def _enqueue(self, ticket: _Waiter, permit_request: PermitRequest) -> None:
         """Add a ticket to the queue of the claim's namespace."""
-        namespace, known = claim.namespace, ticket.is_held_by
-        if ticket.turn.done() or known.get(namespace) in (True, claim.is_held):
+        namespace, known = permit_request.namespace, ticket.is_held_by
+        if ticket.turn.done() or known.get(namespace) in (True, permit_request.is_held):
             return
-        known[namespace] = claim.is_held
-        self._everybody.push(ticket, namespace, (not claim.is_held, ticket.rank))
-        if claim.is_held:
+        known[namespace] = permit_request.is_held
+        self._everybody.push(ticket, namespace, (not permit_request.is_held, ticket.rank))
+        if permit_request.is_held:
             self._held.push(ticket, namespace, (ticket.rank,))
 
-    def _withdraw_claim(self, ticket: _Ticket, claim: TurnClaim, others: list[TurnClaim]) -> None:
+    def _withdraw_request(self, ticket: _Waiter, permit_request: PermitRequest, others: list[PermitRequest]) -> None:
         """Remove a claim from a ticket. The ticket then waits only for its other claims.
 
         A ticket without claims keeps its place, because the next caller with its key needs its result.
         """
-        if claim in others or ticket.turn.done():
+        if permit_request in others or ticket.turn.done():
             return
-        namespace = claim.namespace
-        if claim.is_held:
+        namespace = permit_request.namespace
+        if permit_request.is_held:
             ticket.is_held_by[namespace] = False
             self._held.withdraw(ticket, namespace)
             self._everybody.push(ticket, namespace, (True, ticket.rank))
@@ -227,26 +229,26 @@ class Turns:
             del ticket.is_held_by[namespace]
             self._everybody.withdraw(ticket, namespace)
 
-    def _remove_ticket(self, ticket: _Ticket) -> None:
+    def _remove_ticket(self, ticket: _Waiter) -> None:
         self._held.remove(ticket)
         self._everybody.remove(ticket)
 
-    def _pass_turn_on(self) -> None:
+    def _pass_permit_on(self) -> None:
         """Pass an ended turn to the next ticket, if there is one."""
         while (chosen := self._next_ticket()) is not None:
             ticket, turn = chosen
             self._remove_ticket(ticket)
             if not ticket.turn.done():
-                turn.queue.charge(turn.claim.namespace, ticket.expected_s)
+                turn.queue.charge(turn.request.namespace, ticket.expected_s)
                 ticket.turn.set_result(turn)
                 return
         self._free += 1
 
-    def _next_ticket(self) -> tuple[_Ticket, Turn] | None:
-        def may_overtake(_: _Ticket, namespace: str) -> bool:
+    def _next_ticket(self) -> tuple[_Waiter, Permit] | None:
+        def may_overtake(_: _Waiter, namespace: str) -> bool:
             return self._used_held.sum_used_s(namespace) < HELD_FIRST_S
 
-        def is_within_budget(ticket: _Ticket, namespace: str) -> bool:
+        def is_within_budget(ticket: _Waiter, namespace: str) -> bool:
             return ticket.is_held_by[namespace] or self._used.sum_used_s(namespace) < self._budget_s
 
         queue = self._held
@@ -256,4 +258,4 @@ class Turns:
         if chosen is None:
             return None
         ticket, namespace = chosen
-        return ticket, Turn(TurnClaim(namespace, ticket.is_held_by[namespace]), queue)
+        return ticket, Permit(PermitRequest(namespace, ticket.is_held_by[namespace]), queue)

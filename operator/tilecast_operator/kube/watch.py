@@ -25,7 +25,7 @@ WATCH_S = 300
 
 
 @dataclass(frozen=True, slots=True)
-class WatchPace:
+class WatchDelays:
     """Waits between the requests of an informer, in seconds."""
 
     relist_s: float = 3600.0
@@ -37,7 +37,7 @@ class WatchPace:
     """Bounds of the wait after an error."""
 
 
-PACE = WatchPace()
+PACE = WatchDelays()
 
 
 class Informer(ABC):
@@ -47,17 +47,17 @@ class Informer(ABC):
         api: the client.
         path: path of the list.
         query: parameters that select objects of the list.
-        on_answer: called after each successful list or watch request.
+        on_response: called after each successful list or watch request.
         pace: how fast requests follow each other.
     """
 
     def __init__(
-        self, api: Api, path: str, query: Mapping[str, str], on_answer: Callable[[], None], pace: WatchPace
+        self, api: Api, path: str, query: Mapping[str, str], on_response: Callable[[], None], pace: WatchDelays
     ) -> None:
         self._api = api
         self._path = path
         self._query = query
-        self._on_answer = on_answer
+        self._on_answer = on_response
         self._pace = pace
 
     async def run(self) -> None:
@@ -146,7 +146,7 @@ class NodeInformer(Informer):
         on_node: called with a node that exists or has changed.
         on_node_gone: called with a node that was deleted.
         selector: label selector of the nodes, empty for all.
-        on_answer: called after each successful list or watch request.
+        on_response: called after each successful list or watch request.
         pace: how fast requests follow each other.
     """
 
@@ -156,11 +156,11 @@ class NodeInformer(Informer):
         on_node: Callable[[Document], None],
         on_node_gone: Callable[[Document], None],
         selector: str,
-        on_answer: Callable[[], None],
-        pace: WatchPace = PACE,
+        on_response: Callable[[], None],
+        pace: WatchDelays = PACE,
     ) -> None:
         query = {"labelSelector": selector} if selector else {}
-        super().__init__(api, "/api/v1/nodes", query, on_answer, pace)
+        super().__init__(api, "/api/v1/nodes", query, on_response, pace)
         self._on_node, self._on_node_gone = on_node, on_node_gone
         self._known: dict[str, Document] = {}
         """Kind and names of each node, by uid."""

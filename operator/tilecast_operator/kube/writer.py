@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
 
-from tilecast_operator.kube.cache import ObjectCache, Stored
+from tilecast_operator.kube.cache import CachedObject, ObjectCache
 from tilecast_operator.kube.client import Api, ApiError
 from tilecast_operator.kube.documents import (
-    Author,
-    Note,
+    EventContent,
+    WriterIdentity,
     make_annotations_patch,
     make_apply_document,
     make_event_document,
@@ -20,7 +20,7 @@ from tilecast_operator.kube.documents import (
 )
 from tilecast_operator.kube.kinds import Document, Key, Kinds
 from tilecast_operator.kube.lease import Leadership
-from tilecast_operator.kube.turns import NOBODY, TurnClaim, Turns
+from tilecast_operator.kube.turns import NOBODY, FairLimiter, PermitRequest
 
 log = logging.getLogger("tilecast")
 
@@ -52,16 +52,16 @@ class Writer:
     leadership: Leadership
     count: Callable[[str, str], None]
     now: Callable[[], str]
-    author: Author
+    author: WriterIdentity
     kinds: Kinds
     max_requests: int
 
     def __post_init__(self) -> None:
-        self._turns = Turns(self.max_requests)
+        self._turns = FairLimiter(self.max_requests)
 
     async def annotate(
-        self, key: Key, cached: Stored[Any], annotations: Mapping[str, str], *, is_conditional: bool = True
-    ) -> Stored[Any]:
+        self, key: Key, cached: CachedObject[Any], annotations: Mapping[str, str], *, is_conditional: bool = True
+    ) -> CachedObject[Any]:
         """Apply the complete set of the operator's annotations to an object, and return the object.
 
         Args:
@@ -77,8 +77,8 @@ class Writer:
         return self.cache.table(key).store_written(await self.apply_fields(key, fields))
 
     async def write_status(
-        self, key: Key, cached: Stored[Any], status: Mapping[str, Any], *, is_conditional: bool = True
-    ) -> Stored[Any]:
+        self, key: Key, cached: CachedObject[Any], status: Mapping[str, Any], *, is_conditional: bool = True
+    ) -> CachedObject[Any]:
         """Apply a whole status to an object. Arguments and errors are those of `annotate`."""
         fields = self._apply_document(key, cached, is_conditional, status=status)
         return self.cache.table(key).store_written(await self.apply_fields(key, fields, "/status"))
@@ -90,7 +90,7 @@ class Writer:
         resource, path = self.kinds[key.kind].plural + subresource, self._object_path(key) + subresource
         try:
             return await self._send_counted(
-                resource, _turn_claim(key), lambda: self.client.apply(path, document, force=force)
+                resource, _make_permit_request(key), lambda: self.client.apply(path, document, force=force)
             )
         except ApiError as error:
             if error.status != 500 or not force or not any(text in str(error) for text in UNTYPED):
@@ -98,29 +98,31 @@ class Writer:
         # The object was stored before its CRD became as strict as it is now.
         if subresource:
             operations = make_status_patch(document)
-            return await self._send_counted(resource, _turn_claim(key), lambda: self.client.patch(path, operations))
+            return await self._send_counted(
+                resource, _make_permit_request(key), lambda: self.client.patch(path, operations)
+            )
         merged = make_annotations_patch(document, self.author.annotations)
-        return await self._send_counted(resource, _turn_claim(key), lambda: self.client.merge(path, merged))
+        return await self._send_counted(resource, _make_permit_request(key), lambda: self.client.merge(path, merged))
 
     async def patch(
-        self, path: str, resource: str, operations: Sequence[Mapping[str, Any]], claim: TurnClaim = NOBODY
+        self, path: str, resource: str, operations: Sequence[Mapping[str, Any]], permit_request: PermitRequest = NOBODY
     ) -> dict[str, Any]:
         """Apply a JSON patch to an object in a turn of the claim's namespace, and return the object."""
-        return await self._send_counted(resource, claim, lambda: self.client.patch(path, operations))
+        return await self._send_counted(resource, permit_request, lambda: self.client.patch(path, operations))
 
-    async def delete(self, key: Key, cached: Stored[Any]) -> None:
+    async def delete(self, key: Key, cached: CachedObject[Any]) -> None:
         """Delete an object, unless the object has changed since the caller read it as `cached`."""
         try:
             await self._send_counted(
                 self.kinds[key.kind].plural,
-                _turn_claim(key),
+                _make_permit_request(key),
                 lambda: self.client.delete(self._object_path(key), cached.uid, cached.resource_version),
             )
         except ApiError as error:
             if error.status not in (404, 409):
                 raise
 
-    async def post_event(self, key: Key, uid: str, note: Note, *, is_change: bool = False) -> bool:
+    async def post_event(self, key: Key, uid: str, note: EventContent, *, is_change: bool = False) -> bool:
         """Create the Event of a note, unless the Event exists. Return whether the Event exists afterwards.
 
         If the API server rejects the Event for good, log a warning and return False.
@@ -141,7 +143,9 @@ class Writer:
             body = make_event_document(note, self.author, key, self.kinds[key.kind].api_version, uid, now, occasion)
             path = f"/api/v1/namespaces/{body['metadata']['namespace']}/events"
             try:
-                if await self._send_counted("events", _turn_claim(key), partial(self._create_if_absent, path, body)):
+                if await self._send_counted(
+                    "events", _make_permit_request(key), partial(self._create_if_absent, path, body)
+                ):
                     return True
             except ApiError as error:
                 if error.status == 429 or error.status >= 500:
@@ -154,7 +158,7 @@ class Writer:
         return self.kinds[key.kind].path(key.namespace, key.name)
 
     def _apply_document(
-        self, key: Key, cached: Stored[Any], is_conditional: bool, **parts: Mapping[str, Any]
+        self, key: Key, cached: CachedObject[Any], is_conditional: bool, **parts: Mapping[str, Any]
     ) -> dict[str, Any]:
         """Return a server-side apply document. If `is_conditional`, it applies only to the object as it was seen."""
         version = cached.resource_version if is_conditional and cached.resource_version else None
@@ -171,9 +175,9 @@ class Writer:
             raise
 
     async def _send_counted(
-        self, resource: str, claim: TurnClaim, request: Callable[[], Awaitable[AnswerT]]
+        self, resource: str, permit_request: PermitRequest, request: Callable[[], Awaitable[AnswerT]]
     ) -> AnswerT:
-        async with self._turns.take_turn(None, claim), self.leadership.guard_write():
+        async with self._turns.acquire(None, permit_request), self.leadership.guard_write():
             outcome = "unreachable"
             try:
                 answer = await request()
@@ -186,6 +190,6 @@ class Writer:
                 self.count(resource, outcome)
 
 
-def _turn_claim(key: Key) -> TurnClaim:
+def _make_permit_request(key: Key) -> PermitRequest:
     """Return the claim of an object's namespace to a turn."""
-    return TurnClaim(key.namespace)
+    return PermitRequest(key.namespace)

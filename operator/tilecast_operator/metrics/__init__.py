@@ -10,11 +10,11 @@ import tilecast
 from tilecast.advice import Advice
 from tilecast.api.status import ModelVersion
 from tilecast.nodes import NodesReport
-from tilecast_operator.answer import Answer, get_ready_reason
-from tilecast_operator.free_gpus import Free
+from tilecast_operator.answer import AdviceOutcome, get_ready_reason
+from tilecast_operator.free_gpus import FreeGpus
 from tilecast_operator.metrics.families import STAGES, WATCHED, MetricFamilies
 from tilecast_operator.metrics.groups import BoundedGroups, Series
-from tilecast_operator.observed.calibrator import Calibrator, Score
+from tilecast_operator.observed.calibrator import Calibrator, MeasuredForecast
 from tilecast_operator.observed.reports import relative_error
 from tilecast_operator.queue_rows import PlannedQueue
 
@@ -61,15 +61,17 @@ class Metrics(MetricFamilies):
         """Count the outcome of a write request: `ok`, the HTTP status of a refusal, or `unreachable`."""
         self.writes.labels(resource, outcome).inc()
 
-    def count_advice(self, answer: Answer, is_changed: bool) -> None:
+    def count_advice(self, outcome: AdviceOutcome, is_changed: bool) -> None:
         """Count an answer that was written to a job, and whether it changed."""
-        self.recommendations.labels(get_ready_reason(answer)).inc()
+        self.recommendations.labels(get_ready_reason(outcome)).inc()
         if is_changed:
-            self.changes.labels(get_ready_reason(answer)).inc()
-        if isinstance(answer, Advice) and answer.best is not None:
-            self.predicted.labels(*self._gpus.use_labels((answer.best.pool.gpu.name,))).observe(answer.best.step_s)
+            self.changes.labels(get_ready_reason(outcome)).inc()
+        if isinstance(outcome, Advice) and outcome.best is not None:
+            self.predicted.labels(*self._gpus.use_labels((outcome.best.pool.gpu.name,))).observe(outcome.best.step_s)
 
-    def count_observation(self, score: Score, seconds: float, steps: int | None, baseline: float | None) -> None:
+    def count_observation(
+        self, score: MeasuredForecast, seconds: float, steps: int | None, baseline: float | None
+    ) -> None:
         """Count an accepted report of a measured step.
 
         Args:
@@ -139,7 +141,7 @@ class Metrics(MetricFamilies):
         counts = {"running": 0, "waiting": 0, "refused": sum(item.is_left_out for item in plan.refused)}
         if plan.report is not None:
             counts["running"] = int(plan.report.solution.columns.is_running.sum())
-            counts["waiting"] = len(plan.report.places) - counts["running"]
+            counts["waiting"] = len(plan.report.job_times) - counts["running"]
             for way, totals in {"plan": plan.report.plan, **plan.report.references}.items():
                 self.queue_completion.labels(way).set(totals.completion_s)
             gap = plan.report.solution.gap
@@ -147,7 +149,7 @@ class Metrics(MetricFamilies):
         for state, count in counts.items():
             self.queue_jobs.labels(state).set(count)
 
-    def show_pools(self, report: NodesReport, free: Mapping[str, Free]) -> None:
+    def show_pools(self, report: NodesReport, free: Mapping[str, FreeGpus]) -> None:
         """Show the GPUs of the current pools and the nodes without a pool; unknown numbers have no series."""
         self.left_out.clear()
         for left_out in report.left_out:

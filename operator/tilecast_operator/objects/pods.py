@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from tilecast.jobs.quantities import count_pod_gpus
 from tilecast_operator.kube.client import Api
 from tilecast_operator.kube.kinds import Document
-from tilecast_operator.kube.watch import PACE, Informer, WatchPace
+from tilecast_operator.kube.watch import PACE, Informer, WatchDelays
 
 log = logging.getLogger("tilecast")
 
@@ -21,11 +21,11 @@ class PodInformer(Informer):
         self,
         api: Api,
         on_change: Callable[[Mapping[str, int] | None], None],
-        on_answer: Callable[[], None] = lambda: None,
-        pace: WatchPace = PACE,
+        on_response: Callable[[], None] = lambda: None,
+        pace: WatchDelays = PACE,
     ) -> None:
         query = {"fieldSelector": "spec.nodeName!=,status.phase!=Succeeded,status.phase!=Failed"}
-        super().__init__(api, "/api/v1/pods", query, on_answer, pace)
+        super().__init__(api, "/api/v1/pods", query, on_response, pace)
         self._on_change = on_change
         self._held: dict[str, tuple[str, int]] = {}
         """Node and GPUs of each pod with GPUs, by uid."""

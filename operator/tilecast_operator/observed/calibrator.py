@@ -14,7 +14,7 @@ from tilecast.learning import calibration
 from tilecast.learning.calibration import LEVELS, Calibration, Run
 from tilecast.learning.namespace_calibration import NamespaceCalibration, quarantine_reasons
 from tilecast.spec import Floats
-from tilecast_operator.observed.reports import ScoredForecast, StepWindow
+from tilecast_operator.observed.reports import CompleteForecast, StepWindow
 from tilecast_operator.observed.run_store import RunStore
 
 MAX_FIT = 512
@@ -34,18 +34,18 @@ class GroupErrors:
 
 
 @dataclass(frozen=True, slots=True)
-class Score:
+class MeasuredForecast:
     """Stored forecast of a running job's plan, with the step times measured since the forecast was stored."""
 
-    forecast: ScoredForecast
+    forecast: CompleteForecast
     window: StepWindow
 
     @classmethod
-    def from_status(cls, status: TrainingJobStatus | None) -> Score | None:
+    def from_status(cls, status: TrainingJobStatus | None) -> MeasuredForecast | None:
         """Return the score that a job's status stores. If the status stores none, return None."""
         if status is None:
             return None
-        forecast, window = ScoredForecast.from_stored(status.forecast), StepWindow.from_status(status.observed)
+        forecast, window = CompleteForecast.from_stored(status.forecast), StepWindow.from_status(status.observed)
         return None if forecast is None or window is None else cls(forecast, window)
 
     def make_calibration_run(self, namespace: str) -> Run:

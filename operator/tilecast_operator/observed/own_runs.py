@@ -16,18 +16,18 @@ from tilecast.advice import Advice, Request
 from tilecast.advice.enumeration import job_variants
 from tilecast.advice.measured import (
     MAX_FORECAST_RATIO,
+    EarlierRun,
     Measurement,
-    OwnRun,
     add_relative_note,
     add_run_notes,
-    forecast_own_runs,
+    forecast_earlier_runs,
 )
 from tilecast.api.calibration import ObservedRun
 from tilecast.hardware import Pool
 from tilecast.learning import calibration
 from tilecast.learning.calibration import Calibration
 from tilecast.learning.job_calibration import JobRun, JobRuns, MeasuredParts, RunSetting
-from tilecast.spec import Plan, SpecError, Stated, Workload
+from tilecast.spec import PartialPlan, Plan, SpecError, Workload
 
 log = logging.getLogger("tilecast")
 
@@ -60,10 +60,10 @@ def list_possible_workloads(request: Request, pools: Sequence[Pool]) -> dict[str
 
 
 @dataclass(frozen=True, slots=True)
-class OwnRuns:
+class EarlierRuns:
     """Earlier runs of a job, compared with their forecasts."""
 
-    items: tuple[OwnRun, ...] = ()
+    items: tuple[EarlierRun, ...] = ()
     own: JobRuns = field(default_factory=JobRuns)
     """These runs in the form that corrects forecasts of other plans (`job_calibration`)."""
     related_job: str = ""
@@ -72,7 +72,7 @@ class OwnRuns:
     @classmethod
     def from_runs(
         cls, request: Request, pools: Sequence[Pool], known: Mapping[str, Workload], runs: Sequence[ObservedRun]
-    ) -> OwnRuns:
+    ) -> EarlierRuns:
         """Compare the newest runs with forecasts for the current pools. `runs` is sorted newest first.
 
         A run that says too little, or whose numbers are impossible, is left out.
@@ -100,15 +100,15 @@ class OwnRuns:
         return add_relative_note(advice, self.related_job) if self.related_job else add_run_notes(advice, self.items)
 
 
-def _compare_run(request: Request, pool: Pool, run: ObservedRun) -> OwnRun | None:
+def _compare_run(request: Request, pool: Pool, run: ObservedRun) -> EarlierRun | None:
     """Compare a run with its forecast, without impossible parts of the step. If the step is impossible, return None."""
     seen, problem = run.parts, ""
     fewer = (replace(seen, optimizer_s=None), replace(seen, communication_s=None), MeasuredParts(seen.input_s))
     for parts in dict.fromkeys((seen, *fewer)):
         try:
-            plan = Stated.parse(run.plan or "", "plan")
+            plan = PartialPlan.parse(run.plan or "", "plan")
             step = Measurement(pool, run.gpus or 1, run.run.observed_s, plan, parts, f"the run of {run.job}")
-            (item,) = forecast_own_runs(request, [step])
+            (item,) = forecast_earlier_runs(request, [step])
         except SpecError as error:
             problem = str(error)
         else:
@@ -126,7 +126,7 @@ def _compare_related_run(request: Request, pool: Pool, run: ObservedRun) -> JobR
     if (seen.family, seen.precision) != (workload.model.family, workload.precision) or spent <= 0:
         return None
     known = pool.calibration
-    ratio = known.find_group_correction(calibration.group_of_run(seen)).ratio * known.find_software_ratio(
+    ratio = known.find_group_correction(calibration.name_group(seen)).ratio * known.find_software_ratio(
         seen.framework, seen.family
     )
     deviation = math.log(seen.predicted_s * ratio / spent)

@@ -23,7 +23,7 @@ from tilecast.api.status import ErrorRatio, FrozenForecast, ObservedStep, StepSe
 from tilecast.api.training_job import BaselinePlan
 from tilecast.learning import calibration
 from tilecast.learning.job_calibration import NO_PARTS, MeasuredParts
-from tilecast.spec import SpecError, Stated
+from tilecast.spec import PartialPlan, SpecError
 
 AUDIENCE = "tilecast"
 """Audience of the tokens that pods report with."""
@@ -77,7 +77,7 @@ class StepReport:
     gpus: int | None = None
     node: str | None = None
     driver: str | None = None
-    plan: Stated | None = None
+    plan: PartialPlan | None = None
     annotation: str | None = None
     parts: MeasuredParts = NO_PARTS
     """Parts of the step."""
@@ -130,7 +130,7 @@ def parse_body_report(body: bytes, node: str | None, account: str | None = None)
         node=node,
         driver=one.driver,
         account=account,
-        plan=None if one.plan is None else one.plan.stated(),
+        plan=None if one.plan is None else one.plan.to_partial_plan(),
     )
 
 
@@ -149,7 +149,7 @@ def parse_annotation_report(text: str) -> StepReport:
     return StepReport(require_positive(seconds), "annotation", annotation=text[:32])
 
 
-def parse_prometheus_report(answer: Any) -> StepReport | None:
+def parse_prometheus_report(outcome: Any) -> StepReport | None:
     """Return the report in a response to an instant query. If the response has no sample, return None.
 
     Of several series, one for each rank, the slowest counts, because all ranks wait for it.
@@ -158,7 +158,7 @@ def parse_prometheus_report(answer: Any) -> StepReport | None:
         RefusedReport: the answer is no vector or scalar of times.
     """
     try:
-        data = answer["data"]
+        data = outcome["data"]
         values = [data["result"]] if data["resultType"] == "scalar" else [item["value"] for item in data["result"]]
         seconds = [float(value) for _, value in values]
     except (KeyError, TypeError, ValueError):
@@ -220,13 +220,13 @@ def require_plausible(seconds: float, forecast_s: float) -> None:
         raise RefusedReport("implausible", 422, f"{text}; report whole optimizer steps in seconds")
 
 
-def read_review_node(answer: Mapping[str, Any], namespace: str) -> str | None:
+def read_review_node(outcome: Mapping[str, Any], namespace: str) -> str | None:
     """Return the node of the pod that a TokenReview confirms. If it names no node, return None.
 
     Raises:
         RefusedReport: the token is invalid, for another audience, or from another namespace.
     """
-    status = answer.get("status") or {}
+    status = outcome.get("status") or {}
     if not status.get("authenticated") or AUDIENCE not in (status.get("audiences") or ()):
         problem = f"the token is not valid for audience {AUDIENCE}; project one into the pod"
         raise RefusedReport("unauthenticated", 401, problem)
@@ -238,9 +238,9 @@ def read_review_node(answer: Mapping[str, Any], namespace: str) -> str | None:
     return None if nodes[0] is None else str(nodes[0])
 
 
-def read_review_account(answer: Mapping[str, Any]) -> str | None:
+def read_review_account(outcome: Mapping[str, Any]) -> str | None:
     """Return the service account that a TokenReview names. If it names none, return None."""
-    username = str(((answer.get("status") or {}).get("user") or {}).get("username", ""))
+    username = str(((outcome.get("status") or {}).get("user") or {}).get("username", ""))
     return username.rpartition(":")[2][:253] or None
 
 
@@ -310,7 +310,7 @@ def add_report(window: StepWindow | None, report: StepReport, now: str) -> StepW
     return StepWindow(tuple(recent), window.samples + 1, now, replace(report, **missing))
 
 
-class ScoredForecast(FrozenForecast):
+class CompleteForecast(FrozenForecast):
     """Stored forecast in which every field needed for a comparison with measured steps is present."""
 
     pool: str
@@ -322,7 +322,7 @@ class ScoredForecast(FrozenForecast):
     followed: bool
 
     @classmethod
-    def from_stored(cls, stored: FrozenForecast | None) -> ScoredForecast | None:
+    def from_stored(cls, stored: FrozenForecast | None) -> CompleteForecast | None:
         """Return the forecast that a status stores. If no plan was priced yet, return None."""
         try:
             return None if stored is None else cls.model_validate(stored, from_attributes=True)

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import TypeAlias
 
 from tilecast_operator.kube.kinds import Key
-from tilecast_operator.kube.records import RecordPart, Records
+from tilecast_operator.kube.records import ControllerState, StateTable
 
 _Name: TypeAlias = tuple[str, str, str]
 """Namespace, workload, and template of a job's name; one of the last two is empty."""
@@ -15,8 +15,8 @@ _Name: TypeAlias = tuple[str, str, str]
 class RunRequesters:
     """Index of jobs by the workloads and name templates whose runs they requested. Belongs to one event loop."""
 
-    def __init__(self, records: Records) -> None:
-        self._names: RecordPart[frozenset[_Name]] = records.add_part(on_drop=self._remove_from_index)
+    def __init__(self, records: ControllerState) -> None:
+        self._names: StateTable[frozenset[_Name]] = records.add_table(on_drop=self._remove_from_index)
         self._keys: dict[_Name, set[Key]] = {}
 
     def __len__(self) -> int:

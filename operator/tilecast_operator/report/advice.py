@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from tilecast.advice import Advice
 from tilecast.api.status import Recommendation, Summary
 from tilecast.render import units
-from tilecast_operator.answer import Answer, Declined, get_ready_message, get_ready_reason
-from tilecast_operator.kube.documents import Note
+from tilecast_operator.answer import AdviceOutcome, AdviceRefusal, get_ready_message, get_ready_reason
+from tilecast_operator.kube.documents import EventContent
 from tilecast_operator.objects.documents import NODE_SELECTOR, AdviceAnnotations
 from tilecast_operator.report.job_status import format_short_plan, get_advice_status
 
@@ -53,46 +53,48 @@ def size_bytes(annotations: Mapping[str, str]) -> int:
     return sum(len(key.encode()) + len(value.encode()) for key, value in annotations.items())
 
 
-def make_event(answer: Answer, before: Summary, summary: Summary) -> Note | None:
+def make_event(outcome: AdviceOutcome, before: Summary, summary: Summary) -> EventContent | None:
     """Return the Event about an answer to a TrainingJob. Return None if the status already showed that answer.
 
     Args:
-        answer: The advice, or why there is none.
+        outcome: The advice, or why there is none.
         before: The previous `status.summary`.
         summary: The new `status.summary`.
     """
     if _get_key_fields(before) == _get_key_fields(summary):
         return None
-    best = None if isinstance(answer, Declined) else answer.best
+    best = None if isinstance(outcome, AdviceRefusal) else outcome.best
     if best is None:
-        return Note("Warning", "RecommendationUnavailable", f"{get_ready_reason(answer)}: {get_ready_message(answer)}")
+        return EventContent(
+            "Warning", "RecommendationUnavailable", f"{get_ready_reason(outcome)}: {get_ready_message(outcome)}"
+        )
     was = f" (was {before.plan} on {before.gpus} {before.pool})" if before.plan else ""
     gpus = f"{best.nodes}x{best.gpus_per_node} {best.pool.name}"
     met = f", request {' and '.join(best.device_requests)}" if best.device_requests else ""
     text = f"{format_short_plan(best)} on {gpus}{met}, {units.format_duration(best.step_s)} a step{was}"
-    return Note("Normal", "RecommendationUpdated", text)
+    return EventContent("Normal", "RecommendationUpdated", text)
 
 
-def make_job_event(answer: Answer, applied: str | None = None) -> Note:
+def make_job_event(outcome: AdviceOutcome, applied: str | None = None) -> EventContent:
     """Return the Event about an answer to a job of any kind except TrainingJob.
 
     Args:
-        answer: The advice, or why there is none.
+        outcome: The advice, or why there is none.
         applied: Outcome of the job, if it was held.
     """
-    first = make_event(answer, Summary(), Summary(reason=get_ready_reason(answer)))
+    first = make_event(outcome, Summary(), Summary(reason=get_ready_reason(outcome)))
     if first is None:
-        return Note("Normal", get_ready_reason(answer), "")
+        return EventContent("Normal", get_ready_reason(outcome), "")
     # The Event of the release already says why there is no advice: under its reason, none is created twice.
-    name = "NotPlaced" if applied == get_ready_reason(answer) else first.reason
-    return Note(first.type, name, first.text + describe_gain(answer))
+    name = "NotPlaced" if applied == get_ready_reason(outcome) else first.reason
+    return EventContent(first.type, name, first.text + describe_gain(outcome))
 
 
-def describe_gain(answer: Answer) -> str:
+def describe_gain(outcome: AdviceOutcome) -> str:
     """Return a text that compares the best plan with the plan that the job requests. Return "" without a baseline."""
-    if isinstance(answer, Declined) or answer.best is None or answer.baseline is None:
+    if isinstance(outcome, AdviceRefusal) or outcome.best is None or outcome.baseline is None:
         return ""
-    own, best = answer.baseline, answer.best
+    own, best = outcome.baseline, outcome.best
     asked = f"{own.nodes}x{own.gpus_per_node} {own.pool.name}"
     factor = own.step_s / best.step_s
     if own.pool == best.pool and own.gpus == best.gpus:

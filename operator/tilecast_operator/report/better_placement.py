@@ -14,19 +14,19 @@ from tilecast.hardware import Pool
 from tilecast.objectives import PRICE, SECONDS, ObjectiveRecord, Quantity
 from tilecast.render import units
 from tilecast_operator.kube.times import parse_time
-from tilecast_operator.observed.calibrator import Score
-from tilecast_operator.report.job_status import Aspect
+from tilecast_operator.observed.calibrator import MeasuredForecast
+from tilecast_operator.report.job_status import ConditionContent
 
 KIND = "BetterPlacementAvailable"
 LEAST, LEAST_AFTER = 0.20, 0.15
 """Relative savings of time or price for which the condition becomes true, and for which it stays true."""
 EVENT_COOLDOWN_S = 600.0
 """Seconds for which the condition has to have been false to get an Event when it becomes true again."""
-UNKNOWN = Aspect(
+UNKNOWN = ConditionContent(
     "Unknown", "NotObserved", "no step of the job was measured that its alternatives could be held against"
 )
 
-JOB_ENDED = Aspect("False", "JobEnded", "the job runs no longer")
+JOB_ENDED = ConditionContent("False", "JobEnded", "the job runs no longer")
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,9 @@ class MoveCost:
     """Number of steps that remain. None if the total is unknown."""
 
     @classmethod
-    def from_job(cls, training: Mapping[str, Any], status: TrainingJobStatus, score: Score, clock_s: float) -> MoveCost:
+    def from_job(
+        cls, training: Mapping[str, Any], status: TrainingJobStatus, score: MeasuredForecast, clock_s: float
+    ) -> MoveCost:
         """Return the cost of moving a job. The measured step time is taken as constant since the start.
 
         Args:
@@ -80,7 +82,7 @@ class MoveCost:
 
 
 @dataclass(frozen=True, slots=True)
-class BetterPlace:
+class BetterPlacement:
     """Alternative placement of a running job that is clearly better than its present placement."""
 
     alternative: Alternative
@@ -103,14 +105,14 @@ def get_least_gain(condition: Condition | None) -> float:
     return LEAST_AFTER if condition is not None and condition.status == "True" else LEAST
 
 
-def find_better_places(
+def find_better_placements(
     status: TrainingJobStatus,
-    score: Score,
+    score: MeasuredForecast,
     goal: ObjectiveRecord,
     pools: Mapping[str, Pool],
     least_gain: float,
     moving: MoveCost,
-) -> list[BetterPlace]:
+) -> list[BetterPlacement]:
     """Return the clearly better placements of a running job on other pools, best first.
 
     A better placement saves at least the fraction `least_gain` of the quantity that the objective minimizes. It is no
@@ -149,13 +151,13 @@ def find_better_places(
             better_text = _describe_alternative(item, step_s, score, saved)
             text = f"{better_text}; {moving.describe_cost(moving_s, pays_after)}"
             is_worth_it = moving.left is None or pays_after < moving.left
-            better.append(BetterPlace(item, gain, text, pays_after, is_worth_it))
+            better.append(BetterPlacement(item, gain, text, pays_after, is_worth_it))
     return sorted(better, key=lambda place: (not place.is_worth_it, -place.gain))
 
 
 def _compare_amounts(
     quantity: Quantity,
-    score: Score,
+    score: MeasuredForecast,
     alternative: Alternative,
     step_s: float,
     batch_ratio: float,
@@ -192,7 +194,9 @@ def _compare_amounts(
     return price, alternative.cost_per1000_steps * step_s / alternative.step_seconds.target * batch_ratio
 
 
-def make_aspect(condition: Condition | None, free: BetterPlace | None, better: Sequence[BetterPlace]) -> Aspect:
+def make_aspect(
+    condition: Condition | None, free: BetterPlacement | None, better: Sequence[BetterPlacement]
+) -> ConditionContent:
     """Return status, reason and message of the condition BetterPlacementAvailable.
 
     Args:
@@ -201,18 +205,18 @@ def make_aspect(condition: Condition | None, free: BetterPlace | None, better: S
         better: All clearly better alternatives.
     """
     if free is not None:
-        return Aspect("True", "PlaceFree", f"{free.text}; those GPUs are free now")
+        return ConditionContent("True", "PlaceFree", f"{free.text}; those GPUs are free now")
     was_true = condition is not None and (condition.status == "True" or condition.reason == "NoLongerBetter")
     reason = "NoLongerBetter" if was_true else "NoneBetter"
     if better and not better[0].is_worth_it:
         text = f"{better[0].text}, and fewer remain"
-        return Aspect("False", reason if was_true else "NotWorthMoving", text)
+        return ConditionContent("False", reason if was_true else "NotWorthMoving", text)
     if better:
-        return Aspect("False", reason, f"{better[0].text}, but those GPUs are not known to be free now")
-    return Aspect("False", reason, "no alternative saves enough and is no worse otherwise")
+        return ConditionContent("False", reason, f"{better[0].text}, but those GPUs are not known to be free now")
+    return ConditionContent("False", reason, "no alternative saves enough and is no worse otherwise")
 
 
-def is_event_due(condition: Condition | None, now: Aspect, clock_s: float) -> bool:
+def is_event_due(condition: Condition | None, now: ConditionContent, clock_s: float) -> bool:
     """Return whether to write an Event, because the condition BetterPlacementAvailable is true and recently was not."""
     if now.status != "True" or (condition is not None and condition.status == "True"):
         return False
@@ -223,7 +227,7 @@ def is_event_due(condition: Condition | None, now: Aspect, clock_s: float) -> bo
 
 
 def _describe_alternative(
-    alternative: Alternative, step_s: float, score: Score, saved: Mapping[Quantity, float | None]
+    alternative: Alternative, step_s: float, score: MeasuredForecast, saved: Mapping[Quantity, float | None]
 ) -> str:
     step = units.format_duration(step_s)
     known = [(one, gain) for one, gain in saved.items() if gain is not None]

@@ -17,8 +17,8 @@ from tilecast.api.status import Alternative, Condition, Summary, TrainingJobStat
 from tilecast.learning.calibration import PROVEN_RUNS
 from tilecast.memo import Memo
 from tilecast.render import units
-from tilecast_operator.answer import Answer, Declined, get_ready_message, get_ready_reason
-from tilecast_operator.observed.calibrator import Score
+from tilecast_operator.answer import AdviceOutcome, AdviceRefusal, get_ready_message, get_ready_reason
+from tilecast_operator.observed.calibrator import MeasuredForecast
 
 ModelT = TypeVar("ModelT", bound=StatusModel)
 State: TypeAlias = Literal["True", "False", "Unknown"]
@@ -35,7 +35,7 @@ ANSWERS: Memo[tuple[Advice, TrainingJobStatus]] = Memo(16)
 
 
 @dataclass(frozen=True, slots=True)
-class Aspect:
+class ConditionContent:
     """Status, reason and message of a condition, without its type and times."""
 
     status: State
@@ -44,14 +44,14 @@ class Aspect:
 
 
 @dataclass(frozen=True, slots=True)
-class Fit:
+class CapacityStatus:
     """Whether the GPUs of a recommendation are free now, with the content of the condition CapacityAvailable."""
 
-    aspect: Aspect
+    aspect: ConditionContent
     fits: bool | None = None
 
 
-UNOBSERVED = Aspect("False", "NotObserved", "no step of the job was measured yet")
+UNOBSERVED = ConditionContent("False", "NotObserved", "no step of the job was measured yet")
 
 
 def parse_status(text: bytes) -> TrainingJobStatus:
@@ -63,52 +63,52 @@ def parse_status(text: bytes) -> TrainingJobStatus:
     return status if status.conditions and status.summary else TrainingJobStatus()
 
 
-def make_status(answer: Answer, generation: int, conditions: list[Condition]) -> TrainingJobStatus:
+def make_status(outcome: AdviceOutcome, generation: int, conditions: list[Condition]) -> TrainingJobStatus:
     """Return the status that shows an answer, with these conditions."""
-    if isinstance(answer, Declined):
-        summary = Summary.from_cut_values(reason=answer.reason)
+    if isinstance(outcome, AdviceRefusal):
+        summary = Summary.from_cut_values(reason=outcome.reason)
         return TrainingJobStatus(observed_generation=generation, conditions=conditions, summary=summary)
-    return _replace_fields(get_advice_status(answer), observed_generation=generation, conditions=conditions)
+    return _replace_fields(get_advice_status(outcome), observed_generation=generation, conditions=conditions)
 
 
-def get_advice_status(answer: Advice) -> TrainingJobStatus:
+def get_advice_status(outcome: Advice) -> TrainingJobStatus:
     """Return the status that shows an advice, without generation and conditions. It may come from a cache."""
     # The advice is kept with its status, so that its id is not reused for another advice.
-    return ANSWERS.get(id(answer), lambda: (answer, _make_advice_status(answer)))[1]
+    return ANSWERS.get(id(outcome), lambda: (outcome, _make_advice_status(outcome)))[1]
 
 
-def _make_advice_status(answer: Advice) -> TrainingJobStatus:
-    best, baseline, uncapped = answer.best, answer.baseline, answer.uncapped
+def _make_advice_status(outcome: Advice) -> TrainingJobStatus:
+    best, baseline, uncapped = outcome.best, outcome.baseline, outcome.uncapped
     return TrainingJobStatus.from_cut_values(
         recommendation=None if best is None else api.Recommendation.from_offer(best),
         baseline=None if baseline is None else Alternative.from_offer(baseline),
         uncapped=None if uncapped is None else Alternative.from_offer(uncapped),
-        alternatives=[Alternative.from_offer(offer) for offer in answer.offers[:MAX_ALTERNATIVES]],
-        pareto=[Alternative.from_offer(offer) for offer in answer.pareto[:MAX_PARETO]],
-        rejected=[api.RejectedPool.from_rejection(item) for item in answer.rejections[:MAX_REJECTED]],
-        why_not=[api.PassedOver.from_why_not(item) for item in answer.why_not[:MAX_WHY_NOT]],
-        ties=answer.ties if best else None,
-        notes=[text[:256] for text in answer.notes],
-        plans_evaluated=answer.plans_evaluated,
-        model=api.ModelVersion.from_origin(answer.provenance),
-        inputs_hash=answer.inputs_hash,
-        summary=_make_summary(answer),
+        alternatives=[Alternative.from_offer(offer) for offer in outcome.offers[:MAX_ALTERNATIVES]],
+        pareto=[Alternative.from_offer(offer) for offer in outcome.pareto[:MAX_PARETO]],
+        rejected=[api.RejectedPool.from_rejection(item) for item in outcome.rejections[:MAX_REJECTED]],
+        why_not=[api.PassedOver.from_why_not(item) for item in outcome.why_not[:MAX_WHY_NOT]],
+        ties=outcome.ties if best else None,
+        notes=[text[:256] for text in outcome.notes],
+        plans_evaluated=outcome.plans_evaluated,
+        model=api.ModelVersion.from_origin(outcome.provenance),
+        inputs_hash=outcome.inputs_hash,
+        summary=_make_summary(outcome),
     )
 
 
 def make_conditions(
-    answer: Answer,
+    outcome: AdviceOutcome,
     is_off: bool,
     generation: int,
     now: str,
     current: Iterable[Condition],
-    fit: Fit,
-    applied: Aspect | None = None,
+    fit: CapacityStatus,
+    applied: ConditionContent | None = None,
 ) -> list[Condition]:
     """Return all conditions for an answer. A condition whose status is unchanged keeps its transition time.
 
     Args:
-        answer: The advice, or why there is none.
+        outcome: The advice, or why there is none.
         is_off: Whether the mode of the job is Off.
         generation: Generation of the spec that was read.
         now: Time for conditions whose status changes (RFC 3339).
@@ -117,11 +117,13 @@ def make_conditions(
         applied: Content of the condition Applied, if the TrainingJob has a target.
     """
     before = list(current)
-    aspects = _make_aspects(answer, is_off, fit, applied)
+    aspects = _make_aspects(outcome, is_off, fit, applied)
     return [make_condition(kind, aspect, generation, now, before) for kind, aspect in aspects.items()]
 
 
-def make_condition(kind: str, aspect: Aspect, generation: int, now: str, current: Iterable[Condition]) -> Condition:
+def make_condition(
+    kind: str, aspect: ConditionContent, generation: int, now: str, current: Iterable[Condition]
+) -> Condition:
     """Return a condition. If its status is unchanged, it keeps its transition time."""
     old = next((item for item in current if item.type == kind), None)
     since = old.last_transition_time if old is not None and old.status == aspect.status else None
@@ -135,7 +137,7 @@ def make_condition(kind: str, aspect: Aspect, generation: int, now: str, current
     )
 
 
-def set_fit(status: TrainingJobStatus, fit: Fit) -> TrainingJobStatus:
+def set_fit(status: TrainingJobStatus, fit: CapacityStatus) -> TrainingJobStatus:
     """Return a copy of a status with `fitsNow` set."""
     summary, best = status.summary or Summary(), status.recommendation
     if best is None:
@@ -153,7 +155,7 @@ def freeze_forecast(status: TrainingJobStatus, since: str) -> TrainingJobStatus:
 
 
 def update_conditions(
-    status: TrainingJobStatus, generation: int, now: str, aspects: Mapping[str, Aspect]
+    status: TrainingJobStatus, generation: int, now: str, aspects: Mapping[str, ConditionContent]
 ) -> TrainingJobStatus:
     """Return a copy of a status with new or replaced conditions and a new generation."""
     known = {item.type for item in status.conditions}
@@ -167,19 +169,19 @@ def update_conditions(
     return _replace_fields(status, observed_generation=generation, conditions=fresh)
 
 
-def update_alternatives(status: TrainingJobStatus, answer: Advice, digest: str | None) -> TrainingJobStatus:
+def update_alternatives(status: TrainingJobStatus, outcome: Advice, digest: str | None) -> TrainingJobStatus:
     """Return a copy of a status with the alternatives of a newer answer.
 
     Args:
         status: The previous status.
-        answer: The newer answer.
+        outcome: The newer answer.
         digest: Digest of the inputs of the newer answer. None if no measured run corrects it.
     """
-    alternatives = [Alternative.from_offer(offer) for offer in answer.offers[:MAX_ALTERNATIVES]]
+    alternatives = [Alternative.from_offer(offer) for offer in outcome.offers[:MAX_ALTERNATIVES]]
     return _replace_fields(status, alternatives=alternatives, alternatives_hash=digest)
 
 
-def add_score(status: TrainingJobStatus, score: Score) -> TrainingJobStatus:
+def add_score(status: TrainingJobStatus, score: MeasuredForecast) -> TrainingJobStatus:
     """Return a copy of a status with measured steps and the error of the forecast."""
     error = score.forecast.error_ratios(score.window)
     return _replace_fields(
@@ -191,14 +193,14 @@ def add_score(status: TrainingJobStatus, score: Score) -> TrainingJobStatus:
     )
 
 
-def make_observed_aspect(score: Score) -> Aspect:
+def make_observed_aspect(score: MeasuredForecast) -> ConditionContent:
     """Return the content of the condition ObservationsAvailable for a job with measured steps."""
     error, window = score.forecast.error_ratios(score.window), score.window
     text = (
         f"{window.samples} reports, the newest by {window.latest.source}: median {window.seconds:.4g} s; "
         f"the forecast was {error.calibrated_ratio:+.0%} off, {error.raw_ratio:+.0%} before correction"
     )
-    return Aspect("True", "Observed", text)
+    return ConditionContent("True", "Observed", text)
 
 
 def remove_score(status: TrainingJobStatus) -> TrainingJobStatus:
@@ -210,26 +212,29 @@ def remove_score(status: TrainingJobStatus) -> TrainingJobStatus:
     return _replace_fields(status, observed=None, error=None, forecast=frozen, summary=summary)
 
 
-def _make_aspects(answer: Answer, is_off: bool, fit: Fit, applied: Aspect | None = None) -> dict[str, Aspect]:
+def _make_aspects(
+    outcome: AdviceOutcome, is_off: bool, fit: CapacityStatus, applied: ConditionContent | None = None
+) -> dict[str, ConditionContent]:
     """Return status, reason and message of each condition for an answer, by type of condition."""
-    best = None if isinstance(answer, Declined) else answer.best
-    given = Aspect("True" if best else "False", get_ready_reason(answer), get_ready_message(answer))
-    if best is None or isinstance(answer, Declined):
-        confidence = Aspect("Unknown", "NoRecommendation", "there is no forecast to judge")
+    best = None if isinstance(outcome, AdviceRefusal) else outcome.best
+    given = ConditionContent("True" if best else "False", get_ready_reason(outcome), get_ready_message(outcome))
+    if best is None or isinstance(outcome, AdviceRefusal):
+        confidence = ConditionContent("Unknown", "NoRecommendation", "there is no forecast to judge")
     else:
-        confidence = _judge_confidence(answer, best)
+        confidence = _judge_confidence(outcome, best)
     off, advise = "mode is Off: nothing but this status is written", "mode Advise never changes a job"
     return {
         "Ready": given,
         "RecommendationProvided": given,
         "LowConfidence": confidence,
         "CapacityAvailable": fit.aspect,
-        "Applied": applied or (Aspect("False", "ModeOff", off) if is_off else Aspect("False", "ModeAdvise", advise)),
+        "Applied": applied
+        or (ConditionContent("False", "ModeOff", off) if is_off else ConditionContent("False", "ModeAdvise", advise)),
         "ObservationsAvailable": UNOBSERVED,
     }
 
 
-def _judge_confidence(advice: Advice, best: Offer) -> Aspect:
+def _judge_confidence(advice: Advice, best: Offer) -> ConditionContent:
     """Return the content of the condition LowConfidence.
 
     It compares the forecast's range with that of its model family.
@@ -239,14 +244,16 @@ def _judge_confidence(advice: Advice, best: Offer) -> Aspect:
     bare = f"{_format_percent(-usual)}/{_format_percent(usual)} %"
     if math.log(best.upper_s / best.lower_s) / 2 > LOW_CONFIDENCE_FACTOR * usual:
         why = f"communication, host time or unmeasured kernels widen it beyond the {bare} usual for family {family}"
-        return Aspect("True", "WideRange", f"the range is {_format_range(best)}: {why}; {advice.confidence}")
+        return ConditionContent("True", "WideRange", f"the range is {_format_range(best)}: {why}; {advice.confidence}")
     correction = best.pool.calibration.find_workload_correction(best.pool.gpu.name, best.workload, best.gpus)
     if correction.own < PROVEN_RUNS:
         counted = f"{correction.own} of {PROVEN_RUNS} runs like this one"
         why = f"{counted} were measured by its namespace, trusted ones or several others"
-        return Aspect("True", "FewObservations", f"the range is {_format_range(best)}: {why}; {advice.confidence}")
+        return ConditionContent(
+            "True", "FewObservations", f"the range is {_format_range(best)}: {why}; {advice.confidence}"
+        )
     why = f"as usual for family {family} ({bare})"
-    return Aspect("False", "UsualRange", f"the range is {_format_range(best)}, {why}; {advice.confidence}")
+    return ConditionContent("False", "UsualRange", f"the range is {_format_range(best)}, {why}; {advice.confidence}")
 
 
 def format_short_plan(offer: Offer) -> str:

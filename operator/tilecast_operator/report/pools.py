@@ -12,10 +12,10 @@ from tilecast.api.gpu_pool import Fact, GPUPoolStatus, PoolGpus, PoolSummary, To
 from tilecast.api.status import Condition
 from tilecast.nodes import FoundPool
 from tilecast.spec import SpecError
-from tilecast_operator.free_gpus import Free
+from tilecast_operator.free_gpus import FreeGpus
 from tilecast_operator.kube.times import format_time, parse_time
 from tilecast_operator.objects.view import View
-from tilecast_operator.report.job_status import Aspect, make_condition
+from tilecast_operator.report.job_status import ConditionContent, make_condition
 
 
 def make_pool_status(
@@ -23,7 +23,7 @@ def make_pool_status(
     generation: int,
     now: str,
     current: Iterable[Condition],
-    free: Free | None = None,
+    free: FreeGpus | None = None,
     learnt: tuple[PoolCalibration | None, PoolError | None] = (None, None),
     superseded: int = 0,
 ) -> GPUPoolStatus:
@@ -65,7 +65,7 @@ def make_pool_status(
     )
 
 
-def _make_summary(entry: FoundPool, problem: str, free: Free | None) -> PoolSummary:
+def _make_summary(entry: FoundPool, problem: str, free: FreeGpus | None) -> PoolSummary:
     pool, price = entry.pool, entry.pool.price_per_gpu_hour
     return PoolSummary.from_cut_values(
         gpu=pool.gpu.name,
@@ -78,42 +78,42 @@ def _make_summary(entry: FoundPool, problem: str, free: Free | None) -> PoolSumm
     )
 
 
-def _make_aspects(entry: FoundPool | SpecError, free: Free | None) -> dict[str, Aspect]:
+def _make_aspects(entry: FoundPool | SpecError, free: FreeGpus | None) -> dict[str, ConditionContent]:
     """Return status, reason and message of each condition of a pool, by type of condition."""
     if isinstance(entry, SpecError):
         uncounted = "the pool's nodes are not counted"
         return {
-            "Ready": Aspect("False", "InvalidSpec", str(entry)),
-            "ScaledDown": Aspect("Unknown", "InvalidSpec", uncounted),
-            "CapacityKnown": Aspect("False", "InvalidSpec", uncounted),
+            "Ready": ConditionContent("False", "InvalidSpec", str(entry)),
+            "ScaledDown": ConditionContent("Unknown", "InvalidSpec", uncounted),
+            "CapacityKnown": ConditionContent("False", "InvalidSpec", uncounted),
         }
     if entry.nodes == 0:
-        ready = Aspect("True", "NoNodesNow", "no node of the pool exists now; it is priced as spec says")
+        ready = ConditionContent("True", "NoNodesNow", "no node of the pool exists now; it is priced as spec says")
     else:
         counted = f"{entry.nodes} nodes with {entry.gpus_total} GPUs"
-        ready = Aspect("True", "NodesFound", "; ".join((counted, *entry.remarks)))
+        ready = ConditionContent("True", "NodesFound", "; ".join((counted, *entry.remarks)))
     if entry.nodes < entry.pool.max_nodes:
-        scaled = Aspect("True", "FewerNodes", f"{entry.nodes} of at most {entry.pool.max_nodes} nodes exist")
+        scaled = ConditionContent("True", "FewerNodes", f"{entry.nodes} of at most {entry.pool.max_nodes} nodes exist")
     else:
-        scaled = Aspect("False", "AllNodes", "every node that the pool can have exists")
+        scaled = ConditionContent("False", "AllNodes", "every node that the pool can have exists")
     if free is None:
         text = "install Kueue, or the chart with capacity.readPods, to see what is free"
-        known = Aspect("False", "NotObserved", text)
+        known = ConditionContent("False", "NotObserved", text)
     else:
-        known = Aspect("True", free.source, f"what is free is read from {free.source}")
+        known = ConditionContent("True", free.source, f"what is free is read from {free.source}")
     return {"Ready": ready, "ScaledDown": scaled, "CapacityKnown": known}
 
 
-def _make_drift_aspect(superseded: int) -> Aspect:
+def _make_drift_aspect(superseded: int) -> ConditionContent:
     """Return the content of the condition Drifted for a pool with runs."""
     if superseded:
         text = f"the newest runs contradict {superseded} older ones, which no longer count; what changed on the nodes?"
-        return Aspect("True", "ErrorsChanged", text)
-    return Aspect("False", "ErrorsSteady", "the newest runs agree with the older ones")
+        return ConditionContent("True", "ErrorsChanged", text)
+    return ConditionContent("False", "ErrorsSteady", "the newest runs agree with the older ones")
 
 
 @dataclass(frozen=True, slots=True)
-class PoolFacts:
+class PoolInputs:
     """Input of `decide_pool`. It holds a pool and all else that its object depends on, except the time."""
 
     found: FoundPool | SpecError | None
@@ -124,7 +124,7 @@ class PoolFacts:
     """Whether the pool was discovered, and its nodes have been deleted or are in another pool now."""
     is_discovering: bool = True
     """Whether objects of discovered pools are created, changed and deleted."""
-    free: Free | None = None
+    free: FreeGpus | None = None
     """GPUs that nobody uses; None if unknown."""
     learnt: tuple[PoolCalibration | None, PoolError | None] = (None, None)
     """Calibration and errors from the runs on the pool."""
@@ -146,22 +146,22 @@ class DesiredPool:
     """Unix time since which nodes of a discovered pool have been missing; None if none are."""
 
 
-def decide_pool(facts: PoolFacts, now_s: float) -> DesiredPool:
+def decide_pool(inputs: PoolInputs, now_s: float) -> DesiredPool:
     """Return the object and status that a GPUPool should have at `now_s`, a Unix time.
 
     An object that a user wrote or edited stays as it is.
     """
-    found, view = facts.found, facts.view
-    if facts.is_obsolete:
-        return DesiredPool(is_deleted=facts.is_discovering and view is not None)
-    document = nodes.gpupool_document(found) if isinstance(found, FoundPool) and facts.is_discovering else None
+    found, view = inputs.found, inputs.view
+    if inputs.is_obsolete:
+        return DesiredPool(is_deleted=inputs.is_discovering and view is not None)
+    document = nodes.gpupool_document(found) if isinstance(found, FoundPool) and inputs.is_discovering else None
     if view is None or found is None:
         return DesiredPool(document=document)
     if document is not None and view.has_equal_document(document):
         document = None
     current = Condition.parse_valid_items(view.status.get("conditions"))
-    learnt, superseded = facts.learnt, facts.superseded
-    status = make_pool_status(found, view.generation, format_time(now_s), current, facts.free, learnt, superseded)
+    learnt, superseded = inputs.learnt, inputs.superseded
+    status = make_pool_status(found, view.generation, format_time(now_s), current, inputs.free, learnt, superseded)
     return DesiredPool(document=document, status=status, missing_since_s=_find_missing_since(found, status))
 
 

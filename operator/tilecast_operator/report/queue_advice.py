@@ -14,13 +14,13 @@ from tilecast.api.status import QueuePosition
 from tilecast.jobs import WEIGHT
 from tilecast.planner.problem import JobOption
 from tilecast.planner.references import choose_fastest
-from tilecast.planner.totals import QueuedPlace, QueueReport
+from tilecast.planner.totals import PlannedTimes, QueueReport
 from tilecast.render import units
 from tilecast_operator.kube.kinds import Document, Key
 from tilecast_operator.kube.times import format_time, parse_time
 from tilecast_operator.objects.view import View, encode_canonical
 from tilecast_operator.queue_rows import PlannedQueue, QueueState, make_plan_name, parse_plan_name, plan_rows
-from tilecast_operator.report.job_status import Aspect, make_condition
+from tilecast_operator.report.job_status import ConditionContent, make_condition
 
 LEAST_SHIFT_S = 60.0
 SHIFT = 0.1
@@ -42,7 +42,7 @@ MAX_WEIGHTS = 8
 def make_positions(
     plan: PlannedQueue,
     start_times_s: Mapping[str, float],
-    placed_jobs: frozenset[str],
+    list_planned_jobs: frozenset[str],
     before: Mapping[str, QueuePosition],
     now_s: float,
 ) -> dict[str, QueuePosition]:
@@ -51,7 +51,7 @@ def make_positions(
     Args:
         plan: The plan.
         start_times_s: Unix time at which each running job started.
-        placed_jobs: Waiting jobs that are placed already.
+        list_planned_jobs: Waiting jobs that are placed already.
         before: The previous positions.
         now_s: Unix time, in seconds.
     """
@@ -65,7 +65,7 @@ def make_positions(
             name = columns.problem.jobs[row.job].name
             if name in start_times_s:
                 reason = RUNS
-            elif name in placed_jobs:
+            elif name in list_planned_jobs:
                 reason = PLACED
             else:
                 reason = _explain_option(item, columns.options[fastest[row.job]])
@@ -84,11 +84,11 @@ def make_positions(
     return {name: _keep_times(position, before.get(name), now_s) for name, position in made.items()}
 
 
-def _number_places(report: QueueReport) -> list[tuple[QueuedPlace, int]]:
+def _number_places(report: QueueReport) -> list[tuple[PlannedTimes, int]]:
     """Return the planned times of each job, with its number among the waiting jobs of its pool, from 1."""
     columns, option = report.solution.columns, report.solution.option
     waits = np.zeros(len(columns.pools), dtype=int)
-    order = sorted(report.places, key=lambda place: (place.start_s, place.job))
+    order = sorted(report.job_times, key=lambda place: (place.start_s, place.job))
     lines = []
     for place in order:
         pool = int(columns.pool[option[place.job]])
@@ -140,7 +140,7 @@ def make_status(
     aspect = _make_aspect(plan)
     left_out = [item for item in plan.refused if item.is_left_out]
     running = 0 if plan.report is None else int(plan.report.solution.columns.is_running.sum())
-    waiting = 0 if plan.report is None else len(plan.report.places) - running
+    waiting = 0 if plan.report is None else len(plan.report.job_times) - running
     made = api.QueueAdviceStatus.from_cut_values(
         observed_generation=generation,
         conditions=[make_condition("Ready", aspect, generation, now, before.conditions)],
@@ -161,12 +161,14 @@ def make_status(
     return before if _is_nearly_equal(before.document(), made.document()) else made
 
 
-def _make_aspect(plan: PlannedQueue) -> Aspect:
+def _make_aspect(plan: PlannedQueue) -> ConditionContent:
     if plan.problem:
-        return Aspect("False", "NotPlanned", plan.problem)
+        return ConditionContent("False", "NotPlanned", plan.problem)
     if plan.report is None:
-        return Aspect("True", "NoJobs", "no job waits or runs that could be planned")
-    return Aspect("True", "Planned", "every job that can be planned has its place" + _describe_weights(plan.report))
+        return ConditionContent("True", "NoJobs", "no job waits or runs that could be planned")
+    return ConditionContent(
+        "True", "Planned", "every job that can be planned has its place" + _describe_weights(plan.report)
+    )
 
 
 def _describe_weights(report: QueueReport) -> str:
@@ -229,7 +231,7 @@ def parse_status(document: Mapping[str, Any]) -> api.QueueAdviceStatus:
 
 
 @dataclass(frozen=True, slots=True)
-class QueueFacts:
+class QueuePlanInputs:
     """Input of `plan_queue`. It holds all that a plan depends on, except the time."""
 
     state: QueueState
@@ -239,14 +241,14 @@ class QueueFacts:
     """Position of each job in the previous plan."""
 
 
-def plan_queue(facts: QueueFacts, now_s: float) -> tuple[PlannedQueue, dict[Key, QueuePosition]]:
+def plan_queue(inputs: QueuePlanInputs, now_s: float) -> tuple[PlannedQueue, dict[Key, QueuePosition]]:
     """Return the queue plan at `now_s`, a Unix time, and the position of each job.
 
     This takes seconds for thousands of jobs.
     """
-    rows, before = facts.state.rows, {make_plan_name(key): position for key, position in facts.before.items()}
+    rows, before = inputs.state.rows, {make_plan_name(key): position for key, position in inputs.before.items()}
     places = {name: (one.pool, one.gpus) for name, one in before.items() if one.pool and one.gpus}
-    plan = plan_rows(facts.state, facts.policy, places, now_s)
+    plan = plan_rows(inputs.state, inputs.policy, places, now_s)
     began = {row.name: row.began_s for row in rows if row.began_s is not None}
     placed = frozenset(row.name for row in rows if row.place is not None)
     positions = make_positions(plan, began, placed, before, now_s)
@@ -254,7 +256,7 @@ def plan_queue(facts: QueueFacts, now_s: float) -> tuple[PlannedQueue, dict[Key,
 
 
 @dataclass(frozen=True, slots=True)
-class QueueAdviceFacts:
+class QueueAdviceInputs:
     """Input of `decide_queue_advice`. It holds all that the QueueAdvice depends on, except the time."""
 
     plan: PlannedQueue
@@ -276,12 +278,12 @@ class DesiredQueueAdvice:
     """None if there is no object yet."""
 
 
-def decide_queue_advice(facts: QueueAdviceFacts, now_s: float) -> DesiredQueueAdvice:
+def decide_queue_advice(inputs: QueueAdviceInputs, now_s: float) -> DesiredQueueAdvice:
     """Return the spec and status that the QueueAdvice should have at `now_s`, a Unix time."""
-    view, policy = facts.view, facts.policy
-    spec = api.QueueAdviceSpec.from_cut_values(policy=policy, interval_seconds=facts.interval_s).document()
+    view, policy = inputs.view, inputs.policy
+    spec = api.QueueAdviceSpec.from_cut_values(policy=policy, interval_seconds=inputs.interval_s).document()
     if view is None:
         return DesiredQueueAdvice(spec, None)
     is_same, before = (encode_canonical(view.document["spec"]) == encode_canonical(spec), parse_status(view.status))
-    status = make_status(facts.plan, policy, view.generation, format_time(now_s), before)
+    status = make_status(inputs.plan, policy, view.generation, format_time(now_s), before)
     return DesiredQueueAdvice(None if is_same else spec, status)

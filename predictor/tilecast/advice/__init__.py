@@ -6,10 +6,10 @@
 Request, Pools                        values.py
    │ enumerate_pools                  enumeration.py   plans of every pool, with their bytes
    ▼
-Enumeration
+PlanEnumeration
    │ price                            pricing.py       seconds, price and memory of every plan, as columns
    ▼
-Candidates
+CandidatePlans
    │ find_tied_plans                  choose.py        plans that the forecast cannot tell apart
    │ choose_or_reject                 choose.py        one plan for each pool, or the reason why it has none
    ▼
@@ -153,7 +153,7 @@ def inputs_hash(request: Request, pools: Sequence[Pool], model_sha256: str) -> s
     """
     inputs = {
         "request": replace(request, name=""),
-        "pools": [_deciding_facts(pool) for pool in sorted(pools, key=attrgetter("name"))],
+        "pools": [_list_advice_inputs(pool) for pool in sorted(pools, key=attrgetter("name"))],
         "model": model_sha256,
         "constants": constants.digest_constants(),
         "version": __version__,
@@ -161,7 +161,7 @@ def inputs_hash(request: Request, pools: Sequence[Pool], model_sha256: str) -> s
     return hashlib.sha256(json.dumps(inputs, sort_keys=True, default=_encode_value).encode()).hexdigest()[:16]
 
 
-def _deciding_facts(pool: Pool) -> dict[str, object]:
+def _list_advice_inputs(pool: Pool) -> dict[str, object]:
     """Return the specifications of a pool that can change an advice, by field name.
 
     The job's own runs are included if there are any. The calibration's `software` is included if it is set.

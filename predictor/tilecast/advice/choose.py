@@ -24,15 +24,15 @@ from functools import partial
 import numpy as np
 
 from tilecast import constants, memory, search, uncertainty, zoo
-from tilecast.advice.pricing import Candidates, Details, find_candidates
+from tilecast.advice.pricing import CandidatePlans, DetailedForecasts, find_candidates
 from tilecast.advice.values import Offer, Rejection, Request
 from tilecast.hardware import Pool
 from tilecast.memo import Memo
 from tilecast.recomputation import CHECKPOINTING
-from tilecast.search import NO_LIMITS, Limits, Mask
+from tilecast.search import NO_LIMITS, Mask, PlanLimits
 from tilecast.spec import PRECISIONS, Floats, Ints, Plan, Plans, Precision, Workload, distinct_rows
 from tilecast.step.blocks import can_attend
-from tilecast.uncertainty import Errors
+from tilecast.uncertainty import ErrorWidths
 
 MAX_TIED = 128
 """Most plans of a pool that are compared with its best plan to find ties."""
@@ -42,7 +42,7 @@ MAX_TIED = 128
 class Choice:
     """The recommended plan of a pool, with its value and its offer."""
 
-    candidates: Candidates
+    candidates: CandidatePlans
     eligible: Mask
     """Rows of `candidates` that the plan was chosen from."""
     row: int
@@ -57,10 +57,10 @@ class Choice:
     """`simplicity_columns` of the plan."""
     ties: int
     """Number of other plans of the pool that the forecast cannot tell from the best."""
-    details: Details
+    details: DetailedForecasts
     place: int
     """Index of the plan in `details`."""
-    errors: Errors
+    errors: ErrorWidths
     """Uncertainties of the plan's forecast, in columns of length one."""
 
     @property
@@ -83,13 +83,13 @@ class Choice:
 
 
 def choose_on_pool(
-    request: Request, pool: Pool, limits: Limits = NO_LIMITS, only_plans: Plans | None = None
+    request: Request, pool: Pool, limits: PlanLimits = NO_LIMITS, only_plans: Plans | None = None
 ) -> Choice | Rejection:
     """Search a pool and return its recommended plan or its rejection; `enumerate_plans` describes the arguments."""
     return choose_or_reject(request, find_candidates(request, pool, limits, only_plans))
 
 
-def choose_or_reject(request: Request, candidates: Candidates) -> Choice | Rejection:
+def choose_or_reject(request: Request, candidates: CandidatePlans) -> Choice | Rejection:
     """Return the recommended plan of a pool, or the reason why the pool has none."""
     pool, limits = candidates.pool, request.constraints
     within = candidates.within(limits)
@@ -113,7 +113,7 @@ def choose_or_reject(request: Request, candidates: Candidates) -> Choice | Rejec
     return choose_plan(request, candidates, mask) or _reject_bound(request, candidates, within & candidates.fits)
 
 
-def choose_plan(request: Request, candidates: Candidates, eligible: Mask) -> Choice | None:
+def choose_plan(request: Request, candidates: CandidatePlans, eligible: Mask) -> Choice | None:
     """Return the plan to recommend among the eligible rows (n,). If no row has a known value, return None."""
     ties = find_tied_plans(request, candidates, eligible)
     return None if ties is None else _choose_among_tied(request, ties)
@@ -123,18 +123,18 @@ def choose_plan(request: Request, candidates: Candidates, eligible: Mask) -> Cho
 class TiedPlans:
     """The best eligible plan of a table and the plans that may tie with it: k plans, best first."""
 
-    candidates: Candidates
+    candidates: CandidatePlans
     """The table with all plans."""
     eligible: Mask
     """Rows of the table that the objective may choose from."""
     rows: Ints
     """Rows of the k plans in the table, (k,)."""
-    near: Candidates
+    near: CandidatePlans
     """The k plans alone."""
     value: Floats
     """Amount of the quantity that the objective minimises, (k,)."""
-    details: Details
-    errors: Errors
+    details: DetailedForecasts
+    errors: ErrorWidths
     """Uncertainties of the forecasts of the k plans."""
 
     def select_tied(self, indices: Ints, column: Floats) -> Ints:
@@ -166,7 +166,7 @@ _REPLICAS = ("data", "gradient_accumulation")
 """Columns of plans that change how often a GPU's work is repeated."""
 
 
-def find_tied_plans(request: Request, candidates: Candidates, eligible: Mask) -> TiedPlans | None:
+def find_tied_plans(request: Request, candidates: CandidatePlans, eligible: Mask) -> TiedPlans | None:
     """Return the best eligible plan and the plans that may tie with it. If no eligible value is known, return None."""
     value = candidates.objective_value(request)
     eligible = eligible & np.isfinite(value)
@@ -179,11 +179,11 @@ def find_tied_plans(request: Request, candidates: Candidates, eligible: Mask) ->
     rows = _keep_best_of_each_kind(
         candidates, rows[value[rows] <= best * np.exp(uncertainty.largest_tie_width())], request
     )
-    details = Details.from_rows(candidates, rows)
+    details = DetailedForecasts.from_rows(candidates, rows)
     return TiedPlans(candidates, eligible, rows, candidates.take(rows), value[rows], details, details.errors())
 
 
-def _keep_best_of_each_kind(candidates: Candidates, rows: Ints, request: Request) -> Ints:
+def _keep_best_of_each_kind(candidates: CandidatePlans, rows: Ints, request: Request) -> Ints:
     """Return the best `MAX_TIED` rows and the best row of each kind of plan, best first.
 
     Plans of one kind are equal in memory to spare and in `simplicity_columns`. The best plan of each kind and the best
@@ -233,7 +233,7 @@ def _choose_among_tied(request: Request, ties: TiedPlans) -> Choice:
     )
 
 
-def _value_on_slow_host(candidates: Candidates, request: Request) -> Floats:
+def _value_on_slow_host(candidates: CandidatePlans, request: Request) -> Floats:
     """Return the time or cost that the objective minimises, (n,), as forecast for a slow host CPU."""
     return np.asarray(
         candidates.objective_value(request)
@@ -242,7 +242,7 @@ def _value_on_slow_host(candidates: Candidates, request: Request) -> Floats:
     )
 
 
-def simplicity_columns(candidates: Candidates) -> tuple[Ints, ...]:
+def simplicity_columns(candidates: CandidatePlans) -> tuple[Ints, ...]:
     """Return sort keys, (n,) each, that order plans as a practitioner would try them, the most important key first.
 
     The columns are: the variant of the job (its own batch and precision first); the most complex way of splitting
@@ -265,7 +265,7 @@ THIRD = 1 / 3
 """Share of a GPU's memory up to which the training state of a model is not split either."""
 
 
-def keep_sensible_plans(request: Request, candidates: Candidates, eligible: Mask) -> Mask:
+def keep_sensible_plans(request: Request, candidates: CandidatePlans, eligible: Mask) -> Mask:
     """Return the eligible rows, (n,), that a practitioner would use without a special reason.
 
     - A model that takes at most `HALF` of a GPU's memory is replicated as long as every GPU has a sample.
@@ -297,7 +297,7 @@ MOST_TENSOR = 8
 """Most ranks that split a matrix product, even where NVLink joins the GPUs of a whole rack."""
 
 
-def gpus_on_fastest_link(candidates: Candidates) -> int:
+def gpus_on_fastest_link(candidates: CandidatePlans) -> int:
     """Return how many GPUs a pool's fastest link joins: the GPUs of an island, a node or an NVLink domain."""
     intra = candidates.pool.intra
     return intra.domain if intra.beyond else candidates.pool.domain
@@ -311,7 +311,7 @@ LEAST_SPLIT = 32
 """Least GPUs of a replica with NVLink that may be split in more ways than `MOST_WAYS`."""
 
 
-def is_split_too_far(candidates: Candidates) -> Mask:
+def is_split_too_far(candidates: CandidatePlans) -> Mask:
     """Return a mask of plans, (n,), that split a replica in more ways than `MOST_WAYS`, where that limit applies.
 
     Within a node without NVLink, ZeRO counts as one of the ways.
@@ -326,9 +326,9 @@ def is_split_too_far(candidates: Candidates) -> Mask:
     return np.asarray(((replica < LEAST_SPLIT) | has_bus) & (ways > MOST_WAYS))
 
 
-def _fits_whole(candidates: Candidates, share: float) -> Mask:
-    """Return a mask, (n,), of plans with a sample for every GPU whose unsplit job fits `share` of a GPU's memory."""
-    most = share * candidates.pool.gpu.memory_bytes
+def _fits_whole(candidates: CandidatePlans, fraction: float) -> Mask:
+    """Return a mask, (n,), of plans with a sample for every GPU whose unsplit job fits `fraction` of a GPU's memory."""
+    most = fraction * candidates.pool.gpu.memory_bytes
     unsplit = [_UNSPLIT_BYTES.get(workload, partial(_unsplit_bytes, workload)) for workload in candidates.variants]
     fits = np.array(unsplit) <= most
     return np.asarray(fits[candidates.variant] & (candidates.gpus <= candidates.batch))
@@ -352,7 +352,7 @@ def _unsplit_bytes(workload: Workload) -> float:
         checkpointing=workload.checkpointing or CHECKPOINTING[0],
     )
     plans = Plans.from_plans(plan)
-    bill = memory.footprint(workload, zoo.shard(workload, plans), plans, updates=False)
+    bill = memory.footprint(workload, zoo.build_sharded_graph(workload, plans), plans, updates=False)
     return float((bill.parameters + bill.gradients + bill.optimizer + bill.activations)[0])
 
 
@@ -481,7 +481,7 @@ def _reject_gpu_count(request: Request, pool: Pool) -> Rejection:
     return Rejection(pool.name, "NoDivisiblePlan", message, f"{other}choose a global batch with more divisors")
 
 
-def _reject_memory(request: Request, candidates: Candidates, within: Mask) -> Rejection:
+def _reject_memory(request: Request, candidates: CandidatePlans, within: Mask) -> Rejection:
     """Return the rejection of a pool without enough memory. It names the largest memory use of the smallest plan."""
     rows = np.flatnonzero(within)
     row = int(rows[np.argmin(candidates.memory_bytes[rows])])
@@ -522,7 +522,7 @@ _REMEDIES: Mapping[str, str] = {
 """Remedies by the largest item of the memory bill; `samples` are activations of models without tokens."""
 
 
-def _reject_bound(request: Request, candidates: Candidates, fitting: Mask) -> Rejection:
+def _reject_bound(request: Request, candidates: CandidatePlans, fitting: Mask) -> Rejection:
     """Return the rejection of a pool where every plan misses the deadline or costs more than the budget."""
     if request.budget is not None:
         least = float(candidates.cost_to_finish[fitting].min())

@@ -16,10 +16,10 @@ import numpy as np
 from tilecast import frameworks, search, zoo
 from tilecast.advice.values import Request, require
 from tilecast.hardware import Pool
-from tilecast.layout import parse_layout, schedule_law
+from tilecast.layout import find_schedule_costs, parse_layout
 from tilecast.recomputation import Checkpointing, split_modules
-from tilecast.search import NO_LIMITS, Limits, PlanTable
-from tilecast.spec import PRECISIONS, Plan, Plans, SearchTooLargeError, SpecError, Stated, Workload
+from tilecast.search import NO_LIMITS, PlanLimits, PlanTable
+from tilecast.spec import PRECISIONS, PartialPlan, Plan, Plans, SearchTooLargeError, SpecError, Workload
 from tilecast.step.blocks import can_attend
 
 # Each operator takes 0.1 ms and 3 KB. The largest published model whose layers all differ may have 13 combinations.
@@ -35,7 +35,7 @@ FEWER_BATCHES = (4, 2, 0)
 
 
 @dataclass(frozen=True, slots=True)
-class Enumeration:
+class PlanEnumeration:
     """All plans that a pool could run for a job, whether or not they meet the job's constraints."""
 
     pool: Pool
@@ -48,7 +48,7 @@ class Enumeration:
         return sum(len(table.plans) for _, table in self.tables)
 
 
-def enumerate_pools(request: Request, pools: Sequence[Pool]) -> list[Enumeration]:
+def enumerate_pools(request: Request, pools: Sequence[Pool]) -> list[PlanEnumeration]:
     """Enumerate the plans of each pool, at most `MOST_PLANS` in total.
 
     Raises:
@@ -66,7 +66,7 @@ def enumerate_pools(request: Request, pools: Sequence[Pool]) -> list[Enumeration
     return _enumerate_all(request, pools, *narrowest)
 
 
-def _list_search_limits(request: Request, pools: Sequence[Pool]) -> list[tuple[Limits, int]]:
+def _list_search_limits(request: Request, pools: Sequence[Pool]) -> list[tuple[PlanLimits, int]]:
     """Return pairs of search limits and a maximum number of global batches, from the widest search to the narrowest.
 
     The search takes the first pair that gives at most `MOST_PLANS` plans. The first pair sets no limits. The second
@@ -75,12 +75,12 @@ def _list_search_limits(request: Request, pools: Sequence[Pool]) -> list[tuple[L
     search_limits = [(NO_LIMITS, MAX_BATCHES)]
     for batches in (MAX_BATCHES, *FEWER_BATCHES) if request.batches else (MAX_BATCHES,):
         variant_count = sum(len(job_variants(request, pool, batches)) for pool in pools)
-        search_limits.append((Limits(max_plans=MOST_PLANS // max(1, variant_count)), batches))
+        search_limits.append((PlanLimits(max_plans=MOST_PLANS // max(1, variant_count)), batches))
     return search_limits
 
 
-def _enumerate_all(request: Request, pools: Sequence[Pool], limits: Limits, batches: int) -> list[Enumeration]:
-    enumerations: list[Enumeration] = []
+def _enumerate_all(request: Request, pools: Sequence[Pool], limits: PlanLimits, batches: int) -> list[PlanEnumeration]:
+    enumerations: list[PlanEnumeration] = []
     for pool in pools:
         before = sum(len(each) for each in enumerations)
         enumerations.append(_enumerate_pool(request, pool, limits, batches, before))
@@ -95,7 +95,9 @@ def _too_large_error(request: Request, number: int, limit: int, noun: str) -> Se
     return SearchTooLargeError.from_counts(f"spec.training.{name}", number, limit, noun, remedy)
 
 
-def enumerate_plans(request: Request, pool: Pool, limits: Limits, only_plans: Plans | None = None) -> Enumeration:
+def enumerate_plans(
+    request: Request, pool: Pool, limits: PlanLimits, only_plans: Plans | None = None
+) -> PlanEnumeration:
     """Return all plans that a pool could run for a job, whether or not they meet the job's constraints.
 
     Without limits, node counts and global batches are left out where there are more than `MOST_PLANS` plans.
@@ -114,8 +116,8 @@ def enumerate_plans(request: Request, pool: Pool, limits: Limits, only_plans: Pl
 
 
 def _enumerate_pool(
-    request: Request, pool: Pool, limits: Limits, batches: int, before: int | None, only_plans: Plans | None = None
-) -> Enumeration:
+    request: Request, pool: Pool, limits: PlanLimits, batches: int, before: int | None, only_plans: Plans | None = None
+) -> PlanEnumeration:
     """Enumerate the plans of a pool.
 
     Args:
@@ -145,10 +147,10 @@ def _enumerate_pool(
         count = sum(len(table.plans) for _, table in tables)
         if before is not None and before + count > MOST_PLANS:
             raise _too_large_error(request, before + count, MOST_PLANS, "plans left")
-    return Enumeration(pool, variants, tuple(item for item in tables if len(item[1].plans)))
+    return PlanEnumeration(pool, variants, tuple(item for item in tables if len(item[1].plans)))
 
 
-def describe_left_out(request: Request, enumerations: Sequence[Enumeration]) -> list[str]:
+def describe_left_out(request: Request, enumerations: Sequence[PlanEnumeration]) -> list[str]:
     """Return a list with a sentence on the node counts and batches that the search skipped for speed.
 
     The list is empty if the search skipped nothing.
@@ -235,62 +237,64 @@ def _requested_plans(request: Request, workload: Workload, pool: Pool) -> Plans 
     _require_recomputation(workload, given.checkpointing, "plan")
     if not 0 < gpus <= pool.max_gpus:
         return Plans.from_plans()
-    plans = enumerate_stated(workload, gpus, given, "plan")
+    plans = enumerate_partial_plan(workload, gpus, given, "plan")
     executable = search.abilities(workload.framework).executes(plans) if workload.framework else None
     return plans.take(executable) if executable is not None and executable.any() else plans
 
 
-def enumerate_stated(workload: Workload, gpus: int, stated: Stated, field: str) -> Plans:
+def enumerate_partial_plan(workload: Workload, gpus: int, partial_plan: PartialPlan, field: str) -> Plans:
     """Return every plan on `gpus` GPUs that agrees with a partly or fully set plan.
 
     Raises:
         SpecError: the degrees do not multiply to the number of GPUs, do not divide the model or the batch, or do not
             suit the groups and the offloading that the job states. Errors name `field`.
     """
-    data = _data_degree(gpus, stated, field)
-    if zoo.has_distributed_tables(workload.model) and stated.expert == 1:
-        stated = replace(stated, expert=data)
-    _require_divisible(workload, data, stated, field)
+    data = _data_degree(gpus, partial_plan, field)
+    if zoo.has_distributed_tables(workload.model) and partial_plan.expert == 1:
+        partial_plan = replace(partial_plan, expert=data)
+    _require_divisible(workload, data, partial_plan, field)
     share = workload.global_batch // data
     problem = f"dp={data} does not divide the global batch {workload.global_batch}"
     require(workload.global_batch % data == 0, field, problem, "choose a divisor")
-    micro = stated.micro_batch or workload.micro_batch
+    micro = partial_plan.micro_batch or workload.micro_batch
     if micro is not None:
         problem = f"mb={micro} does not divide the {share} samples of a data-parallel rank"
         require(share % micro == 0, field, problem, "choose a divisor")
-        virtual, pipeline, repeats = stated.virtual_stages, stated.pipeline, share // micro
+        virtual, pipeline, repeats = partial_plan.virtual_stages, partial_plan.pipeline, share // micro
         problem = f"vp={virtual} needs micro-batches that pp={pipeline} divides, not {repeats}"
         require(virtual == 1 or repeats % pipeline == 0, field, problem, "change mb, or leave vp out")
     micros = [micro] if micro is not None else [b for b in search.divisors(share) if b & (b - 1) == 0 or b == share]
-    checkpointing = stated.checkpointing or workload.checkpointing
+    checkpointing = partial_plan.checkpointing or workload.checkpointing
     if checkpointing:
         zoo.refuse_useless_recomputation(workload.model, checkpointing, field)
     modes = [checkpointing] if checkpointing else search.recomputations(workload)[: None if workload.training else 1]
     is_served = workload.gradient_sync == "parameterServer"
-    problem = f"zero={stated.zero_stage} spreads gradients that a parameter server sums whole"
+    problem = f"zero={partial_plan.zero_stage} spreads gradients that a parameter server sums whole"
     remedy = "leave zero out, or use training.gradientSync allReduce"
-    require(not (is_served and stated.zero_stage), field, problem, remedy)
-    zeros = range(4) if data * stated.context > 1 and workload.training and not is_served else range(1)
-    stages = zeros if stated.zero_stage is None else [stated.zero_stage]
-    can_spread = stated.tensor > 1 and workload.sequence_length // stated.context % stated.tensor == 0
-    problem = f"sp=1 finds no tokens that tp={stated.tensor} divides"
-    require(can_spread or not stated.sequence_parallel, field, problem, "leave sp out")
-    norms = [False, True][: 1 + can_spread] if stated.sequence_parallel is None else [stated.sequence_parallel]
+    require(not (is_served and partial_plan.zero_stage), field, problem, remedy)
+    zeros = range(4) if data * partial_plan.context > 1 and workload.training and not is_served else range(1)
+    stages = zeros if partial_plan.zero_stage is None else [partial_plan.zero_stage]
+    can_spread = partial_plan.tensor > 1 and workload.sequence_length // partial_plan.context % partial_plan.tensor == 0
+    problem = f"sp=1 finds no tokens that tp={partial_plan.tensor} divides"
+    require(can_spread or not partial_plan.sequence_parallel, field, problem, "leave sp out")
+    norms = (
+        [False, True][: 1 + can_spread] if partial_plan.sequence_parallel is None else [partial_plan.sequence_parallel]
+    )
     plans = Plans.from_plans(
         *(
             Plan(
                 data=data,
-                tensor=stated.tensor,
-                pipeline=stated.pipeline,
-                context=stated.context,
-                expert=stated.expert,
+                tensor=partial_plan.tensor,
+                pipeline=partial_plan.pipeline,
+                context=partial_plan.context,
+                expert=partial_plan.expert,
                 zero_stage=stage,
                 micro_batch=size,
                 gradient_accumulation=share // size,
                 checkpointing=mode,
                 sequence_parallel=split,
-                virtual_stages=stated.virtual_stages,
-                expert_tensor=stated.expert_tensor,
+                virtual_stages=partial_plan.virtual_stages,
+                expert_tensor=partial_plan.expert_tensor,
             )
             for size, stage, mode, split in itertools.product(micros, stages, modes, norms)
         )
@@ -326,22 +330,27 @@ def _keep_matching_plans(workload: Workload, plans: Plans, field: str) -> Plans:
     return plans
 
 
-def _require_recomputation(workload: Workload, stated: Checkpointing | None, field: str) -> None:
+def _require_recomputation(workload: Workload, partial_plan: Checkpointing | None, field: str) -> None:
     """Raise SpecError if a plan's recomputation contradicts the job's list of recomputed layers or modules."""
     own = workload.checkpointing
-    if stated is None or own is None or stated == own:
+    if partial_plan is None or own is None or partial_plan == own:
         return
     is_counted, modules = workload.recompute_layers is not None, split_modules(own)
     name = "training.recomputeLayers" if is_counted else "training.recomputeModules"
-    problem = f"ac={stated} contradicts {name} {workload.recompute_layers if is_counted else own}"
+    problem = f"ac={partial_plan} contradicts {name} {workload.recompute_layers if is_counted else own}"
     remedy = f"write ac={own} or leave ac out, or leave {name} out"
     require(not (is_counted or modules), field, problem, remedy)
 
 
-def _require_divisible(workload: Workload, data: int, stated: Stated, field: str) -> None:
+def _require_divisible(workload: Workload, data: int, partial_plan: PartialPlan, field: str) -> None:
     """Raise SpecError unless every parallel degree divides the model dimension that it splits."""
     model = workload.model
-    tensor, pipeline, context, virtual = stated.tensor, stated.pipeline, stated.context, stated.virtual_stages
+    tensor, pipeline, context, virtual = (
+        partial_plan.tensor,
+        partial_plan.pipeline,
+        partial_plan.context,
+        partial_plan.virtual_stages,
+    )
     whole = {} if zoo.is_transformer(model) else {"tp": tensor, "cp": context}
     if whole and not model.trace:
         whole |= {"pp": pipeline, "vp": virtual}
@@ -360,47 +369,48 @@ def _require_divisible(workload: Workload, data: int, stated: Stated, field: str
     problem = f"vp={virtual} with pp={pipeline} does not divide the {model.layers} layers of {model.name}"
     if frameworks.find_framework(workload).counts_ends:
         problem += ", with or without embedding and loss as layers"
-    is_cut = virtual == 1 or (pipeline > 1 and search.has_equal_pieces(workload, pipeline, virtual))
+    is_cut = virtual == 1 or (pipeline > 1 and search.has_equal_virtual_stages(workload, pipeline, virtual))
     require(is_cut, field, problem, "choose a divisor, or leave vp out")
     if pipeline > 1 and workload.pipeline_schedule is not None:
-        least, most = schedule_law(workload.pipeline_schedule).virtual
+        least, most = find_schedule_costs(workload.pipeline_schedule).virtual
         problem = f"vp={virtual} does not suit training.pipelineSchedule {workload.pipeline_schedule}"
         remedy = f"write vp={least}" if least == most else f"write vp={least} or more"
-        require(search.allows_pieces(workload, virtual), field, problem, remedy)
+        require(search.allows_virtual_stages(workload, virtual), field, problem, remedy)
     pieces = 2 * context if model.causal else context
     problem = f"cp={context} does not cut {workload.sequence_length} tokens into {pieces} pieces"
     require(context == 1 or workload.sequence_length % pieces == 0, field, problem, "choose a divisor")
     if zoo.has_row_sharded_weights(model):
-        problem = f"ep={stated.expert} does not spread the rows of {model.name} over {data} ranks"
+        problem = f"ep={partial_plan.expert} does not spread the rows of {model.name} over {data} ranks"
         degrees = search.expert_degrees(model, np.array([data]))[0]
-        require(stated.expert in degrees, field, problem, f"write ep={data}")
+        require(partial_plan.expert in degrees, field, problem, f"write ep={data}")
         return
     experts = zoo.count_experts(model) or 1
-    problem = f"ep={stated.expert} spreads experts, of which {model.name} has none"
-    require(stated.expert == 1 or experts > 1, field, problem, "leave ep out")
-    divides = experts % stated.expert == 0 and data * tensor % stated.expert == 0
-    problem = f"ep={stated.expert} does not divide {experts} experts over {data * tensor} ranks"
+    problem = f"ep={partial_plan.expert} spreads experts, of which {model.name} has none"
+    require(partial_plan.expert == 1 or experts > 1, field, problem, "leave ep out")
+    divides = experts % partial_plan.expert == 0 and data * tensor % partial_plan.expert == 0
+    problem = f"ep={partial_plan.expert} does not divide {experts} experts over {data * tensor} ranks"
     require(divides, field, problem, "choose a divisor of both")
-    sharers = stated.expert_tensor
+    sharers = partial_plan.expert_tensor
     problem = f"etp={sharers} shares experts, of which {model.name} has none"
     require(sharers == 1 or experts > 1, field, problem, "leave etp out")
-    divides = data * tensor % (stated.expert * sharers) == 0 and model.ffn_hidden % sharers == 0
+    width = model.ffn_hidden
+    divides = data * tensor % (partial_plan.expert * sharers) == 0 and width % sharers == 0
     problem = (
-        f"etp={sharers} with ep={stated.expert} does not divide {data * tensor} ranks and experts of {model.ffn_hidden}"
+        f"etp={sharers} with ep={partial_plan.expert} does not divide {data * tensor} ranks and experts of {width}"
     )
     require(divides, field, problem, "choose a divisor of both, usually tp or 1")
 
 
-def _data_degree(gpus: int, stated: Stated, field: str) -> int:
+def _data_degree(gpus: int, partial_plan: PartialPlan, field: str) -> int:
     """Return the data-parallel degree of a plan, set by the user, on `gpus` GPUs.
 
     Raises:
         SpecError: the degrees do not multiply to the number of GPUs.
     """
-    others = stated.tensor * stated.pipeline * stated.context
-    if stated.data is None and gpus % others == 0:
+    others = partial_plan.tensor * partial_plan.pipeline * partial_plan.context
+    if partial_plan.data is None and gpus % others == 0:
         return gpus // others
-    if stated.data is None or stated.data * others != gpus:
-        text = f"{stated.data} x {others}" if stated.data else str(others)
+    if partial_plan.data is None or partial_plan.data * others != gpus:
+        text = f"{partial_plan.data} x {others}" if partial_plan.data else str(others)
         raise SpecError(field, f"degrees of {text} do not make {gpus} GPUs", "let them multiply to the GPU count")
-    return stated.data
+    return partial_plan.data

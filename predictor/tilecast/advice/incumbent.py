@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from tilecast.advice.pricing import Candidates, Details, find_candidates
+from tilecast.advice.pricing import CandidatePlans, DetailedForecasts, find_candidates
 from tilecast.advice.values import Advice, Offer, Request
 from tilecast.hardware import Pool
 from tilecast.spec import Plan, Plans, Precision
@@ -83,7 +83,7 @@ def _price_incumbent(request: Request, pools: Sequence[Pool], incumbent: Incumbe
     value = float(candidates.objective_value(request)[row])
     if not (candidates.within(limits) & candidates.keeps_bound(request))[row] or not np.isfinite(value):
         return "which is out of the job's limits now"
-    return Details.from_rows(candidates, np.array([row])).offer(0), value
+    return DetailedForecasts.from_rows(candidates, np.array([row])).offer(0), value
 
 
 def _objective_value(request: Request, offer: Offer) -> float:
@@ -92,7 +92,9 @@ def _objective_value(request: Request, offer: Offer) -> float:
     return float(candidates.objective_value(request)[row]) if row is not None else np.inf
 
 
-def _find_plan(request: Request, pool: Pool, plan: Plan, batch: int, precision: str) -> tuple[Candidates, int | None]:
+def _find_plan(
+    request: Request, pool: Pool, plan: Plan, batch: int, precision: str
+) -> tuple[CandidatePlans, int | None]:
     """Price a plan in every variant of the job.
 
     Returns:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from tilecast import search, uncertainty
-from tilecast.advice.enumeration import enumerate_stated
+from tilecast.advice.enumeration import enumerate_partial_plan
 from tilecast.advice.values import Advice, Offer, Request, require
 from tilecast.hardware import Pool
 from tilecast.learning import calibration
@@ -23,8 +23,8 @@ from tilecast.learning.job_calibration import (
     RunSetting,
     part_deviations,
 )
-from tilecast.search import Limits
-from tilecast.spec import Plan, Plans, Precision, SpecError, Stated
+from tilecast.search import PlanLimits
+from tilecast.spec import PartialPlan, Plan, Plans, Precision, SpecError
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,7 @@ def forecast_run(
     request: Request,
     pool: Pool,
     gpus: int,
-    plan: Plan | Stated | None,
+    plan: Plan | PartialPlan | None,
     batch: int | None = None,
     precision: Precision | None = None,
 ) -> RunForecast:
@@ -79,10 +79,10 @@ def forecast_run(
     if isinstance(plan, Plan):
         table = Plans.from_plans(plan)
     elif plan is not None:
-        table = enumerate_stated(workload, gpus, plan, "plan")
+        table = enumerate_partial_plan(workload, gpus, plan, "plan")
     else:
         nodes = max(pool.max_nodes, -(-gpus // pool.gpus_per_node))
-        table = search.find(workload, replace(pool, max_nodes=nodes), Limits(gpus=gpus)).plans
+        table = search.find(workload, replace(pool, max_nodes=nodes), PlanLimits(gpus=gpus)).plans
     if not len(table):
         raise SpecError("gpus", f"no plan splits the job over {gpus} GPUs of {pool.name}", "say the plan that runs")
     priced = search.price(workload, table, pool)
@@ -122,7 +122,7 @@ class Measurement:
     pool: Pool
     gpus: int
     seconds: float
-    plan: Plan | Stated | None = None
+    plan: Plan | PartialPlan | None = None
     """The plan or its known part; the fastest plan that agrees with the known part is assumed to have run."""
     parts: MeasuredParts = NO_PARTS
     """Seconds of the step's parts, as far as they are known."""
@@ -136,7 +136,7 @@ class Measurement:
 
 
 @dataclass(frozen=True, slots=True)
-class OwnRun:
+class EarlierRun:
     """A measured step of the job and the uncorrected forecast of that step."""
 
     measurement: Measurement
@@ -196,16 +196,16 @@ class OwnRun:
         return f"{self.measurement.gpus} {self.measurement.pool.name}"
 
 
-def forecast_own_runs(request: Request, measurements: Sequence[Measurement]) -> tuple[OwnRun, ...]:
+def forecast_earlier_runs(request: Request, measurements: Sequence[Measurement]) -> tuple[EarlierRun, ...]:
     """Return the measurements with their forecasts.
 
     Raises:
         SpecError: a measurement is impossible or in another unit, two measurements contradict each other, or no plan
             agrees with a measurement.
     """
-    runs: list[OwnRun] = []
+    runs: list[EarlierRun] = []
     for measurement in measurements:
-        run = _forecast_own_run(request, measurement)
+        run = _forecast_earlier_run(request, measurement)
         for other in runs:
             same = (run.plan, measurement.pool.name) == (other.plan, other.measurement.pool.name)
             seconds, other_s = measurement.seconds, other.measurement.seconds
@@ -216,7 +216,7 @@ def forecast_own_runs(request: Request, measurements: Sequence[Measurement]) -> 
     return tuple(runs)
 
 
-def _forecast_own_run(request: Request, measurement: Measurement) -> OwnRun:
+def _forecast_earlier_run(request: Request, measurement: Measurement) -> EarlierRun:
     """Return a measurement with its forecast.
 
     Raises:
@@ -239,7 +239,7 @@ def _forecast_own_run(request: Request, measurement: Measurement) -> OwnRun:
         forecast = forecast_run(request, replace(pool, own=JobRuns()), gpus, measurement.plan)
     except SpecError as error:
         raise SpecError(field, error.problem, error.remedy) from None
-    run, plan = OwnRun(measurement, forecast), forecast.plan
+    run, plan = EarlierRun(measurement, forecast), forecast.plan
     peak = f"{gpus} {pool.name} at their peak take {forecast.least_s:.3g} s for {plan}"
     problem = f"{run.rest_s:.3g} s is faster than the roofline: {peak}"
     require(run.rest_s >= forecast.least_s, field, problem, "check the unit and the plan")
@@ -250,20 +250,20 @@ def _forecast_own_run(request: Request, measurement: Measurement) -> OwnRun:
     return run
 
 
-def correct_pools(request: Request, pools: Sequence[Pool], own_runs: Sequence[OwnRun]) -> tuple[Pool, ...]:
+def correct_pools(request: Request, pools: Sequence[Pool], earlier_runs: Sequence[EarlierRun]) -> tuple[Pool, ...]:
     """Return copies of the pools that correct forecasts by the job's measured runs."""
-    own = JobRuns(tuple(item.to_job_run(request) for item in own_runs))
+    own = JobRuns(tuple(item.to_job_run(request) for item in earlier_runs))
     return tuple(replace(pool, own=own) for pool in pools)
 
 
-def add_run_notes(advice: Advice, own_runs: Sequence[OwnRun]) -> Advice:
+def add_run_notes(advice: Advice, earlier_runs: Sequence[EarlierRun]) -> Advice:
     """Return the advice with notes on the job's measured runs, and with the correction named in each offer's reason."""
-    if not own_runs:
+    if not earlier_runs:
         return advice
-    runs = f"your run on {own_runs[0]}" if len(own_runs) == 1 else f"your {len(own_runs)} runs"
+    runs = f"your run on {earlier_runs[0]}" if len(earlier_runs) == 1 else f"your {len(earlier_runs)} runs"
     return replace(
         _add_to_reasons(advice, runs),
-        notes=(*advice.notes, *(_describe_run(item) for item in own_runs)),
+        notes=(*advice.notes, *(_describe_run(item) for item in earlier_runs)),
         confidence=f"{runs}; {advice.confidence}" if advice.best else advice.confidence,
     )
 
@@ -283,7 +283,7 @@ def _add_to_reasons(advice: Advice, source: str) -> Advice:
     return replace(advice, offers=offers, baseline=add_source(baseline) if baseline else None)
 
 
-def _describe_run(item: OwnRun) -> str:
+def _describe_run(item: EarlierRun) -> str:
     """Return a sentence on a measured run and its forecast."""
     measurement, forecast = item.measurement, item.forecast
     input_s = measurement.parts.input_s or 0.0

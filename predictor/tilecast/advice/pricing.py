@@ -12,18 +12,18 @@ from functools import cache
 import numpy as np
 
 from tilecast import memory, uncertainty
-from tilecast.advice.enumeration import Enumeration, enumerate_plans
+from tilecast.advice.enumeration import PlanEnumeration, enumerate_plans
 from tilecast.advice.values import Constraints, Offer, Request
 from tilecast.cost import price_of_1000_steps
 from tilecast.hardware import Pool
 from tilecast.objectives import Quantity
-from tilecast.search import NO_LIMITS, Limits, Mask, PlanTable, Priced
+from tilecast.search import NO_LIMITS, Mask, PlanLimits, PlanTable, PricedPlans
 from tilecast.spec import Floats, Ints, Plans, Workload
-from tilecast.uncertainty import Errors
+from tilecast.uncertainty import ErrorWidths
 
 
 @dataclass(frozen=True, slots=True)
-class Candidates:
+class CandidatePlans:
     """The n plans of all variants of a job that a pool can run, as columns of shape (n,)."""
 
     pool: Pool
@@ -51,7 +51,7 @@ class Candidates:
     def __len__(self) -> int:
         return len(self.gpus)
 
-    def take(self, rows: slice | Ints) -> Candidates:
+    def take(self, rows: slice | Ints) -> CandidatePlans:
         """Return the candidates with only the chosen rows, in the given order."""
         columns = {name: getattr(self, name)[rows] for name in _COLUMNS}
         seconds = cache(lambda: (self.step_s[rows], self.launch_s[rows]))
@@ -127,13 +127,13 @@ _COLUMNS = (
 
 
 def find_candidates(
-    request: Request, pool: Pool, limits: Limits = NO_LIMITS, only_plans: Plans | None = None
-) -> Candidates:
+    request: Request, pool: Pool, limits: PlanLimits = NO_LIMITS, only_plans: Plans | None = None
+) -> CandidatePlans:
     """Enumerate and price the plans of one pool; `enumerate_plans` describes the arguments."""
     return price(enumerate_plans(request, pool, limits, only_plans))
 
 
-def price(enumeration: Enumeration) -> Candidates:
+def price(enumeration: PlanEnumeration) -> CandidatePlans:
     """Return the enumerated plans with their times, prices and memory, as columns.
 
     Seconds are evaluated at the first access, because a pool that is rejected for its memory does not need them.
@@ -149,7 +149,7 @@ def price(enumeration: Enumeration) -> Candidates:
     variant = np.repeat([index for index, _ in tables], sizes).astype(np.int64)
     batches = np.array([float(item.global_batch) for item in enumeration.variants])
     steps = np.array([np.nan if item.steps is None else float(item.steps) for item in enumeration.variants])
-    return Candidates(
+    return CandidatePlans(
         pool=enumeration.pool,
         variants=enumeration.variants,
         variant=variant,
@@ -168,12 +168,12 @@ def price(enumeration: Enumeration) -> Candidates:
 
 
 @dataclass(frozen=True, slots=True)
-class Details:
+class DetailedForecasts:
     """Full forecasts of k selected plans."""
 
-    candidates: Candidates
+    candidates: CandidatePlans
     rows: Ints
-    priced: tuple[Priced, ...]
+    priced: tuple[PricedPlans, ...]
     """One priced table for each of the candidates' tables that the rows come from."""
     table: Ints
     """Index into `priced` for each row, (k,)."""
@@ -181,7 +181,7 @@ class Details:
     """Row of each in that priced table, (k,)."""
 
     @classmethod
-    def from_rows(cls, candidates: Candidates, rows: Ints) -> Details:
+    def from_rows(cls, candidates: CandidatePlans, rows: Ints) -> DetailedForecasts:
         """Forecast selected rows of candidates in full, in the given order."""
         present, table = np.unique(candidates.table[rows], return_inverse=True)
         place = np.zeros(len(rows), dtype=np.int64)
@@ -193,12 +193,14 @@ class Details:
             priced.append(candidates.tables[source].price(candidates.origin[among]))
         return cls(candidates, rows, tuple(priced), table, place)
 
-    def errors(self) -> Errors:
+    def errors(self) -> ErrorWidths:
         """Return the uncertainties of the forecasts of all rows, (k,)."""
         parts = [uncertainty.forecast_errors(priced) for priced in self.priced]
         starts = np.cumsum([0, *(len(priced.plans) for priced in self.priced)])
         rows = starts[self.table] + self.place
-        return Errors(*(np.concatenate([getattr(part, item.name) for part in parts])[rows] for item in fields(Errors)))
+        return ErrorWidths(
+            *(np.concatenate([getattr(part, item.name) for part in parts])[rows] for item in fields(ErrorWidths))
+        )
 
     def offer(self, index: int) -> Offer:
         """Return the row at an index as an offer without a reason."""

@@ -9,7 +9,7 @@ import numpy as np
 
 from tilecast import zoo
 from tilecast.advice.choose import Choice, Ranking
-from tilecast.advice.pricing import Candidates, Details
+from tilecast.advice.pricing import CandidatePlans, DetailedForecasts
 from tilecast.advice.sharing import SharingAdvice, sharing_options
 from tilecast.advice.values import Offer, Request
 from tilecast.search import Mask
@@ -73,7 +73,7 @@ def explain_pareto(request: Request, choices: Sequence[Choice]) -> tuple[Offer, 
     for choice in choices:
         rows = np.array([row for candidates, row in front if candidates is choice.candidates], dtype=np.int64)
         if len(rows):
-            details = Details.from_rows(choice.candidates, rows)
+            details = DetailedForecasts.from_rows(choice.candidates, rows)
             offers |= {(choice.candidates.pool.name, int(row)): details.offer(place) for place, row in enumerate(rows)}
     found_offers = (offers[candidates.pool.name, row] for candidates, row in front)
     return tuple(replace(offer, reason=BOUND_BY[offer.bottleneck]) for offer in found_offers)
@@ -82,7 +82,9 @@ def explain_pareto(request: Request, choices: Sequence[Choice]) -> tuple[Offer, 
 MAX_PARETO = 8
 
 
-def _pareto_front(request: Request, searched: Sequence[tuple[Candidates, Mask]]) -> list[tuple[Candidates, int]]:
+def _pareto_front(
+    request: Request, searched: Sequence[tuple[CandidatePlans, Mask]]
+) -> list[tuple[CandidatePlans, int]]:
     """Return at most `MAX_PARETO` plans that no other plan beats in time, cost and GPUs at once, fastest first.
 
     A pool without a price is compared by time and GPUs alone. If prices are in several currencies, all pools are.
@@ -97,7 +99,7 @@ def _pareto_front(request: Request, searched: Sequence[tuple[Candidates, Mask]])
     currencies = {
         candidates.pool.currency for candidates, _ in searched if candidates.pool.price_per_gpu_hour is not None
     }
-    chosen: list[tuple[Candidates, int]] = []
+    chosen: list[tuple[CandidatePlans, int]] = []
     points: list[tuple[float, float, float]] = []
     for each, mask in searched:
         # On one pool the cost is time times GPUs, so only the fastest plan of each GPU count can be on the front.
@@ -123,7 +125,7 @@ def _pareto_front(request: Request, searched: Sequence[tuple[Candidates, Mask]])
     return sorted((chosen[front[index]] for index in kept_rows), key=lambda item: _seconds_and_name(*item))
 
 
-def _seconds_and_name(candidates: Candidates, row: int) -> tuple[float, str]:
+def _seconds_and_name(candidates: CandidatePlans, row: int) -> tuple[float, str]:
     """Return the seconds per sample of a plan and the name of its pool, the sort key of the front."""
     return float(candidates.step_s[row] / candidates.batch[row]), candidates.pool.name
 

@@ -27,7 +27,7 @@ from tilecast import constants, hardware, memory, search, uncertainty
 from tilecast.cost import price_of_1000_steps
 from tilecast.hardware import Gpu, Pool
 from tilecast.objectives import OBJECTIVES, Objective
-from tilecast.search import Limits, Priced
+from tilecast.search import PlanLimits, PricedPlans
 from tilecast.spec import Plan, Workload
 
 SharingMethod = Literal["mig", "mps", "timeSlicing"]
@@ -41,7 +41,7 @@ MAX_JOBS = 8
 
 
 @dataclass(frozen=True, slots=True)
-class GpuShare:
+class GpuSharingOption:
     """Forecast, in seconds and bytes, of a job on a MIG slice or shared GPU; `slowdown` is relative to a whole GPU."""
 
     kind: SharingMethod
@@ -79,8 +79,8 @@ class SharingAdvice:
     pool: Pool
     whole_s: float
     """Seconds of the step on a whole GPU."""
-    options: tuple[GpuShare, ...]
-    best: GpuShare | None
+    options: tuple[GpuSharingOption, ...]
+    best: GpuSharingOption | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,9 +117,9 @@ def sharing_options(workload: Workload, pool: Pool, objective: Objective = "time
     if whole is None:
         return None
     options = [
-        *_mig_shares(workload, pool, whole),
-        *_choose_share(_shares_by_jobs(workload, pool, whole, "mps"), objective),
-        *_choose_share(_shares_by_jobs(workload, pool, whole, "timeSlicing"), objective),
+        *_iterate_mig_options(workload, pool, whole),
+        *_choose_option(_iterate_sharing_options(workload, pool, whole, "mps"), objective),
+        *_choose_option(_iterate_sharing_options(workload, pool, whole, "timeSlicing"), objective),
     ]
     worth = [option for option in options if _is_worthwhile(option, objective)]
     # Isolated options come first: neighbours on a shared GPU take bandwidth from each other, and share faults.
@@ -132,7 +132,7 @@ def sharing_options(workload: Workload, pool: Pool, objective: Objective = "time
     )
 
 
-def _is_worthwhile(option: GpuShare, objective: Objective) -> bool:
+def _is_worthwhile(option: GpuSharingOption, objective: Objective) -> bool:
     if OBJECTIVES[objective].saves_gpus:
         return option.relative_cost <= MAX_RELATIVE_COST
     return option.slowdown <= MAX_SLOWDOWN
@@ -143,7 +143,7 @@ class _BestRun:
     """The fastest plan of a job on one device."""
 
     workload: Workload
-    priced: Priced
+    priced: PricedPlans
     row: int
 
     @property
@@ -151,7 +151,7 @@ class _BestRun:
         return float(self.priced.step_s[self.row])
 
     @property
-    def busy_share(self) -> float:
+    def busy_fraction(self) -> float:
         """Fraction of the step in which the GPU computes."""
         parts = self.priced.times.parts(self.row)
         return (parts["compute"] + parts["optimizer"]) / self.step_s
@@ -160,7 +160,7 @@ class _BestRun:
     def memory_bytes(self) -> float:
         return float(self.priced.memory_bytes[self.row])
 
-    def to_share(
+    def to_option(
         self,
         kind: SharingMethod,
         pool: Pool,
@@ -169,7 +169,7 @@ class _BestRun:
         share: float,
         profile: str = "",
         contention_factor: float = 1.0,
-    ) -> GpuShare:
+    ) -> GpuSharingOption:
         """Return the run as an option for sharing a GPU.
 
         `contention_factor` is the factor by which other jobs on the GPU slow the run down. Its step is never shorter
@@ -179,7 +179,7 @@ class _BestRun:
         upper = uncertainty.interval(self.workload, self.priced, self.row)[1] / self.step_s
         factor = float(np.exp(np.hypot(np.log(upper), constants.shipped_constants().sharing[kind])))
         price = pool.price_per_gpu_hour
-        return GpuShare(
+        return GpuSharingOption(
             kind=kind,
             profile=profile,
             jobs=jobs,
@@ -197,7 +197,7 @@ class _BestRun:
 
 def _fastest_run(workload: Workload, pool: Pool, gpu: Gpu, most_bytes: float = np.inf) -> _BestRun | None:
     """Return the fastest plan that fits one device within `most_bytes`. If there is no such plan, return None."""
-    plans = search.enumerate_plans(workload, replace(pool, gpu=gpu), Limits(gpus=1))
+    plans = search.enumerate_plans(workload, replace(pool, gpu=gpu), PlanLimits(gpus=1))
     if not len(plans):
         return None
     priced = search.price(workload, plans, replace(pool, gpu=gpu))
@@ -206,29 +206,33 @@ def _fastest_run(workload: Workload, pool: Pool, gpu: Gpu, most_bytes: float = n
     return _BestRun(workload, priced, row) if np.isfinite(step_s[row]) else None
 
 
-def _mig_shares(workload: Workload, pool: Pool, whole: _BestRun) -> Iterator[GpuShare]:
+def _iterate_mig_options(workload: Workload, pool: Pool, whole: _BestRun) -> Iterator[GpuSharingOption]:
     """Yield the options with MIG: the fastest run on one slice of each profile."""
     for profile in hardware.list_mig_profiles(pool.gpu):
         run = _fastest_run(workload, pool, profile.slice_gpu(pool.gpu)) if profile.share < 1 else None
         if run is not None:
-            yield run.to_share("mig", pool, whole, profile.instances, profile.share, profile.name)
+            yield run.to_option("mig", pool, whole, profile.instances, profile.share, profile.name)
 
 
-def _shares_by_jobs(workload: Workload, pool: Pool, whole: _BestRun, kind: SharingMethod) -> Iterator[GpuShare]:
+def _iterate_sharing_options(
+    workload: Workload, pool: Pool, whole: _BestRun, kind: SharingMethod
+) -> Iterator[GpuSharingOption]:
     """Yield the options of k jobs on the whole GPU, with MPS or with time-slicing, for k = 2, 3, … while they fit."""
     usable = memory.usable_bytes(pool.gpu)
     for jobs in range(2, MAX_JOBS + 1):
-        run = _fastest_run(workload, pool, _mps_part(pool.gpu, jobs) if kind == "mps" else pool.gpu, usable / jobs)
+        run = _fastest_run(
+            workload, pool, _limit_gpu_for_mps(pool.gpu, jobs) if kind == "mps" else pool.gpu, usable / jobs
+        )
         if run is None:
             return
-        members = [SharingJob(run.memory_bytes, run.busy_share)] * jobs
+        members = [SharingJob(run.memory_bytes, run.busy_fraction)] * jobs
         contention_factor = 1.0 if kind == "mps" else time_slicing_slowdown(members, pool.gpu)
         if contention_factor is None:
             return
-        yield run.to_share(kind, pool, whole, jobs, 1 / jobs, contention_factor=contention_factor)
+        yield run.to_option(kind, pool, whole, jobs, 1 / jobs, contention_factor=contention_factor)
 
 
-def _mps_part(gpu: Gpu, jobs: int) -> Gpu:
+def _limit_gpu_for_mps(gpu: Gpu, jobs: int) -> Gpu:
     """Return the GPU as seen by one of k jobs under MPS: the whole memory, and a k-th of everything else."""
     sms = gpu.sm_count // jobs
     return replace(
@@ -241,8 +245,8 @@ def _mps_part(gpu: Gpu, jobs: int) -> Gpu:
     )
 
 
-def _choose_share(shares: Iterator[GpuShare], objective: Objective) -> list[GpuShare]:
+def _choose_option(options: Iterator[GpuSharingOption], objective: Objective) -> list[GpuSharingOption]:
     """Return a list with the cheapest worthwhile option. If no option is worthwhile, the list has the first one."""
-    every = list(shares)
+    every = list(options)
     worth = [option for option in every if _is_worthwhile(option, objective)]
     return [min(worth, key=lambda option: option.relative_cost)] if worth else every[:1]

@@ -9,7 +9,7 @@ from typing import Literal
 from tilecast.advice.sharing import SharingAdvice
 from tilecast.hardware import Pool
 from tilecast.objectives import OBJECTIVES, Objective, ObjectiveRecord
-from tilecast.spec import Plan, Precision, SpecError, Stated, Workload
+from tilecast.spec import PartialPlan, Plan, Precision, SpecError, Workload
 
 
 def require(is_met: object, field: str, problem: str, remedy: str) -> None:
@@ -37,7 +37,7 @@ class Baseline:
 
     pool: str
     gpus: int
-    plan: Stated | None = None
+    plan: PartialPlan | None = None
     """Plan or part of it; None leaves the plan to the search."""
 
 
@@ -67,7 +67,7 @@ class Request:
     """Every precision that the job may be trained in; empty keeps its own."""
     tokens: int | None = None
     """Tokens of the whole run, if its length is given in tokens."""
-    plan: Stated | None = None
+    plan: PartialPlan | None = None
     """The only plan to price; None leaves it to the search."""
 
     @property

@@ -20,7 +20,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema
 
 from tilecast import zoo
 from tilecast.advice import Advice, AdviceOrigin, Change, Offer, Rejection, WhyNot
-from tilecast.advice.sharing import GpuShare, SharingAdvice
+from tilecast.advice.sharing import GpuSharingOption, SharingAdvice
 from tilecast.api import status
 from tilecast.api.base import (
     ApiModel,
@@ -176,19 +176,19 @@ class PartOfGpu(StatusModel):
     )
 
     @classmethod
-    def from_share(cls, share: GpuShare) -> Self:
+    def from_option(cls, option: GpuSharingOption) -> Self:
         """Return the document for one way to share a GPU."""
         return cls(
-            kind=share.kind,
-            profile=share.profile or None,
-            resource=share.resource,
-            jobs_per_gpu=share.jobs,
-            gpu_share=round_to_six_digits(share.share),
-            plan=str(share.plan),
-            step_seconds=StepSeconds.from_forecast(share),
-            slowdown=round_to_six_digits(share.slowdown),
-            memory_bytes=MemoryBytes(used=round(share.memory_bytes), available=round(share.memory_available_bytes)),
-            cost_per1000_steps=round_if_known(share.cost_per_1000_steps),
+            kind=option.kind,
+            profile=option.profile or None,
+            resource=option.resource,
+            jobs_per_gpu=option.jobs,
+            gpu_share=round_to_six_digits(option.share),
+            plan=str(option.plan),
+            step_seconds=StepSeconds.from_forecast(option),
+            slowdown=round_to_six_digits(option.slowdown),
+            memory_bytes=MemoryBytes(used=round(option.memory_bytes), available=round(option.memory_available_bytes)),
+            cost_per1000_steps=round_if_known(option.cost_per_1000_steps),
         )
 
 
@@ -206,8 +206,8 @@ class SharedGpu(StatusModel):
         return cls(
             pool=sharing.pool.name,
             whole_step_seconds=round_to_six_digits(sharing.whole_s),
-            best=PartOfGpu.from_share(sharing.best) if sharing.best else None,
-            options=[PartOfGpu.from_share(option) for option in sharing.options],
+            best=PartOfGpu.from_option(sharing.best) if sharing.best else None,
+            options=[PartOfGpu.from_option(option) for option in sharing.options],
         )
 
 

@@ -65,7 +65,7 @@ class Transformer(ApiModel):
 
     def to_model(self, name: str) -> Model:
         """Return a `Model` with these dimensions and a name."""
-        return zoo.model_from(
+        return zoo.build_model(
             {
                 "name": name,
                 "family": self.family,

@@ -9,7 +9,7 @@ from pydantic import Field
 from tilecast.advice import AdviceOrigin, Offer, Rejection, WhyNot
 from tilecast.advice.incumbent import Incumbent
 from tilecast.advice.measured import RunForecast
-from tilecast.advice.sharing import GpuShare
+from tilecast.advice.sharing import GpuSharingOption
 from tilecast.api.base import (
     TIME,
     StatusModel,
@@ -72,7 +72,7 @@ class StepSeconds(StatusModel):
     upper_bound: float = Field(ge=0, description="Upper end of the 90 % range.")
 
     @classmethod
-    def from_forecast(cls, forecast: Offer | GpuShare | RunForecast) -> Self:
+    def from_forecast(cls, forecast: Offer | GpuSharingOption | RunForecast) -> Self:
         """Return the document for the step of a forecast, with its range, in seconds."""
         ends = round_to_six_digits(forecast.lower_s), round_to_six_digits(forecast.upper_s)
         return cls(target=round_to_six_digits(forecast.step_s), lower_bound=ends[0], upper_bound=ends[1])

@@ -85,7 +85,7 @@ def read_model(
     try:
         if source.transformer is not None:
             return source.transformer.to_model(name)
-        return zoo.preset(str(source.preset))
+        return zoo.find_preset(str(source.preset))
     except SpecError as error:
         field = "spec.model.preset" if source.transformer is None else "spec.model.transformer"
         raise error.at(field) from None
@@ -133,7 +133,7 @@ def sequence_length(model: Model, requested_length: int | None) -> int:
             takes = "reads images, not tokens" if zoo.reads_images(model) else "takes samples of one length"
             raise SpecError(field, f"{model.name} {takes}", "leave it out")
         return 1
-    if requested_length is None and (usual := model.own(zoo.Transformer).text_length):
+    if requested_length is None and (usual := model.get_dimensions(zoo.Transformer).text_length):
         return usual
     if requested_length is None:
         raise SpecError(field, "is missing", f"{model.name} reads tokens: say how many per sample")

@@ -42,7 +42,7 @@ from tilecast.objectives import OBJECTIVES, Objective, objectives_bounded_by
 from tilecast.recomputation import PATTERN, Checkpointing, join_modules, split_modules
 from tilecast.search import FRAMEWORKS as ABILITIES
 from tilecast.search import abilities
-from tilecast.spec import PIPELINE_SCHEDULES, SpecError, Stated, Workload
+from tilecast.spec import PIPELINE_SCHEDULES, PartialPlan, SpecError, Workload
 from tilecast.zoo.families import FAMILIES
 
 KIND = "TrainingJob"
@@ -99,9 +99,9 @@ class BaselinePlan(ApiModel):
     micro_batch: int | None = open_plan_field("micro_batch", le=MAX_BATCH)
     checkpointing: Checkpointing | None = open_plan_field("checkpointing", ge=None, pattern=PATTERN, max_length=96)
 
-    def stated(self) -> Stated:
-        """Return the plan as a `Stated`, which leaves absent settings to the search."""
-        stated = Stated(**dict(self))
+    def to_partial_plan(self) -> PartialPlan:
+        """Return the plan as a `PartialPlan`, which leaves absent settings to the search."""
+        stated = PartialPlan(**dict(self))
         if modules := split_modules(stated.checkpointing or "none"):
             return replace(stated, checkpointing=join_modules(modules))
         return stated
@@ -127,7 +127,7 @@ class JobBaseline(ApiModel):
 
     def to_baseline(self) -> Baseline:
         """Return the baseline as a `Baseline` of the request."""
-        return Baseline(self.pool, self.gpus, self.plan.stated() if self.plan else None)
+        return Baseline(self.pool, self.gpus, self.plan.to_partial_plan() if self.plan else None)
 
 
 def _degrees_match_gpus(plan: BaselinePlan, gpus: int) -> bool:
@@ -309,7 +309,7 @@ def to_request(name: str, spec: TrainingJobSpec, stored: bytes | None = None) ->
     _check_precision(training)
     _check_gradient_sync(training)
     _check_pipeline(training, model)
-    _check_recipe(training)
+    _check_data_types(training)
     if spec.model.hugging_face is not None or spec.model.graph_ref is not None:
         zoo.count_operators(workload)  # refuses models that are too large, while the job is read
     batches = training.global_batch_size_range
@@ -416,7 +416,7 @@ def _check_pipeline(training: Training, model: Model) -> None:
         raise SpecError(field, problem, f"write {model.layers} layers t in all, or leave it out")
 
 
-def _check_recipe(training: Training) -> None:
+def _check_data_types(training: Training) -> None:
     """Raise an error if the framework does not support the spec's data types of weights, gradients and moments.
 
     Raises:

@@ -18,7 +18,7 @@ from tilecast.cli.arguments import add_job_arguments, add_pool_arguments
 from tilecast.hardware import Pool
 from tilecast.inputs.job_options import JobOptions
 from tilecast.inputs.pools import PoolOptions
-from tilecast.public.asking import Answer, Question, answer_question, measured_offer
+from tilecast.public.asking import AdviceInputs, AdviceResult, compute_advice, measured_offer
 from tilecast.render import launch as launched
 from tilecast.render.document import FORMATS, dump_document
 from tilecast.render.launch import LAUNCHERS, LaunchSetting
@@ -67,7 +67,7 @@ _MORE = ("wide", "html")
 
 
 def run(options: argparse.Namespace) -> int:
-    question = Question(
+    question = AdviceInputs(
         JobOptions.from_values(options.job, vars(options)),
         PoolOptions.from_attributes(options),
         baseline=options.baseline,
@@ -75,7 +75,7 @@ def run(options: argparse.Namespace) -> int:
         measured=options.measured,
         launch=options.launch,
     )
-    answer = answer_question(question)
+    answer = compute_advice(question)
     try:
         text = _manifest_text(options, answer) if answer.candidates and options.output == "yaml" else None
         sys.stdout.write(_output_text(options, question, answer) if text is None else text)
@@ -84,14 +84,14 @@ def run(options: argparse.Namespace) -> int:
     return EXIT_OK if answer.advice.best else EXIT_NO_RECOMMENDATION
 
 
-def _manifest_text(options: argparse.Namespace, answer: Answer) -> str:
+def _manifest_text(options: argparse.Namespace, result: AdviceResult) -> str:
     """Return the text of the job's manifest with advised fields, and the launcher's command if `--launch` is given."""
-    source, advice, candidates = answer.job.source, answer.advice, answer.candidates
+    source, advice, candidates = result.job.source, result.advice, result.candidates
     assert source is not None and candidates is not None  # noqa: S101 (only jobs of other kinds have a manifest)
     if advice.best is None or not options.launch:
         return source.edited_manifest(advice, candidates)
     launch = launched.write_launch(options.launch, LaunchSetting.from_offer(advice.request.name, advice.best))
-    return source.edited_manifest(advice, candidates, launch.running(source.program).shell())
+    return source.edited_manifest(advice, candidates, launch.with_program(source.program).format_bash_script())
 
 
 def _html_text(advice: Advice, pools: Sequence[Pool], sections: Sequence[tuple[str, str]]) -> str:
@@ -104,14 +104,14 @@ def _html_text(advice: Advice, pools: Sequence[Pool], sections: Sequence[tuple[s
     return html.advice_page(advice, explanation, find_scaling_curves(advice.request, pools), sections)
 
 
-def _output_text(options: argparse.Namespace, question: Question, answer: Answer) -> str:
-    advice, best = answer.advice, answer.advice.best
-    extras = _requested_sections(options, question, answer, best) if best is not None else []
+def _output_text(options: argparse.Namespace, inputs: AdviceInputs, result: AdviceResult) -> str:
+    advice, best = result.advice, result.advice.best
+    extras = _requested_sections(options, inputs, result, best) if best is not None else []
     if options.output == "csv":
         return FORMATS["csv"](advice)
     if options.output == "html":
         return _html_text(
-            advice, answer.pools, [(extra.title, extra.screen) for extra in extras if extra.key != "explanation"]
+            advice, result.pools, [(extra.title, extra.screen) for extra in extras if extra.key != "explanation"]
         )
     if extras and options.output in ("json", "yaml"):
         return dump_document(
@@ -134,14 +134,16 @@ class _Section:
     document: object
 
 
-def _requested_sections(options: argparse.Namespace, question: Question, answer: Answer, best: Offer) -> list[_Section]:
-    advice, extras = answer.advice, []
-    if answer.seconds is not None:
+def _requested_sections(
+    options: argparse.Namespace, inputs: AdviceInputs, result: AdviceResult, best: Offer
+) -> list[_Section]:
+    advice, extras = result.advice, []
+    if result.seconds is not None:
         from tilecast.diagnose import diagnose_step
         from tilecast.render import diagnose as diagnosed
 
-        ran = measured_offer(question, answer)
-        held = diagnose_step(ran.workload, ran.plan, ran.pool, answer.seconds)
+        ran = measured_offer(inputs, result)
+        held = diagnose_step(ran.workload, ran.plan, ran.pool, result.seconds)
         extras.append(
             _Section("measured", "Measured", diagnosed.diagnosis_text(held), diagnosed.diagnosis_document(held))
         )
@@ -163,7 +165,9 @@ def _requested_sections(options: argparse.Namespace, question: Question, answer:
         from tilecast.render import layers
 
         tensor = advice.request.constraints.max_tensor
-        varied = perlayer.best(best.workload, best.pool, best.gpus, search.Limits(max_tensor=tensor))
+        varied = perlayer.find_best_strategies(
+            best.workload, best.pool, best.gpus, search.PlanLimits(max_tensor=tensor)
+        )
         cut = perlayer.cut_pipeline(best.workload, best.pool, best.plan)
         screen = layers.layers_text(best, varied, cut)
         extras.append(_Section("perLayer", "Layer by layer", screen, layers.layers_document(varied, cut)))

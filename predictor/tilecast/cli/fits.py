@@ -9,7 +9,7 @@ from tilecast.cli import EXIT_NO_RECOMMENDATION, EXIT_OK
 from tilecast.cli.arguments import add_job_arguments, add_pool_arguments
 from tilecast.inputs.job_options import JobOptions
 from tilecast.inputs.pools import PoolOptions
-from tilecast.public.asking import Question, answer_question
+from tilecast.public.asking import AdviceInputs, compute_advice
 from tilecast.public.results import Fits
 
 
@@ -22,7 +22,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     job = JobOptions.from_values(options.job, vars(options))
-    question = Question(job, PoolOptions.from_attributes(options), plan=options.plan, seeks_fewest=True)
-    fits = Fits.from_advice(answer_question(question).advice)
+    question = AdviceInputs(job, PoolOptions.from_attributes(options), plan=options.plan, seeks_fewest=True)
+    fits = Fits.from_advice(compute_advice(question).advice)
     print(json.dumps(fits.to_dict(), indent=2) if options.output == "json" else fits)
     return EXIT_OK if fits else EXIT_NO_RECOMMENDATION

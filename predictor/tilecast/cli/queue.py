@@ -10,7 +10,7 @@ from tilecast.cli.arguments import add_pool_arguments
 from tilecast.inputs.pools import PoolOptions
 from tilecast.inputs.queue import read_documents
 from tilecast.planner.policies import POLICIES
-from tilecast.public.queueing import QueueQuestion, plan_queue
+from tilecast.public.queueing import QueueInputs, plan_queue
 from tilecast.render import queue as render
 from tilecast.render.queue import QueueScreen
 
@@ -40,7 +40,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     result = plan_queue(
-        QueueQuestion(
+        QueueInputs(
             read_documents(options.jobs),
             PoolOptions.from_attributes(options),
             options.policy,

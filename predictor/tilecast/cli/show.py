@@ -12,7 +12,7 @@ from tilecast.cli.arguments import add_pool_arguments
 from tilecast.inputs.pools import PoolOptions
 from tilecast.public import catalog
 from tilecast.public.catalog import Row
-from tilecast.render.rows import facts_lines, rows_table
+from tilecast.render.rows import format_properties, rows_table
 from tilecast.spec import SpecError
 
 
@@ -35,7 +35,7 @@ def run(options: argparse.Namespace) -> int:
         )
     else:
         row = describe_row(options.name, pools)
-        text = _format_json(row) if options.output == "json" else "\n".join(facts_lines(row))
+        text = _format_json(row) if options.output == "json" else "\n".join(format_properties(row))
     print(text)
     return EXIT_OK
 
@@ -56,14 +56,14 @@ def _format_pool_row(row: Row) -> Row:
 _CATALOGS: Mapping[
     str, tuple[Callable[[PoolOptions], list[Row]], Callable[[str, PoolOptions], Row], Callable[[Row], Row]]
 ] = {
-    "gpus": (lambda _: catalog.list_gpus(), lambda name, _: catalog.describe_gpu(name), dict),
+    "gpus": (lambda _: catalog.list_gpu_rows(), lambda name, _: catalog.describe_gpu(name), dict),
     "models": (
-        lambda _: catalog.list_models(),
+        lambda _: catalog.list_model_rows(),
         lambda name, _: catalog.describe_model(name),
         lambda row: row | {"PARAMETERS": f"{row['PARAMETERS'] / 1e6:,.0f}M"},
     ),
     "links": (
-        lambda _: catalog.list_links(),
+        lambda _: catalog.list_link_rows(),
         lambda name, _: catalog.describe_link(name),
         lambda row: row | {"reaches": f"{row['reaches']:.0%}"},
     ),

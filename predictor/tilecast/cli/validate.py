@@ -83,7 +83,7 @@ def _validate_runs(options: argparse.Namespace, track: Track) -> str:
     forecasts = runs.forecast_rows(rows, track)
     if options.rows is not None:
         runs.write_rows(options.rows, rows, forecasts)
-    return scores.score_report(rows, forecasts)
+    return scores.compare_report(rows, forecasts)
 
 
 def _validate_transfer(options: argparse.Namespace, track: Track) -> str:

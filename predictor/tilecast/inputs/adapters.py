@@ -80,7 +80,7 @@ def _find_base_preset(name: object, field: str, rank: int) -> str:
         problem = "is missing" if not name else f"{format_value(name)} is no name of a model"
         raise SpecError(field, problem, remedy)
     try:
-        preset = zoo.preset(name)
+        preset = zoo.find_preset(name)
     except SpecError as error:
         raise SpecError(field, f"{format_value(name)} is no preset", f"{remedy}; {error.remedy}") from None
     if preset.family not in zoo.ADAPTED:

@@ -164,7 +164,7 @@ def _find_preset(name: str) -> str:
         SpecError: there is no such preset. If config.json files of this model family can be read, the remedy says so.
     """
     try:
-        return zoo.preset(name).name
+        return zoo.find_preset(name).name
     except SpecError as error:
         kind, kinds = (
             _normalize_model_type(name.rpartition("/")[2]),
@@ -218,7 +218,7 @@ def _file_in_folder(job: str) -> str | None:
         if (path := Path(job) / name).is_file():
             return str(path)
     try:
-        zoo.preset(job)
+        zoo.find_preset(job)
     except SpecError:
         problem = f"is a folder without {' or '.join(_FOLDER)}"
         raise SpecError(job, problem, "name a file in it, or a preset") from None
@@ -281,7 +281,7 @@ def _job_from_documents(options: JobOptions, items: Sequence[Document], text: st
     own = [document for document in items if document.get("kind") == training_job.KIND]
     source = None if own else ManifestJob.from_documents(text, items)
     if source is not None:
-        own = [training_job.training_job_document(source.job.name, jobs.read_annotations(source.job))]
+        own = [training_job.training_job_document(source.job.name, jobs.read_training_spec(source.job))]
     own = own or [*items]
     if len(own) == 1 and (kind := own[0].get("kind", training_job.KIND)) != training_job.KIND:
         remedy = f"give a TrainingJob, {list_job_kinds()}"

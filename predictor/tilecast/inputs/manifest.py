@@ -62,8 +62,8 @@ class ManifestJob:
         """
         # The advice may change the number of pods, except in jobs where this takes more than changing a number.
         is_placed = not self.job.is_countable
-        choice = candidates.find_candidates(self.job, pools, labels, None, devices, is_placed=is_placed)
-        return candidates.build_job_request(request, self.job, choice, is_placed=is_placed), choice
+        choice = candidates.find_candidates(self.job, pools, labels, None, devices, writes_advice=is_placed)
+        return candidates.build_job_request(request, self.job, choice, writes_advice=is_placed), choice
 
     def edited_manifest(self, advice: Advice, choice: candidates.JobCandidates, command: str = "") -> str:
         """Return the manifest's text with the job's fields changed as advised. All other text stays as it is.

@@ -18,7 +18,7 @@ from tilecast.inputs import reading
 from tilecast.inputs.gpu_list import assumed_pool
 from tilecast.inputs.logs import read_logged_step
 from tilecast.learning.job_calibration import NO_PARTS, MeasuredParts
-from tilecast.spec import SpecError, Stated
+from tilecast.spec import PartialPlan, SpecError
 
 _STEP = re.compile(r"(\d{1,9}(?:\.\d{0,9})?(?:e-?\d{1,2})?) *(ms|s|min|)", re.ASCII)
 _UNITS: Mapping[str, float] = {"ms": 1e-3, "s": 1.0, "": 1.0, "min": 60.0}
@@ -44,7 +44,7 @@ class UnresolvedRun:
 
     pool: str
     gpus: int
-    plan: Stated | None
+    plan: PartialPlan | None
     seconds: float
     parts: MeasuredParts = NO_PARTS
     field: str = "--measured"
@@ -110,7 +110,7 @@ def _parse_run(text: str, field: str) -> UnresolvedRun:
         raise SpecError(field, f"{step[:40]!r} is no step time", _REMEDY)
     where, _, plan = head.partition("/")
     pool, gpus = reading.parse_name_and_count(field, where)
-    return UnresolvedRun(pool, gpus, Stated.parse(plan, field) if plan else None, seconds, field=field)
+    return UnresolvedRun(pool, gpus, PartialPlan.parse(plan, field) if plan else None, seconds, field=field)
 
 
 def _read_log_alone(name: str) -> float | None:
@@ -134,7 +134,7 @@ def _read_runs_file(name: str) -> list[UnresolvedRun]:
         UnresolvedRun(
             one.pool,
             one.gpus,
-            Stated.parse(one.plan, f"{name}: plan") if one.plan else None,
+            PartialPlan.parse(one.plan, f"{name}: plan") if one.plan else None,
             one.step_seconds,
             one.parts,
             name,

@@ -110,7 +110,7 @@ def _cached_nodes_report(context: str | None, file: str | None) -> NodesReport:
     from tilecast.api import calibration as calibration_file
 
     lists = nodes.parse_objects(*_cached_cluster_text(context, file))
-    report = nodes.discover_pools(*lists, now=True)
+    report = nodes.discover_pools(*lists, usable_only=True)
     seen = calibration_file.read_runs(lists[1], report.pools)
     if seen:
         return report.with_calibration(calibration.fit_calibration([item.run for item in seen]))

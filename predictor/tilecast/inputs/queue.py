@@ -20,7 +20,7 @@ from tilecast.jobs.candidates import build_job_request as narrowed
 from tilecast.jobs.candidates import find_candidates
 from tilecast.jobs.quantities import count_pod_gpus
 from tilecast.nodes import PublishedDevice
-from tilecast.planner.options import job_options
+from tilecast.planner.options import list_job_options
 from tilecast.planner.problem import JobOption, QueuedJob, UnplannedJob, start_running
 from tilecast.spec import SpecError
 
@@ -165,14 +165,16 @@ class JobQueueReader:
             return None
         try:
             request = training_job.read_request(
-                training_job.training_job_document(job.name, jobs.read_annotations(job)), self.documents.config_maps
+                training_job.training_job_document(job.name, jobs.read_training_spec(job)), self.documents.config_maps
             )
         except SpecError as error:
             raise jobs.point_error_to_annotation(error) from None
         has_quota = job.queue and self._has_queues and not job.has_claims
         queue = kueue.find_queue(self.documents.kueue, job.namespace, job.queue) if has_quota else None
-        possible = find_candidates(job, self.pools, self.labels, queue, self.devices, is_placed=not job.is_countable)
-        request = narrowed(request, job, possible, is_placed=not job.is_countable)
+        possible = find_candidates(
+            job, self.pools, self.labels, queue, self.devices, writes_advice=not job.is_countable
+        )
+        request = narrowed(request, job, possible, writes_advice=not job.is_countable)
         owner = queue.cluster_queue if queue else ""
         for item in possible.usable:
             if item.flavor is not None:
@@ -209,7 +211,7 @@ class JobQueueReader:
     def _price_options(self, request: Request, pools: Sequence[Pool]) -> tuple[JobOption, ...]:
         key = repr((replace(request, name="", baseline=None), [(pool.name, pool.max_gpus) for pool in pools]))
         if key not in self._priced:
-            self._priced[key] = job_options(request, pools)
+            self._priced[key] = list_job_options(request, pools)
         if not self._priced[key]:
             refused = advise(request, pools).rejections
             problem = "; ".join(f"{item.pool}: {item.message}" for item in refused) or "no pool has a plan for it"

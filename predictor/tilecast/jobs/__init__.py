@@ -9,8 +9,8 @@ first.
 from tilecast.jobs.annotations import (
     point_error_to_annotation,
     point_message_to_annotation,
-    read_annotations,
     read_mode,
+    read_training_spec,
     read_weight,
 )
 from tilecast.jobs.changes import compute_changes
@@ -74,9 +74,9 @@ __all__ = [
     "merge_node_selector",
     "point_error_to_annotation",
     "point_message_to_annotation",
-    "read_annotations",
     "read_job",
     "read_mode",
+    "read_training_spec",
     "read_weight",
     "read_without_pods",
     "remove_node_choice",

@@ -13,7 +13,7 @@ from tilecast.jobs.keys import CONFIG_MAP, CONSTRAINTS, MODE, MODEL, OBJECTIVE, 
 from tilecast.spec import SpecError
 
 
-def read_annotations(job: Job) -> dict[str, Any]:
+def read_training_spec(job: Job) -> dict[str, Any]:
     """Return the spec of the TrainingJob that a job's annotations describe, as a mapping that is not validated yet.
 
     Raises:

@@ -64,7 +64,7 @@ def find_candidates(
     queue: LocalQueue | None,
     devices: Mapping[str, Sequence[PublishedDevice]] | None = None,
     *,
-    is_placed: bool,
+    writes_advice: bool,
 ) -> JobCandidates:
     """Return the pools that a job may use, the other pools with reasons, and the pool used without advice.
 
@@ -74,8 +74,8 @@ def find_candidates(
         nodes: the labels of every node that has GPUs.
         queue: the job's queue, if Kueue manages it.
         devices: the devices that ResourceSlices publish, by pool name. None ignores the job's ResourceClaims.
-        is_placed: whether the advice will be written into the job (mode Initial). The nodes of a pool must then have
-            enough GPUs for a pod, and the pods must tolerate every taint of the pool.
+        writes_advice: whether the advice will be written into the job (mode Initial). The nodes of a pool must then
+            have enough GPUs for a pod, and the pods must tolerate every taint of the pool.
 
     Raises:
         SpecError: a selector of the job's ResourceClaims cannot be evaluated.
@@ -85,7 +85,9 @@ def find_candidates(
     for pool in sorted(pools, key=lambda item: item.name):
         met = () if devices is None else match_devices(job, devices.get(pool.name, ()))
         candidate = (
-            _reject_for_claim(pool, met) if isinstance(met, str) else _check_pool(job, pool, kinds, queue, is_placed)
+            _reject_for_claim(pool, met)
+            if isinstance(met, str)
+            else _check_pool(job, pool, kinds, queue, writes_advice)
         )
         if isinstance(candidate, Rejection):
             rejections.append(candidate)
@@ -96,7 +98,7 @@ def find_candidates(
     )
 
 
-def build_job_request(request: Request, job: Job, candidates: JobCandidates, *, is_placed: bool) -> Request:
+def build_job_request(request: Request, job: Job, candidates: JobCandidates, *, writes_advice: bool) -> Request:
     """Return a request for advice with the limits of an existing job, and its present GPUs as the baseline.
 
     Rejected pools are removed from the allowed pools. If the advice will be written into the job, the request keeps
@@ -106,14 +108,14 @@ def build_job_request(request: Request, job: Job, candidates: JobCandidates, *, 
         request: the request that the user wrote.
         job: the job.
         candidates: the pools that the job may use.
-        is_placed: whether the advice will be written into the job.
+        writes_advice: whether the advice will be written into the job.
 
     Raises:
         SpecError: every pool that the user allows is rejected.
     """
     limits = request.constraints
     is_open = job.is_resizable and (limits.gpus is not None or limits.max_gpus is not None)
-    if is_placed and job.gpus and not is_open:
+    if writes_advice and job.gpus and not is_open:
         limits = replace(limits, gpus=job.gpus, max_gpus=None, max_nodes=None)
     why = {item.pool: item for item in candidates.rejections}
     if limits.allowed_pools and why.keys() >= set(limits.allowed_pools):
@@ -197,7 +199,7 @@ def _reject_for_claim(pool: Pool, request: str) -> Rejection:
 
 
 def _check_pool(
-    job: Job, pool: Pool, kinds: Sequence[tuple[Labels, int]], queue: LocalQueue | None, is_placed: bool
+    job: Job, pool: Pool, kinds: Sequence[tuple[Labels, int]], queue: LocalQueue | None, writes_advice: bool
 ) -> CandidatePool | Rejection:
     """Return a pool reduced to the nodes and GPUs that a job may use. If the job may use none, return a rejection.
 
@@ -206,18 +208,18 @@ def _check_pool(
         pool: the pool.
         kinds: distinct sets of node labels, each with its number of nodes.
         queue: the job's queue, if Kueue manages it.
-        is_placed: whether the advice will be written into the job.
+        writes_advice: whether the advice will be written into the job.
     """
-    if is_placed and pool.gpus_per_node < job.gpus_per_pod:
+    if writes_advice and pool.gpus_per_node < job.gpus_per_pod:
         message = f"a pod asks for {job.gpus_per_pod} GPUs, its nodes have {pool.gpus_per_node}"
         return Rejection(pool.name, "PodTooLarge", message, "ask for fewer GPUs in each of more pods")
-    if is_placed and (taint := _find_untolerated_taint(job, pool)):
+    if writes_advice and (taint := _find_untolerated_taint(job, pool)):
         message = f"its nodes have taint {taint}, which the job does not tolerate"
         return Rejection(pool.name, "NotTolerated", message, "add the toleration to the job, if it may run there")
     members = [(labels, count) for labels, count in kinds if pool.node_selector.items() <= labels.items()]
     # A pool that has no node now is judged by the labels that its nodes will surely have.
     members = members or [(pool.node_selector, pool.max_nodes)]
-    reachable = [(labels, count) for labels, count in members if _job_accepts(job, labels, is_placed)]
+    reachable = [(labels, count) for labels, count in members if _job_accepts(job, labels, writes_advice)]
     if not reachable:
         message = "the job's node selector or affinity excludes its nodes"
         return Rejection(pool.name, "NotSelected", message, "take labels of another kind of node out of the job")
@@ -231,7 +233,7 @@ def _check_pool(
     if not offered:
         message = f"no flavor of ClusterQueue {queue.cluster_queue} selects its nodes"
         return Rejection(pool.name, "NoFlavor", message, "add a ResourceFlavor with their labels to the queue")
-    needed = max(job.gpus, 1) if is_placed else 1
+    needed = max(job.gpus, 1) if writes_advice else 1
     ample = [item for item in offered if item[0].quota >= needed]
     if not ample:
         most = max(flavor.quota for flavor, _ in offered)
@@ -274,7 +276,7 @@ def _find_baseline(
     return Baseline(names.pop(), job.gpus) if len(names) == 1 else None
 
 
-def _job_accepts(job: Job, labels: Labels, is_placed: bool) -> bool:
+def _job_accepts(job: Job, labels: Labels, writes_advice: bool) -> bool:
     """Return whether the selectors of a job that advice cannot replace accept a node with the given labels.
 
     Advice replaces selectors by the labels of `choice_labels`. It cannot replace pinned selectors. If advice will be
@@ -282,7 +284,7 @@ def _job_accepts(job: Job, labels: Labels, is_placed: bool) -> bool:
     """
     return all(
         pods.pinned.items() <= labels.items()
-        and _pods_accept(pods, labels, lambda key: not is_choice_label(key), whole_affinity=is_placed)
+        and _pods_accept(pods, labels, lambda key: not is_choice_label(key), whole_affinity=writes_advice)
         for pods in job.workers
     )
 

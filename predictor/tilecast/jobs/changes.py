@@ -24,11 +24,11 @@ def compute_changes(
     """
     changed = list[FieldChange]()
     if placement.pods is not None:
-        changed += job.kind.resize(document, placement.pods)
+        changed += job.kind.list_resize_changes(document, placement.pods)
     if placement.gpus_per_pod is not None and placement.gpus_per_pod != job.gpus_per_pod:
-        changed += job.kind.set_gpus(document, job, placement.gpus_per_pod)
+        changed += job.kind.list_gpu_changes(document, job, placement.gpus_per_pod)
         changed += _change_process_count(document, job, placement.gpus_per_pod)
-    changed += job.kind.place(document, job, placement, has_runtime_patches=has_runtime_patches)
+    changed += job.kind.list_placement_changes(document, job, placement, has_runtime_patches=has_runtime_patches)
     return [change for change in changed if value_at_path(document, change.path) != change.value]
 
 

@@ -231,7 +231,7 @@ class JobKind(ABC):
         return any(states.get(name) == "True" for name in self.finished)
 
     @abstractmethod
-    def resize(self, document: Document, pods: int) -> list[FieldChange]:
+    def list_resize_changes(self, document: Document, pods: int) -> list[FieldChange]:
         """Return the changes that give a job `pods` pods. If changing numbers cannot do so, return an empty list."""
 
     def is_resizable(self, document: Document) -> bool:
@@ -242,7 +242,7 @@ class JobKind(ABC):
         """Return (kind, name) of the object that holds the pod templates. If the job holds them, return None."""
         return None
 
-    def place(
+    def list_placement_changes(
         self, document: Document, job: Job, placement: Placement, *, has_runtime_patches: bool
     ) -> list[FieldChange]:
         """Return the changes that write a placement's node selector and tolerations into the pods with GPUs.
@@ -269,7 +269,7 @@ class JobKind(ABC):
             if pods != before
         ]
 
-    def set_gpus(self, document: Document, job: Job, gpus: int) -> list[FieldChange]:
+    def list_gpu_changes(self, document: Document, job: Job, gpus: int) -> list[FieldChange]:
         """Return the changes that make every container that requests GPUs request `gpus` GPUs.
 
         They suit only a manifest from which no job was created yet.

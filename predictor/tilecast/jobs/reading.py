@@ -28,7 +28,7 @@ def read_job(document: Document, runtime: Document | None = None) -> Job:
     kind = find_kind(document)
     try:
         pods = tuple(kind.pods(document, runtime))
-        is_countable = bool(kind.resize(document, sum(item.count for item in pods)))
+        is_countable = bool(kind.list_resize_changes(document, sum(item.count for item in pods)))
         return _build_job(kind, document, pods, is_countable=is_countable)
     except (KeyError, TypeError, AttributeError, IndexError):
         remedy = f"write it as `kubectl explain {kind.plural}` says"

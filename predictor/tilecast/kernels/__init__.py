@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tilecast import constants
-from tilecast.graph import KINDS, Dims, KernelTable, Kind
+from tilecast.graph import KINDS, Dims, KernelTable, KernelType
 from tilecast.hardware import Gpu
 from tilecast.kernels import features, formulas, tiles, utilization
 from tilecast.spec import PRECISIONS, Floats, Ints, SpecError
@@ -178,7 +178,7 @@ class _NetworkBatch:
 
 
 def _price_by_formula(
-    kind: Kind, dims: Dims, mask: Mask, work: features.KernelWork, gpu: Gpu, ceiling: utilization.BandwidthCeiling
+    kind: KernelType, dims: Dims, mask: Mask, work: features.KernelWork, gpu: Gpu, ceiling: utilization.BandwidthCeiling
 ) -> Floats:
     """Return the seconds of some kernels of a kind that no network predicts, (n,).
 
@@ -243,7 +243,7 @@ def describe_model_file(model: Path | None = None) -> tuple[str, str]:
     return learned.description.version, learned.sha256
 
 
-def name_cases(kind: Kind, precision: str, dims: Dims, gpu: Gpu) -> Names:
+def name_cases(kind: KernelType, precision: str, dims: Dims, gpu: Gpu) -> Names:
     """Return the name of the training case of each of N kernels, such as `backward causal`, (N,) of strings.
 
     A case combines properties that change the code of a kernel and are not dimensions. They are the compute units, the
@@ -273,13 +273,13 @@ DIRECTIONS = ("forward", "input gradient", "weight gradient")
 ATTENTION_CASES = ("forward full", "forward causal", "backward full", "backward causal")
 
 
-def _group_kernels(table: KernelTable) -> list[tuple[Kind, str, Rows, Dims]]:
+def _group_kernels(table: KernelTable) -> list[tuple[KernelType, str, Rows, Dims]]:
     """Return the kernels of a table in groups of one kind and precision.
 
     A group has the kind, the precision, the rows of its kernels in the table, and their dimensions by name.
     Convolutions are also grouped by `features.is_image_convolution`.
     """
-    groups: list[tuple[Kind, str, Rows, Dims]] = []
+    groups: list[tuple[KernelType, str, Rows, Dims]] = []
     for kind, rows, dims in table.groups():
         plain = features.is_image_convolution(dims) if kind.name == "conv" else np.zeros(len(rows), bool)
         codes = 2 * table.precision[rows] + plain
@@ -291,7 +291,7 @@ def _group_kernels(table: KernelTable) -> list[tuple[Kind, str, Rows, Dims]]:
     return groups
 
 
-def _require_valid_sizes(kind: Kind, dims: Dims) -> None:
+def _require_valid_sizes(kind: KernelType, dims: Dims) -> None:
     """Raise SpecError if a dimension is not finite, not positive, or too large. Flags may be zero."""
     for dim, column in dims.items():
         low = 0.0 if dim in FLAGS else np.finfo(float).tiny

@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tilecast import constants
-from tilecast.graph import KINDS, Dims, Kind, gemm_output_bytes
+from tilecast.graph import KINDS, Dims, KernelType, gemm_output_bytes
 from tilecast.hardware import Gpu
 from tilecast.kernels import tiles
 from tilecast.memo import Memo
@@ -301,7 +301,7 @@ class KernelWork:
         return replace(self, dims=dims, flops=self.flops[mask], moved_bytes=self.moved_bytes[mask])
 
 
-def compute_work(kind: Kind, precision: str, dims: Dims) -> KernelWork:
+def compute_work(kind: KernelType, precision: str, dims: Dims) -> KernelWork:
     """Return N kernels of one kind and precision with their FLOPs and least DRAM bytes."""
     element = np.full(len(next(iter(dims.values()))), ELEMENT_BYTES[precision])
     flops, moved = kind.flops(dims), kind.bytes(dims, element)

@@ -31,9 +31,9 @@ from typing import TypeAlias, TypeVar
 
 import numpy as np
 
-from tilecast.learning.consensus import Consensus, Contributor
+from tilecast.learning.consensus import Consensus, ContributorEstimate
 from tilecast.model import Model
-from tilecast.shipped import FactFile
+from tilecast.shipped import NumbersFile
 from tilecast.spec import Floats, Ints, Workload
 
 MIN_OBSERVATIONS = 3
@@ -134,7 +134,7 @@ def name_framework(workload: Workload) -> str:
     return workload.framework or "none"
 
 
-def group_of_run(run: Run) -> GroupKey:
+def name_group(run: Run) -> GroupKey:
     """Return the key of the finest group of a run: GPU, precision, family, GPU range and workload."""
     return (run.gpu, run.precision, run.family, run.scale, run.workload)
 
@@ -247,7 +247,7 @@ def _corrections_differ(one: Correction, other: Correction, tolerance: float) ->
 @cache
 def shipped_deviations() -> Mapping[str, float]:
     """Return the standard deviation of each level of deviations from `calibration.toml`, by level name."""
-    file = FactFile.read_shipped("tilecast.learning", "calibration.toml")
+    file = NumbersFile.read_shipped("tilecast.learning", "calibration.toml")
     return file.read_numbers("deviation", (*(name for name, _ in LEVELS), SOFTWARE, "run", "report"))
 
 
@@ -423,9 +423,9 @@ class RunFit:
         )
 
     @cached_property
-    def contributor(self) -> Contributor:
+    def contributor(self) -> ContributorEstimate:
         """The runs of this fit, as input of a consensus."""
-        return Contributor.from_deviations(tuple(self.index), self.shares, self.noise, self.robust_deviation)
+        return ContributorEstimate.from_deviations(tuple(self.index), self.shares, self.noise, self.robust_deviation)
 
     def leave_one_out_residuals(self) -> Floats:
         """Return the deviation of each run minus the deviation that all other runs predict, (n,)."""
@@ -461,7 +461,7 @@ class RunFit:
         local = np.zeros((len(self.runs), len(effects)))
         rows_of: dict[_Effect, list[int]] = {}
         for row, run in enumerate(self.runs):
-            for effect in _list_containing_groups(group_of_run(run)):
+            for effect in _list_containing_groups(name_group(run)):
                 rows_of.setdefault(effect, []).append(row)
         for column, (level, key) in enumerate(effects):
             for effect in ((level, key),) if level == SOFTWARE else _list_containing_groups(key):
@@ -514,7 +514,7 @@ def _list_containing_groups(key: GroupKey) -> list[_Effect]:
 def _list_effects(run: Run, levels: Collection[str] = _ALL) -> list[_Effect]:
     """Return the effects of the groups that a run belongs to, at the given levels."""
     software: list[_Effect] = [(SOFTWARE, (run.framework, run.family))] if run.framework else []
-    return [effect for effect in (*_list_containing_groups(group_of_run(run)), *software) if effect[0] in levels]
+    return [effect for effect in (*_list_containing_groups(name_group(run)), *software) if effect[0] in levels]
 
 
 def _build_unshared_covariance(
@@ -535,7 +535,7 @@ def _build_unshared_covariance(
     covariance: Floats = np.diag(own)
     for name, depth in LEVELS:
         if name not in _SHARED and len(runs):
-            keys = [group_of_run(run)[:depth] for run in runs]
+            keys = [name_group(run)[:depth] for run in runs]
             _, member = np.unique(["|".join(key) for key in keys], return_inverse=True)
             holds = np.array([counts[name, key] >= MIN_OBSERVATIONS for key in keys], dtype=bool)
             covariance += sigmas[name] ** 2 * ((member[:, None] == member[None]) & holds[:, None])

@@ -38,7 +38,7 @@ MIN_INFORMATION = 1e-3
 
 
 @dataclass(frozen=True, slots=True)
-class Contributor:
+class ContributorEstimate:
     """Measurements of effects by one contributor, compressed to r independent directions of its k effects."""
 
     names: tuple[Hashable, ...]
@@ -53,7 +53,7 @@ class Contributor:
     @classmethod
     def from_deviations(
         cls, names: Sequence[Hashable], effects: Floats, noise: Floats, deviation: Floats
-    ) -> Contributor:
+    ) -> ContributorEstimate:
         """Return the measurements of a contributor from the deviations of its n runs.
 
         Args:
@@ -106,7 +106,7 @@ class Consensus:
     covariance: Floats
     shifts: Floats
     """Variance of each contributor's shift; 0 if its pull is within the limit, (p,)."""
-    contributors: tuple[Contributor, ...] = ()
+    contributors: tuple[ContributorEstimate, ...] = ()
     disagrees: tuple[bool, ...] = ()
     """Whether each contributor disagrees with all others by more than its bounded pull can express, (p,)."""
 
@@ -176,18 +176,21 @@ class Consensus:
 
 
 def find_consensus(
-    contributors: Sequence[Contributor], limit: float, own: Contributor | None = None, start: Floats | None = None
+    contributors: Sequence[ContributorEstimate],
+    limit: float,
+    excluded: ContributorEstimate | None = None,
+    start: Floats | None = None,
 ) -> Consensus:
     """Return the estimate of effects from the measurements of contributors with bounded influence.
 
     Args:
         contributors: the contributors, (p,).
         limit: largest length of the pull of a contributor.
-        own: measurements of the namespace that the estimate is for. They affect the bounds, but are left out of the
-            estimate.
+        excluded: measurements of the namespace that the estimate is for. They affect the bounds, but are left out of
+            the estimate.
         start: variances of shifts at which the search begins, (p,); None for a new start.
     """
-    everyone = (*contributors, *((own,) if own is not None and contributors else ()))
+    everyone = (*contributors, *((excluded,) if excluded is not None and contributors else ()))
     index = {name: number for number, name in enumerate(dict.fromkeys(n for one in everyone for n in one.names))}
     count = len(index)
     if not contributors:
@@ -199,7 +202,10 @@ def find_consensus(
     for number in range(ROUNDS):
         before, mean = mean, _solve_mean(*_build_normal_equations(everyone, columns, shifts, count))
         length = np.array(
-            [one.find_pull_length(mean[own], shift) for one, own, shift in zip(everyone, columns, shifts, strict=True)]
+            [
+                one.find_pull_length(mean[excluded], shift)
+                for one, excluded, shift in zip(everyone, columns, shifts, strict=True)
+            ]
         )
         is_within = (length <= bounds * (1 + PULL_TOLERANCE)).all()
         if is_within and (number == 0 or np.abs(mean - before).max(initial=0.0) < CONVERGENCE):
@@ -210,7 +216,10 @@ def find_consensus(
             )
         else:
             shifts = shifts * length / bounds
-    rests = [one.find_shift_length(mean[own], shift) for one, own, shift in zip(everyone, columns, shifts, strict=True)]
+    rests = [
+        one.find_shift_length(mean[excluded], shift)
+        for one, excluded, shift in zip(everyone, columns, shifts, strict=True)
+    ]
     disagrees = tuple(rest > DISAGREEMENT_LIMIT * limit for rest in rests[: len(contributors)])
     shifts = shifts[: len(contributors)]
     precision, seen = _build_normal_equations(contributors, columns[: len(contributors)], shifts, count)
@@ -223,7 +232,7 @@ def _solve_mean(precision: Floats, seen: Floats) -> Floats:
 
 
 def _build_normal_equations(
-    contributors: Sequence[Contributor], columns: Sequence[Ints], shifts: Floats, count: int
+    contributors: Sequence[ContributorEstimate], columns: Sequence[Ints], shifts: Floats, count: int
 ) -> tuple[Floats, Floats]:
     """Return the normal equations of the effects: the inverse covariance, (m, m), and its product with the mean, (m,).
 

@@ -34,7 +34,7 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from tilecast.shipped import FactFile
+from tilecast.shipped import NumbersFile
 from tilecast.spec import Floats, Ints, Plan, Plans, Workload
 
 MAX_RATIO = 3.0
@@ -239,7 +239,7 @@ def shipped_deviations() -> Mapping[str, float]:
     exponent `narrowing` of ranges.
     """
     keys = (*LEVELS, "run", "report", "odd", "odd_share", "narrowing")
-    table = FactFile.read_shipped("tilecast.learning", "calibration.toml").read_values("job", keys)
+    table = NumbersFile.read_shipped("tilecast.learning", "calibration.toml").read_values("job", keys)
     return {name: float(value) for name, value in table.items()}
 
 

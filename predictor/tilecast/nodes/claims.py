@@ -12,7 +12,7 @@ from tilecast.spec import SpecError
 
 
 @dataclass(slots=True)
-class NodeClaims:
+class ExistingPools:
     """GPUPools that users wrote with the nodes they select, and GPUPools that discovery wrote earlier."""
 
     specs: dict[str, gpu_pool.GPUPoolSpec] = field(default_factory=dict)
@@ -23,14 +23,14 @@ class NodeClaims:
     """Records and specs of the pools that discovery wrote earlier, by name."""
 
 
-def claim_nodes(
+def assign_nodes(
     nodes: Sequence[Node], gpupools: Iterable[Mapping[str, Any]]
-) -> tuple[NodeClaims, dict[str, SpecError]]:
+) -> tuple[ExistingPools, dict[str, SpecError]]:
     """Return which GPUPool selects each node, and the errors of invalid GPUPool documents by name.
 
     If several GPUPools select a node, the alphabetically first GPUPool gets it.
     """
-    claims, invalid = NodeClaims(), {}
+    claims, invalid = ExistingPools(), {}
     for position, document in enumerate(gpupools):
         try:
             name, spec = gpu_pool.parse_gpu_pool(document)

@@ -14,10 +14,10 @@ from typing import Any
 from tilecast.api import gpu_pool
 from tilecast.api.base import API_VERSION
 from tilecast.nodes import naming
-from tilecast.nodes.claims import NodeClaims, claim_nodes, selected_labels
+from tilecast.nodes.claims import ExistingPools, assign_nodes, selected_labels
 from tilecast.nodes.devices import PublishedDevice
 from tilecast.nodes.grouping import group_nodes
-from tilecast.nodes.identification import NodeFacts, NodeProblem, identify_node
+from tilecast.nodes.identification import NodeProblem, NodeProperties, identify_node
 from tilecast.nodes.objects import Node, ResourceSlice, read_node, read_resource_slice
 from tilecast.nodes.override import override_pool
 from tilecast.nodes.report import FoundPool, NodesReport, OmittedNodes
@@ -31,9 +31,9 @@ def discover_pools(
     nodes: Iterable[Mapping[str, Any] | Node],
     gpupools: Iterable[Mapping[str, Any]] = (),
     slices: Iterable[Mapping[str, Any] | ResourceSlice] = (),
-    forget: Collection[str] = (),
+    forgotten_pools: Collection[str] = (),
     *,
-    now: bool = False,
+    usable_only: bool = False,
 ) -> NodesReport:
     """Return the GPU pools of a cluster: one per GPUPool of a user, and the pools that all other nodes form.
 
@@ -44,18 +44,18 @@ def discover_pools(
         nodes: Node objects, or results of `read_node`.
         gpupools: GPUPool objects, written by users and by discovery.
         slices: ResourceSlice objects, or results of `read_resource_slice`.
-        forget: names of discovered pools whose missing nodes will not return.
-        now: whether to count only the nodes and GPUs that a job can use now. Otherwise all nodes are counted.
+        forgotten_pools: names of discovered pools whose missing nodes will not return.
+        usable_only: whether to count only the nodes and GPUs that a job can use now. Otherwise all nodes are counted.
 
     Raises:
         SpecError: an object is no valid Node. Invalid GPUPools are returned in `invalid` instead.
     """
     all_nodes = [item if isinstance(item, Node) else read_node(item) for item in nodes]
     offered = _group_devices_by_node(slices)
-    node_facts: dict[int, NodeFacts] = {}
+    node_properties: dict[int, NodeProperties] = {}
     problems: dict[tuple[str, str, str], list[str]] = defaultdict(list)
     others = 0
-    claims, invalid = claim_nodes(all_nodes, gpupools)
+    claims, invalid = assign_nodes(all_nodes, gpupools)
     for index, item in enumerate(all_nodes):
         owner = claims.owner.get(index)
         identity = identify_node(item, claims.specs[owner] if owner else None, offered.get(item.name, ()))
@@ -64,9 +64,11 @@ def discover_pools(
         elif isinstance(identity, NodeProblem):
             problems[identity.code, identity.message, identity.remedy].append(item.name)
         else:
-            node_facts[index] = identity
-    claimed = _list_user_pools(claims, all_nodes, node_facts, invalid, now=now)
-    discovered_pools = _list_discovered_pools(claims, all_nodes, node_facts, {*claims.specs, *invalid}, forget, now=now)
+            node_properties[index] = identity
+    claimed = _list_user_pools(claims, all_nodes, node_properties, invalid, usable_only=usable_only)
+    discovered_pools = _list_discovered_pools(
+        claims, all_nodes, node_properties, {*claims.specs, *invalid}, forgotten_pools, usable_only=usable_only
+    )
     left_out = tuple(OmittedNodes(*why, tuple(sorted(names))) for why, names in sorted(problems.items()))
     current = {item.pool.name for item in discovered_pools}
     obsolete = tuple(sorted(set(claims.remembered) - current))
@@ -99,25 +101,30 @@ def _group_devices_by_node(slices: Iterable[Mapping[str, Any] | ResourceSlice]) 
 
 
 def _list_user_pools(
-    claims: NodeClaims,
+    existing: ExistingPools,
     nodes: Sequence[Node],
-    node_facts: Mapping[int, NodeFacts],
+    node_properties: Mapping[int, NodeProperties],
     invalid: dict[str, SpecError],
     *,
-    now: bool,
+    usable_only: bool,
 ) -> list[FoundPool]:
     """Return the pools of the GPUPools that users wrote. Errors of invalid GPUPools are added to `invalid`.
 
     The number of nodes that a user wrote is kept, even if some of the nodes cannot be used.
     """
     pools = []
-    for name in sorted(claims.specs):
-        spec = claims.specs[name]
-        members = [index for index, owner in claims.owner.items() if owner == name and index in node_facts]
+    for name in sorted(existing.specs):
+        spec = existing.specs[name]
+        members = [index for index, owner in existing.owner.items() if owner == name and index in node_properties]
         try:
             if members:
                 observed = group_nodes(
-                    members, nodes, node_facts, {}, spec.topology_keys, now=now and spec.max_nodes is None
+                    members,
+                    nodes,
+                    node_properties,
+                    {},
+                    spec.topology_keys,
+                    usable_only=usable_only and spec.max_nodes is None,
                 )
                 pool, facts = override_pool(name, spec, observed.pool, observed.facts, observed.spot)
             else:
@@ -132,40 +139,40 @@ def _list_user_pools(
 
 
 def _list_discovered_pools(
-    claims: NodeClaims,
+    existing: ExistingPools,
     nodes: Sequence[Node],
-    node_facts: Mapping[int, NodeFacts],
+    node_properties: Mapping[int, NodeProperties],
     used_names: Collection[str],
-    forget: Collection[str],
+    forgotten_pools: Collection[str],
     *,
-    now: bool,
+    usable_only: bool,
 ) -> list[FoundPool]:
     """Return the pools of nodes that no GPUPool of a user selects, and earlier pools whose nodes may return.
 
     Args:
-        claims: the GPUPools of users with their nodes, and the GPUPools that discovery wrote earlier.
+        existing: the GPUPools of users with their nodes, and the GPUPools that discovery wrote earlier.
         nodes: all nodes.
-        node_facts: properties of the nodes with known GPUs, by position in `nodes`.
+        node_properties: properties of the nodes with known GPUs, by position in `nodes`.
         used_names: names of GPUPools that users wrote.
-        forget: names of discovered pools whose missing nodes will not return.
-        now: whether to count only nodes that a job can use now.
+        forgotten_pools: names of discovered pools whose missing nodes will not return.
+        usable_only: whether to count only nodes that a job can use now.
     """
     groups: dict[str, list[int]] = defaultdict(list)
-    for index, facts in node_facts.items():
-        if index not in claims.owner:
+    for index, facts in node_properties.items():
+        if index not in existing.owner:
             groups[facts.identity].append(index)
     known: dict[str, str] = {}
-    for name in sorted(claims.remembered):
-        known.setdefault(claims.remembered[name][0].identity, name)
-    absent = [name for name in sorted(claims.remembered) if known.get(claims.remembered[name][0].identity) != name]
+    for name in sorted(existing.remembered):
+        known.setdefault(existing.remembered[name][0].identity, name)
+    absent = [name for name in sorted(existing.remembered) if known.get(existing.remembered[name][0].identity) != name]
     absent += [name for identity, name in known.items() if identity not in groups]
-    returning = [name for name in absent if _can_get_nodes(name, claims, nodes, forget)]
-    without_nodes = [_build_pool_without_nodes(name, *claims.remembered[name]) for name in returning]
+    returning = [name for name in absent if _can_get_nodes(name, existing, nodes, forgotten_pools)]
+    without_nodes = [_build_pool_without_nodes(name, *existing.remembered[name]) for name in returning]
     names = {identity: known[identity] for identity in groups if identity in known}
-    old = [claims.remembered[names[identity]][1].selector if identity in names else {} for identity in groups]
+    old = [existing.remembered[names[identity]][1].selector if identity in names else {} for identity in groups]
     select = naming.choose_selectors(nodes, list(groups.values()), old)
     grouped = {
-        identity: group_nodes(members, nodes, node_facts, select[position], now=now)
+        identity: group_nodes(members, nodes, node_properties, select[position], usable_only=usable_only)
         for position, (identity, members) in enumerate(groups.items())
     }
     new = {identity: item for identity, item in grouped.items() if identity not in names}
@@ -174,27 +181,27 @@ def _list_discovered_pools(
     out = list(without_nodes)
     for identity, item in grouped.items():
         name, most = names[identity], item.pool.max_nodes
-        if name not in forget and identity in known:
-            away = item.unusable if now else 0
-            most = max(most, (claims.remembered[name][1].max_nodes or 0) - away)
+        if name not in forgotten_pools and identity in known:
+            away = item.unusable if usable_only else 0
+            most = max(most, (existing.remembered[name][1].max_nodes or 0) - away)
         pool = replace(item.pool, name=name, max_nodes=most)
         remarks = item.remarks if pool.node_selector or len(grouped) == 1 else (*item.remarks, UNSELECTED)
-        note = gpu_pool.Discovery(identity, node_facts[groups[identity][0]].gpu_source)
+        note = gpu_pool.Discovery(identity, node_properties[groups[identity][0]].gpu_source)
         out.append(replace(item, pool=pool, note=note, remarks=remarks))
     return sorted(out, key=lambda item: item.pool.name)
 
 
-def _can_get_nodes(name: str, claims: NodeClaims, nodes: Sequence[Node], forget: Collection[str]) -> bool:
+def _can_get_nodes(name: str, existing: ExistingPools, nodes: Sequence[Node], forgotten_pools: Collection[str]) -> bool:
     """Return whether a pool that discovery recorded earlier, and that has no nodes now, may get nodes again.
 
-    It may not if its name is in `forget`, or if its GPUPool has no labels or no size. It may not if a user's GPUPool
-    selects nodes with these labels, or if an existing node matches its selector.
+    It may not if its name is in `forgotten_pools`, or if its GPUPool has no labels or no size. It may not if a user's
+    GPUPool selects nodes with these labels, or if an existing node matches its selector.
     """
-    spec = claims.remembered[name][1]
+    spec = existing.remembered[name][1]
     labels = {**selected_labels(spec), **({gpu_pool.NODE_TYPE_LABEL: spec.node_type} if spec.node_type else {})}
-    if name in forget or not labels or not spec.max_nodes:
+    if name in forgotten_pools or not labels or not spec.max_nodes:
         return False
-    if any((own := selected_labels(mine)) and own.items() <= labels.items() for mine in claims.specs.values()):
+    if any((own := selected_labels(mine)) and own.items() <= labels.items() for mine in existing.specs.values()):
         return False
     return not any(spec.selector.items() <= item.labels.items() for item in nodes)
 

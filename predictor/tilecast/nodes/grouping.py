@@ -7,8 +7,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from tilecast.hardware import Gpu, Link, Pool, find_link
-from tilecast.nodes.identification import NodeFacts
-from tilecast.nodes.labels import label_table
+from tilecast.nodes.identification import NodeProperties
+from tilecast.nodes.labels import read_label_table
 from tilecast.nodes.objects import Node
 from tilecast.nodes.report import Facts, FoundPool, TopologyLevel
 from tilecast.nodes.usable import find_usable_nodes
@@ -17,28 +17,28 @@ from tilecast.nodes.usable import find_usable_nodes
 def group_nodes(
     members: Sequence[int],
     nodes: Sequence[Node],
-    node_facts: Mapping[int, NodeFacts],
+    node_properties: Mapping[int, NodeProperties],
     selector: Mapping[str, str],
     keys: Sequence[str] = (),
     *,
-    now: bool = False,
+    usable_only: bool = False,
 ) -> FoundPool:
     """Return the pool that the given nodes form, named after its GPU.
 
     Args:
         members: positions in `nodes` of the pool's nodes. The first node gives the properties that all of them share.
         nodes: all nodes.
-        node_facts: properties of nodes, by position in `nodes`.
+        node_properties: properties of nodes, by position in `nodes`.
         selector: labels that select the nodes.
         keys: topology labels that a user named; empty for those of `labels.toml`.
-        now: whether to count only nodes that a job can use now.
+        usable_only: whether to count only nodes that a job can use now.
     """
-    first, there = node_facts[members[0]], [nodes[index] for index in members]
+    first, there = node_properties[members[0]], [nodes[index] for index in members]
     types = {item.node_type for item in there}
-    use = find_usable_nodes(there, [node_facts[index] for index in members], usable_only=now)
-    gpus_per_node = use.gpus_per_node if now else min(node_facts[index].gpus for index in members)
+    use = find_usable_nodes(there, [node_properties[index] for index in members], usable_only=usable_only)
+    gpus_per_node = use.gpus_per_node if usable_only else min(node_properties[index].gpus for index in members)
     intra, domain_source = _find_intra_link(
-        [item for item in there if not (now and item.unavailable)], first.gpu, gpus_per_node
+        [item for item in there if not (usable_only and item.unavailable)], first.gpu, gpus_per_node
     )
     currency = first.kind.currency if first.kind else "USD"
     facts = _list_pool_properties(first, gpus_per_node, intra, domain_source, currency)
@@ -47,7 +47,7 @@ def group_nodes(
         name=first.gpu.name,
         gpu=first.gpu,
         gpus_per_node=gpus_per_node,
-        max_nodes=use.nodes if now else len(members),
+        max_nodes=use.nodes if usable_only else len(members),
         intra=intra,
         inter=first.inter,
         node_type=types.pop() if len(types) == 1 else "",
@@ -60,19 +60,19 @@ def group_nodes(
     return FoundPool(
         pool,
         nodes=len(members),
-        gpus_total=sum(node_facts[index].gpus for index in members),
-        gpus_allocatable=sum(node_facts[index].usable for index in members if node_facts[index].is_offered),
+        gpus_total=sum(node_properties[index].gpus for index in members),
+        gpus_allocatable=sum(node_properties[index].usable for index in members if node_properties[index].is_offered),
         facts=facts,
         members=tuple(sorted(item.name for item in there)),
-        spot=all(node_facts[index].spot for index in members),
-        topology=_count_topology_levels(there, keys or label_table().topology.keys),
+        spot=all(node_properties[index].spot for index in members),
+        topology=_count_topology_levels(there, keys or read_label_table().topology.keys),
         unusable=len(members) - use.nodes,
         remarks=use.remarks,
     )
 
 
 def _list_pool_properties(
-    first: NodeFacts, gpus_per_node: int, intra: Link, domain_source: str, currency: str
+    first: NodeProperties, gpus_per_node: int, intra: Link, domain_source: str, currency: str
 ) -> Facts:
     """Return (value, source) of each property of a pool, by name.
 
@@ -105,7 +105,7 @@ def _find_intra_link(members: Sequence[Node], gpu: Gpu, gpus_per_node: int) -> t
     intra = find_link(gpu.intra_link)
     if gpu.mig or intra.beyond is not None or intra.domain <= gpus_per_node:
         return intra, ""
-    for key in label_table().nvlink_domain:
+    for key in read_label_table().nvlink_domain:
         domains = Counter(item.labels[key] for item in members if item.labels.get(key))
         largest = max(domains.values(), default=0) * gpus_per_node
         if len(domains) > 1 or largest > intra.domain:

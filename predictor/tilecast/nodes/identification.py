@@ -21,7 +21,7 @@ from tilecast.hardware.instances import (
     find_node_type,
 )
 from tilecast.nodes.devices import PublishedDevice
-from tilecast.nodes.labels import LabelSource, label_table
+from tilecast.nodes.labels import LabelSource, read_label_table
 from tilecast.nodes.objects import Node, find_profile
 from tilecast.nodes.quantities import parse_count
 from tilecast.spec import SpecError
@@ -37,7 +37,7 @@ _UNCUT = "select them with a GPUPool that states mig, or disable MIG on the node
 
 
 @dataclass(frozen=True, slots=True)
-class NodeFacts:
+class NodeProperties:
     """GPU, number of GPUs, network and instance type of one node, with the sources of these properties."""
 
     gpu: Gpu
@@ -83,7 +83,7 @@ class NodeProblem:
 
 def identify_node(
     node: Node, spec: gpu_pool.GPUPoolSpec | None, devices: Sequence[PublishedDevice]
-) -> NodeFacts | NodeProblem | None:
+) -> NodeProperties | NodeProblem | None:
     """Return the properties of a GPU node, or the problem that keeps it out of every pool.
 
     If the node has no GPU, return None.
@@ -93,7 +93,7 @@ def identify_node(
         spec: the spec of the user's GPUPool that selects the node; None if there is none.
         devices: the devices that ResourceSlices publish for the node.
     """
-    table = label_table()
+    table = read_label_table()
     whole = [device.product for device in devices if device.kind == table.dra_whole]
     profile = _find_mig_profile(node, spec)
     problem = _find_sharing_problem(node, profile, whole, devices)
@@ -120,7 +120,7 @@ def identify_node(
         return NodeProblem("SharedGpu", message, _UNSHARE)
     inter, inter_source = _identify_network(node, kind, gpu, gpus)
     spot = any(node.labels.get(mark.label) == mark.value for mark in table.spot)
-    return NodeFacts(gpu, gpus, usable, inter, kind, spot, gpu_source, count_source, inter_source)
+    return NodeProperties(gpu, gpus, usable, inter, kind, spot, gpu_source, count_source, inter_source)
 
 
 def _find_sharing_problem(
@@ -136,7 +136,7 @@ def _find_sharing_problem(
         whole: products of the whole GPUs that ResourceSlices publish for the node.
         devices: all devices that ResourceSlices publish for the node.
     """
-    table = label_table()
+    table = read_label_table()
     if not whole and any(device.kind == table.dra_slice for device in devices):
         remedy = "disable MIG on the nodes meant for training"
         return NodeProblem("MigPartitioned", "the GPUs are cut into MIG slices (ResourceSlice)", remedy)
@@ -161,7 +161,7 @@ def _find_mig_profile(node: Node, spec: gpu_pool.GPUPoolSpec | None) -> str | No
     """
     if spec is not None and spec.mig is not None:
         return spec.mig
-    table = label_table()
+    table = read_label_table()
     for source in table.sources:
         _, cut, profile = node.labels.get(source.product, "").partition("-MIG-")
         if cut:
@@ -174,7 +174,7 @@ def _find_mig_profile(node: Node, spec: gpu_pool.GPUPoolSpec | None) -> str | No
 
 def _find_label_source(node: Node) -> LabelSource | None:
     """Return the first source of `labels.toml` whose product label the node has. If it has none, return None."""
-    return next((source for source in label_table().sources if source.product in node.labels), None)
+    return next((source for source in read_label_table().sources if source.product in node.labels), None)
 
 
 def _explain_unknown_gpu(node: Node, whole: Sequence[str]) -> NodeProblem | None:
@@ -184,7 +184,7 @@ def _explain_unknown_gpu(node: Node, whole: Sequence[str]) -> NodeProblem | None
         node: the node.
         whole: products of the whole GPUs that ResourceSlices publish for the node.
     """
-    code, table, named = "UnknownAccelerator", label_table(), _find_label_source(node)
+    code, table, named = "UnknownAccelerator", read_label_table(), _find_label_source(node)
     if whole:
         products = ", ".join(format_value(product) for product in sorted(set(whole))[:3])
         return NodeProblem(code, f"no facts for {products} of the ResourceSlices", _WRITE_POOL)
@@ -234,7 +234,7 @@ def _identify_gpu(
             return (find_gpu(whole[0]), RESOURCE_SLICE) if len(set(whole)) == 1 else (None, "")
         except SpecError:
             return None, ""
-    for source in label_table().sources:
+    for source in read_label_table().sources:
         product = node.labels.get(source.product)
         name = (
             None if product is None else source.find_gpu_name(product, parse_count(node.labels.get(source.memory_mib)))
@@ -280,7 +280,7 @@ def _count_gpus(
 
 def _count_labelled_gpus(node: Node) -> int | None:
     """Return the number of physical GPUs from a node's labels. If no label has it, return None."""
-    counts = (parse_count(node.labels.get(source.count)) for source in label_table().sources if source.count)
+    counts = (parse_count(node.labels.get(source.count)) for source in read_label_table().sources if source.count)
     return next((number for number in counts if number), None)
 
 
@@ -288,7 +288,7 @@ def _identify_network(node: Node, kind: NodeType | None, gpu: Gpu, gpus: int) ->
     """Return the network link of a node to other nodes, and the name of the source."""
     if kind is not None and kind.inter is not None and (gpus >= kind.gpus or not kind.any_size):
         return kind.inter, "instance type"
-    rates = ((source, parse_count(node.labels.get(source.network_mbit_per_s))) for source in label_table().sources)
+    rates = ((source, parse_count(node.labels.get(source.network_mbit_per_s))) for source in read_label_table().sources)
     labelled = next(((source, rate) for source, rate in rates if rate), None)
     if labelled is not None:
         return build_ethernet_link(labelled[1] / 1000), labelled[0].name

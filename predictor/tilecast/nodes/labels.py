@@ -148,29 +148,29 @@ class LabelTable(_TableModel):
 
 
 @cache
-def label_table() -> LabelTable:
+def read_label_table() -> LabelTable:
     """Return the content of `labels.toml`."""
     return LabelTable.model_validate(shipped.read_table("tilecast.nodes", "labels.toml"))
 
 
 def gpu_resource() -> str:
     """Return the name of the resource that a pod requests to get whole GPUs."""
-    return label_table().gpu_resource
+    return read_label_table().gpu_resource
 
 
 def gpu_driver() -> str:
     """Return the name of the Dynamic Resource Allocation driver that publishes NVIDIA GPUs."""
-    return label_table().dra_driver
+    return read_label_table().dra_driver
 
 
 def gpu_device_classes() -> tuple[str, str]:
     """Return the names of NVIDIA's DeviceClass for whole GPUs and of its DeviceClass for MIG slices."""
-    return label_table().dra_class, label_table().dra_slice_class
+    return read_label_table().dra_class, read_label_table().dra_slice_class
 
 
 @cache
 def choice_labels() -> frozenset[str]:
     """Return the keys of node labels that describe the kind of GPU node: GPU, count, memory, instance type, spot."""
-    table = label_table()
+    table = read_label_table()
     keys = {key for source in table.sources for key in (source.product, source.count, source.memory_mib) if key}
     return frozenset(keys | set(table.instance_type) | {mark.label for mark in table.spot})

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import combinations
 
-from tilecast.nodes.labels import label_table
+from tilecast.nodes.labels import read_label_table
 from tilecast.nodes.objects import Node
 from tilecast.nodes.report import FoundPool
 
@@ -50,7 +50,7 @@ def choose_selectors(
         groups: positions in `nodes` of the nodes of each group.
         old_selectors: the selector of each group before; empty for a new group.
     """
-    table = label_table()
+    table = read_label_table()
     keys = [source.product for source in table.sources] + list(table.instance_type)
     keys += [key for source in table.sources for key in (source.count, source.memory_mib) if key]
     keys += [mark.label for mark in table.spot]

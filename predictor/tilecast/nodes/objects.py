@@ -12,7 +12,7 @@ from typing import Any
 
 from tilecast.api.base import format_value, read_mapping
 from tilecast.nodes.devices import VERSION, PublishedDevice
-from tilecast.nodes.labels import label_table
+from tilecast.nodes.labels import read_label_table
 from tilecast.nodes.quantities import parse_count, parse_size
 from tilecast.spec import SpecError
 
@@ -53,7 +53,7 @@ class Node:
     @property
     def node_type(self) -> str:
         """Instance type of the node. If no label names it, it is empty."""
-        return next((self.labels[key] for key in label_table().instance_type if key in self.labels), "")
+        return next((self.labels[key] for key in read_label_table().instance_type if key in self.labels), "")
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +81,7 @@ def read_node(document: Mapping[str, Any]) -> Node:
     capacity = _mapping(status, "capacity", f"{where}: status")
     # Resources missing from `allocatable` are taken from the capacity; the API server leaves none out.
     allocatable = {**capacity, **_mapping(status, "allocatable", f"{where}: status")}
-    table = label_table()
+    table = read_label_table()
     taints = _require_mappings(spec.get("taints"), f"{where}: spec.taints")
     conditions = status.get("conditions")
     present = [str(resource) for resource, value in capacity.items() if parse_count(value)]
@@ -123,7 +123,7 @@ def read_resource_slice(document: Mapping[str, Any]) -> ResourceSlice | None:
         SpecError: the document is no valid ResourceSlice.
     """
     metadata, spec = _mapping(document, "metadata", "resourceslice"), _mapping(document, "spec", "resourceslice")
-    name, table = str(metadata.get("name", ""))[:253], label_table()
+    name, table = str(metadata.get("name", ""))[:253], read_label_table()
     if spec.get("driver") != table.dra_driver or not spec.get("nodeName"):
         return None
     where = f"resourceslice {format_value(name, quote=False)}"
@@ -144,7 +144,7 @@ def read_resource_slice(document: Mapping[str, Any]) -> ResourceSlice | None:
 
 def _read_device(document: Mapping[str, Any], where: str) -> PublishedDevice:
     """Return a device of a ResourceSlice. Attribute and capacity names without a domain get the driver's domain."""
-    table, attributes = label_table(), _mapping(document, "attributes", f"{where}: device")
+    table, attributes = read_label_table(), _mapping(document, "attributes", f"{where}: device")
     capacity = _mapping(document, "capacity", f"{where}: device")
     kind, product = (_mapping(attributes, key, where).get("string") for key in ("type", "productName"))
     shared = {
@@ -172,7 +172,7 @@ def _intern_device(device: PublishedDevice) -> PublishedDevice:
 
 
 def _qualify_name(name: str) -> str:
-    return name if "/" in name else f"{label_table().dra_driver}/{name}"
+    return name if "/" in name else f"{read_label_table().dra_driver}/{name}"
 
 
 def _read_attribute(typed_value: object) -> bool | int | str | None:
@@ -205,7 +205,7 @@ def find_profile(text: str) -> str:
 
 def _is_shared_resource(resource: str) -> bool:
     """Return whether a resource name is that of time-sliced or MPS-shared GPUs or MIG slices (suffix `.shared`)."""
-    table = label_table()
+    table = read_label_table()
     is_nvidia = resource.startswith((table.gpu_resource, table.mig_resource_prefix))
     return is_nvidia and resource.endswith(table.shared_resource_suffix)
 
@@ -215,7 +215,7 @@ def _count_mig_slices(
 ) -> tuple[tuple[str, int, int], ...]:
     total, usable = Counter[str](), Counter[str]()
     for resource in resources:
-        profile = find_profile(resource.removeprefix(label_table().mig_resource_prefix))
+        profile = find_profile(resource.removeprefix(read_label_table().mig_resource_prefix))
         total[profile] += parse_count(capacity[resource]) or 0
         usable[profile] += parse_count(allocatable.get(resource)) or 0
     return tuple((profile, amount, usable[profile]) for profile, amount in sorted(total.items()))
@@ -236,7 +236,8 @@ def _explain_unavailable(
     passing = (
         str(item.get("key", ""))
         for item in taints
-        if label_table().transient_taints.matches(str(item.get("key", ""))) and item.get("effect") != "PreferNoSchedule"
+        if read_label_table().transient_taints.matches(str(item.get("key", "")))
+        and item.get("effect") != "PreferNoSchedule"
     )
     return next((f"tainted {format_value(key, quote=False)}" for key in sorted(passing)), "")
 

@@ -17,7 +17,7 @@ def override_pool(
     name: str,
     spec: GPUPoolSpec,
     observed: Pool | None = None,
-    facts: Facts | None = None,
+    properties: Facts | None = None,
     spot: bool = False,
     source: str = "override",
 ) -> tuple[Pool, Facts]:
@@ -27,7 +27,7 @@ def override_pool(
         name: the name of the GPUPool.
         spec: the spec of the GPUPool.
         observed: the pool that its nodes form; None if there are no nodes now.
-        facts: value and source of the properties of `observed`.
+        properties: value and source of the properties of `observed`.
         spot: whether every node of the pool is a spot node. It is used if the spec does not say.
         source: name of the source that properties from the spec get.
 
@@ -37,7 +37,7 @@ def override_pool(
     Raises:
         SpecError: the GPU, the GPUs per node or the number of nodes is in neither the spec nor any other source.
     """
-    merged = _PoolMerge(spec, observed, dict(facts or {}), source)
+    merged = _PoolMerge(spec, observed, dict(properties or {}), source)
     kind = find_node_type(spec.node_type) if spec.node_type else None
     gpu = merged.choose_gpu(kind)
     gpus_per_node = merged.choose_gpus_per_node(gpu, kind)

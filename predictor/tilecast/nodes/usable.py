@@ -7,8 +7,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from tilecast.api.base import format_value
-from tilecast.nodes.identification import NodeFacts
-from tilecast.nodes.labels import label_table
+from tilecast.nodes.identification import NodeProperties
+from tilecast.nodes.labels import read_label_table
 from tilecast.nodes.objects import Node
 
 MAX_NAMES = 3
@@ -25,21 +25,23 @@ class UsableNodes:
     """Sentences about the other nodes of the pool, and about requirements of all nodes on a job."""
 
 
-def find_usable_nodes(members: Sequence[Node], node_facts: Sequence[NodeFacts], *, usable_only: bool) -> UsableNodes:
+def find_usable_nodes(
+    members: Sequence[Node], node_properties: Sequence[NodeProperties], *, usable_only: bool
+) -> UsableNodes:
     """Return the GPUs per node with which a job can use most GPUs of a pool, and how many nodes have them usable.
 
     Args:
         members: the pool's nodes.
-        node_facts: the properties of these nodes, in the same order.
+        node_properties: the properties of these nodes, in the same order.
         usable_only: whether the pool will count only usable nodes. The remarks then say so.
     """
-    whole = min(facts.gpus for facts in node_facts)
+    whole = min(facts.gpus for facts in node_properties)
     size = _choose_gpus_per_node(
-        [facts.usable for item, facts in zip(members, node_facts, strict=True) if not item.unavailable], whole
+        [facts.usable for item, facts in zip(members, node_properties, strict=True) if not item.unavailable], whole
     )
     remarks = []
     why = defaultdict[str, list[str]](list)
-    for item, facts in zip(members, node_facts, strict=True):
+    for item, facts in zip(members, node_properties, strict=True):
         if item.unavailable:
             why[item.unavailable].append(item.name)
         elif facts.usable < size:
@@ -48,7 +50,7 @@ def find_usable_nodes(members: Sequence[Node], node_facts: Sequence[NodeFacts], 
         remarks.append(f"{_name_nodes(names, members)} {reason}{' and not counted' if usable_only else ''}")
     if usable_only and size < whole:
         remarks.append(f"pods may use {size} of the {whole} GPUs of a node; so many are counted")
-    remarks += _remark_on_unoffered_gpus(members, node_facts)
+    remarks += _remark_on_unoffered_gpus(members, node_properties)
     remarks += _remark_on_mig_slices(members)
     remarks += _remark_on_taints(members)
     return UsableNodes(size, len(members) - sum(map(len, why.values())), tuple(remarks))
@@ -89,20 +91,20 @@ def _is_or_are(amount: int) -> str:
     return "is" if amount == 1 else "are"
 
 
-def _remark_on_unoffered_gpus(members: Sequence[Node], node_facts: Sequence[NodeFacts]) -> list[str]:
+def _remark_on_unoffered_gpus(members: Sequence[Node], node_properties: Sequence[NodeProperties]) -> list[str]:
     """Return remarks on nodes whose GPUs no device plugin offers to pods.
 
     Nodes that report no capacity at all get no remark.
     """
-    resource = label_table().gpu_resource
+    resource = read_label_table().gpu_resource
     names = [
         item.name
-        for item, facts in zip(members, node_facts, strict=True)
+        for item, facts in zip(members, node_properties, strict=True)
         if item.gpus is None and item.has_capacity and not facts.is_offered
     ]
     if not names:
         return []
-    source = node_facts[0].count_source
+    source = node_properties[0].count_source
     return [f"{_name_nodes(names, members)} without {resource}: no device plugin offers it; counted by {source}"]
 
 

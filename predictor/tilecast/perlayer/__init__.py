@@ -11,7 +11,7 @@ in two ways:
   pass of the previous layer, and gradients are reduced during its backward pass. The first layer overlaps with none.
 
 `tilecast.chain` finds the cheapest sequence of strategies. The best plan with one strategy for all layers is the
-baseline. `best` is the entry point.
+baseline. `find_best_strategies` is the entry point.
 """
 
 from __future__ import annotations
@@ -27,24 +27,24 @@ from tilecast.chain import Chain
 from tilecast.constants import Constants
 from tilecast.graph import Graph
 from tilecast.hardware import Pool
-from tilecast.perlayer.costs import Costs, block_costs, exposed_seconds, index_of_block, resharding_seconds
+from tilecast.perlayer.costs import BlockCosts, block_costs, exposed_seconds, find_block_index, resharding_seconds
 from tilecast.perlayer.cut import PipelineCut, cut_pipeline
 from tilecast.recomputation import names_modules
-from tilecast.search import NO_LIMITS, Dimension, Limits
+from tilecast.search import NO_LIMITS, Dimension, PlanLimits
 from tilecast.spec import Floats, Ints, Plan, Plans, SpecError, Workload
 from tilecast.step import blocks, replicas, weights
 
 __all__ = [
     "DIMENSIONS",
     "REORDERING_TOLERANCE",
-    "Families",
     "LayerGroup",
     "PerLayer",
     "PipelineCut",
-    "best",
+    "StrategyFamilies",
     "block_costs",
-    "cheapest_uniform",
     "cut_pipeline",
+    "find_best_strategies",
+    "find_fastest_uniform",
 ]
 
 DIMENSIONS: Mapping[Dimension, tuple[str, ...]] = {
@@ -107,20 +107,20 @@ class PerLayer:
 class FamilyCosts:
     """Costs of each of a model's N blocks under the S strategies of one family, which layers of a plan may mix.
 
-    `chain` holds all costs. `moving` holds the seconds in which activations move between the layouts of neighbouring
-    blocks, (N - 1, S, S), which the costs in `chain` include.
+    `chain` holds all costs. `resharding_s` holds the seconds in which activations move between the layouts of
+    neighbouring blocks, (N - 1, S, S), which the costs in `chain` include.
     """
 
     plans: Plans
     chain: Chain
-    moving: Floats
+    resharding_s: Floats
 
 
-def best(
+def find_best_strategies(
     workload: Workload,
     pool: Pool,
     gpus: int,
-    limits: Limits = NO_LIMITS,
+    limits: PlanLimits = NO_LIMITS,
     vary: tuple[Dimension, ...] | None = None,
 ) -> PerLayer | None:
     """Return the best strategy of each layer on exactly `gpus` GPUs, or None if no strategy fits in memory.
@@ -139,14 +139,14 @@ def best(
     best_path: tuple[float, FamilyCosts, Ints] | None = None
     uniform: tuple[float, Plan] | None = None
     limit = bound = np.inf
-    every = Families.from_job(workload, pool, gpus, limits, vary)
+    every = StrategyFamilies.from_job(workload, pool, gpus, limits, vary)
     if every is None:
         return None
     graph, order = every.graph, every.order
     seconds = every.uniform_s()
-    for rows in sorted(every.family_rows(), key=lambda rows: float(seconds[rows].min())):
-        family = every.cost_family(every.worthwhile(rows, seconds))
-        row, same_s = cheapest_uniform(family.chain)
+    for rows in sorted(every.iterate_families(), key=lambda rows: float(seconds[rows].min())):
+        family = every.cost_family(every.select_promising(rows, seconds))
+        row, same_s = find_fastest_uniform(family.chain)
         if row is not None and (uniform is None or same_s < uniform[0]):
             uniform = same_s, family.plans.row(row)
         for part in _chains_with_tied_ends(workload, graph, order, family):
@@ -171,7 +171,7 @@ def best(
         memory_available_bytes=available,
         uniform=uniform[1] if uniform else None,
         uniform_s=uniform[0] + fixed_s if uniform else None,
-        resharding_s=float(family.moving[links, used[:-1], used[1:]].sum()),
+        resharding_s=float(family.resharding_s[links, used[:-1], used[1:]].sum()),
         bound_s=bound + fixed_s,
         varies=_varying_dimensions(groups),
     )
@@ -182,7 +182,7 @@ MOST_STRATEGIES = 32
 
 
 @dataclass(frozen=True, slots=True)
-class Families:
+class StrategyFamilies:
     """All S strategies on a number of GPUs with their costs. Layers may mix only strategies of one family."""
 
     workload: Workload
@@ -191,14 +191,14 @@ class Families:
     order: Ints
     """Index into `graph.blocks` of each block in the order of the model, (N,)."""
     plans: Plans
-    costs: Costs
+    costs: BlockCosts
     fitted: Constants
     vary: tuple[Dimension, ...]
 
     @classmethod
     def from_job(
-        cls, workload: Workload, pool: Pool, gpus: int, limits: Limits, vary: tuple[Dimension, ...] | None
-    ) -> Families | None:
+        cls, workload: Workload, pool: Pool, gpus: int, limits: PlanLimits, variable: tuple[Dimension, ...] | None
+    ) -> StrategyFamilies | None:
         """Return the strategies of a job, or None if it has no plan or its model has a single block.
 
         Raises:
@@ -208,25 +208,25 @@ class Families:
             raise SpecError("spec.workload", "strategies per layer are for training", "price it without them")
         if workload.offload != "none":
             raise SpecError("spec.training.offload", "is not priced per layer", "price it without, or leave it out")
-        if vary is None:
+        if variable is None:
             named = workload.framework
-            vary = tuple(DIMENSIONS) if named is None else search.abilities(named).per_layer
+            variable = tuple(DIMENSIONS) if named is None else search.abilities(named).per_layer
         plans = search.enumerate_plans(workload, pool, replace(limits, gpus=gpus))
         # No framework recomputes modules of some layers and whole other layers.
         plans = plans.take((plans.pipeline == 1) & ~names_modules(plans.checkpointing)) if len(plans) else plans
         if not len(plans):
             return None
         fitted = constants.shipped_constants()
-        sharded = zoo.shard(workload, plans)
+        sharded = zoo.build_sharded_graph(workload, plans)
         graph = sharded.graph
-        order = np.array([index_of_block(graph.blocks, block) for block in graph.list_repetitions()])
+        order = np.array([find_block_index(graph.blocks, block) for block in graph.list_repetitions()])
         if len(order) < 2:
             return None  # a single block has no neighbour
         priced = blocks.kernel_seconds(workload, sharded, pool.gpu, fitted)
         costs = block_costs(workload, sharded, plans, pool, priced, fitted)
-        return cls(workload, pool, graph, order, plans, costs, fitted, vary)
+        return cls(workload, pool, graph, order, plans, costs, fitted, variable)
 
-    def family_rows(self) -> Iterator[Ints]:
+    def iterate_families(self) -> Iterator[Ints]:
         """Yield the row indices in `plans` of each family.
 
         Strategies of a family are equal in all dimensions that may not vary. They use the same communicators.
@@ -255,7 +255,7 @@ class Families:
             )
         return np.asarray(total)
 
-    def worthwhile(self, rows: Ints, seconds: Floats) -> Ints:
+    def select_promising(self, rows: Ints, seconds: Floats) -> Ints:
         """Return at most `MOST_STRATEGIES` rows: the fastest strategies and the one with least memory.
 
         Args:
@@ -291,7 +291,7 @@ class Families:
 _COMMUNICATING = ("data", "tensor", "context", "expert")
 
 
-def cheapest_uniform(links: Chain) -> tuple[int | None, float]:
+def find_fastest_uniform(links: Chain) -> tuple[int | None, float]:
     """Return the fastest strategy that fits in memory if all blocks use it.
 
     Returns:
@@ -310,8 +310,11 @@ def _chains_with_tied_ends(workload: Workload, graph: Graph, order: Ints, family
     A layout is a tensor degree with a ZeRO stage. Embedding and head then use only strategies with that layout.
     """
     model = workload.model
-    ends = np.isin(order, [index_of_block(graph.blocks, block) for block in (*graph.first, *graph.last)])
-    if not (model.vocab and model.tied_embeddings and graph.first and graph.last) or model.own(zoo.Transformer).classes:
+    ends = np.isin(order, [find_block_index(graph.blocks, block) for block in (*graph.first, *graph.last)])
+    if (
+        not (model.vocab and model.tied_embeddings and graph.first and graph.last)
+        or model.get_dimensions(zoo.Transformer).classes
+    ):
         yield family.chain
         return
     layouts = np.column_stack([family.plans.tensor, family.plans.zero_stage])
@@ -324,37 +327,39 @@ REORDERING_TOLERANCE = 1e-4
 """Largest fraction of the step time that grouping layers of equal strategy may add."""
 
 
-def _group_equal_strategies(links: Chain, order: Ints, used: Ints) -> Ints:
+def _group_equal_strategies(links: Chain, order: Ints, strategies: Ints) -> Ints:
     """Return the strategy of each block, reordered so that equal strategies are adjacent.
 
     Only consecutive equal blocks swap strategies. A swap is kept if it fits in memory and adds at most
     `REORDERING_TOLERANCE` to the step time.
     """
-    most = chain.price(links, used)[0] * (1 + REORDERING_TOLERANCE)
+    most = chain.price(links, strategies)[0] * (1 + REORDERING_TOLERANCE)
     edges = [0, *(np.flatnonzero(np.diff(order)) + 1).tolist(), len(order)]
     for start, end in pairwise(edges):
-        part = np.sort(used[start:end])
-        trials = np.array([np.concatenate([used[:start], strategy, used[end:]]) for strategy in (part, part[::-1])])
+        part = np.sort(strategies[start:end])
+        trials = np.array(
+            [np.concatenate([strategies[:start], strategy, strategies[end:]]) for strategy in (part, part[::-1])]
+        )
         cost_s, held_bytes = chain.price(links, trials)
         tidy = int(np.argmin(cost_s))
         if cost_s[tidy] <= most and held_bytes[tidy] <= links.budget:
-            used = trials[tidy]
-    return used
+            strategies = trials[tidy]
+    return strategies
 
 
-def _make_layer_groups(graph: Graph, order: Ints, plans: Plans, used: Ints) -> tuple[LayerGroup, ...]:
+def _make_layer_groups(graph: Graph, order: Ints, plans: Plans, strategies: Ints) -> tuple[LayerGroup, ...]:
     """Group layers by strategy. Embedding, head and other blocks are groups without layer numbers.
 
     Args:
         graph: blocks of the model.
         order: index into `graph.blocks` of each of N consecutive blocks, (N,).
         plans: all strategies.
-        used: row in `plans` of each block's strategy, (N,).
+        strategies: row in `plans` of each block's strategy, (N,).
     """
     groups: dict[tuple[str, Plan], list[int]] = {}
     before = sum(block.repeat for block in graph.first)
     depth = sum(block.repeat for block in graph.layers)
-    for link, (number, row) in enumerate(zip(order, used, strict=True)):
+    for link, (number, row) in enumerate(zip(order, strategies, strict=True)):
         plan = plans.row(int(row))
         if before <= link < before + depth:
             groups.setdefault(("layers", plan), []).append(link - before + 1)

@@ -14,11 +14,11 @@ from tilecast.recomputation import FULL
 from tilecast.spec import Floats, Ints, Plans, Workload
 from tilecast.step import passes, placement, replicas, weights
 from tilecast.step.blocks import KernelSeconds
-from tilecast.zoo import Sharded
+from tilecast.zoo import ShardedGraph
 
 
 @dataclass(frozen=True, slots=True)
-class Costs:
+class BlockCosts:
     """Step seconds and bytes of each of K blocks under each of S strategies, in arrays (K, S)."""
 
     alone_s: Floats
@@ -27,9 +27,9 @@ class Costs:
     """Seconds of the forward pass of a micro-batch. Communication of the next block overlaps with it."""
     backward_s: Floats
     """Seconds of the backward pass of a micro-batch. Communication of the next block overlaps with it."""
-    once: tuple[Floats, Floats]
+    per_step_s: tuple[Floats, Floats]
     """Seconds of communication once a step, which may overlap with the previous block's forward or backward pass."""
-    each: tuple[Floats, Floats]
+    per_micro_batch_s: tuple[Floats, Floats]
     """Seconds of communication per micro-batch, which may overlap with its forward or backward pass."""
     moved_bytes: Floats
     """Bytes per rank of the block's input and of other tensors that it reads. They are moved by resharding."""
@@ -42,18 +42,19 @@ class Costs:
         """Return the seconds of a block's forward pass (row 0) and backward pass (row 1), (2, S)."""
         return np.array([self.forward_s[block], self.backward_s[block]])
 
-    def take(self, rows: Ints) -> Costs:
+    def take(self, rows: Ints) -> BlockCosts:
         """Return the costs of only the strategies at `rows`."""
-        return Costs(
+        return BlockCosts(
             self.alone_s[:, rows], self.forward_s[:, rows], self.backward_s[:, rows],
-            (self.once[0][:, rows], self.once[1][:, rows]), (self.each[0][:, rows], self.each[1][:, rows]),
+            (self.per_step_s[0][:, rows], self.per_step_s[1][:, rows]),
+            (self.per_micro_batch_s[0][:, rows], self.per_micro_batch_s[1][:, rows]),
             self.moved_bytes[:, rows], self.held_bytes[:, rows], self.working_bytes[:, rows],
         )  # fmt: skip
 
 
 def block_costs(
-    workload: Workload, sharded: Sharded, plans: Plans, pool: Pool, priced: KernelSeconds, fitted: Constants
-) -> Costs:
+    workload: Workload, sharded: ShardedGraph, plans: Plans, pool: Pool, priced: KernelSeconds, fitted: Constants
+) -> BlockCosts:
     """Return the costs of each block of a graph under each of S plans.
 
     `step` and `memory` price a graph with a single repetition of the block.
@@ -66,7 +67,7 @@ def block_costs(
         weights.reshards_weights(workload, plans),
     )
     one_bucket, ones, nil = overlap.BucketLimits.single_bucket(len(plans)), np.ones(len(plans)), np.zeros(len(plans))
-    rows, exchanges = [], passes.Exchanges(sharded, plans, pool)
+    rows, exchanges = [], passes.LayerCollectives(sharded, plans, pool)
     for times in priced.blocks:
         is_layer, alone = isolate_block(sharded, times.block)
         gpu_s, stall_s, exchange_s, backward_s = passes.block_seconds(
@@ -97,13 +98,13 @@ def block_costs(
         np.array(column) for column in zip(*rows, strict=True)
     )
     once, each = (exchanged[0], exchanged[1]), (exchanged[2], exchanged[3])
-    return Costs(alone_s, forward_s, backward_s, once, each, moved, held, working)
+    return BlockCosts(alone_s, forward_s, backward_s, once, each, moved, held, working)
 
 
 def exposed_seconds(
     workload: Workload,
     plans: Plans,
-    costs: Costs,
+    costs: BlockCosts,
     previous_passes_s: Floats | None,
     block: int,
     pool: Pool,
@@ -131,7 +132,10 @@ def exposed_seconds(
     total = np.zeros(len(plans))
     for index in (0, 1):
         hiding = 0.0 if previous_passes_s is None else previous_passes_s[index] * share
-        for times, busy in ((1, costs.once[index][block]), (plans.gradient_accumulation, costs.each[index][block])):
+        for times, busy in (
+            (1, costs.per_step_s[index][block]),
+            (plans.gradient_accumulation, costs.per_micro_batch_s[index][block]),
+        ):
             visible = np.maximum(busy - hiding, 0.0)
             total = total + times * (visible + slowdown * (busy - visible))
     return np.asarray(total * replicas.straggler_factor(workload, plans, fitted))
@@ -165,14 +169,14 @@ def resharding_seconds(plans: Plans, moved_bytes: Floats, pool: Pool) -> Floats:
     return np.asarray(seconds * plans.gradient_accumulation[after], float).reshape(count, count)
 
 
-def isolate_block(sharded: Sharded, block: Block) -> tuple[bool, Sharded]:
+def isolate_block(sharded: ShardedGraph, block: Block) -> tuple[bool, ShardedGraph]:
     """Return whether a block is a layer, and a graph with a single repetition of the block."""
-    is_layer = index_of_block(sharded.graph.layers, block) >= 0
+    is_layer = find_block_index(sharded.graph.layers, block) >= 0
     one = (replace(block, repeat=1, positions=()),)
     layers, last = (one, ()) if is_layer else ((), one)
     return is_layer, replace(sharded, graph=replace(sharded.graph, first=(), layers=layers, last=last, stages=None))
 
 
-def index_of_block(blocks: tuple[Block, ...], block: Block) -> int:
+def find_block_index(blocks: tuple[Block, ...], block: Block) -> int:
     """Return the index of a block in `blocks`, compared by identity, or -1 if it is not there."""
     return next((index for index, other in enumerate(blocks) if other is block), -1)

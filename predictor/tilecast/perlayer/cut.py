@@ -9,10 +9,10 @@ import numpy as np
 from tilecast import chain, constants, memory, zoo
 from tilecast.constants import Constants
 from tilecast.hardware import Pool
-from tilecast.perlayer.costs import index_of_block, isolate_block
+from tilecast.perlayer.costs import find_block_index, isolate_block
 from tilecast.spec import Floats, Ints, Plan, Plans, Workload
 from tilecast.step import blocks, passes, replicas, weights
-from tilecast.zoo import Sharded
+from tilecast.zoo import ShardedGraph
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,9 +42,9 @@ def cut_pipeline(workload: Workload, pool: Pool, plan: Plan) -> PipelineCut | No
     if plan.pipeline == 1 or plan.virtual_stages > 1 or not workload.training:
         return None
     plans = Plans.from_plans(plan)
-    sharded, fitted = zoo.shard(workload, plans), constants.shipped_constants()
+    sharded, fitted = zoo.build_sharded_graph(workload, plans), constants.shipped_constants()
     graph = sharded.graph
-    order = [index_of_block(graph.blocks, block) for block in graph.list_repetitions()]
+    order = [find_block_index(graph.blocks, block) for block in graph.list_repetitions()]
     seconds, static, activations, working = _block_costs(workload, sharded, plan, pool, fitted)
     ends = sum(block.repeat for block in graph.first), sum(block.repeat for block in graph.last)
     depth = len(order) - sum(ends)
@@ -86,7 +86,7 @@ def cut_pipeline(workload: Workload, pool: Pool, plan: Plan) -> PipelineCut | No
     )
 
 
-def _block_costs(workload: Workload, sharded: Sharded, plan: Plan, pool: Pool, fitted: Constants) -> Floats:
+def _block_costs(workload: Workload, sharded: ShardedGraph, plan: Plan, pool: Pool, fitted: Constants) -> Floats:
     """Return seconds and bytes of one repetition of each of K blocks, (4, K).
 
     The first row has the seconds of a micro-batch. The other rows have bytes: first weights, gradients and optimizer
@@ -94,7 +94,7 @@ def _block_costs(workload: Workload, sharded: Sharded, plan: Plan, pool: Pool, f
     """
     plans, whole = Plans.from_plans(plan), Plans.from_plans(replace(plan, pipeline=1))
     priced = blocks.kernel_seconds(workload, sharded, pool.gpu, fitted)
-    columns, exchanges = np.zeros((4, len(priced.blocks))), passes.Exchanges(sharded, plans, pool)
+    columns, exchanges = np.zeros((4, len(priced.blocks))), passes.LayerCollectives(sharded, plans, pool)
     for number, times in enumerate(priced.blocks):
         is_layer, alone = isolate_block(sharded, times.block)
         gpu_s, stall_s, exchange_s, _ = passes.block_seconds(

@@ -9,21 +9,21 @@ import numpy as np
 
 from tilecast.advice import Constraints, Offer, Request
 from tilecast.advice.choose import choose_plan, keep_sensible_plans
-from tilecast.advice.pricing import Candidates, find_candidates
+from tilecast.advice.pricing import CandidatePlans, find_candidates
 from tilecast.hardware import Pool
 from tilecast.planner.problem import JobOption, PoolCapacity
 from tilecast.search import Mask
 from tilecast.spec import Ints, SpecError
 
 
-def pool_capacity(pool: Pool, held_gpus: int = 0) -> PoolCapacity:
+def build_capacity(pool: Pool, held_gpus: int = 0) -> PoolCapacity:
     """Return the capacity of a pool in which `held_gpus` GPUs are used by jobs outside the plan."""
     return PoolCapacity(
         pool.name, pool.max_nodes, pool.gpus_per_node, held_gpus, {}, pool.price_per_gpu_hour, pool.currency
     )
 
 
-def job_options(request: Request, pools: Sequence[Pool], remaining_fraction: float = 1.0) -> tuple[JobOption, ...]:
+def list_job_options(request: Request, pools: Sequence[Pool], remaining_fraction: float = 1.0) -> tuple[JobOption, ...]:
     """Return the options of a job: the best parallelization for each pool and useful GPU count.
 
     A GPU count is useful if it is faster than every smaller count on that pool.
@@ -77,7 +77,7 @@ def _list_offers_by_gpus(request: Request, pool: Pool) -> list[Offer]:
     return offers
 
 
-def _list_useful_gpu_counts(plans: Candidates, allowed: Mask) -> list[int]:
+def _list_useful_gpu_counts(plans: CandidatePlans, allowed: Mask) -> list[int]:
     """Return the GPU counts whose shortest run is shorter than that of every smaller count, ascending.
 
     Args:

@@ -33,21 +33,21 @@ class QueuePolicy:
 
 
 def _completion_terms(columns: QueueColumns, jobs: Ints, options: Ints, finish: Floats) -> Terms:
-    return None, (_completion_share(columns, jobs, finish), columns.cost[options])
+    return None, (_completion_fraction(columns, jobs, finish), columns.cost[options])
 
 
-def _completion_share(columns: QueueColumns, jobs: Ints, finish: Floats) -> Floats:
+def _completion_fraction(columns: QueueColumns, jobs: Ints, finish: Floats) -> Floats:
     """Return the term of each of k jobs in the weighted mean of completion times, (k,) seconds."""
     return np.asarray(columns.share[jobs] * (finish - columns.arrival[jobs]))
 
 
 def _makespan_terms(columns: QueueColumns, jobs: Ints, options: Ints, finish: Floats) -> Terms:
-    return finish, (_completion_share(columns, jobs, finish), columns.cost[options])
+    return finish, (_completion_fraction(columns, jobs, finish), columns.cost[options])
 
 
 def _cost_terms(columns: QueueColumns, jobs: Ints, options: Ints, finish: Floats) -> Terms:
     missed = (finish > columns.due[jobs] * (1 + 1e-9)) * columns.weight[jobs]
-    return None, (missed, columns.cost[options], _completion_share(columns, jobs, finish))
+    return None, (missed, columns.cost[options], _completion_fraction(columns, jobs, finish))
 
 
 def _fairness_terms(columns: QueueColumns, jobs: Ints, options: Ints, finish: Floats) -> Terms:

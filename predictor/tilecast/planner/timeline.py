@@ -135,7 +135,7 @@ class PoolSimulation:
         return self.moments[place - 1] if place else None
 
 
-def start_times(pool: PoolCapacity, tasks: PoolTasks) -> list[float]:
+def simulate_start_times(pool: PoolCapacity, tasks: PoolTasks) -> list[float]:
     """Return the start of each job in seconds from now. A job that can never start has an infinite start."""
     return simulate_pool(pool, tasks).begin
 

@@ -48,7 +48,7 @@ def sum_outcome(columns: QueueColumns, outcome: QueueOutcome) -> QueueTotals:
 
 
 @dataclass(frozen=True, slots=True)
-class QueuedPlace:
+class PlannedTimes:
     """Forecast start and end of a job in the plan, in seconds from now, and its gain over no plan."""
 
     job: int
@@ -69,7 +69,7 @@ class QueueReport:
     """A plan with the times of each job, its totals, and the totals of each reference."""
 
     solution: QueueSolution
-    places: tuple[QueuedPlace, ...]
+    job_times: tuple[PlannedTimes, ...]
     plan: QueueTotals
     references: Mapping[str, QueueTotals]
 
@@ -96,7 +96,7 @@ def build_report(solution: QueueSolution, *, has_payers: bool = True) -> QueueRe
     lower, upper = np.minimum(solution.finish, ends[0]), np.maximum(solution.finish, ends[1])
     times = zip(start.tolist(), solution.finish.tolist(), lower.tolist(), upper.tolist(), gain.tolist(), strict=True)
     places = tuple(
-        QueuedPlace(job, *row, _find_payers(solution, wish, gain, start, job) if has_payers else ())
+        PlannedTimes(job, *row, _find_payers(solution, wish, gain, start, job) if has_payers else ())
         for job, row in enumerate(times)
     )
     own = QueueOutcome(solution.option, solution.finish)

@@ -28,8 +28,8 @@ from tilecast.inputs.pools import PoolOptions
 from tilecast.inputs.reading import InputWarning as InputWarning
 from tilecast.planner.policies import POLICIES
 from tilecast.public import catalog
-from tilecast.public.asking import Question, answer_question
-from tilecast.public.queueing import QueueQuestion, plan_queue
+from tilecast.public.asking import AdviceInputs, compute_advice
+from tilecast.public.queueing import QueueInputs, plan_queue
 from tilecast.public.results import Advice, Fits, Forecast, Queue, Sweep
 from tilecast.public.results import PoolFit as PoolFit
 from tilecast.public.results import Table as Table
@@ -150,7 +150,7 @@ def advise(
     """
     with _errors_about_arguments():
         question = _build_question(model, settings, plan, baseline, measured, launcher)
-        return Advice.from_advice(answer_question(question).advice)
+        return Advice.from_advice(compute_advice(question).advice)
 
 
 def forecast(
@@ -202,7 +202,7 @@ def fits(model: object, *, plan: str | None = None, **settings: Unpack[JobSettin
     """
     with _errors_about_arguments():
         return Fits.from_advice(
-            answer_question(replace(_build_question(model, settings, plan), seeks_fewest=True)).advice
+            compute_advice(replace(_build_question(model, settings, plan), seeks_fewest=True)).advice
         )
 
 
@@ -267,7 +267,7 @@ def queue(
         changes = (what_if,) if isinstance(what_if, str) else tuple(what_if)
         pools = PoolOptions.from_arguments(nodes, gpus, context, calibration)
         limit = None if horizon is None else str(horizon)
-        return Queue.from_plan(plan_queue(QueueQuestion(given, pools, policy, limit, changes, at)))
+        return Queue.from_plan(plan_queue(QueueInputs(given, pools, policy, limit, changes, at)))
 
 
 def gpus(name: str | None = None) -> Table | dict[str, Any]:
@@ -280,7 +280,7 @@ def gpus(name: str | None = None) -> Table | dict[str, Any]:
     >>> "h100-sxm" in [row["GPU"] for row in tilecast.gpus()]
     True
     """
-    return Table(catalog.list_gpus()) if name is None else catalog.describe_gpu(name)
+    return Table(catalog.list_gpu_rows()) if name is None else catalog.describe_gpu(name)
 
 
 def models(name: str | None = None) -> Table | dict[str, Any]:
@@ -289,7 +289,7 @@ def models(name: str | None = None) -> Table | dict[str, Any]:
     Raises:
         SpecError: no entry has that name.
     """
-    return Table(catalog.list_models()) if name is None else catalog.describe_model(name)
+    return Table(catalog.list_model_rows()) if name is None else catalog.describe_model(name)
 
 
 def links(name: str | None = None) -> Table | dict[str, Any]:
@@ -298,7 +298,7 @@ def links(name: str | None = None) -> Table | dict[str, Any]:
     Raises:
         SpecError: no entry has that name.
     """
-    return Table(catalog.list_links()) if name is None else catalog.describe_link(name)
+    return Table(catalog.list_link_rows()) if name is None else catalog.describe_link(name)
 
 
 def launchers() -> tuple[str, ...]:
@@ -313,7 +313,7 @@ def _build_question(
     baseline: str | None = None,
     measured: str | Sequence[str] | Mapping[str, float] = (),
     launcher: str | None = None,
-) -> Question:
+) -> AdviceInputs:
     """Return the arguments of a public function as a `Question`.
 
     Raises:
@@ -330,7 +330,7 @@ def _build_question(
         model = _trace_module(model, example)
     elif isinstance(model, os.PathLike):
         model = os.fspath(model)
-    return Question(
+    return AdviceInputs(
         JobOptions.from_values(model, given),
         PoolOptions.from_arguments(*where),
         baseline=baseline,

@@ -22,7 +22,7 @@ from tilecast.inputs.pools import PoolOptions
 from tilecast.render import launch as launched
 from tilecast.render.launch import LAUNCHERS
 from tilecast.search import find_engine
-from tilecast.spec import Framework, Plans, SpecError, Stated
+from tilecast.spec import Framework, PartialPlan, Plans, SpecError
 from tilecast.step.blocks import fused_attention
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
+class AdviceInputs:
     """A user's inputs to the advice: the job, the pools and options, as given to the command line or the Python API."""
 
     job: JobOptions
@@ -48,7 +48,7 @@ class Question:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class AdviceResult:
     """The advice for a `Question`, with the job and the pools that were read."""
 
     job: JobInput
@@ -61,20 +61,20 @@ class Answer:
     """A measured step that names no pool."""
 
 
-def answer_question(question: Question) -> Answer:
+def compute_advice(inputs: AdviceInputs) -> AdviceResult:
     """Read the job and the pools of a question, and return the advice for them.
 
     Raises:
         SpecError: the job, the pools or an option cannot be read, or they contradict each other.
     """
     try:
-        job = job_inputs.read_job(question.job)
+        job = job_inputs.read_job(inputs.job)
         try:
-            return _answer(question, job)
+            return _compute_job_advice(inputs, job)
         except SpecError as error:
             raise job.cite_flag(error) from None
     except SpecError as error:
-        if len(missing := _list_missing(question, error)) < 2:
+        if len(missing := _list_missing(inputs, error)) < 2:
             raise
         example = " ".join(f"{flag} {_EXAMPLES[flag]}" for flag in missing)
         names = f"{', '.join(missing[:-1])} and {missing[-1]}"
@@ -84,22 +84,22 @@ def answer_question(question: Question) -> Answer:
 _EXAMPLES = {"--batch": "128", "--seq": "8192", "--gpus": "h100-sxm:16"}
 
 
-def _list_missing(question: Question, error: SpecError) -> list[str]:
+def _list_missing(inputs: AdviceInputs, error: SpecError) -> list[str]:
     """Return all required flags that are missing from a question. Return none if `error` is about something else.
 
     Args:
-        question: the user's inputs.
+        inputs: the user's inputs.
         error: the error that the question raised.
     """
-    pools = question.pools
+    pools = inputs.pools
     has_pools = pools.nodes is not None or pools.gpus is not None or pools.context is not None
     if not (error.problem == "is missing" or (error.field == "--nodes" and not has_pools)):
         return []
-    missing, values = [], dict(question.job.values)
+    missing, values = [], dict(inputs.job.values)
     # Fill in each missing value, so that the next error names the next missing flag.
     for flag, value in (("--batch", 1), ("--seq", 1)):
         try:
-            job_inputs.read_job(replace(question.job, values=values)).request()
+            job_inputs.read_job(replace(inputs.job, values=values)).request()
         except SpecError as found:
             if found.field == flag and found.problem == "is missing":
                 missing.append(flag)
@@ -107,50 +107,50 @@ def _list_missing(question: Question, error: SpecError) -> list[str]:
     return missing if has_pools else [*missing, "--gpus"]
 
 
-def _answer(question: Question, job: JobInput) -> Answer:
-    request, pools = job.request(), pool_inputs.read_pools(question.pools)
-    if question.seeks_fewest:
+def _compute_job_advice(inputs: AdviceInputs, job: JobInput) -> AdviceResult:
+    request, pools = job.request(), pool_inputs.read_pools(inputs.pools)
+    if inputs.seeks_fewest:
         request = replace(request, objective="fewestGpus", deadline_s=None, budget=None)
-    seconds, runs = measurements.parse_measurements(question.measured)
-    if question.baseline:
-        where, step = measurements.split_baseline(question.baseline)
+    seconds, runs = measurements.parse_measurements(inputs.measured)
+    if inputs.baseline:
+        where, step = measurements.split_baseline(inputs.baseline)
         request = replace(request, baseline=_parse_baseline(where))
         runs = [*runs, *step]
-    own = measured.forecast_own_runs(request, measurements.find_measured_pools(runs, pools))
+    own = measured.forecast_earlier_runs(request, measurements.find_measured_pools(runs, pools))
     pools = measured.correct_pools(request, pools, own)
-    if question.plan is not None:
-        request = _request_for_plan(request, question.plan)
-    notes = pool_inputs.pool_notes(question.pools, pools)
-    requests = launcher_requests(request, question.launch) if question.launch else (request,)
+    if inputs.plan is not None:
+        request = _request_for_plan(request, inputs.plan)
+    notes = pool_inputs.pool_notes(inputs.pools, pools)
+    requests = launcher_requests(request, inputs.launch) if inputs.launch else (request,)
     if job.source is None:
         advice = _choose_advice(requests, pools)
         advice = measured.add_run_notes(_add_notes(advice, (*notes, *_attention_notes(advice))), own)
-        return Answer(job, advice, pools, seconds=seconds)
+        return AdviceResult(job, advice, pools, seconds=seconds)
     from tilecast.jobs.candidates import order_by_quota
 
-    labels, devices = pool_inputs.read_node_labels(question.pools), pool_inputs.read_devices(question.pools)
+    labels, devices = pool_inputs.read_node_labels(inputs.pools), pool_inputs.read_devices(inputs.pools)
     narrowed = [job.source.narrow_request(one, pools, labels, devices) for one in requests]
     candidates = narrowed[0][1]
     best = _choose_advice([one for one, _ in narrowed], candidates.pools)
     advice = measured.add_run_notes(_add_notes(order_by_quota(best, candidates), notes), own)
-    return Answer(job, advice, candidates.pools, candidates, seconds)
+    return AdviceResult(job, advice, candidates.pools, candidates, seconds)
 
 
-def measured_offer(question: Question, answer: Answer) -> Offer:
+def measured_offer(inputs: AdviceInputs, result: AdviceResult) -> Offer:
     """Return the offer that a measured step without a pool is compared with: the baseline or the only plan.
 
     Raises:
         SpecError: the measured step is not a duration, or it is unclear to which offer it belongs.
     """
-    if answer.seconds is None or not 0 < answer.seconds < 1e9:
-        raise SpecError("--measured", f"{answer.seconds or 0:g} is no step time", "give seconds, more than 0")
-    if question.baseline:
-        if answer.advice.baseline is None:
+    if result.seconds is None or not 0 < result.seconds < 1e9:
+        raise SpecError("--measured", f"{result.seconds or 0:g} is no step time", "give seconds, more than 0")
+    if inputs.baseline:
+        if result.advice.baseline is None:
             raise SpecError("--measured", "the baseline cannot be priced", "see why without --measured")
-        return answer.advice.baseline
-    if question.plan is None or len(answer.advice.offers) != 1:
+        return result.advice.baseline
+    if inputs.plan is None or len(result.advice.offers) != 1:
         raise SpecError("--measured", "which run took so long is open", "give --baseline POOL:N, or --plan on one pool")
-    return answer.advice.offers[0]
+    return result.advice.offers[0]
 
 
 def _attention_notes(advice: Advice) -> tuple[str, ...]:
@@ -228,7 +228,7 @@ def _advise_on_plan(request: Request, pools: Sequence[Pool]) -> Advice:
 def _parse_baseline(text: str) -> Baseline:
     where, _, plan = text.partition(":")[2].partition(":")
     pool, gpus = reading.parse_name_and_count("--baseline", f"{text.partition(':')[0]}:{where}")
-    return Baseline(pool, gpus, Stated.parse(plan, "--baseline") if plan else None)
+    return Baseline(pool, gpus, PartialPlan.parse(plan, "--baseline") if plan else None)
 
 
 def _request_for_plan(request: Request, text: str) -> Request:
@@ -237,7 +237,7 @@ def _request_for_plan(request: Request, text: str) -> Request:
     Raises:
         SpecError: the plan cannot be read, or contradicts the constraints on GPUs.
     """
-    plan = Stated.parse(text, "--plan")
+    plan = PartialPlan.parse(text, "--plan")
     if plan.data is None:
         return replace(request, plan=plan)
     gpus, limits = plan.data * plan.tensor * plan.pipeline * plan.context, request.constraints

@@ -16,7 +16,7 @@ from tilecast.spec import SpecError, Workload
 Row = dict[str, Any]
 
 
-def list_gpus() -> list[Row]:
+def list_gpu_rows() -> list[Row]:
     """Return a row for each built-in GPU: memory, bandwidth, SMs, dense peak rates and MIG profiles."""
     return [
         {
@@ -50,7 +50,7 @@ def describe_gpu(name: str) -> Row:
     return {**facts, "mig_slices": slices} if slices else facts
 
 
-def list_models() -> list[Row]:
+def list_model_rows() -> list[Row]:
     """Return a row for each model preset: its name, its family and its number of parameters."""
     distinct = {model.name: model for model in zoo.presets().values()}
     return [
@@ -69,7 +69,7 @@ def describe_model(name: str) -> Row:
     Raises:
         SpecError: nothing has that name.
     """
-    model = zoo.preset(name)
+    model = zoo.find_preset(name)
     whole = model.document()
     own = whole.pop("extra")
     facts = {key: value for key, value in whole.items() if value not in (None, 0)}
@@ -78,7 +78,7 @@ def describe_model(name: str) -> Row:
     return {**row, "sources": {"dimensions": source}}
 
 
-def list_links() -> list[Row]:
+def list_link_rows() -> list[Row]:
     """Return a row for each built-in link: its bandwidth, and the fraction of the bandwidth that transfers reach."""
     return [
         {
@@ -153,10 +153,10 @@ def _describe_assumed_pool(pool: Pool) -> Row:
     }
 
 
-def _facts_as_numbers(facts: Mapping[str, str]) -> Row:
+def _parse_numbers(properties: Mapping[str, str]) -> Row:
     """Return a pool's properties with counts and prices converted from text to numbers."""
     row: Row = {}
-    for name, value in facts.items():
+    for name, value in properties.items():
         amount, _, currency = value.partition(" ")
         if name == "price" and currency:
             row |= {name: float(amount), "currency": currency}
@@ -189,7 +189,7 @@ def describe_pool(name: str, options: PoolOptions) -> Row:
                 "usable now": item.nodes - item.unusable,
                 "remarks": list(item.remarks),
                 "node type": pool.node_type,
-                "facts": _facts_as_numbers({name: value for name, (value, _) in item.facts.items()}),
+                "facts": _parse_numbers({name: value for name, (value, _) in item.facts.items()}),
                 "known by": {name: layer for name, (_, layer) in item.facts.items()},
                 "node selector": dict(pool.node_selector),
                 "tolerations": [dict(toleration) for toleration in pool.tolerations],

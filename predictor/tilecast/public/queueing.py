@@ -13,7 +13,7 @@ from tilecast.inputs import pools as pool_inputs
 from tilecast.inputs.pools import PoolOptions
 from tilecast.inputs.queue import JobQueueReader, QueueDocuments, ReadQueue
 from tilecast.inputs.reading import parse_seconds
-from tilecast.planner.options import pool_capacity
+from tilecast.planner.options import build_capacity
 from tilecast.planner.problem import QueueProblem, UnplannedJob
 from tilecast.planner.solver import solve
 from tilecast.planner.totals import QueueReport, build_report
@@ -22,7 +22,7 @@ from tilecast.spec import SpecError
 
 
 @dataclass(frozen=True, slots=True)
-class QueueQuestion:
+class QueueInputs:
     """A user's inputs to the plan of a queue: the jobs, the pools and options."""
 
     jobs: Sequence[Document]
@@ -37,27 +37,27 @@ class QueueQuestion:
     """Time that counts as now, in ISO 8601; the present if absent."""
 
 
-def plan_queue(question: QueueQuestion) -> QueueScreen | tuple[UnplannedJob, ...]:
+def plan_queue(inputs: QueueInputs) -> QueueScreen | tuple[UnplannedJob, ...]:
     """Return the plan of a queue. If no job can be planned, return the refused jobs with reasons.
 
     Raises:
         SpecError: the jobs, the pools or an option cannot be read.
     """
-    horizon = None if question.horizon is None else float(parse_seconds(question.horizon, "--horizon"))
-    pools = pool_inputs.read_pools(question.pools)
-    changed = _parse_node_changes(question.what_if, pools)
+    horizon = None if inputs.horizon is None else float(parse_seconds(inputs.horizon, "--horizon"))
+    pools = pool_inputs.read_pools(inputs.pools)
+    changed = _parse_node_changes(inputs.what_if, pools)
     # Price options on the larger of the old and the changed pool, so that both plans share the prices.
     widest = [replace(pool, max_nodes=max(pool.max_nodes, changed.get(pool.name, 0))) for pool in pools]
-    documents = QueueDocuments.from_documents(question.jobs)
-    labels, devices = pool_inputs.read_node_labels(question.pools), pool_inputs.read_devices(question.pools)
-    read = JobQueueReader(documents, widest, labels, _parse_time(question.at), devices).read()
-    held_gpus = documents.count_held_gpus(pool_inputs.pools_by_node(question.pools)) if documents.pods else {}
+    documents = QueueDocuments.from_documents(inputs.jobs)
+    labels, devices = pool_inputs.read_node_labels(inputs.pools), pool_inputs.read_devices(inputs.pools)
+    read = JobQueueReader(documents, widest, labels, _parse_time(inputs.at), devices).read()
+    held_gpus = documents.count_held_gpus(pool_inputs.pools_by_node(inputs.pools)) if documents.pods else {}
     problem = _queue_problem(read, pools, horizon, held_gpus)
-    solution = solve(problem, question.policy)
+    solution = solve(problem, inputs.policy)
     unplanned = (*read.unplanned, *solution.refused)
     if not solution.option:
         return unplanned
-    what_if = _plan_with_changes(problem, pools, changed, question.policy, solution.columns.problem.jobs)
+    what_if = _plan_with_changes(problem, pools, changed, inputs.policy, solution.columns.problem.jobs)
     return QueueScreen(build_report(solution), unplanned, what_if)
 
 
@@ -88,7 +88,7 @@ def _queue_problem(
             ours[job.present[0]] += job.present[1]
     others = {name: max(count - ours[name], 0) for name, count in held_gpus.items()}
     capacities = (
-        replace(pool_capacity(pool, others.get(pool.name, 0)), quotas=read.quotas.get(pool.name, {})) for pool in pools
+        replace(build_capacity(pool, others.get(pool.name, 0)), quotas=read.quotas.get(pool.name, {})) for pool in pools
     )
     return QueueProblem(read.jobs, tuple(capacities), horizon)
 

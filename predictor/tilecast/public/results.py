@@ -21,7 +21,7 @@ from tilecast.render import queue as queue_screen
 from tilecast.render import sweep as sweep_screen
 from tilecast.render.columns import align_columns
 from tilecast.render.queue import QueueScreen
-from tilecast.render.rows import facts_lines, rows_html, rows_table
+from tilecast.render.rows import format_properties, rows_html, rows_table
 from tilecast.render.table import advice_headline
 from tilecast.render.table import advice_text as advice_table
 from tilecast.render.units import format_gibibytes
@@ -45,7 +45,7 @@ class Forecast(core.Offer):
 
     def __str__(self) -> str:
         """Return the forecast as text, with one value per line."""
-        return "\n".join(facts_lines(self.rows[0]))
+        return "\n".join(format_properties(self.rows[0]))
 
     def _repr_html_(self) -> str:
         return rows_html(self.rows)

@@ -47,7 +47,7 @@ class Series:
     name: str
     points: tuple[Point, ...]
     joined: bool = True
-    quiet: bool = False
+    is_reference: bool = False
     """Whether the series is a reference line, drawn grey, dashed and without markers."""
 
 
@@ -61,10 +61,10 @@ class Chart:
     series: tuple[Series, ...]
 
 
-def group_points(named: Iterable[tuple[str, Point]], joined: bool = True) -> tuple[Series, ...]:
+def group_points(named_points: Iterable[tuple[str, Point]], joined: bool = True) -> tuple[Series, ...]:
     """Group (name, point) pairs into one series per name, in the order in which the names first occur."""
     groups: dict[str, list[Point]] = {}
-    for name, point in named:
+    for name, point in named_points:
         groups.setdefault(name, []).append(point)
     return tuple(Series(name, tuple(points), joined) for name, points in groups.items())
 
@@ -119,12 +119,12 @@ def draw_svg(chart: Chart, name: str, style: str = "") -> str:
     ]
     for color, series in _color_series(chart):
         places = [(x.to_pixels(point.x), y.to_pixels(point.y)) for point in series.points]
-        if (series.joined or series.quiet) and len(places) > 1:
+        if (series.joined or series.is_reference) and len(places) > 1:
             path = " ".join(f"{left:.1f},{top:.1f}" for left, top in places)
-            look = 'class="quiet"' if series.quiet else f'class="line" stroke="var(--c{color % COLORS})"'
+            look = 'class="quiet"' if series.is_reference else f'class="line" stroke="var(--c{color % COLORS})"'
             parts.append(f'<polyline {look} points="{path}"/>')
         for point, (left, top) in zip(series.points, places, strict=True):
-            if not series.quiet:
+            if not series.is_reference:
                 text = escape(f"{series.name}: {point.label or f'{x.axis.text(point.x)}, {y.axis.text(point.y)}'}")
                 mark = f'<g transform="translate({left:.1f} {top:.1f})" fill="var(--c{color % COLORS})">'
                 parts.append(f"{mark}{SHAPES[color % COLORS]}<title>{text}</title></g>")
@@ -139,7 +139,7 @@ def _color_series(chart: Chart) -> list[tuple[int, Series]]:
     marks, color = [], 0
     for series in chart.series:
         marks.append((color, series))
-        color += not series.quiet
+        color += not series.is_reference
     return marks
 
 
@@ -218,7 +218,7 @@ def _draw_legend(chart: Chart) -> tuple[list[str], float]:
         if left + width > WIDTH and left > _LEFT:
             left, top = _LEFT, top + _LEGEND_ROW
         mark = f'<g fill="var(--c{color % COLORS})">{SHAPES[color % COLORS]}</g>'
-        mark = '<path class="quiet" d="M-8 0h16"/>' if series.quiet else mark
+        mark = '<path class="quiet" d="M-8 0h16"/>' if series.is_reference else mark
         words = f'<text x="14" y="4">{escape(series.name)}</text>'
         parts.append(f'<g transform="translate({left + 8:.1f} {top:.1f})">{mark}{words}</g>')
         left += width + 16
@@ -236,7 +236,7 @@ def draw_png(chart: Chart) -> bytes:
     figure = Figure(figsize=(8, 4.5), dpi=150, layout="constrained")
     axes = figure.add_subplot()
     for color, series in _color_series(chart):
-        look = "--" if series.quiet else ("-" if series.joined else "") + _MATPLOTLIB[color % COLORS]
+        look = "--" if series.is_reference else ("-" if series.joined else "") + _MATPLOTLIB[color % COLORS]
         axes.plot([point.x for point in series.points], [point.y for point in series.points], look, label=series.name)
     axes.set(title=chart.title, xlabel=chart.x.title, ylabel=chart.y.title)
     for axis, lines, scale, limit in (

@@ -78,14 +78,14 @@ def _operator_rows(explanation: Explanation) -> list[tuple[str, ...]]:
     rest = explanation.operators[SHOWN:]
     if rest:
         left_s = sum(one.seconds for one in rest)
-        rows.append((*_time_and_share(left_s, explanation), f"{len(rest)} others", *[""] * 8))
+        rows.append((*_format_time_and_fraction(left_s, explanation), f"{len(rest)} others", *[""] * 8))
     if explanation.copied_s:
         copied = ("weights and gradients", "copied and summed", "", "", "", "", "memory", "", "")
-        rows.append((*_time_and_share(explanation.copied_s, explanation), *copied))
+        rows.append((*_format_time_and_fraction(explanation.copied_s, explanation), *copied))
     return rows
 
 
-def _time_and_share(seconds: float, explanation: Explanation) -> tuple[str, str]:
+def _format_time_and_fraction(seconds: float, explanation: Explanation) -> tuple[str, str]:
     """Return a duration as text, and its percentage of the time of all operators."""
     return format_duration(seconds), f"{seconds / explanation.seconds:.1%}"
 
@@ -103,7 +103,7 @@ def operator_cells(operator: PricedOperator, explanation: Explanation) -> tuple[
     )
     what = (
         operator.name,
-        *_time_and_share(operator.seconds, explanation),
+        *_format_time_and_fraction(operator.seconds, explanation),
         format_kernel_shape(operator),
         f"{operator.runs:,.0f}",
         format_duration(operator.kernel_s),

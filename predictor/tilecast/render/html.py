@@ -13,7 +13,7 @@ from tilecast.plan_columns import PLAN_COLUMNS
 from tilecast.render import charts
 from tilecast.render.charts import Axis, Chart, Point, Series, group_points
 from tilecast.render.explain import SHOWN, exchange_rows, format_kernel_shape, operator_cells
-from tilecast.render.page import facts_list, html_figure, html_page, html_table, share_meter
+from tilecast.render.page import definition_list, fraction_bar, html_figure, html_page, html_table
 from tilecast.render.units import (
     format_bytes,
     format_count,
@@ -91,7 +91,7 @@ def _recommendation_card(advice: Advice, explanation: Explanation | None) -> str
     ]
     where = f"{best.pool.name}, {best.nodes} x {best.gpus_per_node} GPUs"
     plan = f"<code>{escape(str(best.plan))}</code>"
-    return f'<div class="card"><strong>{escape(where)}</strong> {plan}{"".join(lines)}{facts_list(named)}</div>'
+    return f'<div class="card"><strong>{escape(where)}</strong> {plan}{"".join(lines)}{definition_list(named)}</div>'
 
 
 def _ties_sentence(advice: Advice) -> str:
@@ -231,18 +231,18 @@ def _parts_section(advice: Advice) -> str:
 
 def _part_cell(offer: Offer, part: str) -> str:
     seconds = offer.breakdown[part]
-    return f"{format_duration(seconds)}<br>{share_meter(seconds / offer.step_s)}" if seconds else ""
+    return f"{format_duration(seconds)}<br>{fraction_bar(seconds / offer.step_s)}" if seconds else ""
 
 
 def _memory_section(best: Offer) -> str:
     available = best.memory_available_bytes
     rows = [
-        ("", [name, format_bytes(value), f"{value / available:.1%}", share_meter(value / available)])
+        ("", [name, format_bytes(value), f"{value / available:.1%}", fraction_bar(value / available)])
         for name, value in best.memory.items()
         if value
     ]
     free = available - best.memory_bytes
-    rows.append(("", ["left", format_bytes(free), f"{free / available:.1%}", share_meter(free / available)]))
+    rows.append(("", ["left", format_bytes(free), f"{free / available:.1%}", fraction_bar(free / available)]))
     caption = f"What the fullest GPU of the recommendation cannot do without; it takes {_format_memory_fit(best)}"
     return "<h2>Memory</h2>" + html_table(caption, ("what", "bytes", "share", "of the GPU"), rows, "bytes|share")
 
@@ -273,7 +273,7 @@ def _roofline_chart(explanation: Explanation) -> Chart:
     roof = Series(
         f"roofline of {gpu.name}",
         (Point(low, low * bandwidth), Point(explanation.balance, peak), Point(high, peak)),
-        quiet=True,
+        is_reference=True,
     )
     points = (
         (

@@ -54,7 +54,7 @@ def html_page(title: str, body: Sequence[str]) -> str:
     )
 
 
-def facts_list(named: Sequence[tuple[str, str]]) -> str:
+def definition_list(named: Sequence[tuple[str, str]]) -> str:
     """Return an HTML `<dl>` of (name, value) pairs. Pairs with an empty value are left out."""
     items = "".join(f"<div><dt>{escape(name)}</dt><dd>{escape(value)}</dd></div>" for name, value in named if value)
     return f'<dl class="facts">{items}</dl>'
@@ -96,6 +96,6 @@ def html_figure(title: str, picture: str, kind: str = "") -> str:
     return f"<figure{class_attribute(kind)}><figcaption>{escape(title)}</figcaption>{picture}</figure>"
 
 
-def share_meter(share: float) -> str:
+def fraction_bar(fraction: float) -> str:
     """Return an HTML bar whose length shows a fraction from 0 to 1."""
-    return f'<span class="meter" style="width:{max(share, 0.0) * 160:.0f}px"></span>'
+    return f'<span class="meter" style="width:{max(fraction, 0.0) * 160:.0f}px"></span>'

@@ -9,7 +9,7 @@ from typing import Any
 
 from tilecast.planner.problem import JobOption, QueuedJob, UnplannedJob
 from tilecast.planner.references import REFERENCES
-from tilecast.planner.totals import QueuedPlace, QueueReport, QueueTotals
+from tilecast.planner.totals import PlannedTimes, QueueReport, QueueTotals
 from tilecast.render import queue_page
 from tilecast.render.columns import align_columns, format_csv
 from tilecast.render.table import wrap_text
@@ -46,10 +46,10 @@ class QueueScreen:
 
 
 @dataclass(frozen=True, slots=True)
-class PlacedJob:
+class PlannedJob:
     """A queued job with its planned start and end, and with the pool, GPUs and parallelism that the plan chooses."""
 
-    place: QueuedPlace
+    times: PlannedTimes
     job: QueuedJob
     option: JobOption
 
@@ -61,12 +61,12 @@ class PlacedJob:
         return f"{self.job.present[0]}:{self.job.present[1]}{' (runs)' if self.job.is_running else ''}"
 
 
-def placed_jobs(queue_report: QueueReport) -> list[PlacedJob]:
+def list_planned_jobs(queue_report: QueueReport) -> list[PlannedJob]:
     """Return the planned jobs of a report in queue order."""
     columns, option = queue_report.solution.columns, queue_report.solution.option
     return [
-        PlacedJob(place, columns.problem.jobs[place.job], columns.options[option[place.job]])
-        for place in queue_report.places
+        PlannedJob(place, columns.problem.jobs[place.job], columns.options[option[place.job]])
+        for place in queue_report.job_times
     ]
 
 
@@ -95,10 +95,11 @@ def queue_text(screen: QueueScreen) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _sort_by_start(queue_report: QueueReport) -> list[PlacedJob]:
+def _sort_by_start(queue_report: QueueReport) -> list[PlannedJob]:
     """Return the planned jobs of a report, sorted by planned start."""
     return sorted(
-        placed_jobs(queue_report), key=lambda placed: (placed.place.start_s, placed.place.finish_s, placed.place.job)
+        list_planned_jobs(queue_report),
+        key=lambda placed: (placed.times.start_s, placed.times.finish_s, placed.times.job),
     )
 
 
@@ -114,11 +115,11 @@ def queue_headline(queue_report: QueueReport) -> str:
     return f"{len(columns.weight)} jobs on {pools}; policy {policy.name}: {policy.summary}"
 
 
-def _job_cells(queue_report: QueueReport, placed: PlacedJob) -> tuple[str, ...]:
-    place, option = placed.place, placed.option
+def _job_cells(queue_report: QueueReport, planned: PlannedJob) -> tuple[str, ...]:
+    place, option = planned.times, planned.option
     return (
-        placed.job.name,
-        placed.present,
+        planned.job.name,
+        planned.present,
         option.pool,
         str(option.gpus),
         option.plan,
@@ -165,14 +166,14 @@ def totals_rows(queue_report: QueueReport) -> list[tuple[str, ...]]:
 def payment_lines(queue_report: QueueReport) -> list[str]:
     """Return sentences on which jobs the plan delays, and which jobs profit. The largest delays come first."""
     jobs = queue_report.solution.columns.problem.jobs
-    losing = sorted((place for place in queue_report.places if place.gain_s <= -1), key=lambda place: place.gain_s)
+    losing = sorted((place for place in queue_report.job_times if place.gain_s <= -1), key=lambda place: place.gain_s)
     lines = []
     for place in losing[:_PAID]:
         taken = f"; its place goes to {', '.join(place.payers)}" if place.payers else ""
         lines.append(f"{jobs[place.job].name} pays {format_duration(-place.gain_s)}{taken}.")
     if len(losing) > _PAID:
         lines.append(f"{len(losing) - _PAID} more pay less than that.")
-    won = sum(place.gain_s for place in queue_report.places if place.gain_s > 0)
+    won = sum(place.gain_s for place in queue_report.job_times if place.gain_s > 0)
     lost = -sum(place.gain_s for place in losing)
     lines.append(
         f"Against each on its own best pool jobs gain {format_duration(won)} in all, and pay {format_duration(lost)}."
@@ -229,7 +230,7 @@ def queue_document(screen: QueueScreen) -> dict[str, object]:
     return {
         "schemaVersion": SCHEMA_VERSION,
         "policy": solution.policy.name,
-        "jobs": [_job_document(placed) for placed in placed_jobs(queue_report)],
+        "jobs": [_job_document(placed) for placed in list_planned_jobs(queue_report)],
         "unplanned": [_unplanned_document(item) for item in screen.unplanned],
         "totals": {
             "plan": _totals_document(queue_report.plan),
@@ -264,8 +265,8 @@ def _totals_document(totals: QueueTotals) -> dict[str, object]:
     return {names.get(name, name): value for name, value in asdict(totals).items()}
 
 
-def _job_document(placed: PlacedJob) -> dict[str, object]:
-    place, job, option = placed.place, placed.job, placed.option
+def _job_document(planned: PlannedJob) -> dict[str, object]:
+    place, job, option = planned.times, planned.job, planned.option
     return {
         "name": job.name,
         "running": job.is_running,
@@ -296,14 +297,14 @@ def job_rows(screen: QueueScreen) -> list[dict[str, Any]]:
             "pool": placed.option.pool,
             "gpus": placed.option.gpus,
             "plan": placed.option.plan,
-            "start_seconds": placed.place.start_s,
-            "finish_seconds": placed.place.finish_s,
-            "lower_seconds": placed.place.lower_s,
-            "upper_seconds": placed.place.upper_s,
+            "start_seconds": placed.times.start_s,
+            "finish_seconds": placed.times.finish_s,
+            "lower_seconds": placed.times.lower_s,
+            "upper_seconds": placed.times.upper_s,
             "cost": placed.option.cost,
-            "gain_seconds": placed.place.gain_s,
+            "gain_seconds": placed.times.gain_s,
         }
-        for placed in placed_jobs(screen.report)
+        for placed in list_planned_jobs(screen.report)
     ]
 
 

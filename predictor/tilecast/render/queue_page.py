@@ -7,9 +7,9 @@ from html import escape
 
 import numpy as np
 
-from tilecast.planner.totals import QueuedPlace, QueueReport
+from tilecast.planner.totals import PlannedTimes, QueueReport
 from tilecast.render import charts
-from tilecast.render.page import facts_list, html_figure, html_page, html_table
+from tilecast.render.page import definition_list, html_figure, html_page, html_table
 from tilecast.render.units import format_duration
 
 _WIDTH, _LEFT, _ROW, _GAP, _AXIS = 1080.0, 120.0, 16.0, 3.0, 26.0
@@ -49,7 +49,7 @@ def queue_page(
         [
             "<h1>The whole queue</h1>",
             f'<p class="soft">{escape(title)}</p>',
-            f'<section class="card">{facts_list(named)}</section>',
+            f'<section class="card">{definition_list(named)}</section>',
             "<h2>Pools</h2>",
             *(_gantt_chart(queue_report, pool) for pool in range(len(queue_report.solution.columns.pools))),
             "<h2>Jobs</h2>",
@@ -71,7 +71,7 @@ def _gantt_chart(queue_report: QueueReport, pool: int) -> str:
     """Return an HTML figure with one bar per job of a pool over time, sorted by start. `pool` is its index."""
     columns, option = queue_report.solution.columns, queue_report.solution.option
     capacity = columns.pools[pool]
-    here = [place for place in queue_report.places if columns.pool[option[place.job]] == pool]
+    here = [place for place in queue_report.job_times if columns.pool[option[place.job]] == pool]
     here.sort(key=lambda place: (place.start_s, place.finish_s, place.job))
     name = f"{capacity.name}: {capacity.nodes} nodes of {capacity.gpus_per_node} GPUs"
     if not here:
@@ -105,22 +105,22 @@ def _time_axis(end: float, bottom: float) -> list[str]:
     return parts
 
 
-def _job_bar(queue_report: QueueReport, place: QueuedPlace, row: int, end: float) -> str:
+def _job_bar(queue_report: QueueReport, times: PlannedTimes, row: int, end: float) -> str:
     """Return SVG for one job: a bar from start to end, a line over the range of its end, and a tooltip.
 
     `row` counts bars from the top. `end` is the last second of the axis.
     """
     columns = queue_report.solution.columns
-    job = columns.problem.jobs[place.job]
-    option = columns.options[queue_report.solution.option[place.job]]
+    job = columns.problem.jobs[times.job]
+    option = columns.options[queue_report.solution.option[times.job]]
     top = row * (_ROW + _GAP) + 2
-    left, right = _time_to_pixels(place.start_s, end), _time_to_pixels(place.finish_s, end)
-    early, late = _time_to_pixels(place.lower_s, end), min(_time_to_pixels(place.upper_s, end), _WIDTH - 4)
+    left, right = _time_to_pixels(times.start_s, end), _time_to_pixels(times.finish_s, end)
+    early, late = _time_to_pixels(times.lower_s, end), min(_time_to_pixels(times.upper_s, end), _WIDTH - 4)
     text = (
-        f"{job.name}: {option.gpus} GPUs, {option.plan}, starts {format_duration(place.start_s)}, "
-        f"ends {format_duration(place.finish_s)} ({format_duration(place.lower_s)} to {format_duration(place.upper_s)})"
+        f"{job.name}: {option.gpus} GPUs, {option.plan}, starts {format_duration(times.start_s)}, "
+        f"ends {format_duration(times.finish_s)} ({format_duration(times.lower_s)} to {format_duration(times.upper_s)})"
     )
-    shade = place.job % charts.COLORS
+    shade = times.job % charts.COLORS
     middle = top + _ROW / 2
     return (
         f"<g><title>{escape(text)}</title>"

@@ -18,7 +18,7 @@ def rows_table(rows: Sequence[Row]) -> list[str]:
     return align_columns(names, [[format_cell(row[name]) for name in names] for row in rows], right)
 
 
-def facts_lines(row: Row) -> list[str]:
+def format_properties(row: Row) -> list[str]:
     """Return one text line per item of a dictionary. Items of a nested dictionary are indented below its key."""
     lines = []
     for name, value in row.items():

@@ -54,9 +54,9 @@ def sweep_text(field: str, unit: str, rows: Sequence[SweepRow], *, wide: bool = 
     return "\n".join([*align_columns(titles, lines, right), "", note]) + "\n"
 
 
-def text_bar(share: float) -> str:
+def text_bar(fraction: float) -> str:
     """Return a bar of block characters that fills a fraction of `BAR` columns, rounded to an eighth of a column."""
-    eighths = max(1, round(min(share, 1.0) * BAR * 8))
+    eighths = max(1, round(min(fraction, 1.0) * BAR * 8))
     return "█" * (eighths // 8) + _EIGHTHS[eighths % 8].strip()
 
 

@@ -18,18 +18,18 @@ from tilecast.hardware import Gpu, Pool
 from tilecast.kernels import KernelTimes
 from tilecast.memo import Memo
 from tilecast.memory import Footprint
-from tilecast.search.engines import FRAMEWORKS, Abilities, Dimension, Mask, abilities, find_engine
+from tilecast.search.engines import FRAMEWORKS, Dimension, FrameworkFeatures, Mask, abilities, find_engine
 from tilecast.search.enumeration import (
     NO_LIMITS,
-    Limits,
+    PlanLimits,
     allows_groups,
-    allows_pieces,
+    allows_virtual_stages,
     divisors,
     enumerate_bounded,
     enumerate_plans,
     expert_degrees,
     find_frameworks,
-    has_equal_pieces,
+    has_equal_virtual_stages,
     has_whole_groups,
     recomputations,
     splits_heads,
@@ -38,27 +38,27 @@ from tilecast.search.enumeration import (
 from tilecast.spec import Floats, Ints, Plans, Workload
 from tilecast.step import StepTimes, blocks
 from tilecast.step.distinct import StepInputs
-from tilecast.zoo import Sharded
+from tilecast.zoo import ShardedGraph
 
 __all__ = [
     "FRAMEWORKS",
     "NO_LIMITS",
-    "Abilities",
     "Dimension",
-    "Limits",
+    "FrameworkFeatures",
     "Mask",
+    "PlanLimits",
     "PlanTable",
-    "Priced",
+    "PricedPlans",
     "abilities",
     "allows_groups",
-    "allows_pieces",
+    "allows_virtual_stages",
     "divisors",
     "enumerate_plans",
     "expert_degrees",
     "find",
     "find_engine",
     "find_frameworks",
-    "has_equal_pieces",
+    "has_equal_virtual_stages",
     "has_whole_groups",
     "price",
     "price_sharded",
@@ -70,7 +70,7 @@ __all__ = [
 
 
 @dataclass(frozen=True, slots=True)
-class Priced:
+class PricedPlans:
     """Forecast seconds and memory of n plans on one pool, as columns of shape (n,) that can be itemized."""
 
     plans: Plans
@@ -114,7 +114,7 @@ class PlanTable:
     is_bounded: bool
     """Whether the search left out some node counts, because there were more plans than its limit."""
     _space: _SearchSpace
-    _memory: Callable[[], tuple[Floats, Floats, memory.Bills]]
+    _memory: Callable[[], tuple[Floats, Floats, memory.FootprintTable]]
     _steps: Callable[[], tuple[step.Steps | None, Floats, Floats]]
     """Function that returns the inputs of the step formulas, the seconds of each step, and the seconds of each step in
     which the GPU waits for the host. The inputs are None in an empty table."""
@@ -123,7 +123,7 @@ class PlanTable:
         return len(self.plans)
 
     @property
-    def sharded(self) -> Sharded:
+    def sharded(self) -> ShardedGraph:
         return self._space.sharded()
 
     @property
@@ -153,7 +153,7 @@ class PlanTable:
         """Return the itemized memory of the plans at the indexes `rows`, in the order of `rows`."""
         return self._memory()[2].rows(rows)
 
-    def price(self, rows: Ints) -> Priced:
+    def price(self, rows: Ints) -> PricedPlans:
         """Return the itemized seconds and memory of the plans at the indexes `rows`, in the order of `rows`.
 
         Raises:
@@ -162,10 +162,10 @@ class PlanTable:
         steps = self._steps()[0]
         if steps is None:
             raise IndexError("a table of no plans has no rows")
-        return Priced(self.plans.take(rows), steps.rows(rows), self.itemize_memory(rows), self.usable_bytes)
+        return PricedPlans(self.plans.take(rows), steps.rows(rows), self.itemize_memory(rows), self.usable_bytes)
 
 
-def find(workload: Workload, pool: Pool, limits: Limits = NO_LIMITS) -> PlanTable:
+def find(workload: Workload, pool: Pool, limits: PlanLimits = NO_LIMITS) -> PlanTable:
     """Return the table of all plans that a workload can train with on a pool.
 
     A plan divides the model, the batch and the GPUs without remainder, and the workload's framework executes it.
@@ -188,7 +188,7 @@ def tabulate_plans(workload: Workload, plans: Plans, pool: Pool) -> PlanTable:
     return _build_plan_table(workload, _SearchSpace.from_plans(workload, plans, False, pool), pool)
 
 
-def _find_search_space(workload: Workload, pool: Pool, limits: Limits) -> _SearchSpace:
+def _find_search_space(workload: Workload, pool: Pool, limits: PlanLimits) -> _SearchSpace:
     """Return all plans of a workload on a pool, from a cache that pools of equal shape share."""
     gpu = pool.gpu
     gpu_key = bool(gpu.mig), memory.reads_both_layouts(gpu)
@@ -229,9 +229,9 @@ class _SearchSpace:
 
     plans: Plans
     is_bounded: bool
-    sharded: Callable[[], Sharded]
+    sharded: Callable[[], ShardedGraph]
     inputs: Callable[[], StepInputs]
-    itemized_memory: Callable[[], tuple[memory.Bills, Floats, Floats]]
+    itemized_memory: Callable[[], tuple[memory.FootprintTable, Floats, Floats]]
     """Function that returns the itemized memory, the bytes at which a plan fits, (n,), and the bytes that an allocator
     reserves if the GPU has room, (n,). Neither column counts the CUDA context."""
 
@@ -240,14 +240,14 @@ class _SearchSpace:
         """Return the search space of plans of a workload. Intermediate results are computed at the first access."""
         splits = cache(plans.distinct_splits)
 
-        def shard() -> Sharded:
-            return zoo.shard(workload, plans.take(splits().first)).take(splits().index)
+        def shard() -> ShardedGraph:
+            return zoo.build_sharded_graph(workload, plans.take(splits().first)).take(splits().index)
 
         sharded = cache(shard)
 
-        def itemized_memory() -> tuple[memory.Bills, Floats, Floats]:
+        def itemized_memory() -> tuple[memory.FootprintTable, Floats, Floats]:
             least, reserved = np.empty((2, len(plans)))
-            bills = memory.Bills.of(workload, sharded(), plans, pool.gpu, splits())
+            bills = memory.FootprintTable.from_plans(workload, sharded(), plans, pool.gpu, splits())
             for rows in _split_rows(plans):
                 bill = bills.rows(rows)
                 least[rows] = bill.least
@@ -262,7 +262,7 @@ class _SearchSpace:
             cache(itemized_memory),
         )
 
-    def gpu_bytes(self, gpu: Gpu) -> tuple[Floats, Floats, memory.Bills]:
+    def gpu_bytes(self, gpu: Gpu) -> tuple[Floats, Floats, memory.FootprintTable]:
         """Return the bytes that each plan needs on a GPU, (n,), their upper limits, (n,), and the itemized memory."""
         common_bills, least, reserved = self.itemized_memory()
         bills = common_bills.on_gpu(gpu)
@@ -289,24 +289,24 @@ CHUNK = 1 << 14
 """Number of plans that are priced at once. Their columns fit the processor's second-level cache."""
 
 
-def price(workload: Workload, plans: Plans, pool: Pool) -> Priced:
+def price(workload: Workload, plans: Plans, pool: Pool) -> PricedPlans:
     """Return the itemized seconds and memory of plans of a workload on a pool.
 
     Raises:
         SpecError: the pool's GPU cannot run the workload's precision.
     """
-    sharded = zoo.shard(workload, plans)
+    sharded = zoo.build_sharded_graph(workload, plans)
     return price_sharded(workload, sharded, plans, pool)
 
 
 def price_sharded(
     workload: Workload,
-    sharded: Sharded,
+    sharded: ShardedGraph,
     plans: Plans,
     pool: Pool,
     constants: Constants | None = None,
     kernel_times: KernelTimes | None = None,
-) -> Priced:
+) -> PricedPlans:
     """Return the itemized seconds and memory of plans of a workload whose sharded graph the caller has at hand.
 
     Args:
@@ -320,4 +320,4 @@ def price_sharded(
     priced = blocks.kernel_seconds(workload, sharded, pool.gpu, constants, kernel_times)
     times = step.step(workload, sharded, plans, pool, priced, constants)
     bills = memory.footprint(workload, sharded, plans, pool.gpu)
-    return Priced(plans, times, bills, memory.usable_bytes(pool.gpu))
+    return PricedPlans(plans, times, bills, memory.usable_bytes(pool.gpu))

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tilecast import frameworks
-from tilecast.recomputation import BY_CODE, CHECKPOINTING, MODULES, Checkpointing, code_of
+from tilecast.recomputation import BY_CODE, CHECKPOINTING, MODULES, Checkpointing, encode_modules
 from tilecast.spec import Framework, Plans, Weights
 
 Mask: TypeAlias = npt.NDArray[np.bool_]
@@ -19,7 +19,7 @@ Dimension = Literal["recomputation", "zero", "tensor", "expert"]
 
 
 @dataclass(frozen=True, slots=True)
-class Abilities:
+class FrameworkFeatures:
     """Plans and options that one training framework executes, read from its table in `frameworks.toml`."""
 
     parallelism: Sequence[str]
@@ -57,7 +57,7 @@ class Abilities:
 
     def recomputes(self, setting: Checkpointing) -> bool:
         """Return whether the framework supports a mode of recomputation or a set of recomputed modules."""
-        return bool(self._find_recomputed_codes()[code_of(setting)])
+        return bool(self._find_recomputed_codes()[encode_modules(setting)])
 
     def _find_recomputed_codes(self) -> Mask:
         """Return whether the framework supports each recomputation code of `recomputation.RECOMPUTED`, (codes,)."""
@@ -92,16 +92,16 @@ class Abilities:
 
 
 _KEYS_OF_CELLS = ("cells", "since", "version")
-"""Keys of a table of `frameworks.toml` that `frameworks.Framework` reads, and `Abilities` does not have."""
+"""Keys of a table of `frameworks.toml` that `frameworks.Framework` reads, and `FrameworkFeatures` does not have."""
 
 
-def _read_abilities(table: Mapping[str, Any]) -> Abilities:
+def _read_abilities(table: Mapping[str, Any]) -> FrameworkFeatures:
     """Return the plans and options that a framework executes, from its table in `frameworks.toml`."""
     abilities = {name: value for name, value in table.items() if name not in _KEYS_OF_CELLS}
-    return Abilities(**{**abilities, "per_layer": tuple(abilities.get("per_layer", ()))})
+    return FrameworkFeatures(**{**abilities, "per_layer": tuple(abilities.get("per_layer", ()))})
 
 
-FRAMEWORKS: Mapping[Framework, Abilities] = {
+FRAMEWORKS: Mapping[Framework, FrameworkFeatures] = {
     name: _read_abilities(frameworks.TABLES[name]) for name in get_args(Framework) if name in frameworks.ENGINES
 }
 """Plans and options of every framework that executes plans itself, by name.
@@ -110,7 +110,7 @@ Frameworks that run on another framework's engine are missing.
 """
 
 
-def abilities(framework: Framework) -> Abilities:
+def abilities(framework: Framework) -> FrameworkFeatures:
     """Return the plans and options that a framework executes, itself or by the engine of another framework."""
     return FRAMEWORKS[find_engine(framework)]
 

@@ -25,11 +25,11 @@ import numpy as np
 
 from tilecast import frameworks, fuse, zoo
 from tilecast.hardware import Pool
-from tilecast.layout import counted_ends_of_pieces, parse_layout, schedule_law, split_layers
+from tilecast.layout import count_virtual_stage_end_layers, find_schedule_costs, parse_layout, split_layers
 from tilecast.memo import Memo
 from tilecast.model import Model
-from tilecast.recomputation import Checkpointing, code_of, names_modules, split_modules
-from tilecast.search.engines import FRAMEWORKS, Abilities, Mask, abilities
+from tilecast.recomputation import Checkpointing, encode_modules, names_modules, split_modules
+from tilecast.search.engines import FRAMEWORKS, FrameworkFeatures, Mask, abilities
 from tilecast.spec import Ints, Plans, Rows, SpecError, Workload, distinct_rows
 from tilecast.step import placement
 from tilecast.zoo import traced
@@ -37,7 +37,7 @@ from tilecast.zoo.families import FAMILIES
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class PlanLimits:
     """Upper bounds of a search for plans. None sets no bound."""
 
     gpus: int | None = None
@@ -49,7 +49,7 @@ class Limits:
     """Number of plans above which the search leaves out node counts, until only powers of two remain."""
 
 
-NO_LIMITS = Limits()
+NO_LIMITS = PlanLimits()
 VIRTUAL_STAGES = (1, 2, 3, 4, 6, 8, 12)
 """Numbers of virtual stages per pipeline rank that the search tries. The most in a published plan is 12 (Nemotron-4).
 
@@ -66,7 +66,7 @@ MIN_CONTEXT_TOKENS = 1024
 """Fewest tokens of a context-parallel rank. With fewer tokens, communication costs more than the rank saves."""
 
 
-def enumerate_plans(workload: Workload, pool: Pool, limits: Limits = NO_LIMITS) -> Plans:
+def enumerate_plans(workload: Workload, pool: Pool, limits: PlanLimits = NO_LIMITS) -> Plans:
     """Return all plans of a workload on a pool, which may be none.
 
     A plan divides the model, the batch and the GPUs without remainder, and the workload's framework executes it.
@@ -95,7 +95,7 @@ _DECIDING = (
 _WAYS: Memo[tuple[_Table, Mask]] = Memo(8)
 
 
-def enumerate_bounded(workload: Workload, pool: Pool, limits: Limits) -> tuple[Plans, bool]:
+def enumerate_bounded(workload: Workload, pool: Pool, limits: PlanLimits) -> tuple[Plans, bool]:
     """Return the plans of `enumerate_plans`, and whether plans were left out to respect `limits.max_plans`.
 
     Some node counts are left out first. Recomputation of single modules and more than four virtual stages come next.
@@ -127,7 +127,7 @@ def enumerate_bounded(workload: Workload, pool: Pool, limits: Limits) -> tuple[P
     return Plans(*(columns[item.name] for item in fields(Plans))), digits < 64
 
 
-def _enumerate_splits(workload: Workload, pool: Pool, limits: Limits, digits: int) -> _Table:
+def _enumerate_splits(workload: Workload, pool: Pool, limits: PlanLimits, digits: int) -> _Table:
     """Return the tensor, context, pipeline and data degrees of every split of the pool's GPUs, as columns.
 
     If `limits.gpus` is not set, a GPU count divides a node or fills whole nodes. Plain data parallelism may also use
@@ -219,7 +219,7 @@ def stages_are_full(workload: Workload, pipeline: int) -> bool:
     return min(split_layers(model.layers, pipeline, counts_ends=_counts_ends(workload))) > 0
 
 
-def has_equal_pieces(workload: Workload, pipeline: int, virtual: int) -> bool:
+def has_equal_virtual_stages(workload: Workload, pipeline: int, virtual: int) -> bool:
     """Return whether each of `pipeline` stages can hold `virtual` virtual stages of equally many layers.
 
     Embedding and loss may count as layers. With a pipeline layout in the job, return whether the layout has
@@ -227,21 +227,21 @@ def has_equal_pieces(workload: Workload, pipeline: int, virtual: int) -> bool:
     """
     if workload.pipeline_layout is not None:
         return len(parse_layout(workload.pipeline_layout).pieces) == pipeline * virtual
-    ends = counted_ends_of_pieces(workload.model.layers, pipeline, virtual)
+    ends = count_virtual_stage_end_layers(workload.model.layers, pipeline, virtual)
     return ends == 0 or (ends is not None and _counts_ends(workload))
 
 
-def runs_pieces(workload: Workload, pipeline: int, virtual: int) -> bool:
+def executes_virtual_stages(workload: Workload, pipeline: int, virtual: int) -> bool:
     """Return whether a job's layers, layout and schedule allow `pipeline` stages of `virtual` virtual stages each."""
     if pipeline == 1:
         return virtual == 1
     fits = virtual == 1 and workload.pipeline_layout is None
-    return allows_pieces(workload, virtual) and (fits or has_equal_pieces(workload, pipeline, virtual))
+    return allows_virtual_stages(workload, virtual) and (fits or has_equal_virtual_stages(workload, pipeline, virtual))
 
 
-def allows_pieces(workload: Workload, virtual: int) -> bool:
+def allows_virtual_stages(workload: Workload, virtual: int) -> bool:
     """Return whether the workload's pipeline schedule can run `virtual` virtual stages on each pipeline rank."""
-    least, most = schedule_law(workload.pipeline_schedule).virtual
+    least, most = find_schedule_costs(workload.pipeline_schedule).virtual
     return least <= virtual <= most
 
 
@@ -342,9 +342,9 @@ def _enumerate_ways(workload: Workload) -> tuple[_Table, Mask]:
     recompute = [0]
     if workload.checkpointing is not None:
         zoo.refuse_useless_recomputation(model, workload.checkpointing, "training.activationCheckpointing")
-        recompute = [code_of(workload.checkpointing)]
+        recompute = [encode_modules(workload.checkpointing)]
     elif workload.training:
-        recompute = [code_of(value) for value in recomputations(workload)]
+        recompute = [encode_modules(value) for value in recomputations(workload)]
     sizes = ([0, 1], recompute, zero, _virtual_stages(workload))
     names = ("sequence_parallel", "checkpointing", "zero_stage", "virtual_stages")
     grid = np.meshgrid(*(np.array(size, np.int32) for size in sizes), indexing="ij")
@@ -408,7 +408,7 @@ def _allow_combinations(workload: Workload, outer: _Table, ways: _Table, allowed
     virtual = _virtual_stages(workload)
     pieces = np.zeros((int(pipeline.max(initial=1)) + 1, 2, len(virtual)), bool)
     for degree in np.flatnonzero(np.bincount(pipeline)).tolist():
-        pieces[degree] = [runs_pieces(workload, degree, number) for number in virtual]
+        pieces[degree] = [executes_virtual_stages(workload, degree, number) for number in virtual]
         pieces[degree, 0] &= np.array(virtual) == 1
     interleaves = _keep_one_per_octave(np.array(virtual), pieces[pipeline, divides.astype(int)])
     mask: Mask = allowed[used] & interleaves[:, np.searchsorted(virtual, ways["virtual_stages"])]
@@ -435,7 +435,7 @@ def allows_groups(data: Ints, zero_stage: Ints) -> Mask:
     return np.asarray((zero_stage >= 2) | (data == 1))
 
 
-def find_frameworks(workload: Workload) -> list[Abilities]:
+def find_frameworks(workload: Workload) -> list[FrameworkFeatures]:
     """Return the frameworks that support a workload's precision, offloading, hybrid sharding and recomputation.
 
     If the workload names a framework, return only that framework.

@@ -28,7 +28,7 @@ from tilecast.learning.job_calibration import RunSetting, correct_parts, count_s
 from tilecast.spec import Columns, Floats, Plans, Rows, Workload
 from tilecast.step import parts
 from tilecast.step.blocks import KernelSeconds
-from tilecast.step.distinct import Column, PerDistinct, StepInputs, Value
+from tilecast.step.distinct import Column, DistinctValues, StepInputs, Value
 from tilecast.step.passes import MicroBatch, block_passes, boundary_seconds, micro_batch, visible_send_seconds
 from tilecast.step.replicas import (
     SyncSeconds,
@@ -47,7 +47,7 @@ from tilecast.step.weights import (
     weight_copy_bytes_per_s,
     weight_fetch_seconds,
 )
-from tilecast.zoo import Sharded
+from tilecast.zoo import ShardedGraph
 
 PARTS = ("compute", "communication", "bubble", "optimizer", "launch", "input")
 """Parts of a step, in the order of tables."""
@@ -86,7 +86,7 @@ class StepTimes:
         parts = {name: getattr(self, name) * correction for name in PARTS}
         return replace(self, **parts, hidden=self.hidden * correction, correction=correction, width=width)
 
-    def with_own_runs(self, ratios: Floats, width: Floats) -> StepTimes:
+    def with_earlier_runs(self, ratios: Floats, width: Floats) -> StepTimes:
         """Return the times with the corrections that are learned from the job's own runs.
 
         Args:
@@ -106,7 +106,7 @@ class StepTimes:
 
 def step(
     workload: Workload,
-    sharded: Sharded,
+    sharded: ShardedGraph,
     plans: Plans,
     pool: Pool,
     priced: KernelSeconds,
@@ -168,19 +168,19 @@ class Steps:
     """Largest share of the sends of interleaved stages that computation hides."""
     slowdown: float
     """Seconds that one second of hidden collectives adds to computation."""
-    micro: PerDistinct[MicroBatch]
-    boundary_s: PerDistinct[Floats]
+    micro: DistinctValues[MicroBatch]
+    boundary_s: DistinctValues[Floats]
     """Seconds in which a micro-batch sends to the next stage and back, per virtual stage."""
-    held: PerDistinct[HeldWeights]
-    sync: PerDistinct[SyncSeconds]
-    straggler: PerDistinct[Floats]
+    held: DistinctValues[HeldWeights]
+    sync: DistinctValues[SyncSeconds]
+    straggler: DistinctValues[Floats]
     """Time of the slowest rank over the mean of all ranks."""
-    once_s: PerDistinct[Floats]
+    once_s: DistinctValues[Floats]
     """Seconds of the host once per step."""
-    calibrated: PerDistinct[_CalibrationCorrections]
-    copied_s: PerDistinct[Floats]
+    calibrated: DistinctValues[_CalibrationCorrections]
+    copied_s: DistinctValues[Floats]
     """Seconds in which a micro-batch copies and sums weights and gradients."""
-    update_s: PerDistinct[Floats]
+    update_s: DistinctValues[Floats]
     """Seconds of the optimizer's update."""
 
     @classmethod
@@ -207,20 +207,20 @@ class Steps:
         graph, gpu, columns = inputs.sharded.graph, pool.gpu, pool.calibration.list_factors_by_gpus
         copies_per_s, host_s = weight_copy_bytes_per_s(gpu, constant), host_seconds_per_step(workload, graph, constant)
 
-        def by_degrees(formula: Callable[[Sharded, Plans, Rows], Value]) -> PerDistinct[Value]:
+        def by_degrees(formula: Callable[[ShardedGraph, Plans, Rows], Value]) -> DistinctValues[Value]:
             return per_distinct(("degrees",), formula)
 
-        def sync_at(sharded: Sharded, plans: Plans, rows: Rows) -> SyncSeconds:
+        def sync_at(sharded: ShardedGraph, plans: Plans, rows: Rows) -> SyncSeconds:
             weights, buckets = held.take(rows), inputs.bucket_mib_at(rows)
             return replica_sync_seconds(workload, sharded, plans, weights, pool, constant, buckets, speed_at(rows))
 
-        def boundary_seconds_at(sharded: Sharded, plans: Plans, rows: Rows) -> Floats:
+        def boundary_seconds_at(sharded: ShardedGraph, plans: Plans, rows: Rows) -> Floats:
             return boundary_seconds(workload, sharded, plans, pool) / speed_at(rows)
 
-        def copies_at(_: Sharded, plans: Plans, rows: Rows) -> Floats:
+        def copies_at(_: ShardedGraph, plans: Plans, rows: Rows) -> Floats:
             return copy_seconds(workload, held.take(rows), plans, copies_per_s)
 
-        def update_at(_: Sharded, plans: Plans, rows: Rows) -> Floats:
+        def update_at(_: ShardedGraph, plans: Plans, rows: Rows) -> Floats:
             return optimizer_seconds(workload, held.take(rows), plans, gpu, constant)
 
         layered: tuple[Column, ...] = ("pipeline",) if workload.recompute_layers is not None else ()
@@ -316,7 +316,7 @@ class Steps:
             times = times.with_calibration(calibrated.ratio, calibrated.width)
         if own.runs:
             here = RunSetting.from_workload(self.pool.gpu.name, self.pool.gpu.architecture, self.workload)
-            times = times.with_own_runs(*own.find_plan_factors(here, plans, per_node))
+            times = times.with_earlier_runs(*own.find_plan_factors(here, plans, per_node))
             times = replace(times, input=times.input + own.waited_s(plans, per_node))
         if samples_per_s is None:
             return times
@@ -326,7 +326,12 @@ class Steps:
 
 
 def step_with_bucket_sizes(
-    workload: Workload, sharded: Sharded, plans: Plans, pool: Pool, priced: KernelSeconds, sizes_mib: Sequence[float]
+    workload: Workload,
+    sharded: ShardedGraph,
+    plans: Plans,
+    pool: Pool,
+    priced: KernelSeconds,
+    sizes_mib: Sequence[float],
 ) -> Floats:
     """Return the seconds of a step of one plan with gradient buckets of k sizes, (k,).
 
@@ -339,7 +344,7 @@ def step_with_bucket_sizes(
 
 
 def step_on_faster_links(
-    workload: Workload, sharded: Sharded, plans: Plans, pool: Pool, priced: KernelSeconds, speeds: Floats
+    workload: Workload, sharded: ShardedGraph, plans: Plans, pool: Pool, priced: KernelSeconds, speeds: Floats
 ) -> Floats:
     """Return the seconds of a step of n plans with links faster by each of k factors, (n, k).
 

@@ -14,7 +14,7 @@ from tilecast.hardware import Gpu
 from tilecast.kernels import tiles
 from tilecast.memo import Memo
 from tilecast.spec import PRECISIONS, Floats, Rows, Workload
-from tilecast.zoo import Sharded
+from tilecast.zoo import ShardedGraph
 from tilecast.zoo.deepseek import Deepseek
 from tilecast.zoo.layers import QUANTIZE
 from tilecast.zoo.modules import is_repeated_in_full, list_modules_of_operator
@@ -83,7 +83,7 @@ class KernelSeconds:
 
 def kernel_seconds(
     workload: Workload,
-    sharded: Sharded,
+    sharded: ShardedGraph,
     gpu: Gpu,
     fitted: Constants | None = None,
     timed: kernels.KernelTimes | None = None,
@@ -125,7 +125,7 @@ def _kernel_seconds(
     table, rows = _KERNELS.get(id(graph), lambda: (graph, graph.kernels()))[1]
     times = timed or kernels.predict_kernel_times(table, gpu)
     forward_launch_s, backward_launch_s = fitted.launch_s[launch_host(workload)]
-    recomputed = recomputed_share(workload)
+    recomputed = recomputed_fraction(workload)
     casts = 1.0 if gpu.supports("mxfp8") else frameworks.find_framework(workload).fp8_cast_launches
     zero = _Pass(np.zeros(1), np.zeros(1))
     items, position = [], 0
@@ -175,7 +175,7 @@ def _memory_kernels(workload: Workload) -> str:
     return "listed" if not zoo.is_transformer(workload.model) and host == "eager" else host
 
 
-def recomputed_share(workload: Workload) -> Callable[[Op], float]:
+def recomputed_fraction(workload: Workload) -> Callable[[Op], float]:
     """Return a function of a forward operator that returns the fraction which selective recomputation repeats."""
     if frameworks.find_framework(workload).selective == "attention":
         return lambda op: float(op.selective)

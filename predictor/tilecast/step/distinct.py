@@ -1,7 +1,7 @@
 """Evaluation of the formulas of a step, each once for all rows that are equal in the columns that it reads.
 
 Most plans of a table share most parts of a step. `StepInputs.per_distinct` evaluates a formula on one row of each kind.
-Its result, a `PerDistinct`, gives the values of any rows of the table.
+Its result, a `DistinctValues`, gives the values of any rows of the table.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ import numpy as np
 from tilecast.hardware import Pool
 from tilecast.spec import Columns, DistinctRows, Floats, Ints, Plans, Rows, distinct_rows
 from tilecast.step.placement import joined_gpus
-from tilecast.zoo import Sharded
+from tilecast.zoo import ShardedGraph
 
 Value = TypeVar("Value", bound="Floats | Columns")
 
 
 @dataclass(frozen=True, slots=True)
-class PerDistinct(Generic[Value]):
+class DistinctValues(Generic[Value]):
     """Values of a formula for the n rows of a table, of which k are distinct."""
 
     values: Value
@@ -48,7 +48,7 @@ micro-batch, otherwise 2.
 class StepInputs:
     """The n rows of a table of plans that differ in more than ZeRO stage and virtual stages, with their shards."""
 
-    sharded: Sharded
+    sharded: ShardedGraph
     plans: Plans
     speed: Floats | None
     """Factor on the speed of all links, (n,); None for the pool's own links."""
@@ -57,13 +57,13 @@ class StepInputs:
     place: Rows
     """Row, among the n, of each plan of the whole table."""
     _columns: Mapping[Column, Ints]
-    _distinct: dict[tuple[Column, ...], tuple[DistinctRows, Sharded, Plans]]
+    _distinct: dict[tuple[Column, ...], tuple[DistinctRows, ShardedGraph, Plans]]
     """Cache of distinct rows by the names of columns, shared by all formulas and all pools of one shape."""
 
     @classmethod
     def from_plans(
         cls,
-        sharded: Sharded,
+        sharded: ShardedGraph,
         plans: Plans,
         pool: Pool,
         *,
@@ -97,7 +97,7 @@ class StepInputs:
             "accumulates": np.minimum(plans.gradient_accumulation, 2),
         }
         speed, bucket_mib = (None if column is None else column[rows] for column in (speed, bucket_mib))
-        known: dict[tuple[Column, ...], tuple[DistinctRows, Sharded, Plans]] = {
+        known: dict[tuple[Column, ...], tuple[DistinctRows, ShardedGraph, Plans]] = {
             ("degrees",): (degrees, sharded.take(degrees.first), plans.take(degrees.first))
         }
         return cls(sharded, plans, speed, bucket_mib, neighbours.index, columns, known)
@@ -111,25 +111,25 @@ class StepInputs:
         return None if self.bucket_mib is None else self.bucket_mib[rows]
 
     def per_distinct(
-        self, names: tuple[Column, ...], formula: Callable[[Sharded, Plans, Rows], Value]
-    ) -> PerDistinct[Value]:
+        self, names: tuple[Column, ...], formula: Callable[[ShardedGraph, Plans, Rows], Value]
+    ) -> DistinctValues[Value]:
         """Evaluate a formula once for all rows that are equal in the named columns.
 
         The formula is called with the shards and plans of k distinct rows, (k,), and with the k rows themselves.
         """
         rows, sharded, plans = self._distinct_rows(names)
-        return PerDistinct(formula(sharded, plans, rows.first), rows.index)
+        return DistinctValues(formula(sharded, plans, rows.first), rows.index)
 
     def per_zero_stage(
-        self, names: tuple[Column, ...], formula: Callable[[Sharded, Plans, Rows], Floats]
-    ) -> PerDistinct[Floats]:
+        self, names: tuple[Column, ...], formula: Callable[[ShardedGraph, Plans, Rows], Floats]
+    ) -> DistinctValues[Floats]:
         """Evaluate a formula as `per_distinct` does, but with each distinct row at the ZeRO stages 0 to 3, (4 k,)."""
         rows = self._distinct_rows(names)[0]
         four = np.tile(rows.first, 4)
         plans = replace(self.plans.take(four), zero_stage=np.repeat(np.arange(4), len(rows)))
-        return PerDistinct(formula(self.sharded.take(four), plans, four).reshape(4, -1), rows.index)
+        return DistinctValues(formula(self.sharded.take(four), plans, four).reshape(4, -1), rows.index)
 
-    def _distinct_rows(self, names: tuple[Column, ...]) -> tuple[DistinctRows, Sharded, Plans]:
+    def _distinct_rows(self, names: tuple[Column, ...]) -> tuple[DistinctRows, ShardedGraph, Plans]:
         """Return the distinct combinations of values in the named columns, and the shards and plans of these rows."""
         if names not in self._distinct:
             rows = distinct_rows(*(self._columns[name] for name in names))

@@ -21,7 +21,7 @@ import numpy as np
 
 from tilecast import constants
 from tilecast.graph import Graph
-from tilecast.layout import schedule_law
+from tilecast.layout import find_schedule_costs
 from tilecast.spec import Floats, Plans, Schedule
 from tilecast.step.passes import MicroBatch, StageSeconds
 
@@ -46,7 +46,7 @@ def bubble_seconds(plans: Plans, micro: StageSeconds, sends_s: Floats, schedule:
     of it. The gradients of weights take as long as the forward pass, but no more than half of the backward pass.
     """
     waited = (micro.all_s + sends_s * (plans.pipeline - 1) - micro.slowest_s) / plans.virtual_stages
-    law = schedule_law(schedule)
+    law = find_schedule_costs(schedule)
     if law.filled or law.is_bidirectional:
         later, both, backward = plans.pipeline - 1.0, micro.slowest_s, micro.backward_s
         weights_s = np.minimum(both - backward, backward / 2)

@@ -17,7 +17,7 @@ from tilecast.recomputation import BY_CODE, FULL, MODULES, SELECTIVE, names_modu
 from tilecast.spec import Columns, Floats, Plans, Rows, Workload, distinct_rows
 from tilecast.step.blocks import BlockTimes, KernelSeconds, launch_host
 from tilecast.step.placement import communication_group, joined_gpus
-from tilecast.zoo import Sharded
+from tilecast.zoo import ShardedGraph
 from tilecast.zoo.modules import is_repeated_in_full, list_modules_of_collective
 from tilecast.zoo.stages import find_stage_kinds
 
@@ -44,20 +44,20 @@ class ModelPasses(Columns):
     """Passes through the blocks before the layers, through all layers, and through the blocks after the layers."""
 
     first: Passes
-    layers: PassesOfLayers
+    layers: LayerPasses
     last: Passes
 
 
 @dataclass(frozen=True, slots=True)
-class PassesOfLayers(Columns):
+class LayerPasses(Columns):
     """Passes through one repetition of each block of layers."""
 
     each: tuple[Passes, ...]
     repeats: tuple[int, ...]
 
-    def take(self, rows: Rows | npt.NDArray[np.bool_] | slice) -> PassesOfLayers:
+    def take(self, rows: Rows | npt.NDArray[np.bool_] | slice) -> LayerPasses:
         """Return the chosen rows of every block."""
-        return PassesOfLayers(tuple(one.take(rows) for one in self.each), self.repeats)
+        return LayerPasses(tuple(one.take(rows) for one in self.each), self.repeats)
 
     def total(self, column: str) -> Floats:
         """Return a column of `Passes`, or its `total_s`, summed over all layers, (n,)."""
@@ -65,7 +65,7 @@ class PassesOfLayers(Columns):
         return np.asarray(np.sum([repeat * getattr(one, column) for one, repeat in pairs], axis=0))
 
 
-class Exchanges:
+class LayerCollectives:
     """Prices of the collectives that n plans run inside layers.
 
     A collective is priced once for all blocks and all plans with equal bytes and equal groups. Ranks are placed with
@@ -73,7 +73,7 @@ class Exchanges:
     expert are neighbours.
     """
 
-    def __init__(self, sharded: Sharded, plans: Plans, pool: Pool, speed: Floats | float = 1.0) -> None:
+    def __init__(self, sharded: ShardedGraph, plans: Plans, pool: Pool, speed: Floats | float = 1.0) -> None:
         """Prepare the prices of the plans' collectives on the pool's links.
 
         All seconds are divided by `speed`: a number, or one for each plan, (n,).
@@ -122,7 +122,7 @@ class Exchanges:
 
 def block_passes(
     workload: Workload,
-    sharded: Sharded,
+    sharded: ShardedGraph,
     plans: Plans,
     pool: Pool,
     priced: KernelSeconds,
@@ -140,7 +140,7 @@ def block_passes(
         fitted: the constants.
         speed: factor on the speed of all links of each plan, (n,).
     """
-    graph, exchanges = sharded.graph, Exchanges(sharded, plans, pool, speed)
+    graph, exchanges = sharded.graph, LayerCollectives(sharded, plans, pool, speed)
     times_of = {id(times.block): times for times in priced.blocks}
 
     def passes_of(block: Block) -> Passes:
@@ -159,11 +159,11 @@ def block_passes(
     layers = [passes_of(block) for block in graph.layers] if graph.has_stages else [sum_passes(graph.layers)]
     repeats = [block.repeat for block in graph.layers] if graph.has_stages else [1]
     if workload.offloaded_activations and workload.training:
-        kept = zoo.list_layer_kept_bytes(workload, sharded, plans)
+        kept = zoo.list_layer_saved_bytes(workload, sharded, plans)
         if not graph.has_stages:
             kept = [np.sum([block.repeat * one for block, one in zip(graph.layers, kept, strict=True)], axis=0)]
         layers = [_wait_for_host(workload, one, held, pool, fitted) for one, held in zip(layers, kept, strict=True)]
-    return ModelPasses(sum_passes(graph.first), PassesOfLayers((*layers,), (*repeats,)), sum_passes(graph.last))
+    return ModelPasses(sum_passes(graph.first), LayerPasses((*layers,), (*repeats,)), sum_passes(graph.last))
 
 
 def _wait_for_host(workload: Workload, layers: Passes, kept: Floats, pool: Pool, fitted: Constants) -> Passes:
@@ -208,7 +208,7 @@ class MicroBatch(StageSeconds):
         return StageSeconds(self.communication_s, self.backward_s, self.slowest_s, self.all_s)
 
 
-def micro_batch(sharded: Sharded, plans: Plans, priced: KernelSeconds, passes: ModelPasses) -> MicroBatch:
+def micro_batch(sharded: ShardedGraph, plans: Plans, priced: KernelSeconds, passes: ModelPasses) -> MicroBatch:
     """Return the seconds of a micro-batch of each plan.
 
     A stage of a pipeline has its layers, and the first and the last one an end of the model too.
@@ -243,11 +243,11 @@ def micro_batch(sharded: Sharded, plans: Plans, priced: KernelSeconds, passes: M
 
 def block_seconds(
     workload: Workload,
-    sharded: Sharded,
+    sharded: ShardedGraph,
     plans: Plans,
     times: BlockTimes,
     fitted: Constants,
-    exchanges: Exchanges,
+    exchanges: LayerCollectives,
     *,
     recomputed: bool,
 ) -> list[Floats]:
@@ -291,7 +291,7 @@ def block_seconds(
             continue
         is_beside = overlaps_experts and transfer.group in ("expert", "expert_tensor")
         seconds = exchanges.seconds(transfer)
-        exposed_s = seconds * exposed_share(workload, transfer, fitted)
+        exposed_s = seconds * exposed_fraction(workload, transfer, fitted)
         call_s = np.where(exposed_s > 0, fitted.collective_s[launch_host(workload)], 0.0)
         if is_beside:
             exposed_s = np.zeros(len(plans))
@@ -328,7 +328,7 @@ def block_seconds(
     ]
 
 
-def exposed_share(workload: Workload, transfer: CollectiveCall, fitted: Constants) -> float:
+def exposed_fraction(workload: Workload, transfer: CollectiveCall, fitted: Constants) -> float:
     """Return the factor on a collective's seconds that leaves the seconds which computation does not hide.
 
     Tensor parallelism hides collectives where the framework does so. Context parallelism hides them behind attention.
@@ -363,7 +363,7 @@ def visible_send_seconds(
     return np.where(plans.virtual_stages > 1, sends_s - hidden_s, sends_s)
 
 
-def boundary_seconds(workload: Workload, sharded: Sharded, plans: Plans, pool: Pool) -> Floats:
+def boundary_seconds(workload: Workload, sharded: ShardedGraph, plans: Plans, pool: Pool) -> Floats:
     """Return the seconds in which activations go to the next stage and gradients come back, (n,).
 
     They are per micro-batch and virtual stage. `visible_send_seconds` says how many of them computation hides.

@@ -17,7 +17,7 @@ from tilecast.spec import Columns, Floats, Ints, Plans, Workload
 from tilecast.step.passes import MicroBatch
 from tilecast.step.placement import communication_group
 from tilecast.step.weights import HeldWeights, reshards_weights
-from tilecast.zoo import Sharded
+from tilecast.zoo import ShardedGraph
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,7 @@ class SyncSeconds(Columns):
     """All-gather of all weights."""
     updated_s: Floats
     """All-gather of the updated weights."""
-    first_share: Floats
+    first_fraction: Floats
     """Share of the gradients in the first bucket."""
     reduced: Floats
     """Number of the other buckets."""
@@ -51,7 +51,7 @@ class SyncSeconds(Columns):
 
 def sync_seconds(
     workload: Workload,
-    sharded: Sharded,
+    sharded: ShardedGraph,
     held: HeldWeights,
     plans: Plans,
     pool: Pool,
@@ -78,7 +78,7 @@ def sync_seconds(
         groups.append((experts, communication_group(plans.expert_replicas, spread, plans.gpus, pool)))
     nil, weight, gradient = np.zeros(len(plans)), workload.weight_bytes, frameworks.gradient_bytes(workload)
     # Megatron-LM, training/arguments.py: fp8_param_gather gathers updated weights as the one byte that is held.
-    updated = weight - (sharded.layer_parameter_fraction(plans) if frameworks.holds_fp8_alone(workload) else 0.0)
+    updated = weight - (sharded.layer_parameter_fraction(plans) if frameworks.holds_fp8_weights_only(workload) else 0.0)
     # Parameters that a rank holds alone are not exchanged.
     exchanged = [np.where(group.ranks > 1, parameters, 0.0) for parameters, group in groups]
     sums = [parameters * gradient * held.trainable for parameters in exchanged]
@@ -111,7 +111,7 @@ def sync_seconds(
         scatter_s + copied_s,
         gather_s,
         updated_s,
-        first_share=first / np.maximum(np.sum(sums, axis=0), 1.0),
+        first_fraction=first / np.maximum(np.sum(sums, axis=0), 1.0),
         reduced=_count_parts(rest, reduced),
         scattered=_count_parts(sums, scattered),
         gathered=gathered,
@@ -169,7 +169,7 @@ def straggler_factor(workload: Workload, plans: Plans, fitted: Constants) -> Flo
 
 def replica_sync_seconds(
     workload: Workload,
-    sharded: Sharded,
+    sharded: ShardedGraph,
     plans: Plans,
     held: HeldWeights,
     pool: Pool,
@@ -288,7 +288,7 @@ class _Visible:
         share = passes.at_once * passes.overlaps
         backward_s, forward_s = passes.backward_s * share, passes.forward_s * share
         return cls(
-            overlap.exposed_seconds(sync.reduce_s, sync.reduced, backward_s, sync.first_s, sync.first_share),
+            overlap.exposed_seconds(sync.reduce_s, sync.reduced, backward_s, sync.first_s, sync.first_fraction),
             overlap.exposed_seconds(sync.scatter_s, sync.scattered, backward_s),
             overlap.exposed_seconds(sync.updated_s, sync.scattered, forward_s),
         )

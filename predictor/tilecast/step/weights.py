@@ -15,7 +15,7 @@ from tilecast.hardware import Gpu
 from tilecast.spec import Columns, Floats, Plans, Workload
 from tilecast.step.blocks import launch_host
 from tilecast.step.passes import MicroBatch
-from tilecast.zoo import Sharded
+from tilecast.zoo import ShardedGraph
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,7 @@ class HeldWeights(Columns):
     """Bytes of one parameter when ranks gather it."""
 
     @classmethod
-    def from_plans(cls, workload: Workload, sharded: Sharded, plans: Plans) -> HeldWeights:
+    def from_plans(cls, workload: Workload, sharded: ShardedGraph, plans: Plans) -> HeldWeights:
         """Return the weights of the fullest rank of each plan."""
         gathered = sharded.gathered_bytes(workload, plans)
         return cls(*sharded.held_parameters(plans), sharded.trainable_fraction(plans), gathered)

@@ -21,7 +21,7 @@ from tilecast.validate import runs as tables
 from tilecast.validate.cells import Row
 from tilecast.validate.reading import RunCase, read_run
 from tilecast.validate.runs import Forecast, Reader
-from tilecast.validate.scores import Scored
+from tilecast.validate.scores import EvaluatedRows
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,7 @@ def forecast_runs(rows: Sequence[Row], track: Track = without_progress) -> Measu
 
 
 def build_measured_runs(
-    scored: Scored, forecasts: Sequence[Forecast], predicted_s: Floats, reader: Reader
+    scored: EvaluatedRows, forecasts: Sequence[Forecast], predicted_s: Floats, reader: Reader
 ) -> MeasuredRuns:
     """Return scored rows as runs of pools.
 
@@ -144,7 +144,7 @@ def _calibrated_errors(
     """
     table = calibration.fit_calibration([runs.runs[index] for index in observed_rows])
     left_out = [runs.runs[index] for index in forecast_rows]
-    one = [table.find_group_correction(calibration.group_of_run(run)) for run in left_out]
+    one = [table.find_group_correction(calibration.name_group(run)) for run in left_out]
     software = [table.find_software_ratio(run.framework, run.family) for run in left_out]
     ratio = np.array([item.ratio for item in one]) * software
     half = runs.half_width[forecast_rows] * np.array([item.width for item in one])

@@ -13,7 +13,7 @@ from tilecast import zoo
 from tilecast.frameworks import parse_version
 from tilecast.hardware import Gpu, Pool, find_gpu, find_link
 from tilecast.model import Model
-from tilecast.recomputation import RECOMPUTED, code_of
+from tilecast.recomputation import RECOMPUTED, encode_modules
 from tilecast.spec import PRECISIONS, Framework, Optimizer, SpecError, Workload
 from tilecast.validate.cells import Row, UnreadableRow, read_integer
 from tilecast.zoo.cnn.images import Images
@@ -47,13 +47,13 @@ def read_run(row: Row) -> RunCase:
     if not gpu.supports(precision):
         raise UnreadableRow("precision-not-supported")
     try:
-        model = with_sample_length(zoo.preset(row.get("model_name", "")), read_integer(row, "seq_len"))
+        model = with_sample_length(zoo.find_preset(row.get("model_name", "")), read_integer(row, "seq_len"))
     except SpecError:
         raise UnreadableRow("unknown-model") from None
     gpus = read_integer(row, "n_gpus")
     if not gpus:
         raise UnreadableRow("no-gpus")
-    stated = read_stated_plan(row, model, gpus)
+    stated = read_partial_plan(row, model, gpus)
     batch = read_integer(row, "global_batch") or multiply_batch(stated)
     if not batch:
         raise UnreadableRow("no-batch")
@@ -131,7 +131,7 @@ def read_optimizer(row: Row, model: Model) -> Optimizer:
     return next((ours for word, ours in _OPTIMIZERS if word in written), "adamw")
 
 
-def read_stated_plan(row: Row, model: Model, gpus: int) -> dict[str, int | None]:
+def read_partial_plan(row: Row, model: Model, gpus: int) -> dict[str, int | None]:
     """Return the columns of `Plans` by name, with the value that a row gives. A missing value is None.
 
     Raises:
@@ -154,7 +154,7 @@ def read_stated_plan(row: Row, model: Model, gpus: int) -> dict[str, int | None]
         "zero_stage": read_integer(row, "zero_stage"),
         "micro_batch": read_integer(row, "micro_batch_per_gpu"),
         "gradient_accumulation": read_integer(row, "grad_accum"),
-        "checkpointing": code_of(checkpointing) if checkpointing in RECOMPUTED else None,
+        "checkpointing": encode_modules(checkpointing) if checkpointing in RECOMPUTED else None,
         "virtual_stages": 1,
         "expert_tensor": 1,
         "sequence_parallel": None,

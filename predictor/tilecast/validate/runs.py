@@ -20,13 +20,13 @@ from tilecast.constants import Constants
 from tilecast.hardware import Pool
 from tilecast.kernels import KernelTimes
 from tilecast.recomputation import CHECKPOINTING, FULL
-from tilecast.search import Limits, Priced
+from tilecast.search import PlanLimits, PricedPlans
 from tilecast.spec import Floats, Plan, Plans, SpecError, Workload
 from tilecast.step import PARTS, placement
 from tilecast.validate import Track, without_progress
 from tilecast.validate.cells import Row, UnreadableRow
 from tilecast.validate.reading import RunCase, read_run
-from tilecast.zoo import Sharded
+from tilecast.zoo import ShardedGraph
 
 COLUMNS = (
     "id", "predicted_s", "lower_s", "upper_s", "fits", "memory_bytes",
@@ -65,7 +65,7 @@ class RunGroup:
     workload: Workload
     pool: Pool
     plans: Plans
-    sharded: Sharded
+    sharded: ShardedGraph
     timed: KernelTimes
     members: tuple[GroupMember, ...]
 
@@ -110,7 +110,7 @@ def group_runs(rows: Sequence[Row], reader: Reader = read_run) -> tuple[list[Run
             for end, (index, one, table) in zip(ends, members, strict=True)
         )
         try:
-            sharded = zoo.shard(case.workload, plans)
+            sharded = zoo.build_sharded_graph(case.workload, plans)
             timed = kernels.predict_kernel_times(sharded.graph.kernels()[0], case.pool.gpu)
         except SpecError:
             refused |= dict.fromkeys((member.index for member in group_members), "impossible-size")
@@ -134,7 +134,7 @@ def forecast_rows(rows: Sequence[Row], track: Track = without_progress) -> list[
     return [forecasts[index] for index in range(len(rows))]
 
 
-def price_group(group: RunGroup, fitted: Constants | None = None) -> Priced:
+def price_group(group: RunGroup, fitted: Constants | None = None) -> PricedPlans:
     """Return step times and memory of all plans of a group.
 
     Args:
@@ -144,7 +144,7 @@ def price_group(group: RunGroup, fitted: Constants | None = None) -> Priced:
     return search.price_sharded(group.workload, group.sharded, group.plans, group.pool, fitted, group.timed)
 
 
-def choose_plan(priced: Priced, member: GroupMember) -> int:
+def choose_plan(priced: PricedPlans, member: GroupMember) -> int:
     """Return the index of the most plausible plan of a row in the plan table of its group.
 
     It is the fastest plan that fits the GPU memory, or the first that fits if the plans are in order of preference. If
@@ -175,7 +175,7 @@ class InterpretedPlan:
         return float((1.0 - self.share) * column[self.row] + self.share * column[self.other])
 
 
-def interpret_plan(workload: Workload, priced: Priced, member: GroupMember) -> InterpretedPlan:
+def interpret_plan(workload: Workload, priced: PricedPlans, member: GroupMember) -> InterpretedPlan:
     """Return the plan that a row most plausibly ran.
 
     If the row gives no recomputation mode and needs recomputation to fit, it recomputes as few layers as its memory
@@ -213,7 +213,7 @@ def _list_possible_plans(case: RunCase) -> Plans:
     if _has_full_split(case):
         return _list_complete_plans(case)
     anyhow = replace(case.workload, framework=None)  # the run may use abilities that the framework lacks today
-    table = search.enumerate_plans(anyhow, case.pool, Limits(gpus=case.gpus, tensor_across_nodes=True))
+    table = search.enumerate_plans(anyhow, case.pool, PlanLimits(gpus=case.gpus, tensor_across_nodes=True))
     if not len(table):
         raise UnreadableRow("no-plan")
     keep = np.ones(len(table), dtype=bool)
@@ -282,7 +282,7 @@ def _list_complete_plans(case: RunCase) -> Plans:
     return Plans(**table)
 
 
-def forecast_member(group: RunGroup, priced: Priced, member: GroupMember) -> Forecast:
+def forecast_member(group: RunGroup, priced: PricedPlans, member: GroupMember) -> Forecast:
     """Return the forecast of one row of a group.
 
     Args:

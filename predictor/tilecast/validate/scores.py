@@ -1,6 +1,6 @@
 """Errors of forecasts against measured steps, by GPU, precision, family and scale.
 
-`score_report` formats all results: errors, ranking of plans, coverage of ranges, and rows that cannot be forecast.
+`compare_report` formats all results: errors, ranking of plans, coverage of ranges, and rows that cannot be forecast.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def has_trusted_step(row: Row) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class Scored:
+class EvaluatedRows:
     """Rows with a trusted measured step (`has_trusted_step`) and a forecast. Arrays are over these rows."""
 
     rows: tuple[Row, ...]
@@ -44,7 +44,7 @@ class Scored:
     """Number of graded rows with a measured step time, predicted or not."""
 
 
-def score_forecasts(rows: Sequence[Row], forecasts: Sequence[Forecast]) -> Scored:
+def score_forecasts(rows: Sequence[Row], forecasts: Sequence[Forecast]) -> EvaluatedRows:
     """Return forecasts and measured steps of the rows that have a trusted measurement (`has_trusted_step`).
 
     Args:
@@ -62,7 +62,7 @@ def score_forecasts(rows: Sequence[Row], forecasts: Sequence[Forecast]) -> Score
     predicted = np.array([item.seconds for item in items], dtype=float)
     launch = np.array([(item.parts or {}).get("launch", 0.0) for item in items], dtype=float)
     covered = [(item.lower_s or 0) <= t <= (item.upper_s or 0) for item, t in zip(items, measured, strict=True)]
-    return Scored(
+    return EvaluatedRows(
         rows=tuple(rows[place] for place in index),
         index=index,
         measured_s=measured,
@@ -130,7 +130,7 @@ TITLES = f"{'':28} {'rows':>5} {'groups':>6} {'macro':>7} {'median':>7} {'P90':>
 """Titles of the columns of a stratum's text."""
 
 
-def list_subsets(scored: Scored) -> list[tuple[str, Mask]]:
+def list_subsets(scored: EvaluatedRows) -> list[tuple[str, Mask]]:
     """Return (name, mask (n,)) of subsets of rows: all rows, then each GPU, precision, family and GPU range."""
     subsets: list[tuple[str, Mask]] = [("all", np.ones(len(scored.measured_s), dtype=bool))]
     for name, key in BINS:
@@ -139,7 +139,7 @@ def list_subsets(scored: Scored) -> list[tuple[str, Mask]]:
     return subsets
 
 
-def subset_errors(name: str, scored: Scored, mask: Mask) -> SubsetErrors:
+def subset_errors(name: str, scored: EvaluatedRows, mask: Mask) -> SubsetErrors:
     """Return the errors of the rows that a mask (n,) selects, under the given name."""
     rows = select_rows(scored.rows, mask)
     measured = scored.measured_s[mask]
@@ -155,7 +155,7 @@ def select_rows(rows: Sequence[Row], mask: Mask) -> list[Row]:
     return [row for row, is_in in zip(rows, mask, strict=True) if is_in]
 
 
-def count_lines(rows: Sequence[Row], forecasts: Sequence[Forecast], scored: Scored) -> list[str]:
+def count_lines(rows: Sequence[Row], forecasts: Sequence[Forecast], scored: EvaluatedRows) -> list[str]:
     """Return lines of text with the numbers of rows with a forecast, without one by reason, and with a measurement."""
     predicted = sum(item.seconds is not None for item in forecasts)
     lines = [f"{len(rows)} rows, {predicted} predicted, {len(rows) - predicted} refused"]
@@ -167,7 +167,7 @@ def count_lines(rows: Sequence[Row], forecasts: Sequence[Forecast], scored: Scor
     return [*lines, f"grade A and B with a step time: {scored.graded}, predicted {share:.1%}"]
 
 
-def ranking_line(scored: Scored) -> str:
+def ranking_line(scored: EvaluatedRows) -> str:
     """Return a line of text about how well plans are ranked. If no group has four plans, return ""."""
     tau, regret, count = rank_plans(scored.rows, scored.predicted_s, scored.measured_s)
     if not count:
@@ -177,7 +177,7 @@ def ranking_line(scored: Scored) -> str:
     return f"ranking: {count} groups, Kendall tau {tau:.2f}, {text}"
 
 
-def coverage_lines(scored: Scored) -> list[str]:
+def coverage_lines(scored: EvaluatedRows) -> list[str]:
     """Return two lines of text: the coverage of ranges, and the fraction of runs that are wrongly said not to fit."""
     return [
         f"90 % range covers {scored.covered.mean():.1%} of the measured steps",
@@ -185,7 +185,7 @@ def coverage_lines(scored: Scored) -> list[str]:
     ]
 
 
-def score_report(rows: Sequence[Row], forecasts: Sequence[Forecast]) -> str:
+def compare_report(rows: Sequence[Row], forecasts: Sequence[Forecast]) -> str:
     """Return a text report: counts of rows, errors by GPU, precision, family and GPU range, ranking and coverage."""
     scored = score_forecasts(rows, forecasts)
     lines = count_lines(rows, forecasts, scored)

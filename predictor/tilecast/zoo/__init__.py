@@ -1,7 +1,7 @@
 """Models as graphs of operators.
 
-`build` turns a workload and its distinct shards into the operators of one rank; `preset` finds a published model by
-name; `model_from` takes dimensions as the user wrote them.
+`build` turns a workload and its distinct shards into the operators of one rank; `find_preset` finds a published model
+by name; `build_model` takes dimensions as the user wrote them.
 
 To add a family: write a dataclass of its dimensions and `build(workload, shards) -> Graph` in a file here, and add a
 row to `families.FAMILIES`. To add a model: add a table to a file in `presets/`. To add a `model_type` of Hugging Face:
@@ -43,14 +43,14 @@ from tilecast.zoo.dimensions import Transformer
 from tilecast.zoo.families import ADAPTED, FAMILIES, Builder, Family
 from tilecast.zoo.layers import QUANTIZE
 from tilecast.zoo.modules import list_modules
-from tilecast.zoo.reading import model_from
+from tilecast.zoo.reading import build_model
 from tilecast.zoo.recommender import Tables
 from tilecast.zoo.stages import FullestStages, find_stage_kinds
 
-__all__ = ["ADAPTED", "FAMILIES", "Family", "Tables", "Transformer", "list_modules", "model_from"]
+__all__ = ["ADAPTED", "FAMILIES", "Family", "Tables", "Transformer", "build_model", "list_modules"]
 
 
-def recomputed_layer_fraction(workload: Workload, sharded: Sharded, plans: Plans) -> Floats:
+def recomputed_layer_fraction(workload: Workload, sharded: ShardedGraph, plans: Plans) -> Floats:
     """Return the fraction of a pipeline stage's layers that the job recomputes, for each of n plans, (n,)."""
     if workload.recompute_layers is None:
         return np.ones(len(plans))
@@ -62,7 +62,7 @@ def recomputed_layer_fraction(workload: Workload, sharded: Sharded, plans: Plans
     return np.asarray(np.minimum(workload.recompute_layers / np.maximum(held, 1.0), 1.0))
 
 
-def list_layer_kept_bytes(workload: Workload, sharded: Sharded, plans: Plans) -> list[Floats]:
+def list_layer_saved_bytes(workload: Workload, sharded: ShardedGraph, plans: Plans) -> list[Floats]:
     """Return, for each block, the bytes that one layer keeps for the backward pass of a micro-batch, (n,).
 
     If the job recomputes only some layers, the value is the mean over recomputed and other layers.
@@ -75,7 +75,7 @@ def list_layer_kept_bytes(workload: Workload, sharded: Sharded, plans: Plans) ->
     return [again * one + (1.0 - again) * all_kept for one, (_, all_kept) in zip(kept, whole, strict=True)]
 
 
-def yield_kept_bytes_by_block(sharded: Sharded, codes: Ints) -> Iterator[tuple[Block, Floats]]:
+def yield_kept_bytes_by_block(sharded: ShardedGraph, codes: Ints) -> Iterator[tuple[Block, Floats]]:
     """Yield each block of layers and the bytes that one of its layers keeps of a micro-batch, (n,).
 
     `codes` holds the recomputation code of each of n plans.
@@ -174,7 +174,7 @@ def _find_family_builder(model: Model) -> Builder:
 
 
 @dataclass(frozen=True, slots=True)
-class Sharded:
+class ShardedGraph:
     """A graph built for distinct shards, and the index of the shard that each of n plans uses.
 
     `index[i]` is the shard of plan i, shape (n,).
@@ -185,9 +185,9 @@ class Sharded:
     shard_degree: int | None = None
     """Data-parallel ranks that share weights and states under ZeRO (`Workload.shard_degree`)."""
 
-    def take(self, rows: Rows | slice) -> Sharded:
+    def take(self, rows: Rows | slice) -> ShardedGraph:
         """Return this graph for the selected plans only, in the order of `rows`."""
-        return Sharded(self.graph, self.index[rows], self.shard_degree)
+        return ShardedGraph(self.graph, self.index[rows], self.shard_degree)
 
     def gather(self, column: Floats) -> Floats:
         """Expand an array with one value per shard, (S,) or (1,), to one value per plan, (n,)."""
@@ -297,7 +297,7 @@ def keep_layers_in_16_bits(workload: Workload, graph: Graph) -> Graph:
     return replace(graph, layers=tuple(layers))
 
 
-def shard(workload: Workload, plans: Plans) -> Sharded:
+def build_sharded_graph(workload: Workload, plans: Plans) -> ShardedGraph:
     """Return the model's graph for the distinct shards in a table of plans.
 
     A stored graph is reused if it covers all these shards.
@@ -314,7 +314,7 @@ def shard(workload: Workload, plans: Plans) -> Sharded:
         known = build(alike, Shards(*shares)), {one: place for place, one in enumerate(keys)}
         graphs.appendleft(known)
     graph, places = known
-    return Sharded(graph, np.array([places[one] for one in keys], np.intp)[rows.index], workload.shard_degree)
+    return ShardedGraph(graph, np.array([places[one] for one in keys], np.intp)[rows.index], workload.shard_degree)
 
 
 def without_batch(workload: Workload) -> Workload:
@@ -333,7 +333,7 @@ _GRAPHS_PER_WORKLOAD = 3
 
 def count_parameters(workload: Workload) -> float:
     """Return the number of parameters of the whole model."""
-    whole = shard(workload, Plans.from_plans(Plan()))
+    whole = build_sharded_graph(workload, Plans.from_plans(Plan()))
     blocks = whole.graph.blocks
     return float((whole.sum(blocks, "parameters") + whole.sum(blocks, "table_parameters"))[0])
 
@@ -408,7 +408,7 @@ def auto_model_suffix(model: Model) -> str | None:
     return "" if model.towers else family
 
 
-def preset(name: str) -> Model:
+def find_preset(name: str) -> Model:
     """Return the published model with this name.
 
     Case, dashes, spaces and underscores are ignored. So are words that tables of measurements add, such as the
@@ -419,7 +419,7 @@ def preset(name: str) -> Model:
         SpecError: no preset has the name. The message suggests the most similar preset.
     """
     if cut := _CUT.fullmatch(name):
-        return _cut_layers(preset(cut[1]), int(cut[2]))
+        return _cut_layers(find_preset(cut[1]), int(cut[2]))
     table, keys = _names_by_key(), _spell_keys(name)
     for key in keys:
         if key in table:
@@ -509,7 +509,7 @@ def _read_preset(name: str) -> Model:
     table = {key: value for key, value in _preset_tables()[name].items() if key != "aliases"}
     if "pattern" in table:
         table["pattern"] = hybrid.read_pattern(table["pattern"], table["layers"])
-    return model_from({"name": name, **table})
+    return build_model({"name": name, **table})
 
 
 @cache

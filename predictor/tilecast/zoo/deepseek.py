@@ -61,7 +61,7 @@ def _build_latent_attention(name: str, workload: Workload, rank: Rank, *, key_ra
     Every tensor-parallel rank runs all down-projections and their norms, and the one rotated key that all heads share.
     The up-projections and the heads are split over these ranks.
     """
-    model, dims, numerics = workload.model, workload.model.own(Deepseek), Numerics.from_workload(workload)
+    model, dims, numerics = workload.model, workload.model.get_dimensions(Deepseek), Numerics.from_workload(workload)
     e, h, t = numerics.element, model.hidden, rank.tensor
     tokens, outer = rank.tokens, rank.outer_tokens
     heads = model.heads / t
@@ -139,7 +139,7 @@ def _build_indexer(name: str, workload: Workload, rank: Rank) -> tuple[list[Op],
     weighted sum of the scores chooses the keys (DeepSeek-V3.2-Exp, inference/model.py: Indexer). In training the scores
     have gradients, since they learn from the attention to the chosen keys.
     """
-    dims, numerics = workload.model.own(Deepseek), Numerics.from_workload(workload)
+    dims, numerics = workload.model.get_dimensions(Deepseek), Numerics.from_workload(workload)
     h, tokens, width = float(workload.model.hidden), rank.tokens, float(dims.index_heads * dims.index_dim)
     sides = [(float(dims.query_latent or h), width), (h, float(dims.index_dim)), (h, float(dims.index_heads))]
     ops: list[Op] = []

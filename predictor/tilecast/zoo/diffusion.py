@@ -75,7 +75,7 @@ class DiffusionTransformer(Modulated):
 
 def build(workload: Workload, shards: Shards) -> Graph:
     """Return the graph of a diffusion transformer, which runs data parallel only."""
-    dims = workload.model.own(DiffusionTransformer)
+    dims = workload.model.get_dimensions(DiffusionTransformer)
     width, image, text = dims.width, dims.image_tokens, dims.text_tokens
     frame = dims.frame_tokens
     is_joined = dims.joined

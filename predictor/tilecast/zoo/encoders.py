@@ -49,7 +49,7 @@ def build_electra(workload: Workload, shards: Shards) -> Graph:
     `hidden`. The generator predicts `head_share` of the tokens. The discriminator computes one score for every token.
     """
     model = workload.model
-    width = model.own(Electra).generator_hidden
+    width = model.get_dimensions(Electra).generator_hidden
     heads = width // _HEAD_DIM
     generator = replace(
         model.having(embedding_hidden=model.hidden), hidden=width, heads=heads, kv_heads=heads, head_dim=_HEAD_DIM,
@@ -83,14 +83,18 @@ def build_relative(workload: Workload, shards: Shards) -> Graph:
     """Return the graph of an encoder with unfused attention and a table of relative positions."""
     graph = transformer.build(replace(workload, attention="eager"), shards, _build_relative_attention)
     (first,) = graph.first
-    table = first.parameters + workload.model.own(RelativeEncoder).relative_positions * workload.model.hidden
+    table = first.parameters + workload.model.get_dimensions(RelativeEncoder).relative_positions * workload.model.hidden
     return replace(graph, first=(replace(first, parameters=table),))
 
 
 def _build_relative_attention(name: str, workload: Workload, rank: Rank, *, key_rank: Rank, causal: bool) -> Sublayer:
     """Return the attention sublayer with the operators and parameters of relative positions."""
     part = build_attention(name, workload, rank, key_rank=key_rank, causal=causal)
-    model, dims, numerics = workload.model, workload.model.own(RelativeEncoder), Numerics.from_workload(workload)
+    model, dims, numerics = (
+        workload.model,
+        workload.model.get_dimensions(RelativeEncoder),
+        Numerics.from_workload(workload),
+    )
     h, width = float(model.hidden), model.heads * model.head_dim / rank.tensor
     heads = model.heads / rank.tensor
     positions = float(dims.relative_positions) or 2 * rank.sequence

@@ -51,7 +51,7 @@ class Flux(Modulated):
 
 def build(workload: Workload, shards: Shards) -> Graph:
     """Return the graph of a rectified-flow transformer, which runs data parallel only."""
-    dims = workload.model.own(Flux)
+    dims = workload.model.get_dimensions(Flux)
     width, text, image = dims.width, dims.text_tokens, dims.image_tokens
 
     def add_embeddings(net: NetworkBuilder) -> None:

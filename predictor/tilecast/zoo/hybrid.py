@@ -25,7 +25,7 @@ from tilecast.zoo.transformer import AttentionBuilder
 def build(workload: Workload, shards: Shards) -> Graph:
     """Return the graph of a hybrid model, with one block for each kind of layer in its pattern."""
     rank = Rank.from_shards(shards, workload.sequence_length)
-    pattern = workload.model.own(Hybrid).pattern
+    pattern = workload.model.get_dimensions(Hybrid).pattern
     blocks = []
     for kind in dict.fromkeys(pattern):
         positions = tuple(place for place, other in enumerate(pattern) if other == kind)
@@ -49,7 +49,7 @@ def read_pattern(written: str | list[str], layers: int) -> tuple[str, ...]:
 def _build_layer(kind: str, workload: Workload, rank: Rank, repeat: int) -> Block:
     """Return the block of one kind of layer, such as `mamba+mlp`, which occurs `repeat` times in the model."""
     mixer, _, follower = kind.partition("+")
-    dims = workload.model.own(Hybrid)
+    dims = workload.model.get_dimensions(Hybrid)
     if mixer == "local":
         workload = replace(workload, model=workload.model.having(sliding_window=dims.window))
     return transformer.build_layer(
@@ -87,7 +87,7 @@ def _build_shared_layer(workload: Workload, rank: Rank, places: int) -> Sublayer
     The shared layer occurs at `places` places of the model. Each place counts its fraction of the shared weights, and
     has separate adapters.
     """
-    model, dims = workload.model, workload.model.own(Hybrid)
+    model, dims = workload.model, workload.model.get_dimensions(Hybrid)
     t, h, f = rank.tensor, float(model.hidden), model.ffn_hidden / rank.tensor
     heads, width = model.heads / t, model.heads / t * model.head_dim
     mixer = mixers.Mixer("shared", workload, rank)

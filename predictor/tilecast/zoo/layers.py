@@ -84,7 +84,7 @@ def gemm(
     If `accumulated`, the result is added to an FP32 buffer. The `options` are further fields of `Op`.
     """
     sizes = {"batch": batch, "m": m, "n": n, "k": k, "accumulated": float(accumulated)}
-    return Op(name, KernelTable.of("gemm", numerics.matrix, **sizes), phase, **options)
+    return Op(name, KernelTable.from_dimensions("gemm", numerics.matrix, **sizes), phase, **options)
 
 
 def products(
@@ -104,9 +104,9 @@ def products(
 
 def rowwise(name: str, numerics: Numerics, kind: str, rows: Floats, cols: Dim, *, launches: float = 1.0) -> list[Op]:
     """Return a kernel over rows of `cols` elements and, in training, its gradient as `launches` kernels."""
-    ops = [Op(name, KernelTable.of(kind, numerics.vector, rows=rows, cols=cols, backward=0.0))]
+    ops = [Op(name, KernelTable.from_dimensions(kind, numerics.vector, rows=rows, cols=cols, backward=0.0))]
     if numerics.training:
-        backward = KernelTable.of(kind, numerics.vector, rows=rows, cols=cols, backward=1.0)
+        backward = KernelTable.from_dimensions(kind, numerics.vector, rows=rows, cols=cols, backward=1.0)
         ops.append(Op(f"{name}.gradient", backward, "backward", launches=launches))
     return ops
 
@@ -147,7 +147,7 @@ def memory_pass(
     `Op`.
     """
     sizes = {"elements": elements, "read_bytes": read_bytes, "written_bytes": written_bytes, "drawn": float(drawn)}
-    return Op(name, KernelTable.of("elementwise", precision, **sizes), phase, **options)
+    return Op(name, KernelTable.from_dimensions("elementwise", precision, **sizes), phase, **options)
 
 
 def elementwise(
@@ -208,7 +208,7 @@ def convolution(
     passes += [(".input-gradient", float(not transposed), "backward")] * (numerics.training and input_gradient)
     passes += [(".weight-gradient", 2.0, "backward")] * (numerics.training and trainable)
     for label, direction, phase in passes:
-        table = KernelTable.of(kind, numerics.matrix, **dims, direction=direction)
+        table = KernelTable.from_dimensions(kind, numerics.matrix, **dims, direction=direction)
         ops.append(Op(f"{name}{label}", table, phase))
     return ops
 
@@ -472,11 +472,13 @@ def _fused_attention(name: str, numerics: Numerics, dims: dict[str, Dim], head_d
     The kernel model has a single width, so the mean width of all products is used. One of two forward products, and two
     of five backward products, are as wide as the values.
     """
-    forward = KernelTable.of("attention", numerics.vector, **dims, head_dim=(head_dim + values) / 2, backward=0.0)
+    forward = KernelTable.from_dimensions(
+        "attention", numerics.vector, **dims, head_dim=(head_dim + values) / 2, backward=0.0
+    )
     ops = [Op(name, forward, selective=True)]
     if numerics.training:
         width = (3 * head_dim + 2 * values) / 5
-        backward = KernelTable.of("attention", numerics.vector, **dims, head_dim=width, backward=1.0)
+        backward = KernelTable.from_dimensions("attention", numerics.vector, **dims, head_dim=width, backward=1.0)
         ops.append(Op(f"{name}.gradient", backward, "backward", launches=3.0))
     return ops
 
@@ -497,12 +499,12 @@ def _softmax(
         ops += drop_when_fused("elementwise", _mark_selective(added))
     # A wide softmax reads scores and writes their gradient in 16 bits, so it moves as much as fewer rows in FP32.
     shares = (0.75, 5 / 6) if wide and not biased else (1.0, 1.0)
-    softmax = KernelTable.of("softmax", whole.vector, rows=rows * shares[0], cols=cols, backward=0.0)
+    softmax = KernelTable.from_dimensions("softmax", whole.vector, rows=rows * shares[0], cols=cols, backward=0.0)
     ops.append(Op(f"{name}.softmax", softmax, selective=True))
     if wide:
         casts = pointwise(f"{name}.cast", numerics, scores, reads=2.0, absorbed=False, backward=(1.0, 2.0))
         ops += _mark_selective(casts)
-    gradient = KernelTable.of("softmax", whole.vector, rows=rows * shares[1], cols=cols, backward=1.0)
+    gradient = KernelTable.from_dimensions("softmax", whole.vector, rows=rows * shares[1], cols=cols, backward=1.0)
     return ops, Op(f"{name}.softmax.gradient", gradient, "backward")
 
 

@@ -88,7 +88,7 @@ class Mixer:
 
     def __post_init__(self) -> None:
         model, self.numerics = self.workload.model, Numerics.from_workload(self.workload)
-        self.dims = model.own(Hybrid)
+        self.dims = model.get_dimensions(Hybrid)
         outer = self.rank.outer_tokens
         self.ops = layers.norm(f"{self.name}.norm", self.numerics, outer, model.hidden, rms=model.rms_norm)
         self.parameters = count_norm_parameters(model) * np.ones_like(self.rank.tensor)

@@ -36,7 +36,7 @@ def build_mlp(workload: Workload, rank: Rank) -> Sublayer:
     """Return the dense MLP of a layer; it has a gate if the model's MLPs are gated."""
     model, numerics = workload.model, Numerics.from_workload(workload)
     e, h, t = numerics.element, model.hidden, rank.tensor
-    dense = model.own(Transformer).dense_ffn_hidden
+    dense = model.get_dimensions(Transformer).dense_ffn_hidden
     f = model.ffn_hidden if dense is None else dense
     tokens, outer = rank.tokens, rank.outer_tokens
     dropout = model.dropout and workload.training
@@ -50,7 +50,7 @@ def build_mlp(workload: Workload, rank: Rank) -> Sublayer:
     # A product whose weight is frozen keeps its input only for the adapter beside it.
     narrow = numerics.product_input if workload.lora_targets == "all" or not workload.lora_rank else 0.0
     reads = ups if numerics.casts_inputs else 1.0
-    extra = numerics.gelu_extra if model.own(Transformer).tanh_gelu and not model.gated_mlp else 0.0
+    extra = numerics.gelu_extra if model.get_dimensions(Transformer).tanh_gelu and not model.gated_mlp else 0.0
     activation_bytes = (
         (e + numerics.norm_extra + reads * narrow) * outer * h
         + tokens * (e * (_count_kept_tensors(model, numerics) - 1) + narrow + extra) * f / t
@@ -89,7 +89,7 @@ def build_expert_mlp(workload: Workload, rank: Rank, experts: int) -> Sublayer:
     compute a slice of each expert for them. A balanced router is assumed, so a rank computes as many products as for
     `top_k` experts of each of its tokens.
     """
-    model, dims, numerics = workload.model, workload.model.own(Transformer), Numerics.from_workload(workload)
+    model, dims, numerics = workload.model, workload.model.get_dimensions(Transformer), Numerics.from_workload(workload)
     e, h, t, sharers = numerics.element, model.hidden, rank.tensor, rank.expert_tensor
     f = model.ffn_hidden / sharers
     outer = rank.outer_tokens
@@ -202,7 +202,7 @@ def _build_permutation(name: str, numerics: Numerics, elements: Floats, dispatch
 
 
 def _build_activation(name: str, workload: Workload, numerics: Numerics, elements: Floats) -> list[Op]:
-    model, dims = workload.model, workload.model.own(Transformer)
+    model, dims = workload.model, workload.model.get_dimensions(Transformer)
     if model.gated_mlp:
         one = layers.pointwise(name, numerics, elements, reads=2.0, backward=(3.0, 2.0))
         # Eager code runs a kernel for the gate's activation and one for the product; backward, one for each factor and

@@ -19,7 +19,7 @@ from tilecast.zoo.adapters import build_adapters
 from tilecast.zoo.cnn import attention
 from tilecast.zoo.cnn.builder import NetworkBuilder
 from tilecast.zoo.numerics import Numerics
-from tilecast.zoo.parts import uniform_block
+from tilecast.zoo.parts import build_uniform_block
 
 TIME_WIDTH = 256
 """Number of sines and cosines that encode a time step."""
@@ -70,11 +70,11 @@ def _build_block(
     shards: Shards,
 ) -> Block:
     """Return a block over `tokens` tokens of a sample; full recomputation keeps its input."""
-    width, batch = workload.model.own(Modulated).width, shards.micro_batch.astype(float)
+    width, batch = workload.model.get_dimensions(Modulated).width, shards.micro_batch.astype(float)
     net = NetworkBuilder(Numerics.from_workload(workload), batch, width, (1, 1, 1), adapted=True)
     add_operators(net)
     frozen = net.numerics.frozen
-    block = uniform_block(name, len(shards), net.ops, net.parameters, net.activation_bytes, frozen=frozen)
+    block = build_uniform_block(name, len(shards), net.ops, net.parameters, net.activation_bytes, frozen=frozen)
     if frozen:
         ops, added = build_adapters(workload, net.linears)
         block = replace(block, ops=(*block.ops, *ops), parameters=block.parameters + added)

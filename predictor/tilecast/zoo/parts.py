@@ -139,7 +139,7 @@ def build_residual_sum(name: str, numerics: Numerics, elements: Floats, dropout:
     return layers.replace_when_fused("elementwise", masked + sum_, both)
 
 
-def uniform_block(
+def build_uniform_block(
     name: str,
     shards: int,
     ops: Sequence[Op],

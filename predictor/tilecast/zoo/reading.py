@@ -50,7 +50,7 @@ def list_required_dimensions(family: str, pattern: tuple[str, ...] = ()) -> tupl
     return (*FAMILIES[family].needs, *own, *hybrid.list_required_dimensions(pattern))
 
 
-def model_from(table: Mapping[str, Any]) -> Model:
+def build_model(table: Mapping[str, Any]) -> Model:
     """Return a model from dimensions as a preset or a user writes them.
 
     Keys of `table` are fields of `Model` and fields of the family's dataclass. Absent fields get their defaults.

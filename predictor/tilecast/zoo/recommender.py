@@ -31,7 +31,7 @@ from tilecast.zoo import layers
 from tilecast.zoo.cnn import sequence
 from tilecast.zoo.cnn.builder import Architecture, NetworkBuilder
 from tilecast.zoo.numerics import Numerics
-from tilecast.zoo.parts import build_one_block_graph, uniform_block
+from tilecast.zoo.parts import build_one_block_graph, build_uniform_block
 
 _KEY_BYTES = 8.0
 _SORT_PASSES = 4.0
@@ -125,7 +125,7 @@ class SearchInterest(Tables):
 
 def build(workload: Workload, shards: Shards) -> Graph:
     """Return the graph of a recommender. It runs data-parallel, except for tables that are spread over ranks."""
-    dims = workload.model.own(Tables)
+    dims = workload.model.get_dimensions(Tables)
     batch = shards.micro_batch.astype(float)
     net = NetworkBuilder(Numerics.from_workload(workload), batch, dims.dense_features, (1, 1, 1))
     ops, collectives = _build_look_ups(workload, batch)
@@ -139,7 +139,7 @@ def build(workload: Workload, shards: Shards) -> Graph:
     # Tables that are spread include those of the wide branch.
     weights = dims.table_weights + (dims.wide_weights if has_rows else 0.0)
     spread = weights / shards.expert
-    block = uniform_block(
+    block = build_uniform_block(
         "network",
         len(shards),
         (*ops, *net.ops),
@@ -157,16 +157,21 @@ def _build_look_ups(workload: Workload, batch: Floats) -> tuple[list[Op], list[C
 
     All ranks hold equally many rows of the tables, so a rank serves as many keys as it requests.
     """
-    dims, numerics = workload.model.own(Tables), Numerics.from_workload(workload)
+    dims, numerics = workload.model.get_dimensions(Tables), Numerics.from_workload(workload)
     width, read, made = dims.width, batch * dims.lookups, batch * dims.tables
     differing = read * dims.distinct
     # Each row comes from memory once, however often a batch requests it, and one row is written for each table.
-    ops = [Op("tables", KernelTable.of("embedding", "fp32", rows=(differing + made) / 2, cols=width, backward=0.0))]
+    ops = [
+        Op(
+            "tables",
+            KernelTable.from_dimensions("embedding", "fp32", rows=(differing + made) / 2, cols=width, backward=0.0),
+        )
+    ]
     exchanged = [("keys", _KEY_BYTES * read, "forward"), ("vectors", numerics.element * made * width, "forward")]
     if numerics.training:
         exchanged.append(("vectors.gradient", numerics.element * made * width, "backward"))
         sort = layers.memory_pass("tables.sort", "fp32", read, _KEY_BYTES, _KEY_BYTES, "backward", count=_SORT_PASSES)
-        scatter = KernelTable.of("embedding", "fp32", rows=differing, cols=width, backward=1.0)
+        scatter = KernelTable.from_dimensions("embedding", "fp32", rows=differing, cols=width, backward=1.0)
         ops += [sort, Op("tables.gradient", scatter, "backward")]
     moments = _MOMENTS.get(workload.optimizer, 0.0)
     if numerics.training and moments and dims.spread_tables:
@@ -347,7 +352,7 @@ def build_ncf(workload: Workload, shards: Shards) -> Graph:
 
     The embeddings of the dense branch are half as wide as the inputs of its first layer.
     """
-    dims, numerics = workload.model.own(Ncf), Numerics.from_workload(workload)
+    dims, numerics = workload.model.get_dimensions(Ncf), Numerics.from_workload(workload)
     pairs = shards.micro_batch.astype(float)
     factors = dims.factors
     widths = [*dims.dense, factors]
@@ -370,5 +375,5 @@ def build_ncf(workload: Workload, shards: Shards) -> Graph:
     parameters += 2 * factors + 1
     if numerics.training:
         ops += layers.pointwise("loss", numerics, pairs, kernels=3)
-    block = uniform_block("network", len(shards), ops, parameters, numerics.element * activation_bytes)
+    block = build_uniform_block("network", len(shards), ops, parameters, numerics.element * activation_bytes)
     return build_one_block_graph(block, 20.0)

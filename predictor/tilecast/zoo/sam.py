@@ -14,7 +14,7 @@ from tilecast.zoo import transformer, vision
 from tilecast.zoo.cnn import attention
 from tilecast.zoo.cnn.builder import NetworkBuilder
 from tilecast.zoo.numerics import Numerics
-from tilecast.zoo.parts import uniform_block
+from tilecast.zoo.parts import build_uniform_block
 
 _WIDTH, _HEADS, _INNER, _DEPTH = 256, 8, 2048, 2
 """Width, heads, width of the MLP, and layers of the decoder in every published size."""
@@ -39,7 +39,10 @@ def build(workload: Workload, shards: Shards) -> Graph:
     Some layers attend to the whole image. The other layers attend inside windows, and the image is padded to whole
     windows.
     """
-    model, dims = replace(workload.model.having(class_tokens=0), causal=False), workload.model.own(SegmentAnything)
+    model, dims = (
+        replace(workload.model.having(class_tokens=0), causal=False),
+        workload.model.get_dimensions(SegmentAnything),
+    )
     side, window = dims.grid[0], dims.window
     workload = replace(workload, model=model)
     whole = replace(workload, sequence_length=side * side)
@@ -92,7 +95,7 @@ def _build_decoder(workload: Workload, shards: Shards, side: int) -> Block:
             attention.add_dense(net, 1.0, _WIDTH, width)
     net.batched_matmul(4.0, 16.0 * pixels, float(_WIDTH // 8))
     net.training_pointwise("loss", net.batch * 64.0 * pixels, reads=2.0, kernels=4)
-    return uniform_block("mask-decoder", len(shards), net.ops, net.parameters, net.activation_bytes)
+    return build_uniform_block("mask-decoder", len(shards), net.ops, net.parameters, net.activation_bytes)
 
 
 def _add_attention(net: NetworkBuilder, queries: float, keys: float) -> None:

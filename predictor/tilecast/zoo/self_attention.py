@@ -23,9 +23,9 @@ from tilecast.zoo.parts import (
 )
 
 
-def memory_width(model: Model) -> float:
+def find_memory_width(model: Model) -> float:
     """Return the width of the tokens from which cross-attention computes its keys and values."""
-    width = model.own(Transformer).memory_width
+    width = model.get_dimensions(Transformer).memory_width
     return model.hidden if width is None else width
 
 
@@ -46,7 +46,7 @@ def _build_projections(name: str, workload: Workload, rank: Rank, key_rank: Rank
         ops += layers.linear(f"{name}.qkv", numerics, tokens, h, qkv, bias=model.bias, cast=NORMED)
         linears = [Linear(f"{name}.qkv", tokens, float(h), (width + 2 * kv_width) / t, 1 + 2 * kv_width / width)]
     else:
-        read = memory_width(model)
+        read = find_memory_width(model)
         ops += layers.linear(f"{name}.query", numerics, tokens, h, width / t, bias=model.bias)
         ops += layers.linear(f"{name}.key-value", numerics, key_rank.tokens, read, 2 * kv_width / t, bias=model.bias)
         linears = [
@@ -71,7 +71,7 @@ def build_attention(name: str, workload: Workload, rank: Rank, *, key_rank: Rank
     model, numerics = workload.model, Numerics.from_workload(workload)
     e, h, t = numerics.element, model.hidden, rank.tensor
     width, kv_width = model.heads * model.head_dim, model.kv_heads * model.head_dim
-    read = h if key_rank is rank else memory_width(model)
+    read = h if key_rank is rank else find_memory_width(model)
     tokens, outer = rank.tokens, rank.outer_tokens
     heads = model.heads / t
     kv_heads = np.maximum(model.kv_heads / t, 1.0)
@@ -91,7 +91,7 @@ def build_attention(name: str, workload: Workload, rank: Rank, *, key_rank: Rank
     normed = (e + numerics.chain_extra) * (width + kv_heads * t * model.head_dim) / t
     activation_bytes = (
         (e + numerics.norm_extra + reads * narrow) * outer * h  # inputs of the norm and of the projections
-        + (normed * tokens if model.own(Transformer).qk_norm else 0.0)
+        + (normed * tokens if model.get_dimensions(Transformer).qk_norm else 0.0)
         + e * tokens * (2 * width + 2 * kv_heads * t * model.head_dim) / t  # q, k, v and the output's input
         + (narrow if narrow < e else 0.0) * tokens * width / t  # the latter again in the type that the product reads
         + (outer * h if dropout else 0.0)
@@ -100,7 +100,7 @@ def build_attention(name: str, workload: Workload, rank: Rank, *, key_rank: Rank
     parameters = (width * h * 2 + 2 * kv_width * read) / t + count_norm_parameters(model)
     if model.bias:
         parameters = parameters + (width + 2 * kv_width) / t + h
-    if (further := model.own(Transformer).global_projections) and key_rank is rank and not causal:
+    if (further := model.get_dimensions(Transformer).global_projections) and key_rank is rank and not causal:
         ops += layers.linear(f"{name}.global", numerics, tokens, h, further * width / t)
         parameters = parameters + further * width * h / t
     collectives = list_tensor_parallel_collectives(name, workload, rank)
@@ -131,7 +131,7 @@ def count_sequences(workload: Workload, rank: Rank, key_rank: Rank, causal: bool
     back. An unfused kernel computes the whole matrix and masks it.
     """
     queries, s = rank.sequence / rank.context, rank.sequence
-    dims = workload.model.own(Transformer)
+    dims = workload.model.get_dimensions(Transformer)
     chunk, window = float(dims.attention_chunk), float(dims.sliding_window)
     if key_rank is rank and Numerics.from_workload(workload).flash:
         if 0 < chunk < s:

@@ -14,7 +14,7 @@ from tilecast.spec import Workload
 from tilecast.zoo import layers, transformer
 from tilecast.zoo.dimensions import Transformer
 from tilecast.zoo.numerics import Numerics
-from tilecast.zoo.parts import Rank, uniform_block
+from tilecast.zoo.parts import Rank, build_uniform_block
 
 _KERNEL, _STRIDES = 3, (1, 2)
 
@@ -31,7 +31,7 @@ class Spectrogram(Transformer):
 
 def build(workload: Workload, shards: Shards) -> Graph:
     """Return the graph of the encoder: two convolutions over the spectrogram, then layers over its frames."""
-    frames = workload.model.own(Spectrogram).frames
+    frames = workload.model.get_dimensions(Spectrogram).frames
     workload = replace(workload, sequence_length=frames, model=replace(workload.model, causal=False))
     host_bytes = 4.0 * _count_inputs(workload)
     graph = transformer.build(workload, shards)
@@ -40,7 +40,7 @@ def build(workload: Workload, shards: Shards) -> Graph:
 
 def build_encoder_decoder(workload: Workload, shards: Shards) -> Graph:
     """Return the graph of an encoder of sound and a decoder of text, whose number of positions is `positions`."""
-    frames = workload.model.own(Spectrogram).frames
+    frames = workload.model.get_dimensions(Spectrogram).frames
     encoder, decoder = Rank.from_shards(shards, frames), Rank.from_shards(shards, workload.sequence_length)
     blocks = transformer.build_encoder_decoder_layers(workload, encoder, decoder)
     graph = transformer.build_graph(workload, encoder, decoder, blocks)
@@ -51,7 +51,7 @@ def build_encoder_decoder(workload: Workload, shards: Shards) -> Graph:
 
 def _count_inputs(workload: Workload) -> float:
     """Return the number of values in the spectrogram of a sample."""
-    dims = workload.model.own(Spectrogram)
+    dims = workload.model.get_dimensions(Spectrogram)
     return 2.0 * dims.frames * dims.bands
 
 
@@ -60,7 +60,7 @@ def _build_stem(workload: Workload, shards: Shards) -> Block:
 
     The second convolution halves the number of columns.
     """
-    model, own, numerics = workload.model, workload.model.own(Spectrogram), Numerics.from_workload(workload)
+    model, own, numerics = workload.model, workload.model.get_dimensions(Spectrogram), Numerics.from_workload(workload)
     width, frames = float(model.hidden), float(own.frames)
     batch = shards.micro_batch.astype(float)
     ops: list[Op] = []
@@ -73,11 +73,11 @@ def _build_stem(workload: Workload, shards: Shards) -> Block:
         passes += [(".weight-gradient", 2.0, "backward")] * (numerics.training and not numerics.frozen)
         passes += [(".input-gradient", 1.0, "backward")] * (numerics.training and number > 0)
         for label, direction, phase in passes:
-            table = KernelTable.of("conv", numerics.matrix, **dims, direction=direction)
+            table = KernelTable.from_dimensions("conv", numerics.matrix, **dims, direction=direction)
             ops.append(Op(f"convolution{number + 1}{label}", table, phase))
         ops += layers.pointwise("gelu", numerics, batch * after * width)
         parameters += _KERNEL * channels * width + width
         activation_bytes = activation_bytes + numerics.element * batch * (columns * channels + after * width)
         channels, columns = width, after
     ops += layers.pointwise("positions", numerics, batch * frames * width, reads=2.0, backward=(1.0, 0.0))
-    return uniform_block("spectrogram", len(shards), ops, parameters, activation_bytes, frozen=numerics.frozen)
+    return build_uniform_block("spectrogram", len(shards), ops, parameters, activation_bytes, frozen=numerics.frozen)

@@ -17,7 +17,7 @@ from tilecast.spec import Workload
 from tilecast.zoo import layers, transformer
 from tilecast.zoo.dimensions import Transformer
 from tilecast.zoo.numerics import Numerics
-from tilecast.zoo.parts import Rank, uniform_block
+from tilecast.zoo.parts import Rank, build_uniform_block
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
@@ -71,7 +71,7 @@ def _build_projector(workload: Workload, shards: Shards, dims: Projector) -> Blo
         parameters += read * written + written
         activation_bytes = activation_bytes + numerics.element * rows * read
     ops += layers.pointwise("projector.activation", numerics, rows * inner)
-    block = uniform_block("projector", len(shards), ops, parameters, activation_bytes, frozen=numerics.frozen)
+    block = build_uniform_block("projector", len(shards), ops, parameters, activation_bytes, frozen=numerics.frozen)
     return replace(block, repeat=int(dims.count or 1))
 
 
@@ -80,7 +80,7 @@ def build_queries(workload: Workload, shards: Shards) -> Graph:
 
     It is an encoder of learned queries, which attend to the tokens of an image in some layers.
     """
-    model, dims = workload.model, workload.model.own(QueryEncoder)
+    model, dims = workload.model, workload.model.get_dimensions(QueryEncoder)
     queries = Rank.from_shards(shards, dims.queries)
     memory = Rank.from_shards(shards, dims.memory_tokens)
     looking = -(-model.layers // dims.memory_every)

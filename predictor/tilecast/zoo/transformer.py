@@ -26,8 +26,8 @@ from tilecast.zoo.adapters import build_adapters, dequantize_weights, largest_qu
 from tilecast.zoo.dimensions import Transformer
 from tilecast.zoo.mlp import build_expert_mlp, build_mlp, count_launches
 from tilecast.zoo.numerics import Numerics
-from tilecast.zoo.parts import Rank, Sublayer, count_norm_parameters, uniform_block, zeros
-from tilecast.zoo.self_attention import build_attention, memory_width
+from tilecast.zoo.parts import Rank, Sublayer, build_uniform_block, count_norm_parameters, zeros
+from tilecast.zoo.self_attention import build_attention, find_memory_width
 
 MOST_LAYERS = 4096
 """Most layers of a stack whose positions by kind are kept; of deeper ones only the numbers of layers are."""
@@ -80,7 +80,7 @@ def _predict_further_tokens(workload: Workload, rank: Rank, graph: Graph, depth:
 
 def build_encoder_decoder(workload: Workload, shards: Shards) -> Graph:
     """Return the graph of an encoder-decoder."""
-    dims = workload.model.own(Transformer)
+    dims = workload.model.get_dimensions(Transformer)
     encoder = Rank.from_shards(shards, workload.sequence_length if dims.encoder_length is None else dims.encoder_length)
     decoder = Rank.from_shards(shards, workload.sequence_length if dims.decoder_length is None else dims.decoder_length)
     return build_graph(workload, encoder, decoder, build_encoder_decoder_layers(workload, encoder, decoder))
@@ -89,7 +89,7 @@ def build_encoder_decoder(workload: Workload, shards: Shards) -> Graph:
 def build_encoder_decoder_layers(workload: Workload, encoder: Rank, decoder: Rank) -> tuple[Block, ...]:
     """Return the layers of an encoder, followed by the layers of the decoder that attends to the encoder's tokens."""
     model = workload.model
-    decoding = model.own(Transformer).count_decoder_layers(model)
+    decoding = model.get_dimensions(Transformer).count_decoder_layers(model)
     encoding = model.layers - decoding
     blocks = build_stack("encoder-layer", workload, encoder, encoding, causal=False)
     return blocks + build_stack(
@@ -113,7 +113,7 @@ def build_stack(
     Layers differ in having experts or a dense MLP, and in attending locally or to all tokens. The first layer has the
     position `start` in the model.
     """
-    dims = workload.model.own(Transformer)
+    dims = workload.model.get_dimensions(Transformer)
     experts = dims.experts
     every, dense = dims.moe_every, min(dims.first_dense, depth)
     reach = dims.sliding_window or dims.attention_chunk
@@ -178,7 +178,7 @@ def _build_prediction_layers(
     (Megatron-Core, transformer/multi_token_prediction.py). Embedding and head share their weights with the model's
     embedding and head.
     """
-    model, dims, numerics = workload.model, workload.model.own(Transformer), Numerics.from_workload(workload)
+    model, dims, numerics = workload.model, workload.model.get_dimensions(Transformer), Numerics.from_workload(workload)
     number = dims.prediction_layers
     is_laid_out = workload.pipeline_layout is not None and parse_layout(workload.pipeline_layout).predicted > 0
     if not number or is_laid_out:
@@ -249,7 +249,7 @@ def build_layer(
         copied_bytes=copied,
         frozen_parameters=frozen,
         freed_bytes=_sum_freed_bytes(parts),
-        remembered_bytes=numerics.element * memory.outer_tokens * memory_width(model) if memory else zeros(),
+        remembered_bytes=numerics.element * memory.outer_tokens * find_memory_width(model) if memory else zeros(),
     )
 
 
@@ -276,7 +276,7 @@ def build_embedding(workload: Workload, rank: Rank) -> Block:
 
     Frozen embeddings have no backward pass.
     """
-    model, dims, numerics = workload.model, workload.model.own(Transformer), Numerics.from_workload(workload)
+    model, dims, numerics = workload.model, workload.model.get_dimensions(Transformer), Numerics.from_workload(workload)
     numerics = replace(numerics, training=numerics.training and not numerics.frozen)
     e, h = numerics.element, model.hidden
     ops = layers.embedding("embedding.tokens", numerics, rank.tokens, h)
@@ -296,7 +296,7 @@ def build_embedding(workload: Workload, rank: Rank) -> Block:
     if dims.embedding_norm:
         parameters = parameters + count_norm_parameters(model)
     collectives = (CollectiveCall("embedding.tokens", "all_reduce", "tensor", e * rank.tokens * h, "forward"),)
-    return uniform_block(
+    return build_uniform_block(
         "embedding",
         len(rank.tensor),
         ops,
@@ -312,7 +312,7 @@ def _build_head(workload: Workload, rank: Rank) -> Block:
 
     In a model with `classes` the head classifies one pooled token of each sample.
     """
-    model, dims, numerics = workload.model, workload.model.own(Transformer), Numerics.from_workload(workload)
+    model, dims, numerics = workload.model, workload.model.get_dimensions(Transformer), Numerics.from_workload(workload)
     e, h, t = numerics.element, model.hidden, rank.tensor
     classes = dims.classes
     rows = rank.micro_batch if classes else rank.tokens * dims.head_share
@@ -344,7 +344,7 @@ def _build_head(workload: Workload, rank: Rank) -> Block:
         logit_bytes, logit_working = 0.0, (logit_bytes + logit_working) / workload.loss_chunks
     activation_bytes = e * rank.outer_tokens * h * 2 + logit_bytes * rows * vocab
     collectives = (CollectiveCall("head.loss", "all_reduce", "tensor", 8.0 * rows, "forward", count=2.0),)
-    return uniform_block(
+    return build_uniform_block(
         "head", len(t), ops, parameters, activation_bytes, frozen=numerics.frozen, collectives=collectives,
         working_bytes=logit_working * rows * vocab,
     )  # fmt: skip

@@ -25,9 +25,9 @@ from tilecast.zoo.parts import (
     Rank,
     Sublayer,
     build_residual_sum,
+    build_uniform_block,
     count_norm_parameters,
     list_tensor_parallel_collectives,
-    uniform_block,
 )
 
 
@@ -65,7 +65,11 @@ def _build_relative_attention(name: str, workload: Workload, rank: Rank, *, key_
 
     The projections also run over the memory, whose queries are then discarded.
     """
-    model, dims, numerics = workload.model, workload.model.own(TransformerXl), Numerics.from_workload(workload)
+    model, dims, numerics = (
+        workload.model,
+        workload.model.get_dimensions(TransformerXl),
+        Numerics.from_workload(workload),
+    )
     e, h = numerics.element, model.hidden
     heads = model.heads / rank.tensor
     width = heads * model.head_dim
@@ -114,7 +118,7 @@ def _list_clusters(model: Model) -> list[tuple[float, float, float]]:
     Clusters are in order of falling word frequency. By Zipf's law, the r-th word of V makes up a fraction
     1 / (r (ln V + 0.5772)) of all tokens.
     """
-    dims = model.own(TransformerXl)
+    dims = model.get_dimensions(TransformerXl)
     ends = [float(end) for end in (*dims.cutoffs, model.vocab)]
     harmonic = [0.0, *(math.log(end) + 0.5772 for end in ends)]
     return [
@@ -132,7 +136,7 @@ def _build_embedding(workload: Workload, rank: Rank) -> Block:
     h = model.hidden
     ops: list[Op] = []
     parameters = np.zeros_like(rank.tensor)
-    shrinks = model.own(TransformerXl).shrink != 1
+    shrinks = model.get_dimensions(TransformerXl).shrink != 1
     for words, width, share in _list_clusters(model):
         ops += layers.embedding("embedding.tokens", numerics, rank.tokens * share, width)
         parameters = parameters + words * width / rank.tensor
@@ -143,7 +147,7 @@ def _build_embedding(workload: Workload, rank: Rank) -> Block:
     if model.dropout and workload.training:
         ops += layers.pointwise("embedding.dropout", numerics, rank.outer_tokens * h, mask_bytes=1.0)
     activation_bytes = numerics.element * rank.outer_tokens * h + 8.0 * rank.tokens
-    return uniform_block("embedding", len(rank.tensor), ops, parameters, activation_bytes)
+    return build_uniform_block("embedding", len(rank.tensor), ops, parameters, activation_bytes)
 
 
 def _build_head(workload: Workload, rank: Rank) -> Block:
@@ -155,7 +159,7 @@ def _build_head(workload: Workload, rank: Rank) -> Block:
     model, numerics = workload.model, Numerics.from_workload(workload)
     e, h, t = numerics.element, model.hidden, rank.tensor
     first, *tails = _list_clusters(model)
-    shrinks = model.own(TransformerXl).shrink != 1
+    shrinks = model.get_dimensions(TransformerXl).shrink != 1
     ops: list[Op] = []
     logits = largest = np.zeros_like(t)
     parameters = np.full_like(t, model.vocab + len(tails) * (h + 1) + (h * h if shrinks else 0)) / t
@@ -176,4 +180,4 @@ def _build_head(workload: Workload, rank: Rank) -> Block:
         ops += layers.pointwise("head.pick", numerics.in_fp32, rank.tokens * (first[0] / t), backward=(moved, moved))
     logit_bytes, logit_working = layers.logit_bytes(numerics, returned=False)
     activation_bytes = 2 * e * rank.outer_tokens * h + logit_bytes * logits
-    return uniform_block("head", len(t), ops, parameters, activation_bytes, working_bytes=logit_working * largest)
+    return build_uniform_block("head", len(t), ops, parameters, activation_bytes, working_bytes=logit_working * largest)

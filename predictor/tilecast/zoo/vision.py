@@ -14,7 +14,7 @@ from tilecast.spec import Workload
 from tilecast.zoo import layers, transformer
 from tilecast.zoo.dimensions import Transformer
 from tilecast.zoo.numerics import Numerics
-from tilecast.zoo.parts import uniform_block
+from tilecast.zoo.parts import build_uniform_block
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
@@ -66,7 +66,7 @@ class Swin(Vision):
 
 def build(workload: Workload, shards: Shards) -> Graph:
     """Return the graph of a vision transformer and its classifier over all patches of an image."""
-    model, dims = replace(workload.model, causal=False), workload.model.own(Vision)
+    model, dims = replace(workload.model, causal=False), workload.model.get_dimensions(Vision)
     rows, columns = dims.grid
     added = dims.class_tokens
     tokens = max(1, round(rows * columns * dims.seen_share)) + added
@@ -86,7 +86,7 @@ def build_swin(workload: Workload, shards: Shards) -> Graph:
     The image is padded to whole windows, and no window is larger than the image. Between stages, four tokens merge into
     one token of twice the width. `hidden` and `heads` are the width and the heads of the first stage.
     """
-    model, dims = replace(workload.model, causal=False), workload.model.own(Swin)
+    model, dims = replace(workload.model, causal=False), workload.model.get_dimensions(Swin)
     whole = dims.grid
     workload = replace(workload, model=model, attention="eager")
     embedding = build_patches(workload, shards, learned=2 * model.hidden)
@@ -110,7 +110,7 @@ def build_swin(workload: Workload, shards: Shards) -> Graph:
 
 
 def _replace_embedding(graph: Graph, embedding: Block, model: Model) -> Graph:
-    dims = model.own(Vision)
+    dims = model.get_dimensions(Vision)
     pixels = float(dims.image * dims.width_pixels * dims.image_channels)
     return replace(graph, first=(embedding,), host_bytes_per_sample=pixels)
 
@@ -120,22 +120,22 @@ def build_patches(workload: Workload, shards: Shards, learned: int) -> Block:
 
     `learned` is the number of further parameters of the block (positions, class token, norm).
     """
-    model, dims, numerics = workload.model, workload.model.own(Vision), Numerics.from_workload(workload)
+    model, dims, numerics = workload.model, workload.model.get_dimensions(Vision), Numerics.from_workload(workload)
     image, width, patch = dims.image, dims.width_pixels, dims.patch
     channels = dims.image_channels * dims.patch_depth
     rows, columns = dims.grid
     batch = shards.micro_batch.astype(float)
     output = (model.hidden, 1, rows, columns)
     conv = layers.conv_dims(batch, (channels, 1, image, width), (1, patch, patch), output)
-    ops = [Op("patches", KernelTable.of("conv", numerics.matrix, **conv, direction=0.0))]
+    ops = [Op("patches", KernelTable.from_dimensions("conv", numerics.matrix, **conv, direction=0.0))]
     if numerics.training and not numerics.frozen:
-        gradient = KernelTable.of("conv", numerics.matrix, **conv, direction=2.0)
+        gradient = KernelTable.from_dimensions("conv", numerics.matrix, **conv, direction=2.0)
         ops.append(Op("patches.weight-gradient", gradient, "backward"))
     embedded = batch * rows * columns * model.hidden
     ops += layers.pointwise("positions", numerics, embedded, reads=2.0, backward=(1.0, 0.0))
     activation_bytes = numerics.element * (batch * channels * image * width + embedded)
     parameters = (channels * patch**2 + 1.0) * model.hidden + learned
-    return uniform_block("patches", len(shards), ops, parameters, activation_bytes, frozen=numerics.frozen)
+    return build_uniform_block("patches", len(shards), ops, parameters, activation_bytes, frozen=numerics.frozen)
 
 
 def _build_merge(name: str, workload: Workload, shards: Shards) -> Block:
@@ -148,4 +148,4 @@ def _build_merge(name: str, workload: Workload, shards: Shards) -> Block:
     ops += layers.linear("merge", numerics, tokens, inputs, float(width), trainable=True)
     activation_bytes = numerics.element * 2 * tokens * inputs
     parameters = float(inputs * width + 2 * inputs)
-    return uniform_block(name, len(shards), ops, parameters, activation_bytes)
+    return build_uniform_block(name, len(shards), ops, parameters, activation_bytes)

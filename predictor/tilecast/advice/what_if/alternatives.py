@@ -10,14 +10,14 @@ import numpy as np
 
 from tilecast import frameworks, overlap, step, uncertainty
 from tilecast.advice.choose import Choice, choose_on_pool, choose_or_reject, rank_choices
-from tilecast.advice.enumeration import enumerate_stated
-from tilecast.advice.pricing import Candidates
+from tilecast.advice.enumeration import enumerate_partial_plan
+from tilecast.advice.pricing import CandidatePlans
 from tilecast.advice.reasons import BOUND_BY
 from tilecast.advice.values import Change, Constraints, Offer, Rejection, Request
 from tilecast.advice.what_if.changes import apply_change
 from tilecast.cost import price_of_1000_steps
 from tilecast.hardware import Pool
-from tilecast.search import Limits
+from tilecast.search import PlanLimits
 from tilecast.spec import Plans, Workload
 from tilecast.step import blocks
 
@@ -45,14 +45,14 @@ def price_baseline(request: Request, pools: Sequence[Pool]) -> tuple[Offer | Non
     own = replace(request, objective="time", constraints=Constraints(gpus=baseline.gpus), batches=None, precisions=())
     table = None
     if baseline.plan is not None and pool.gpu.supports(request.workload.precision):
-        table = enumerate_stated(request.workload, baseline.gpus, baseline.plan, "spec.baseline.plan")
-    outcome = choose_on_pool(own, roomy, Limits(gpus=baseline.gpus), table)
+        table = enumerate_partial_plan(request.workload, baseline.gpus, baseline.plan, "spec.baseline.plan")
+    outcome = choose_on_pool(own, roomy, PlanLimits(gpus=baseline.gpus), table)
     if isinstance(outcome, Choice):
         return replace(outcome.offer(), reason="your baseline"), [], notes
     return None, [replace(outcome, message=f"your baseline of {baseline.gpus}: {outcome.message}")], notes
 
 
-def best_without_constraints(request: Request, candidates: Sequence[Candidates]) -> Offer | None:
+def best_without_constraints(request: Request, candidates: Sequence[CandidatePlans]) -> Offer | None:
     """Return the best offer without the job's constraints. Without constraints or without an offer, return None."""
     if request.constraints == Constraints():
         return None
@@ -93,7 +93,7 @@ def _suggest_batch(request: Request, best: Choice) -> str | None:
     nearest = sorted({own // part * part, -(-own // part) * part} - {0}, key=lambda batch: (abs(batch - own), -batch))
     for batch in nearest:
         after, _ = apply_change(Change("training.globalBatchSize", batch, "wins", ""), request, pool)
-        outcome = choose_on_pool(after, pool, Limits(gpus=most))
+        outcome = choose_on_pool(after, pool, PlanLimits(gpus=most))
         if not isinstance(outcome, Choice):
             continue
         ratio = _amount_per_sample(request, outcome, batch) / _amount_per_sample(request, best, own)

@@ -9,7 +9,7 @@ from typing import Any
 
 from tilecast import search
 from tilecast.advice.choose import Choice, choose_or_reject, list_usable_precisions
-from tilecast.advice.pricing import Candidates, find_candidates
+from tilecast.advice.pricing import CandidatePlans, find_candidates
 from tilecast.advice.values import Change, Rejection, Request
 from tilecast.advice.what_if.changes import (
     FURTHER,
@@ -24,8 +24,8 @@ from tilecast.advice.what_if.wins import find_winning_price
 from tilecast.frameworks import FRAMEWORKS
 from tilecast.hardware import Pool
 from tilecast.recomputation import CHECKPOINTING
-from tilecast.search import NO_LIMITS, Limits
-from tilecast.spec import Stated, Workload
+from tilecast.search import NO_LIMITS, PlanLimits
+from tilecast.spec import PartialPlan, Workload
 
 MAX_COUNTS = 3
 """Number of GPU counts that are tried to see whether a changed job fits, the largest first."""
@@ -33,7 +33,7 @@ MAX_COUNTS = 3
 
 def add_remedies(
     request: Request,
-    candidates: Sequence[Candidates],
+    candidates: Sequence[CandidatePlans],
     outcomes: Sequence[Choice | Rejection],
     choices: tuple[Choice, ...],
 ) -> list[Rejection]:
@@ -53,7 +53,7 @@ def add_remedies(
 
 
 def _add_remedy(
-    request: Request, candidates: Candidates, rejection: Rejection, others: tuple[Choice, ...]
+    request: Request, candidates: CandidatePlans, rejection: Rejection, others: tuple[Choice, ...]
 ) -> Rejection:
     """Return the rejection with the first change that helps, if there is such a change.
 
@@ -75,7 +75,7 @@ def _add_remedy(
     return replace(rejection, remedy=remedy)
 
 
-def _minimise_change(change: Change, request: Request, candidates: Candidates) -> Change:
+def _minimise_change(change: Change, request: Request, candidates: CandidatePlans) -> Change:
     """Return a helpful change with its value reduced as far as it still helps.
 
     For inputs in `_BISECTED`, the value is found by bisection between the present value and the helpful value.
@@ -113,7 +113,7 @@ _BISECTED: Mapping[str, tuple[Callable[[Request, Pool], int], int, Callable[[int
 """Functions for the present value and for the text of an input, and the multiple that its values are rounded to."""
 
 
-def _rejection_after(change: Change, request: Request, candidates: Candidates) -> Rejection | None:
+def _rejection_after(change: Change, request: Request, candidates: CandidatePlans) -> Rejection | None:
     """Return the rejection that a pool gets after a change. If the change gives the pool an offer, return None."""
     after, pool = apply_change(change, request, candidates.pool)
     if change.input in _MASKS:
@@ -126,13 +126,13 @@ def _rejection_after(change: Change, request: Request, candidates: Candidates) -
         counts = _gpu_counts(pool, most)[: -MAX_COUNTS - 1 : -1]
     needs_only_to_fit, first = _needs_only_to_fit(after, pool), None
 
-    def rejection_with(search_limits: Limits) -> Rejection | None:
+    def rejection_with(search_limits: PlanLimits) -> Rejection | None:
         smaller = find_candidates(after, pool, search_limits)
         fits = needs_only_to_fit and (smaller.within(limits) & smaller.fits).any()
         return None if fits else _rejection_or_none(choose_or_reject(after, smaller))
 
     for count in counts:
-        outcome = rejection_with(Limits(gpus=count))
+        outcome = rejection_with(PlanLimits(gpus=count))
         if outcome is None:
             return None
         first = first or outcome
@@ -176,27 +176,27 @@ _MASKS = (
 """Inputs that only choose among the plans that are priced already."""
 
 
-def _allow_pool(request: Request, candidates: Candidates, rejection: Rejection) -> Iterator[Change]:
+def _allow_pool(request: Request, candidates: CandidatePlans, rejection: Rejection) -> Iterator[Change]:
     yield Change(
         "constraints.allowedPools", candidates.pool.name, "fits", f"add {candidates.pool.name} to allowedPools"
     )
 
 
-def _allow_sharing(request: Request, candidates: Candidates, rejection: Rejection) -> Iterator[Change]:
+def _allow_sharing(request: Request, candidates: CandidatePlans, rejection: Rejection) -> Iterator[Change]:
     yield Change("constraints.allowSharing", "true", "fits", "set constraints.allowSharing")
 
 
-def _other_precisions(request: Request, candidates: Candidates, rejection: Rejection) -> Iterator[Change]:
+def _other_precisions(request: Request, candidates: CandidatePlans, rejection: Rejection) -> Iterator[Change]:
     for name in list_usable_precisions(request, candidates.pool):
         yield Change("training.precision", name, "fits", f"train in {name}")
 
 
-def _add_nodes(request: Request, candidates: Candidates, rejection: Rejection) -> Iterator[Change]:
+def _add_nodes(request: Request, candidates: CandidatePlans, rejection: Rejection) -> Iterator[Change]:
     for nodes in (1, 2, 4, 8, 16, 32):
         yield Change("pool.maxNodes", nodes, "fits", _nodes_text(nodes, candidates.pool))
 
 
-def _other_counts(request: Request, candidates: Candidates, rejection: Rejection) -> Iterator[Change]:
+def _other_counts(request: Request, candidates: CandidatePlans, rejection: Rejection) -> Iterator[Change]:
     """Yield other GPU counts, the nearest first."""
     asked, limits = request.constraints.gpus, request.constraints
     if asked is not None:
@@ -211,7 +211,7 @@ def _other_counts(request: Request, candidates: Candidates, rejection: Rejection
     yield from _other_batches(request, candidates, rejection)
 
 
-def _other_batches(request: Request, candidates: Candidates, rejection: Rejection) -> Iterator[Change]:
+def _other_batches(request: Request, candidates: CandidatePlans, rejection: Rejection) -> Iterator[Change]:
     """Yield global batches that more ranks divide, the nearest first."""
     own, gpus = request.workload.global_batch, request.constraints.gpus or 1
     micro = request.workload.micro_batch or 1
@@ -220,7 +220,7 @@ def _other_batches(request: Request, candidates: Candidates, rejection: Rejectio
         yield Change("training.globalBatchSize", batch, "fits", f"global batch {own} -> {batch}")
 
 
-def _save_memory(request: Request, candidates: Candidates, rejection: Rejection) -> Iterator[Change]:
+def _save_memory(request: Request, candidates: CandidatePlans, rejection: Rejection) -> Iterator[Change]:
     """Yield changes that reduce a job's memory on each GPU, in order of what they cost the user."""
     yield from _looser_limits(request, candidates)
     yield from _other_frameworks(request)
@@ -282,16 +282,16 @@ def _other_frameworks(request: Request) -> Iterator[Change]:
             yield Change("training.framework", name, "fits", f"{name} instead of {workload.framework}")
 
 
-def _can_split_stages(workload: Workload, plan: Stated | None) -> bool:
+def _can_split_stages(workload: Workload, plan: PartialPlan | None) -> bool:
     """Return whether the workload's framework can split the layers into the pipeline stages of the user's plan."""
     if plan is None or plan.pipeline == 1:
         return True
     return search.stages_are_full(workload, plan.pipeline) and (
-        plan.virtual_stages == 1 or search.has_equal_pieces(workload, plan.pipeline, plan.virtual_stages)
+        plan.virtual_stages == 1 or search.has_equal_virtual_stages(workload, plan.pipeline, plan.virtual_stages)
     )
 
 
-def _looser_limits(request: Request, candidates: Candidates) -> Iterator[Change]:
+def _looser_limits(request: Request, candidates: CandidatePlans) -> Iterator[Change]:
     """Yield each of the job's own limits, relaxed as far as the smallest plan that fits needs."""
     limits, per_node = request.constraints, candidates.pool.gpus_per_node
     for name, count, key in (
@@ -311,7 +311,7 @@ def _looser_limits(request: Request, candidates: Candidates) -> Iterator[Change]
             yield Change(name, needed, "fits", f"{name.partition('.')[2]} {limit} -> {needed}")
 
 
-def _looser_bound(request: Request, candidates: Candidates, rejection: Rejection) -> Iterator[Change]:
+def _looser_bound(request: Request, candidates: CandidatePlans, rejection: Rejection) -> Iterator[Change]:
     """Yield the deadline or the budget that the fastest or the cheapest plan that fits needs."""
     fitting = candidates.within(request.constraints) & candidates.fits
     if request.goal.bound == "deadlineSeconds":
@@ -338,7 +338,7 @@ _CHANGES_BY_CODE = {
 """Functions that yield the changes to try, the least costly first, by the code of the rejection."""
 
 
-def _find_missing_price(request: Request, candidates: Candidates, others: tuple[Choice, ...]) -> Change | None:
+def _find_missing_price(request: Request, candidates: CandidatePlans, others: tuple[Choice, ...]) -> Change | None:
     """Return the price below which a pool without a price would be recommended.
 
     If no other pool has a plan, the change asks for any price. If no price helps, return None.

@@ -25,7 +25,7 @@ from tilecast.advice.choose import (
     recommend_choice,
     simplicity_columns,
 )
-from tilecast.advice.pricing import Candidates, Details
+from tilecast.advice.pricing import CandidatePlans, DetailedForecasts
 from tilecast.advice.values import Change, Request, WhyNot
 from tilecast.advice.what_if.changes import (
     GIB,
@@ -38,7 +38,7 @@ from tilecast.advice.what_if.changes import (
     speed_up_links,
 )
 from tilecast.hardware import Pool
-from tilecast.search import Limits, Mask
+from tilecast.search import Mask, PlanLimits
 from tilecast.spec import Floats, Ints, Plan, Plans, Workload
 from tilecast.step import blocks
 
@@ -131,7 +131,7 @@ def _find_winning_size(request: Request, best: Choice, choice: Choice, others: t
         if is_barred or choice.value * pool.max_gpus / gpus > best.value * math.exp(uncertainty.largest_tie_width()):
             return None
         if gpus not in known:
-            outcome = choose_on_pool(request, wide, Limits(gpus=gpus))
+            outcome = choose_on_pool(request, wide, PlanLimits(gpus=gpus))
             known[gpus] = outcome if isinstance(outcome, Choice) else None
         return known[gpus]
 
@@ -244,7 +244,7 @@ def _explain_neighbours(request: Request, best: Choice) -> Iterator[WhyNot]:
     rows = np.array([best.row, *(row for _, _, row in near)])
     if np.all(rows >= 0):  # they are in the table that was searched
         step_s, needed = candidates.step_s[rows], candidates.memory_bytes[rows]
-        errors = Details.from_rows(candidates, rows).errors()
+        errors = DetailedForecasts.from_rows(candidates, rows).errors()
     else:
         priced = search.price(workload, table, candidates.pool)
         step_s, needed, errors = priced.step_s, priced.memory_bytes, uncertainty.forecast_errors(priced)
@@ -262,7 +262,7 @@ def _explain_neighbours(request: Request, best: Choice) -> Iterator[WhyNot]:
 
 
 def _find_neighbours(
-    candidates: Candidates, workload: Workload, plan: Plan, variant: int
+    candidates: CandidatePlans, workload: Workload, plan: Plan, variant: int
 ) -> list[tuple[str, Plan, int]]:
     """Return the neighbours of a plan that the pool could run, or could run if it grew.
 
@@ -320,7 +320,7 @@ def _with_accumulation(subject: str, plan: Plan, workload: Workload) -> Iterator
         yield subject, replace(plan, gradient_accumulation=repeats, sequence_parallel=plan.tensor > 1)
 
 
-def _find_row(candidates: Candidates, plan: Plan, variant: int) -> int:
+def _find_row(candidates: CandidatePlans, plan: Plan, variant: int) -> int:
     rows = np.flatnonzero((candidates.gpus == plan.gpus) & (candidates.variant == variant))
     one = Plans.from_plans(plan)
     for name in Plans.__dataclass_fields__:
@@ -330,7 +330,7 @@ def _find_row(candidates: Candidates, plan: Plan, variant: int) -> int:
 
 def _seconds_on_faster_links(workload: Workload, plans: Plans, pool: Pool, speeds: Floats) -> Floats:
     """Return the step seconds of n plans at k factors on the speed of all links, (n, k)."""
-    sharded = zoo.shard(workload, plans)
+    sharded = zoo.build_sharded_graph(workload, plans)
     priced = blocks.kernel_seconds(workload, sharded, pool.gpu)
     return step.step_on_faster_links(workload, sharded, plans, pool, priced, speeds)
 

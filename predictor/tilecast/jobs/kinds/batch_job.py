@@ -28,7 +28,7 @@ class BatchJob(JobKind):
         # startTime is removed when a Job that ran is suspended
         return any(status.get(name) for name in ("startTime", "active", "succeeded", "failed"))
 
-    def resize(self, document: Document, pods: int) -> list[FieldChange]:
+    def list_resize_changes(self, document: Document, pods: int) -> list[FieldChange]:
         """Return the changes that give a Job `pods` pods. If its pods do not all run at once, return an empty list."""
         spec = document["spec"]
         if spec.get("completions", 1) != spec.get("parallelism", 1):

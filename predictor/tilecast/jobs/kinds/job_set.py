@@ -34,7 +34,7 @@ class JobSet(JobKind):
     def is_active(self, status: Document) -> bool:
         return has_any_count(status.get("replicatedJobsStatus") or (), "active", "ready", "succeeded", "failed")
 
-    def resize(self, document: Document, pods: int) -> list[FieldChange]:
+    def list_resize_changes(self, document: Document, pods: int) -> list[FieldChange]:
         """Return the changes that give the only group of GPU pods `pods` pods.
 
         If there are no or several groups of GPU pods, return an empty list.

@@ -39,7 +39,7 @@ class PyTorchJob(JobKind):
     def is_active(self, status: Document) -> bool:
         return has_any_count((status.get("replicaStatuses") or {}).values(), "active", "succeeded", "failed")
 
-    def resize(self, document: Document, pods: int) -> list[FieldChange]:
+    def list_resize_changes(self, document: Document, pods: int) -> list[FieldChange]:
         replicas = document["spec"]["pytorchReplicaSpecs"]
         workers = pods - 1 if "Master" in replicas else pods
         if "Worker" not in replicas or workers < 1:

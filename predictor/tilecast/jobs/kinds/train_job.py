@@ -86,14 +86,14 @@ class TrainJob(JobKind):
     def is_active(self, status: Document) -> bool:
         return has_any_count(status.get("jobsStatus") or (), "active", "ready", "succeeded", "failed")
 
-    def resize(self, document: Document, pods: int) -> list[FieldChange]:
+    def list_resize_changes(self, document: Document, pods: int) -> list[FieldChange]:
         return [FieldChange(("spec", "trainer", "numNodes"), pods)]
 
     def find_runtime(self, document: Document) -> tuple[str, str] | None:
         kind, name = (value_at_path(document, ("spec", "runtimeRef", key)) for key in ("kind", "name"))
         return str(kind or "ClusterTrainingRuntime"), str(name or "")
 
-    def place(
+    def list_placement_changes(
         self, document: Document, job: Job, placement: Placement, *, has_runtime_patches: bool
     ) -> list[FieldChange]:
         """Return the change that adds node selector and tolerations to `runtimePatches` or `podTemplateOverrides`."""
@@ -121,7 +121,7 @@ class TrainJob(JobKind):
         paths = _find_choices(document, pods.name)
         return [FieldChange((*path, "nodeSelector"), dict(pods.node_selector)) for path in paths]
 
-    def set_gpus(self, document: Document, job: Job, gpus: int) -> list[FieldChange]:
+    def list_gpu_changes(self, document: Document, job: Job, gpus: int) -> list[FieldChange]:
         path: Path = ("spec", "trainer", "resourcesPerNode")
         given = value_at_path(document, path) or {}
         parts = [part for part in ("requests", "limits") if given.get(part)] or ["limits"]

@@ -35,7 +35,7 @@ __all__ = [
     "LaunchSetting",
     "Launcher",
     "check_launchable",
-    "unsupported_part",
+    "find_unsupported_feature",
     "write_launch",
 ]
 
@@ -69,44 +69,44 @@ class Launcher:
     """Whether it can set the data types of gradients and optimizer moments."""
     has_adapters: bool = True
     """Whether the training script can add LoRA adapters."""
-    refuses: Callable[[LaunchSetting], str] = _no_refusal
+    find_refusal: Callable[[LaunchSetting], str] = _no_refusal
     """Function that returns why a setting would not run as priced, or an empty string if it would."""
 
 
 LAUNCHERS: Mapping[str, Launcher] = {
-    "torchrun": Launcher(("ddp",), pytorch.launch_ddp, ("eager", "compiled", "cudaGraphs"), weights=("pure",)),
-    "fsdp2": Launcher(("fsdp2",), pytorch.launch_fsdp2, weights=("pure",)),
-    "deepspeed": Launcher(("deepspeed",), deepspeed.launch_engine),
+    "torchrun": Launcher(("ddp",), pytorch.write_ddp_launch, ("eager", "compiled", "cudaGraphs"), weights=("pure",)),
+    "fsdp2": Launcher(("fsdp2",), pytorch.write_fsdp2_launch, weights=("pure",)),
+    "deepspeed": Launcher(("deepspeed",), deepspeed.write_deepspeed_launch),
     "megatron": Launcher(
         ("megatron",),
-        megatron.pretraining_script,
+        megatron.write_megatron_launch,
         families=tuple(megatron.SCRIPTS),
         executions=("eager", "cudaGraphs"),
         attention=("auto", "flash", "eager", "flash2", "flash3", "cudnn"),
         optimizers=("sgd", "momentum", "adam", "adamw"),
         requests_types=True,
         has_adapters=False,
-        refuses=megatron.refusal_reason,
+        find_refusal=megatron.refusal_reason,
     ),
     "torchtitan": Launcher(
         ("torchtitan",),
-        torchtitan.launch_job,
+        torchtitan.write_torchtitan_launch,
         families=torchtitan.FAMILIES,
         optimizers=("adam", "adamw"),
         attention=("auto", "flash"),
         has_adapters=False,
-        refuses=torchtitan.refusal_reason,
+        find_refusal=torchtitan.refusal_reason,
     ),
     "accelerate": Launcher(
-        ("huggingface", "accelerate"), huggingface.launch_accelerate, refuses=huggingface.refusal_reason
+        ("huggingface", "accelerate"), huggingface.write_accelerate_launch, find_refusal=huggingface.refusal_reason
     ),
     "trainer": Launcher(
         ("huggingface", "accelerate"),
-        huggingface.launch_trainer,
+        huggingface.write_trainer_launch,
         precisions=("fp32", "tf32", "fp16", "bf16"),
         optimizers=("sgd", "momentum", "adam", "adamw"),
         reads_loss=True,
-        refuses=huggingface.refusal_reason,
+        find_refusal=huggingface.refusal_reason,
     ),
 }
 """Launchers by their name in `--launch`."""
@@ -125,8 +125,8 @@ def write_launch(launcher: str, setting: LaunchSetting) -> LaunchScript:
     check_launchable(launcher, setting.workload)
     chosen = _with_framework(launcher, setting)
     framework = chosen.workload.framework
-    reason = unsupported_part(find_engine(framework), chosen.workload, chosen.plan) if framework else ""
-    if reason := reason or LAUNCHERS[launcher].refuses(chosen):
+    reason = find_unsupported_feature(find_engine(framework), chosen.workload, chosen.plan) if framework else ""
+    if reason := reason or LAUNCHERS[launcher].find_refusal(chosen):
         remedy = f"let the search keep to it: --launch {launcher} without --plan, or use another launcher"
         raise SpecError("--launch", f"{launcher} cannot run {setting.plan} as priced: {reason}", remedy)
     return LAUNCHERS[launcher].write(chosen)
@@ -180,7 +180,7 @@ def check_launchable(launcher: str, workload: Workload) -> None:
         raise SpecError("--launch", text, remedy)
     if entry.families and model.family not in entry.families:
         raise SpecError("--launch", f"{launcher} trains no {model.name} (family {model.family})", remedy)
-    if entry.families and (model.towers or model.own(zoo.Transformer).classes):
+    if entry.families and (model.towers or model.get_dimensions(zoo.Transformer).classes):
         beside = "towers beside its language model" if model.towers else "a classifier as its head"
         raise SpecError("--launch", f"{launcher}'s script trains no {model.name}, which has {beside}", remedy)
     for what, value, known in (
@@ -194,7 +194,7 @@ def check_launchable(launcher: str, workload: Workload) -> None:
             if what == "execution" and others:
                 remedy += f", or launch it by {others}"
             raise SpecError("--launch", f"{launcher} has no {what} {value}", remedy)
-    _refuse_recipe(launcher, workload, entry)
+    _check_types_and_loss(launcher, workload, entry)
     if workload.gradient_sync != "allReduce":
         remedy = "use training.gradientSync allReduce, or leave --launch out"
         raise SpecError("--launch", f"{launcher} starts no parameter servers", remedy)
@@ -202,7 +202,7 @@ def check_launchable(launcher: str, workload: Workload) -> None:
         raise SpecError("--launch", f"{launcher} trains no LoRA adapters", "use another launcher")
 
 
-def _refuse_recipe(launcher: str, workload: Workload, entry: Launcher) -> None:
+def _check_types_and_loss(launcher: str, workload: Workload, entry: Launcher) -> None:
     """Raise SpecError if a launcher cannot set the job's loss chunks, or its types of weights, gradients or moments."""
     if workload.loss_chunks != 1:
         raise SpecError("--launch", f"{launcher} is not told here of training.lossChunks", "leave it out")
@@ -223,7 +223,7 @@ def _refuse_recipe(launcher: str, workload: Workload, entry: Launcher) -> None:
         raise SpecError("--launch", text, "leave training.gradientPrecision out, or launch it by megatron")
 
 
-def unsupported_part(framework: Framework, workload: Workload, plan: Plan) -> str:
+def find_unsupported_feature(framework: Framework, workload: Workload, plan: Plan) -> str:
     """Return a sentence on the first feature of a plan that a framework lacks, or an empty string if it lacks none."""
     supported = FRAMEWORKS[framework]
     if workload.precision not in supported.precisions:
@@ -288,5 +288,5 @@ def _describe_states(setting: LaunchSetting) -> str:
     """Return the data types of weights, gradients and optimizer as text."""
     if not setting.workload.is_mixed:
         return "weights, gradients and optimizer in FP32"
-    gradients = "FP32" if setting.cells.has_fp32_gradients(setting.workload) else "16-bit"
-    return f"{_WEIGHTS[setting.cells.weights]}, {gradients} gradients"
+    gradients = "FP32" if setting.framework.has_fp32_gradients(setting.workload) else "16-bit"
+    return f"{_WEIGHTS[setting.framework.weights]}, {gradients} gradients"

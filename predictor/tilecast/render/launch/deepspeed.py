@@ -30,11 +30,11 @@ def engine_config(setting: LaunchSetting) -> dict[str, object]:
         "train_batch_size": workload.global_batch,
         "train_micro_batch_size_per_gpu": plan.micro_batch,
         "gradient_accumulation_steps": plan.gradient_accumulation,
-        "gradient_clipping": 1.0 if setting.cells.clips_gradients else 0.0,
+        "gradient_clipping": 1.0 if setting.framework.clips_gradients else 0.0,
         "zero_optimization": _zero_config(setting),
     }
     if workload.precision in ("bf16", "fp16"):
-        wide = setting.cells.has_fp32_gradients(workload)
+        wide = setting.framework.has_fp32_gradients(workload)
         settings[workload.precision] = {"enabled": True}
         settings["data_types"] = {"grad_accum_dtype": "fp32" if wide else workload.precision}
     if workload.optimizer in _OPTIMIZERS:
@@ -91,12 +91,12 @@ def _loop_lines(setting: LaunchSetting) -> list[str]:
     ]
 
 
-def launch_engine(setting: LaunchSetting) -> LaunchScript:
+def write_deepspeed_launch(setting: LaunchSetting) -> LaunchScript:
     """Return the launch of a script that calls `deepspeed.initialize` on every rank."""
     plan, workload = setting.plan, setting.workload
     lines = [*script.matmul_precision_lines(workload), *script.loader_lines(setting), *script.model_lines(setting)]
     if plan.expert > 1:
-        shape = f"num_experts={setting.own.experts}, ep_size={plan.expert}"
+        shape = f"num_experts={setting.transformer.experts}, ep_size={plan.expert}"
         lines.append(f"moe = deepspeed.moe.layer.MoE(hidden_size={setting.model.hidden}, expert=mlp, {shape})")
     if plan.pipeline > 1:
         interval = int(plan.checkpointing == "full")

@@ -17,14 +17,14 @@ from tilecast.render.launch.setting import (
     LaunchScript,
     LaunchSetting,
     Table,
-    option_words,
+    format_options,
     torchrun_command,
 )
 from tilecast.search import find_engine
 
 _OPTIM: Mapping[str, str] = {"adam": "adamw_torch", "adamw": "adamw_torch", "sgd": "sgd", "momentum": "sgd"}
 """Transformers' name of each optimizer. Adam is AdamW without weight decay."""
-_EACH_SYNCS = '{"gradient_accumulation_kwargs": {"sync_each_batch": true}}'
+_SYNC_EACH_MICRO_BATCH = '{"gradient_accumulation_kwargs": {"sync_each_batch": true}}'
 """Option that makes `fully_shard` reduce-scatter the gradients of every micro-batch.
 
 The forecast assumes it, because unsharded gradients between micro-batches would take more memory.
@@ -57,7 +57,7 @@ def _mixed_precision_policy(setting: LaunchSetting) -> str:
     if not script.uses_autocast(setting):
         return ""
     dtype = script.DTYPES[setting.workload.precision]
-    reduced = "torch.float32" if setting.cells.has_fp32_gradients(setting.workload) else dtype
+    reduced = "torch.float32" if setting.framework.has_fp32_gradients(setting.workload) else dtype
     return f"MixedPrecisionPolicy(param_dtype={dtype}, reduce_dtype={reduced}, output_dtype={dtype})"
 
 
@@ -112,7 +112,7 @@ def _wrapping_lines(setting: LaunchSetting) -> list[str]:
     ]
 
 
-def launch_accelerate(setting: LaunchSetting) -> LaunchScript:
+def write_accelerate_launch(setting: LaunchSetting) -> LaunchScript:
     """Return an `accelerate launch` command with its configuration file and the lines of a training script."""
     plan, workload = setting.plan, setting.workload
     command = ["accelerate", "launch", "--config_file", "accelerate.yaml"]
@@ -145,7 +145,7 @@ def launch_accelerate(setting: LaunchSetting) -> LaunchScript:
                 "        if accelerator.sync_gradients:",
                 "            accelerator.clip_grad_norm_(model.parameters(), 1.0)",
             ]
-            if setting.cells.clips_gradients
+            if setting.framework.clips_gradients
             else []
         ),
         "        optimizer.step()",
@@ -161,7 +161,7 @@ def _recomputation_lines(setting: LaunchSetting) -> list[str]:
     if is_sharded(setting) and setting.plan.checkpointing == "full":
         return []
     if setting.plan.checkpointing == "full" and script.auto_class_suffix(setting):
-        again = setting.cells.recomputes_last_product
+        again = setting.framework.recomputes_last_product
         lines = [f'model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={{"use_reentrant": {again}}})']
         return [*lines, *(["model.enable_input_require_grads()"] if again and setting.workload.lora_rank else [])]
     return script.recomputation_lines(setting, script.CHECKPOINT)
@@ -231,13 +231,14 @@ _ARGUMENTS: Table = (
     ("--tf32", lambda s: None if s.workload.is_mixed else f"{s.workload.precision == 'tf32'}"),
     ("--optim", lambda s: _OPTIM[s.workload.optimizer] + "_fused" * _has_fused_adam(s)),
     ("--optim_args", lambda s: "momentum=0.9" if s.workload.optimizer == "momentum" else None),
-    ("--max_grad_norm", lambda s: 1.0 if s.cells.clips_gradients else 0.0),
+    ("--max_grad_norm", lambda s: 1.0 if s.framework.clips_gradients else 0.0),
     ("--activation_checkpointing", _recomputes_in_trainer),
     ("--activation_checkpointing_kwargs",
-     lambda s: json.dumps({"use_reentrant": s.cells.recomputes_last_product}) if _recomputes_in_trainer(s) else None),
+     lambda s: json.dumps({"use_reentrant": s.framework.recomputes_last_product}) if _recomputes_in_trainer(s)
+     else None),
     ("--torch_compile", lambda s: s.workload.execution == "compiled"),
     ("--accelerator_config",
-     lambda s: _EACH_SYNCS if is_sharded(s) and s.plan.gradient_accumulation > 1 else None),
+     lambda s: _SYNC_EACH_MICRO_BATCH if is_sharded(s) and s.plan.gradient_accumulation > 1 else None),
     ("--ddp_bucket_cap_mb", lambda s: None if is_sharded(s) else s.workload.bucket_mib),
     ("--fsdp", is_sharded),
     ("--fsdp_config", lambda s: "fsdp.json" if is_sharded(s) else None),
@@ -245,7 +246,7 @@ _ARGUMENTS: Table = (
 """Command-line options of `TrainingArguments`."""
 
 
-def launch_trainer(setting: LaunchSetting) -> LaunchScript:
+def write_trainer_launch(setting: LaunchSetting) -> LaunchScript:
     """Return a `torchrun` command for a script that reads `TrainingArguments` from its command line."""
     files = {"fsdp.json": json.dumps(_fsdp_settings(setting), indent=2) + "\n"} if is_sharded(setting) else {}
     lines = ["(args,) = HfArgumentParser(TrainingArguments).parse_args_into_dataclasses()", *_model_lines(setting)]
@@ -259,5 +260,5 @@ def launch_trainer(setting: LaunchSetting) -> LaunchScript:
     lines += [line.replace("accelerator.", "trainer.accelerator.", 1) for line in _wrapping_lines(setting)]
     lines.append("trainer.train()")
     return LaunchScript(
-        torchrun_command(setting, SCRIPT, *option_words(setting, _ARGUMENTS)), files=files, script=lines
+        torchrun_command(setting, SCRIPT, *format_options(setting, _ARGUMENTS)), files=files, script=lines
     )

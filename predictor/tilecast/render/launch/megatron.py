@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from tilecast import zoo
-from tilecast.frameworks import expert_dispatch, expert_overlap, gradient_bytes, holds_fp8_alone
-from tilecast.layout import counted_ends_of_pieces, parse_layout, split_layers
+from tilecast.frameworks import expert_dispatch, expert_overlap, gradient_bytes, holds_fp8_weights_only
+from tilecast.layout import count_virtual_stage_end_layers, parse_layout, split_layers
 from tilecast.recomputation import split_modules
 from tilecast.render.launch.setting import (
     LaunchScript,
     LaunchSetting,
     Table,
     allocator_environment,
+    format_options,
     matmul_environment,
-    option_words,
     torchrun_command,
 )
 from tilecast.spec import ExpertDispatch
@@ -38,12 +38,12 @@ def _is_encdec(setting: LaunchSetting) -> bool:
 
 def _decoder_layers(setting: LaunchSetting) -> int:
     """Return the number of decoder layers of an encoder-decoder model."""
-    return setting.own.count_decoder_layers(setting.model)
+    return setting.transformer.count_decoder_layers(setting.model)
 
 
 def _latent_attention(setting: LaunchSetting) -> Deepseek | None:
     """Return the dimensions of latent attention, or None if the model has none."""
-    return setting.own if isinstance(setting.own, Deepseek) else None
+    return setting.transformer if isinstance(setting.transformer, Deepseek) else None
 
 
 def _moe_layer_frequency(setting: LaunchSetting) -> object:
@@ -52,7 +52,7 @@ def _moe_layer_frequency(setting: LaunchSetting) -> object:
     It is n if every n-th layer has experts, or a Python list expression if the first layers are dense. If every layer
     has experts, return None.
     """
-    dense, every = setting.own.first_dense, setting.own.moe_every
+    dense, every = setting.transformer.first_dense, setting.transformer.moe_every
     if dense:
         return f"([0]*{dense}+[1]*{setting.model.layers - dense})"
     return every if every > 1 else None
@@ -63,13 +63,13 @@ def _counted_ends(setting: LaunchSetting) -> int:
     plan = setting.plan
     if setting.workload.pipeline_layout is not None:
         return 0
-    return counted_ends_of_pieces(setting.model.layers, plan.pipeline, plan.virtual_stages) or 0
+    return count_virtual_stage_end_layers(setting.model.layers, plan.pipeline, plan.virtual_stages) or 0
 
 
 def _predicted_tokens(setting: LaunchSetting) -> int:
     """Return the number of multi-token-prediction layers, from the pipeline layout or else from the model."""
     layout = setting.workload.pipeline_layout
-    return (parse_layout(layout).predicted if layout is not None else 0) or setting.own.prediction_layers
+    return (parse_layout(layout).predicted if layout is not None else 0) or setting.transformer.prediction_layers
 
 
 def _last_stage_layers(setting: LaunchSetting) -> object:
@@ -110,7 +110,7 @@ def _bucket_parameters(setting: LaunchSetting) -> int | None:
 def _overlaps_tensor_parallel(setting: LaunchSetting) -> bool:
     """Return whether tensor-parallel communication overlaps with matrix products."""
     plan = setting.plan
-    return plan.tensor > 1 and plan.sequence_parallel and setting.cells.tensor_overlap == "both"
+    return plan.tensor > 1 and plan.sequence_parallel and setting.framework.tensor_overlap == "both"
 
 
 def _recomputed_modules(setting: LaunchSetting) -> Sequence[str] | None:
@@ -125,7 +125,7 @@ def _offloaded_layers(setting: LaunchSetting) -> int:
     return round(setting.workload.offloaded_activations * setting.model.layers)
 
 
-def _layers_per_piece(setting: LaunchSetting) -> int:
+def _layers_per_virtual_stage(setting: LaunchSetting) -> int:
     """Return the number of layers of the fullest virtual stage."""
     plan, layout = setting.plan, setting.workload.pipeline_layout
     if layout is not None and plan.pipeline > 1:
@@ -140,7 +140,7 @@ def _recomputed_layers(setting: LaunchSetting) -> int:
     return 1, because each layer is recomputed as a unit.
     """
     layers = setting.workload.recompute_layers
-    return 1 if layers is None else min(layers // setting.plan.virtual_stages, _layers_per_piece(setting))
+    return 1 if layers is None else min(layers // setting.plan.virtual_stages, _layers_per_virtual_stage(setting))
 
 
 _BACKENDS = {"flash": "flash", "flash2": "flash", "flash3": "flash", "cudnn": "fused", "eager": "unfused"}
@@ -160,7 +160,7 @@ _MODEL: Table = (
     ("--encoder-num-layers", lambda s: s.model.layers - _decoder_layers(s) if _is_encdec(s) else None),
     ("--decoder-num-layers", lambda s: _decoder_layers(s) if _is_encdec(s) else None),
     ("--hidden-size", lambda s: s.model.hidden),
-    ("--ffn-hidden-size", lambda s: s.own.dense_ffn_hidden or s.model.ffn_hidden),
+    ("--ffn-hidden-size", lambda s: s.transformer.dense_ffn_hidden or s.model.ffn_hidden),
     ("--num-attention-heads", lambda s: s.model.heads),
     ("--group-query-attention", lambda s: s.model.kv_heads < s.model.heads and not _latent_attention(s)),
     ("--num-query-groups",
@@ -177,31 +177,32 @@ _MODEL: Table = (
     ("--seq-length", lambda s: None if _is_encdec(s) else s.workload.sequence_length),
     ("--encoder-seq-length", lambda s: s.workload.sequence_length if _is_encdec(s) else None),
     ("--decoder-seq-length",
-     lambda s: (s.own.decoder_length or s.workload.sequence_length) if _is_encdec(s) else None),
+     lambda s: (s.transformer.decoder_length or s.workload.sequence_length) if _is_encdec(s) else None),
     ("--max-position-embeddings", lambda s: max(s.model.positions, s.workload.sequence_length)),
     ("--position-embedding-type", _position_embedding),
     ("--normalization", lambda s: "RMSNorm" if s.model.rms_norm else None),
     ("--swiglu", lambda s: s.model.gated_mlp),
     ("--disable-bias-linear", lambda s: not s.model.bias),
-    ("--qk-layernorm", lambda s: s.own.qk_norm),
+    ("--qk-layernorm", lambda s: s.transformer.qk_norm),
     ("--untie-embeddings-and-output-weights", lambda s: not s.model.tied_embeddings),
     ("--attention-dropout", lambda s: None if s.model.dropout else 0.0),
     ("--hidden-dropout", lambda s: None if s.model.dropout else 0.0),
-    ("--num-experts", lambda s: s.own.experts or None),
-    ("--moe-ffn-hidden-size", lambda s: s.model.ffn_hidden if s.own.experts else None),
-    ("--moe-router-topk", lambda s: s.own.top_k if s.own.experts else None),
-    ("--moe-layer-freq", lambda s: _moe_layer_frequency(s) if s.own.experts else None),
-    ("--moe-shared-expert-intermediate-size", lambda s: s.own.shared_ffn_hidden or None),
-    ("--moe-router-num-groups", lambda s: s.own.expert_groups if s.own.expert_groups > 1 else None),
-    ("--moe-router-group-topk", lambda s: s.own.top_groups if s.own.expert_groups > 1 else None),
-    ("--moe-token-dispatcher-type", lambda s: _DISPATCHERS[expert_dispatch(s.workload)][0] if s.own.experts else None),
+    ("--num-experts", lambda s: s.transformer.experts or None),
+    ("--moe-ffn-hidden-size", lambda s: s.model.ffn_hidden if s.transformer.experts else None),
+    ("--moe-router-topk", lambda s: s.transformer.top_k if s.transformer.experts else None),
+    ("--moe-layer-freq", lambda s: _moe_layer_frequency(s) if s.transformer.experts else None),
+    ("--moe-shared-expert-intermediate-size", lambda s: s.transformer.shared_ffn_hidden or None),
+    ("--moe-router-num-groups", lambda s: s.transformer.expert_groups if s.transformer.expert_groups > 1 else None),
+    ("--moe-router-group-topk", lambda s: s.transformer.top_groups if s.transformer.expert_groups > 1 else None),
+    ("--moe-token-dispatcher-type",
+     lambda s: _DISPATCHERS[expert_dispatch(s.workload)][0] if s.transformer.experts else None),
     ("--moe-flex-dispatcher-backend",
-     lambda s: _DISPATCHERS[expert_dispatch(s.workload)][1] if s.own.experts else None),
+     lambda s: _DISPATCHERS[expert_dispatch(s.workload)][1] if s.transformer.experts else None),
     ("--overlap-moe-expert-parallel-comm",
-     lambda s: s.own.experts > 0 and expert_overlap(s.workload) == "microBatch"),
-    ("--moe-grouped-gemm", lambda s: s.own.experts > 0),
-    ("--moe-permute-fusion", lambda s: s.own.experts > 0 and s.cells.permutation_launches == _FUSED),
-    ("--moe-router-fusion", lambda s: s.own.experts > 0 and s.cells.router_launches == _FUSED),
+     lambda s: s.transformer.experts > 0 and expert_overlap(s.workload) == "microBatch"),
+    ("--moe-grouped-gemm", lambda s: s.transformer.experts > 0),
+    ("--moe-permute-fusion", lambda s: s.transformer.experts > 0 and s.framework.permutation_launches == _FUSED),
+    ("--moe-router-fusion", lambda s: s.transformer.experts > 0 and s.framework.router_launches == _FUSED),
 )  # fmt: skip
 """Options that describe the architecture."""
 
@@ -220,16 +221,17 @@ _TRAINING: Table = (
     ("--first-last-layers-bf16", lambda s: s.workload.precision == "nvfp4"),
     ("--num-layers-at-start-in-bf16", lambda s: 0 if s.workload.precision == "nvfp4" else None),
     ("--num-layers-at-end-in-bf16",
-     lambda s: round(s.cells.nvfp4_layers_in_bf16) if s.workload.precision == "nvfp4" else None),
-    ("--fp8-param-gather", lambda s: holds_fp8_alone(s.workload)),
+     lambda s: round(s.framework.nvfp4_layers_in_bf16) if s.workload.precision == "nvfp4" else None),
+    ("--fp8-param-gather", lambda s: holds_fp8_weights_only(s.workload)),
     ("--accumulate-allreduce-grads-in-fp32",
-     lambda s: s.workload.is_mixed and s.cells.has_fp32_gradients(s.workload)),
+     lambda s: s.workload.is_mixed and s.framework.has_fp32_gradients(s.workload)),
     ("--grad-reduce-in-bf16",
-     lambda s: s.workload.is_mixed and s.workload.precision != "fp16" and not s.cells.has_fp32_gradients(s.workload)),
-    ("--no-gradient-accumulation-fusion", lambda s: not s.cells.fused_accumulation),
+     lambda s: s.workload.is_mixed and s.workload.precision != "fp16"
+     and not s.framework.has_fp32_gradients(s.workload)),
+    ("--no-gradient-accumulation-fusion", lambda s: not s.framework.fused_accumulation),
     ("--optimizer", lambda s: {"sgd": "sgd", "momentum": "sgd"}.get(s.workload.optimizer, "adam")),
     ("--sgd-momentum", lambda s: {"sgd": 0.0, "momentum": 0.9}.get(s.workload.optimizer)),
-    ("--clip-grad", lambda s: 1.0 if s.cells.clips_gradients else 0.0),
+    ("--clip-grad", lambda s: 1.0 if s.framework.clips_gradients else 0.0),
     ("--micro-batch-size", lambda s: s.plan.micro_batch),
     ("--global-batch-size", lambda s: s.workload.global_batch),
     ("--train-iters", lambda s: s.workload.steps),
@@ -270,7 +272,7 @@ _TRAINING: Table = (
 """Options that describe how the model is trained and split."""
 
 
-def pretraining_script(setting: LaunchSetting) -> LaunchScript:
+def write_megatron_launch(setting: LaunchSetting) -> LaunchScript:
     """Return the command that runs a training script of Megatron-LM with its options."""
     plan = setting.plan
     environment = {**allocator_environment(setting), **matmul_environment(setting.workload)}
@@ -281,7 +283,7 @@ def pretraining_script(setting: LaunchSetting) -> LaunchScript:
     if _position_embedding(setting) == "none":
         notes.append("Megatron-LM has no ALiBi: positions are left out")
     script = SCRIPTS[setting.model.family]
-    words = [*option_words(setting, _MODEL), *option_words(setting, _TRAINING)]
+    words = [*format_options(setting, _MODEL), *format_options(setting, _TRAINING)]
     return LaunchScript(torchrun_command(setting, script, *words), environment, notes=notes)
 
 
@@ -296,12 +298,12 @@ def refusal_reason(setting: LaunchSetting) -> str:
     if share and _offloaded_layers(setting) == depth:
         return f"it offloads at most {depth - 1} of {depth} layers"
     layers, virtual = setting.workload.recompute_layers, setting.plan.virtual_stages
-    if layers is not None and layers % virtual and layers < virtual * _layers_per_piece(setting):
+    if layers is not None and layers % virtual and layers < virtual * _layers_per_virtual_stage(setting):
         return f"it recomputes equally many layers of each virtual stage, not {layers} of {virtual}"
     layout = setting.workload.pipeline_layout
     if layout is not None and plan.pipeline > 1 and parse_layout(layout).predicted != _predicted_tokens(setting):
         return "its layout has to place the layers that predict further tokens (m in training.pipelineLayout)"
-    is_overlapped = setting.own.experts > 0 and expert_overlap(setting.workload) == "microBatch"
+    is_overlapped = setting.transformer.experts > 0 and expert_overlap(setting.workload) == "microBatch"
     if is_overlapped and plan.pipeline > 1 and plan.virtual_stages == 1:
         return "it overlaps the exchange of experts only in interleaved pipelines (arguments.py)"
     if setting.workload.moment_precision and not setting.plan.zero_stage:

@@ -6,7 +6,7 @@ from tilecast.render.launch import script
 from tilecast.render.launch.setting import SCRIPT, LaunchScript, LaunchSetting, torchrun_command
 
 
-def launch_ddp(setting: LaunchSetting) -> LaunchScript:
+def write_ddp_launch(setting: LaunchSetting) -> LaunchScript:
     """Return the launch of a script that wraps the model in DistributedDataParallel."""
     plan, workload = setting.plan, setting.workload
     wrapped = []
@@ -29,7 +29,7 @@ def launch_ddp(setting: LaunchSetting) -> LaunchScript:
     return LaunchScript(torchrun_command(setting, SCRIPT), script=lines)
 
 
-def launch_fsdp2(setting: LaunchSetting) -> LaunchScript:
+def write_fsdp2_launch(setting: LaunchSetting) -> LaunchScript:
     """Return the launch of a script that calls `fully_shard` on every layer and on the model.
 
     For ZeRO 2, weights are not resharded after the forward pass.
@@ -38,7 +38,7 @@ def launch_fsdp2(setting: LaunchSetting) -> LaunchScript:
     policies = []
     if script.uses_autocast(setting):
         dtype = script.DTYPES[workload.precision]
-        reduced = "torch.float32" if setting.cells.has_fp32_gradients(workload) else dtype
+        reduced = "torch.float32" if setting.framework.has_fp32_gradients(workload) else dtype
         policies.append(f"mp_policy=MixedPrecisionPolicy(param_dtype={dtype}, reduce_dtype={reduced})")
     if workload.offload == "parameters":
         policies.append("offload_policy=CPUOffloadPolicy()")

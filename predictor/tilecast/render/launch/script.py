@@ -37,7 +37,7 @@ _BACKENDS: Mapping[Attention, str] = {
 
 def uses_autocast(setting: LaunchSetting) -> bool:
     """Return whether the job computes in 16 bit but stores weights in FP32."""
-    return setting.workload.is_mixed and setting.cells.weights != "pure"
+    return setting.workload.is_mixed and setting.framework.weights != "pure"
 
 
 def matmul_precision_lines(workload: Workload) -> list[str]:
@@ -111,9 +111,9 @@ def model_lines(setting: LaunchSetting) -> list[str]:
         lines.append(
             "# with fused kernels for bias, activation, dropout, mask and softmax, such as Apex's, in the model"
         )
-    if setting.cells.weights == "pure" and workload.is_mixed:
+    if setting.framework.weights == "pure" and workload.is_mixed:
         lines.append(f"model = model.to({DTYPES[workload.precision]})  # optimizer too, no FP32 copy")
-    if "loss" in fuse.passes(replace(workload, execution="eager")) or setting.cells.loss == "fused":
+    if "loss" in fuse.passes(replace(workload, execution="eager")) or setting.framework.loss == "fused":
         lines.append("loss_function = flash_attn.losses.cross_entropy.CrossEntropyLoss(inplace_backward=True)")
     return lines
 
@@ -133,7 +133,7 @@ def bucket_arguments(setting: LaunchSetting) -> str:
     """Return the gradient-bucket arguments of DistributedDataParallel as Python text."""
     size = setting.workload.bucket_mib
     capped = "" if size is None else f"bucket_cap_mb={size}, "
-    return f"{capped}gradient_as_bucket_view={setting.cells.gradient_copies == 1.0}"
+    return f"{capped}gradient_as_bucket_view={setting.framework.gradient_copies == 1.0}"
 
 
 def loader_lines(setting: LaunchSetting) -> list[str]:
@@ -152,14 +152,14 @@ def indent_under_contexts(managers: Sequence[str], lines: Sequence[str]) -> list
     return _indent([f"with {', '.join(managers)}:", *_indent(lines)] if managers else lines)
 
 
-def training_loop_lines(setting: LaunchSetting, forward: Sequence[str], held_back: str = "") -> list[str]:
+def training_loop_lines(setting: LaunchSetting, forward: Sequence[str], deferred_context: str = "") -> list[str]:
     """Return the Python lines of a training loop with gradient accumulation.
 
     Args:
         setting: the plan and its job.
         forward: context managers of the forward pass.
-        held_back: context manager that defers the gradient exchange to the last micro-batch, or an empty string if
-            every micro-batch exchanges its gradients.
+        deferred_context: context manager that defers the gradient exchange to the last micro-batch, or an empty string
+            if every micro-batch exchanges its gradients.
     """
     workload, count = setting.workload, setting.plan.gradient_accumulation
     scaled = workload.precision == "fp16"
@@ -168,10 +168,10 @@ def training_loop_lines(setting: LaunchSetting, forward: Sequence[str], held_bac
     loss = f"loss = loss_function(model, batch){share}"
     body = [f"with {', '.join(forward)}:", f"    {loss}"] if forward else [loss]
     body.append("scaler.scale(loss).backward()" if scaled else "loss.backward()")
-    if count > 1 and held_back:
-        body = [f"with contextlib.nullcontext() if i % {count} == 0 else {held_back}:", *_indent(body)]
-    update = ["scaler.unscale_(optimizer)"] if scaled and setting.cells.clips_gradients else []
-    if setting.cells.clips_gradients:
+    if count > 1 and deferred_context:
+        body = [f"with contextlib.nullcontext() if i % {count} == 0 else {deferred_context}:", *_indent(body)]
+    update = ["scaler.unscale_(optimizer)"] if scaled and setting.framework.clips_gradients else []
+    if setting.framework.clips_gradients:
         update.append("torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)")
     update += ["scaler.step(optimizer)", "scaler.update()"] if scaled else ["optimizer.step()"]
     update.append("optimizer.zero_grad()")

@@ -61,12 +61,12 @@ class LaunchSetting:
         return 1 if self.plan.zero_stage == 0 else min(self.workload.shard_degree or data, data)
 
     @property
-    def cells(self) -> Framework:
+    def framework(self) -> Framework:
         """Properties of the job's framework, from `frameworks.toml`."""
         return frameworks.find_framework(self.workload)
 
     @property
-    def own(self) -> Transformer:
+    def transformer(self) -> Transformer:
         """Transformer dimensions of the model. For other models, they are the defaults, such as no experts."""
         own = self.model.dimensions
         return own if isinstance(own, Transformer) else Transformer()
@@ -96,7 +96,7 @@ class LaunchScript:
             lines += ["", f"# in {SCRIPT}", *self.script]
         return "\n".join(lines) + "\n"
 
-    def running(self, program: Sequence[str]) -> LaunchScript:
+    def with_program(self, program: Sequence[str]) -> LaunchScript:
         """Return the launch with the placeholder `train.py` replaced by a program and its arguments.
 
         Arguments that the launcher adds come after the program's arguments, so that they take precedence. Without a
@@ -107,7 +107,7 @@ class LaunchScript:
         place = list(self.command).index(SCRIPT)
         return replace(self, command=[*self.command[:place], *program, *self.command[place + 1 :]])
 
-    def shell(self) -> str:
+    def format_bash_script(self) -> str:
         """Return a bash script that writes the configuration files and then executes the command."""
         lines = self._exports()
         for name, content in self.files.items():
@@ -138,7 +138,7 @@ If the value is None or False, the option is left out. If it is True, the option
 """
 
 
-def option_words(setting: LaunchSetting, table: Table) -> list[str]:
+def format_options(setting: LaunchSetting, table: Table) -> list[str]:
     """Return command-line arguments for the options of a table, with their values for a setting."""
     words = []
     for option, value in table:
@@ -173,7 +173,7 @@ def matmul_environment(workload: Workload) -> dict[str, str]:
 
 def allocator_environment(setting: LaunchSetting) -> dict[str, str]:
     """Return the environment variable that turns on expandable segments of PyTorch's allocator, or none."""
-    expandable = setting.cells.allocator == "expandable"
+    expandable = setting.framework.allocator == "expandable"
     return {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"} if expandable else {}
 
 

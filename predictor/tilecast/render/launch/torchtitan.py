@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 
-from tilecast.layout import counted_ends_of_pieces
+from tilecast.layout import count_virtual_stage_end_layers
 from tilecast.render.launch import script
 from tilecast.render.launch.setting import (
     LaunchScript,
@@ -75,10 +75,10 @@ def _stage_layers(setting: LaunchSetting) -> int:
 def _counted_ends(setting: LaunchSetting) -> int:
     """Return 2 if embedding and loss count as pipeline layers, 1 if only the loss does, or 0."""
     plan = setting.plan
-    return counted_ends_of_pieces(setting.model.layers, plan.pipeline, plan.virtual_stages) or 0
+    return count_virtual_stage_end_layers(setting.model.layers, plan.pipeline, plan.virtual_stages) or 0
 
 
-def _layers_per_piece(setting: LaunchSetting) -> object:
+def _layers_per_virtual_stage(setting: LaunchSetting) -> object:
     """Return the number of layers per virtual stage, or None without virtual stages.
 
     Embedding and loss are included if they count as layers.
@@ -108,7 +108,7 @@ _JOB: Mapping[str, Table] = {
         ("global_batch_size", lambda s: s.workload.global_batch),
         ("seq_len", lambda s: s.workload.sequence_length),
         ("steps", lambda s: s.workload.steps),
-        ("max_norm", lambda s: 1.0 if s.cells.clips_gradients else 0.0),
+        ("max_norm", lambda s: 1.0 if s.framework.clips_gradients else 0.0),
         ("mixed_precision_param", lambda s: "bfloat16" if s.workload.is_mixed else "float32"),
         ("mixed_precision_reduce", lambda s: "float32"),
         ("enable_cpu_offload", lambda s: s.workload.offload == "parameters" or None),
@@ -120,7 +120,7 @@ _JOB: Mapping[str, Table] = {
         ("tensor_parallel_degree", lambda s: s.plan.tensor),
         ("pipeline_parallel_degree", lambda s: s.plan.pipeline),
         ("pipeline_parallel_schedule", lambda s: _pipeline_schedule(s) if s.plan.pipeline > 1 else None),
-        ("pipeline_parallel_layers_per_stage", _layers_per_piece),
+        ("pipeline_parallel_layers_per_stage", _layers_per_virtual_stage),
         ("pipeline_parallel_first_stage_less_layers",
          lambda s: int(_counted_ends(s) == 2) if s.plan.pipeline > 1 else None),
         ("pipeline_parallel_last_stage_less_layers",
@@ -139,7 +139,7 @@ _JOB: Mapping[str, Table] = {
 }  # fmt: skip
 
 
-def launch_job(setting: LaunchSetting) -> LaunchScript:
+def write_torchtitan_launch(setting: LaunchSetting) -> LaunchScript:
     """Return a `torchrun` command for `torchtitan.train`, with its `job.toml`."""
     lines, notes = [], []
     if setting.model.name not in _FLAVORS:

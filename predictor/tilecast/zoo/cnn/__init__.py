@@ -41,7 +41,7 @@ from tilecast.zoo.cnn import (
 from tilecast.zoo.cnn.builder import Architecture, NetworkBuilder
 from tilecast.zoo.cnn.images import Classifier, Images
 from tilecast.zoo.numerics import Numerics
-from tilecast.zoo.parts import build_one_block_graph, uniform_block
+from tilecast.zoo.parts import build_one_block_graph, build_uniform_block
 
 ARCHITECTURES: Mapping[str, Architecture[Any]] = {
     "resnet": Architecture(resnet.ResNet, resnet.build_resnet),
@@ -97,12 +97,12 @@ def build(workload: Workload, shards: Shards) -> Graph:
 
     A face recogniser has a second block, the classifier of its identities.
     """
-    dims = workload.model.own(Images)
+    dims = workload.model.get_dimensions(Images)
     depth, width = dims.image_depth, dims.width_pixels
     numerics, batch = Numerics.from_workload(workload), shards.micro_batch.astype(float)
     net = NetworkBuilder(numerics, batch, dims.image_channels, (depth, dims.image, width), flat=depth == 1)
     ARCHITECTURES[workload.model.family].build(net, dims)
-    block = uniform_block(
+    block = build_uniform_block(
         "network",
         len(shards),
         net.ops,

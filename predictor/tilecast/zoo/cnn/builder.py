@@ -117,7 +117,7 @@ class NetworkBuilder:
         """Bytes that the backward pass needs at its peak in addition to all kept activations, (S,)."""
         return np.maximum(self.peak - self.activation_bytes, 0.0)
 
-    def return_to(self, shape: Shape) -> None:
+    def continue_from(self, shape: Shape) -> None:
         """Continue from an earlier tensor of this shape, which another branch has read and keeps."""
         self.shape, self.is_kept = shape, True
 

@@ -175,10 +175,10 @@ def _add_module(net: NetworkBuilder, branches: Sequence[Branch], *, pooled: int 
     channels = 0
     for index, branch in enumerate(branches):
         if index:
-            net.return_to(entry)
+            net.continue_from(entry)
         _add_branch(net, branch)
         channels += net.channels
-    net.return_to(entry)
+    net.continue_from(entry)
     if pooled:
         net.pool(3, 1, average=average)
         net.conv_norm_act(pooled, 1)
@@ -204,11 +204,11 @@ def _add_module_e(net: NetworkBuilder) -> None:
         net.sum_branch_gradients(2)
         for kernel in ((1, 3), (3, 1)):
             if kernel == (3, 1):
-                net.return_to(split)
+                net.continue_from(split)
             net.conv_norm_act(384, kernel)
-    net.return_to(entry)
+    net.continue_from(entry)
     net.conv_norm_act(320, 1)
-    net.return_to(entry)
+    net.continue_from(entry)
     net.pool(3, 1, average=True)
     net.conv_norm_act(192, 1)
     net.concatenate(320 + 4 * 384 + 192)

@@ -81,7 +81,7 @@ def build_csp_detector(net: NetworkBuilder, dims: CspDetector) -> None:
     features[-1] = net.shape
     levels = _add_pyramid(net, dims, features[1:])
     if dims.prototypes:
-        net.return_to(levels[0])
+        net.continue_from(levels[0])
         net.conv_norm_act(_scale_channels(dims, 256), 3, activation="silu")
         net.upsample()
         net.conv_norm_act(_scale_channels(dims, 256), 3, activation="silu")
@@ -112,7 +112,7 @@ def _add_conv(net: NetworkBuilder, dims: CspDetector, out: int, kernel: int, str
     if dims.branched and kernel == 3:
         net.conv_norm_act(out, 3, stride, activation="none")
         leave = net.shape
-        net.return_to(entry)
+        net.continue_from(entry)
         net.conv_norm_act(out, 1, stride, activation="none")
         net.add_branch()
         if leave == entry:
@@ -134,7 +134,7 @@ def _add_stage(net: NetworkBuilder, dims: CspDetector, out: int, blocks: int, *,
         net.conv_norm_act(out, 1, activation="silu")
     else:
         for _ in ("around", "through"):
-            net.return_to(entry)
+            net.continue_from(entry)
             net.conv_norm_act(half, 1, activation="silu")
     net.channels = half
     for _ in range(blocks):
@@ -186,7 +186,7 @@ def _add_pyramid(net: NetworkBuilder, dims: CspDetector, features: list[Shape]) 
     levels = [net.shape]
     for channels, _ in features[1:]:
         before, size = carried.pop()
-        net.return_to(net.shape)
+        net.continue_from(net.shape)
         net.conv_norm_act(net.channels, 3, 2, activation="silu")
         net.size = size
         net.concatenate(net.channels + before)
@@ -224,7 +224,7 @@ def _add_head(net: NetworkBuilder, dims: CspDetector, finest: int) -> None:
         net.conv_norm_act(wide, 1, activation="silu")
         entry = net.shape
     for tower, outputs in ((wide, classes), (narrow, dims.box_values + 3 * dims.keypoints)):
-        net.return_to(entry)
+        net.continue_from(entry)
         for _ in range(dims.towers):
             net.conv_norm_act(tower, 3, activation="silu")
         net.conv(outputs, 1, bias=True)

@@ -164,7 +164,7 @@ def build_retinanet(net: NetworkBuilder, dims: RetinaNet) -> None:
             add_guided_anchors(net)
         if dims.centered and not has_loss:
             net.conv(1, 3, bias=True)
-            net.return_to((PYRAMID, net.size))
+            net.continue_from((PYRAMID, net.size))
         net.conv(outputs, 3, bias=True)
         if has_loss:
             add_focal_loss(net, fused=dims.fused_loss)
@@ -252,9 +252,9 @@ def add_guided_anchors(net: NetworkBuilder) -> None:
     """Add guided anchoring: predictions of anchor positions and shapes, and a deformable convolution."""
     entry = net.shape
     for outputs in (1, 2):
-        net.return_to(entry)
+        net.continue_from(entry)
         net.conv(outputs, 1, bias=True)
-    net.return_to(entry)
+    net.continue_from(entry)
     resnet.add_deformable_sampling(net, 1)
     net.conv(PYRAMID, 3)
     net.activate()

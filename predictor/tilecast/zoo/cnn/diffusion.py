@@ -124,7 +124,7 @@ def _add_residual_block(net: NetworkBuilder, out: int, noise: int) -> None:
             net.add_branch()
     if net.shape != entry:
         leave = net.shape
-        net.return_to(entry)
+        net.continue_from(entry)
         net.conv(out, 1, bias=True)
         net.shape = leave
     net.add_branch()

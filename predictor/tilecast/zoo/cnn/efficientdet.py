@@ -73,7 +73,7 @@ def _add_pyramid(net: NetworkBuilder, levels: list[Shape], channels: int, *, fir
     for level in levels:
         if first and level[0] != channels:
             for _ in range(1 if level is levels[0] else 2):
-                net.return_to(level)
+                net.continue_from(level)
                 net.conv(channels, 1, bias=True)
                 net.channel_norm()
     sizes = [size for _, size in levels]
@@ -93,7 +93,7 @@ def _add_pyramid_node(net: NetworkBuilder, *, inputs: int, resized: str) -> None
     """
     if resized == "pool":
         channels, (depth, height, width) = net.shape
-        net.return_to((channels, (depth, 2 * height, 2 * width)))
+        net.continue_from((channels, (depth, 2 * height, 2 * width)))
         net.pool(3, 2)
     else:
         net.resize(0.25)

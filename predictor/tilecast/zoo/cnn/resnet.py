@@ -19,7 +19,7 @@ from tilecast.zoo import layers
 from tilecast.zoo.cnn.builder import NetworkBuilder
 from tilecast.zoo.cnn.images import Images
 from tilecast.zoo.numerics import Numerics
-from tilecast.zoo.parts import uniform_block
+from tilecast.zoo.parts import build_uniform_block
 
 _WINDOW = 9
 """Pixels under a convolution of 3x3."""
@@ -150,7 +150,7 @@ def add_block(
         _add_context(net, dims.context)
     leave = net.shape
     if leave != entry:
-        net.return_to(entry)
+        net.continue_from(entry)
         net.conv_norm_act(leave[0], 1, stride, activation="none")
     net.add_branch()
     net.activate()
@@ -164,7 +164,7 @@ def add_deformable_sampling(net: NetworkBuilder, stride: int) -> None:
     (mmdet/ops/dcn/src/deform_conv_cuda.cpp).
     """
     entry = net.shape
-    net.return_to(entry)
+    net.continue_from(entry)
     net.conv(2 * _WINDOW, 3, stride, bias=True)
     samples = net.batch * (entry[0] * _WINDOW * net.size[1] * net.size[2])
     net.shape = entry
@@ -178,7 +178,7 @@ def _add_context(net: NetworkBuilder, reduction: int) -> None:
     """Add a global context block: a weighted mean over all pixels, two dense layers and a sum per channel."""
     shape = net.shape
     inner = shape[0] // reduction
-    net.return_to(shape)
+    net.continue_from(shape)
     net.conv(1, 1, bias=True)
     net.pointwise("softmax", absorbed=False)
     net.shape = shape
@@ -215,7 +215,7 @@ def _add_face_block(net: NetworkBuilder, width: int, stride: int) -> None:
     net.parameters += width
     net.conv_norm_act(width, 3, stride, activation="none")
     if net.shape != entry:
-        net.return_to(entry)
+        net.continue_from(entry)
         net.conv_norm_act(width, 1, stride, activation="none")
     net.add_branch()
 
@@ -229,7 +229,7 @@ def build_identity_classifier(workload: Workload, shards: Shards) -> Block:
     Expert parallelism shards the identities. Each rank receives the embeddings of all samples and computes the logits
     of the identities in its shard. The softmax exchanges a maximum and a sum per sample.
     """
-    dims, numerics = workload.model.own(FaceResNet), Numerics.from_workload(workload)
+    dims, numerics = workload.model.get_dimensions(FaceResNet), Numerics.from_workload(workload)
     ranks = shards.expert.astype(float)
     rows = shards.micro_batch * ranks
     held = dims.identities / ranks
@@ -251,7 +251,7 @@ def build_identity_classifier(workload: Workload, shards: Shards) -> Block:
     activation_bytes, scratch = layers.logit_bytes(numerics)
     activations = rows * seen * (activation_bytes + numerics.element)
     weights = held * _EMBEDDING
-    return uniform_block(
+    return build_uniform_block(
         "classifier", len(shards), ops, weights, activations, collectives=tuple(collectives), expert_parameters=weights,
         working_bytes=scratch * rows * seen + 2 * numerics.element * seen * _EMBEDDING,
     )  # fmt: skip

@@ -51,7 +51,7 @@ def build_segformer(net: NetworkBuilder, dims: Segformer) -> None:
         reached.append(net.shape)
     width, finest = dims.decoder, reached[0][1]
     for channels, size in reached:
-        net.return_to((channels, size))
+        net.continue_from((channels, size))
         net.conv(width, 1, bias=True)
         net.size = finest
         net.resize(float(size[1] * size[2]) / (finest[1] * finest[2]))
@@ -72,7 +72,7 @@ def _add_layer(net: NetworkBuilder, heads: int, reduction: int, ratio: int) -> N
     _add_layer_norm(net)
     attention.add_dense(net, pixels, width, width)
     if reduction > 1:
-        net.return_to((width, size))
+        net.continue_from((width, size))
         net.conv(width, reduction, reduction, bias=True)
         _add_layer_norm(net)
     keys = float(net.size[1] * net.size[2])

@@ -90,7 +90,7 @@ def _build_segmenter(
     head(net, dims, features)
     _classify_pixels(net, dims, image)
     if dims.auxiliary and net.numerics.training:
-        net.return_to(features[-2])
+        net.continue_from(features[-2])
         net.sum_branch_gradients(2)
         net.conv_norm_act(max(dims.head_width // 2, 16), 3)
         _classify_pixels(net, dims, image)
@@ -168,7 +168,7 @@ def _add_hrnet(net: NetworkBuilder, dims: Segmenter) -> list[Shape]:
         for place, shape in enumerate(branches):
             width = dims.branch_width * 2**place
             if shape[0] != width:
-                net.return_to(shape)
+                net.continue_from(shape)
                 net.conv_norm_act(width, 3, 2 if place == count - 1 else 1)
                 branches[place] = net.shape
         for _ in range(modules):
@@ -189,7 +189,7 @@ def _exchange_branches(net: NetworkBuilder, branches: Sequence[Shape]) -> None:
         for source, shape in enumerate(branches):
             if source == target:
                 continue
-            net.return_to(shape)
+            net.continue_from(shape)
             for step in range(source, target):
                 last = step == target - 1
                 net.conv_norm_act(goal[0] if last else shape[0], 3, 2, activation="none" if last else "relu")
@@ -221,7 +221,7 @@ def _add_pooled_pyramid(net: NetworkBuilder, dims: Segmenter) -> None:
     """Add pyramid pooling: features are pooled to four sizes, projected, resized and concatenated with the input."""
     entry, width = net.shape, dims.head_width
     for side in _PYRAMID_SIDES:
-        net.return_to(entry)
+        net.continue_from(entry)
         net.pointwise("pool", writes=0.0, absorbed=False, backward=(0.0, 1.0))
         net.size = 1, side, side
         net.conv_norm_act(width, 1)
@@ -243,10 +243,10 @@ def _add_spatial_pyramid(net: NetworkBuilder, dims: Segmenter, *, separable: boo
     net.pointwise("mean", writes=0.0, absorbed=False, backward=(0.0, 1.0))
     net.size = 1, 1, 1
     net.conv_norm_act(width, 1)
-    net.return_to(entry)
+    net.continue_from(entry)
     net.conv_norm_act(width, 1)
     for _ in range(_DILATIONS):
-        net.return_to(entry)
+        net.continue_from(entry)
         if separable:
             net.conv_norm_act(entry[0], 3, groups=entry[0], dilated=True)
         net.conv_norm_act(width, 1 if separable else 3, dilated=not separable)
@@ -263,7 +263,7 @@ def _add_deeplab_v3_plus(net: NetworkBuilder, dims: Segmenter, features: list[Sh
     """Add the DeepLab v3+ head: a separable ASPP, and a decoder that also reads the first stage's features."""
     _add_spatial_pyramid(net, dims, separable=True)
     width, coarse, fine = dims.head_width, net.size, features[0]
-    net.return_to(fine)
+    net.continue_from(fine)
     narrow = 48 if width > 128 else 12
     net.conv_norm_act(narrow, 1)
     net.channels = width
@@ -279,11 +279,11 @@ def _add_upernet(net: NetworkBuilder, dims: Segmenter, features: list[Shape]) ->
     width = dims.head_width
     _add_pooled_pyramid(net, dims)
     for shape in features[-2::-1]:
-        net.return_to(shape)
+        net.continue_from(shape)
         net.conv_norm_act(width, 1)
         net.resize(0.25)
         net.add_branch()
-        net.return_to(net.shape)
+        net.continue_from(net.shape)
         net.conv_norm_act(width, 3)
     for _ in features[1:]:
         net.resize(0.25)
@@ -302,13 +302,13 @@ def _add_ocrnet(net: NetworkBuilder, dims: Segmenter, features: list[Shape]) -> 
     net.conv_norm_act(entry[0] if dims.branch_width else width // 2, 1 if dims.branch_width else 3)
     if dims.branch_width:
         _classify_pixels(net, dims, (net.channels, (1, 4 * image[1], 4 * image[2])))
-    net.return_to(entry)
+    net.continue_from(entry)
     net.conv_norm_act(width, 3)
     pixels = float(image[1] * image[2])
     for rows, depth in ((float(dims.classes), pixels), (pixels, float(dims.classes))):
         net.batched_matmul(rows, float(width), depth)
     for _ in range(2):
-        net.return_to(net.shape)
+        net.continue_from(net.shape)
         net.conv_norm_act(width // 2, 1)
         net.channels = width
     net.concatenate(2 * width)
@@ -344,7 +344,7 @@ def _add_attention(kind: _Attention, net: NetworkBuilder, dims: Segmenter, featu
         net.conv_norm_act(width, 3)
     shape, image = net.shape, (net.channels, tuple(side * dims.output_stride for side in net.size[1:]))
     for _ in range(kind.losses - 1):
-        net.return_to(entry)
+        net.continue_from(entry)
         net.conv_norm_act(width, 3)
         net.conv_norm_act(width, 3)
         _classify_pixels(net, dims, (image[0], (1, image[1][0], image[1][1])))

@@ -96,7 +96,7 @@ def build_jasper(net: NetworkBuilder, dims: Jasper) -> None:
                 net.dropout()
             leave = net.shape
             for shape in before:
-                net.return_to(shape)
+                net.continue_from(shape)
                 net.conv_norm_act(channels, 1, activation="none")
                 net.add_branch()
             net.shape = leave
@@ -114,7 +114,7 @@ def build_quartznet(net: NetworkBuilder, dims: Jasper) -> None:
             entry = net.shape
             for _ in range(5):
                 _add_separable_conv(net, channels, kernel)
-            net.return_to(entry)
+            net.continue_from(entry)
             net.conv_norm_act(channels, 1, activation="none")
             net.add_branch()
             net.activate()

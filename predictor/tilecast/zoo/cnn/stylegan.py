@@ -92,7 +92,7 @@ def _add_generator(net: NetworkBuilder, dims: StyleGan, sides: list[int]) -> Non
             for layer in range(1 if side == 4 else 2):
                 _add_modulated_conv(net, _count_channels(dims, side), doubles_side=side > 4 and layer == 0)
             entry = net.shape
-            net.return_to(entry)
+            net.continue_from(entry)
             _add_style(net)
             net.is_kept = True
             net.conv(3, 1, bias=True)
@@ -143,7 +143,7 @@ def _add_discriminator(net: NetworkBuilder, dims: StyleGan, sides: list[int]) ->
             entry, out = net.shape, _count_channels(dims, side // 2)
             _add_filter(net)
             net.conv(out, 1, 2)
-            net.return_to(entry)
+            net.continue_from(entry)
             _add_activated_conv(net, entry[0], 3)
             _add_filter(net)
             _add_activated_conv(net, out, 3, 2)

@@ -117,7 +117,7 @@ def _add_mask_head(net: NetworkBuilder, dims: RegionCnn, levels: list[Shape]) ->
     net.conv(dims.classes, 1, bias=True)
     net.cross_entropy(2)
     if dims.scored_masks:
-        net.return_to(features)
+        net.continue_from(features)
         for stride in (1, 1, 1, 2):
             net.conv(PYRAMID, 3, stride, bias=True)
             net.activate()
@@ -231,7 +231,7 @@ def _add_region_proposals(net: NetworkBuilder, dims: TwoStage, levels: list[Shap
             add_guided_anchors(net)
         entry = net.shape
         net.conv(anchors, 1, bias=True)
-        net.return_to(entry)
+        net.continue_from(entry)
         net.conv(anchors * 4, 1, bias=True)
 
     add_shared_head(net, levels, add_anchors)

@@ -64,7 +64,7 @@ def build_video_resnet(net: NetworkBuilder, dims: VideoResNet) -> None:
             _add_path_stage(net, dims, number, narrow=dims.narrow)
             fast.append(net.shape)
             if number < 4:
-                net.return_to(net.shape)
+                net.continue_from(net.shape)
                 net.conv(_LATERAL * net.channels, (5, 1, 1), (dims.fast, 1, 1))
         lateral = net.channels if dims.fast and number < 4 else 0
         net.shape = slow[-1]
@@ -124,7 +124,7 @@ def _add_block(net: NetworkBuilder, dims: VideoResNet, width: int, stride: int, 
         net.conv_norm_act(out, (over_time, 3, 3), activation="none")
     leave = net.shape
     if leave != entry:
-        net.return_to(entry)
+        net.continue_from(entry)
         shrinks = dims.factored or dims.depthwise
         net.conv_norm_act(leave[0], 1, (stride,) * 3 if shrinks else flat, activation="none")
     net.add_branch()
@@ -147,7 +147,7 @@ def _add_nonlocal(net: NetworkBuilder) -> None:
     shape, inner = net.shape, net.channels // 2
     pixels = float(shape[1][0] * shape[1][1] * shape[1][2])
     for _ in range(3):
-        net.return_to(shape)
+        net.continue_from(shape)
         net.conv(inner, 1, bias=True)
     for rows, cols, depth in ((pixels, pixels / 4, float(inner)), (pixels, float(inner), pixels / 4)):
         net.batched_matmul(rows, cols, depth)

@@ -45,7 +45,7 @@ def build_hifigan(net: NetworkBuilder, dims: HifiGan) -> None:
         _add_transposed_conv(net, net.channels // 2, kernel, stride)
         entry = net.shape
         for width in _KERNELS:
-            net.return_to(entry)
+            net.continue_from(entry)
             for _ in range(3):
                 for _ in range(2):
                     net.activate("leaky-relu")

@@ -92,7 +92,7 @@ def _read_timm(config: Mapping[str, Any], field: str) -> Model:
     """
     name = str(config["architecture"])
     if zoo.is_preset(name):
-        return zoo.preset(name)
+        return zoo.find_preset(name)
     problem = f"no preset is called {name[:60]!r}"
     raise SpecError(f"{field}.architecture", problem, "trace it: `tilecast trace timm/NAME -o graph.json`")
 
@@ -272,7 +272,7 @@ def _read_dimensions(kind: str, config: Mapping[str, Any], path: str) -> Model:
     try:
         sizes = heads.read_head(config, table).items()
         head = {name: size for name, size in sizes if find_dimension_type(table["family"], name)}
-        return zoo.model_from({"name": kind, **described, **head})
+        return zoo.build_model({"name": kind, **described, **head})
     except SpecError as error:
         dimension = error.field.removeprefix("model.")
         names = {"kvHeads": "kv_heads", "headDim": "head_dim"}
@@ -320,7 +320,7 @@ def _similar_presets(config: Mapping[str, Any]) -> list[str]:
     """
     stated = str(config.get("_name_or_path", "")).rstrip("/")
     if stated and zoo.is_preset(stated):
-        return [zoo.preset(stated).name]
+        return [zoo.find_preset(stated).name]
     stating = (config, config.get("text_config"))
     numbers = {value for part in stating if isinstance(part, Mapping) for value in part.values() if type(value) is int}
     known = (one for one in zoo.presets().values() if one.vocab)

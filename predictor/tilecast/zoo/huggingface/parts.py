@@ -132,7 +132,7 @@ def join_encoder_decoder(model: Model, config: Mapping[str, Any], path: str) -> 
         problem = f"{tower.name} hands on neither patches of an image nor frames of a sound"
         raise SpecError(f"{path}.encoder", problem, "trace the pair with `tilecast trace`")
     width = dims.width if isinstance(dims, Wav2vec2) else tower.hidden * (_MERGED if tower.family == "swin" else 1)
-    stated_layers = model.own(Transformer).decoder_layers
+    stated_layers = model.get_dimensions(Transformer).decoder_layers
     decoding = model.layers if stated_layers is None else stated_layers
     read = {"decoder_layers": decoding, "encoder_length": count_tokens(tower)}
     stated = config.get("decoder", {}).get("cross_attention_hidden_size")

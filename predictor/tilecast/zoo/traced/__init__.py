@@ -18,14 +18,14 @@ from functools import lru_cache
 import numpy as np
 
 from tilecast import fuse
-from tilecast.graph import Block, Graph, KernelTable, Op, Shards, Stages, require_few_operators
+from tilecast.graph import Block, Graph, KernelTable, LargestStage, Op, Shards, require_few_operators
 from tilecast.model import Model
 from tilecast.spec import Floats, Workload
 from tilecast.trace import Trace
 from tilecast.zoo import layers
 from tilecast.zoo.numerics import Numerics
-from tilecast.zoo.traced.flow import Flow, Unit, trace_flow
-from tilecast.zoo.traced.operators import OPERATORS, Emission, Operand
+from tilecast.zoo.traced.flow import DataFlow, OperatorGroup, trace_flow
+from tilecast.zoo.traced.operators import OPERATORS, Operand, TraceScaling
 
 FAMILY = "traced"
 MOST_STAGES = 64
@@ -65,7 +65,7 @@ def build(workload: Workload, shards: Shards) -> Graph:
     ops = tuple(
         replace(op, count=op.count * times / count)
         for unit, times in flow.units.items()
-        for op in _emit_unit(unit, Emission(numerics, ratio))
+        for op in _emit_unit(unit, TraceScaling(numerics, ratio))
     )
     activations = flow.activations
     e = numerics.element
@@ -84,7 +84,7 @@ def build(workload: Workload, shards: Shards) -> Graph:
     )
     last: tuple[Block, ...] = ()
     if flow.output is not None and workload.training:
-        last = (_build_loss(flow.output, Emission(numerics, ratio)),)
+        last = (_build_loss(flow.output, TraceScaling(numerics, ratio)),)
     inputs = sum(float(np.prod(trace.shapes[name])) for name in trace.inputs) / trace.batch
     return Graph(
         first=(),
@@ -97,7 +97,7 @@ def build(workload: Workload, shards: Shards) -> Graph:
     )
 
 
-def _build_loss(output: Operand, emission: Emission) -> Block:
+def _build_loss(output: Operand, emission: TraceScaling) -> Block:
     """Return the block of a cross-entropy over the last dimension of an output."""
     numerics, count, cols = emission.numerics, emission.count_elements(output), float(output.shape[-1])
     ops = layers.cross_entropy("loss", numerics, count / cols, np.full(1, cols))
@@ -106,7 +106,7 @@ def _build_loss(output: Operand, emission: Emission) -> Block:
     return Block("loss", 1, tuple(ops), np.zeros(1), kept, working_bytes=working * count)
 
 
-def _emit_unit(unit: Unit, emission: Emission) -> list[Op]:
+def _emit_unit(unit: OperatorGroup, emission: TraceScaling) -> list[Op]:
     """Return the kernels of a unit.
 
     Fusion replaces the element-wise operators of a chain with one kernel. In the forward pass it reads the tensors from
@@ -131,7 +131,7 @@ def _emit_unit(unit: Unit, emission: Emission) -> list[Op]:
 
 
 @lru_cache(maxsize=64)
-def _compute_stage_fractions(trace: Trace) -> Stages:
+def _compute_stage_fractions(trace: Trace) -> LargestStage:
     """Return the largest fractions of a model's cost, parameters and kept elements in any stage, for 1, 2, … stages.
 
     The stages are cut so that the costliest stage is as cheap as possible.
@@ -139,19 +139,19 @@ def _compute_stage_fractions(trace: Trace) -> Stages:
     flow = trace_flow(trace)
     workload = Workload(build_model("", trace), trace.sequence, trace.batch)
     numerics, names = Numerics.from_workload(workload), fuse.passes(workload)
-    costs: dict[Unit, float] = {}
+    costs: dict[OperatorGroup, float] = {}
     for unit in flow.units:
-        ops = [op for op in _emit_unit(unit, Emission(numerics, np.ones(1))) if fuse.is_kept(op, names)]
+        ops = [op for op in _emit_unit(unit, TraceScaling(numerics, np.ones(1))) if fuse.is_kept(op, names)]
         table = KernelTable.concatenate([op.table for op in ops]) if ops else None
         work = table.flops() + BALANCE * table.bytes() if table else np.zeros(0)
         costs[unit] = float(work @ np.array([op.count for op in ops])) if ops else 0.0
     columns = _compute_segment_fractions(flow, costs)
     stages = [_cut_stages(columns[0], number) for number in range(1, min(MOST_STAGES, len(flow.segments)) + 1)]
     shares = np.array([[float(np.add.reduceat(column, starts).max()) for starts in stages] for column in columns])
-    return Stages(*shares)
+    return LargestStage(*shares)
 
 
-def _compute_segment_fractions(flow: Flow, costs: Mapping[Unit, float]) -> Floats:
+def _compute_segment_fractions(flow: DataFlow, costs: Mapping[OperatorGroup, float]) -> Floats:
     """Return the cost, parameters and kept elements of the segments as fractions of their totals, (3, segments)."""
     rows = [
         (sum(costs[unit] * times for unit, times in segment.units.items()), segment.parameters, segment.activations)

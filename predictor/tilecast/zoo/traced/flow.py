@@ -19,7 +19,7 @@ from tilecast.zoo.traced.operators import OPERATORS, CalledOperator, Operand
 
 
 @dataclass(frozen=True, slots=True)
-class Unit:
+class OperatorGroup:
     """Operators with a common cost: a single operator, or a chain of element-wise operators that a norm may lead.
 
     Each operator of a chain is the only reader of the previous output. `outside` are the full-size tensors that the
@@ -55,17 +55,17 @@ class Segment:
     into the next segment.
     """
 
-    units: Mapping[Unit, int]
+    units: Mapping[OperatorGroup, int]
     parameters: float
     activations: float
     boundary: float
 
 
 @dataclass(frozen=True, slots=True)
-class Flow:
+class DataFlow:
     """Units of a trace, each with its number of occurrences, and its parameters, activations and segments."""
 
-    units: Mapping[Unit, int]
+    units: Mapping[OperatorGroup, int]
     parameters: float
     activations: Activations
     segments: tuple[Segment, ...]
@@ -78,7 +78,7 @@ Kept: TypeAlias = tuple[str, str]
 
 
 @lru_cache(maxsize=64)
-def trace_flow(trace: Trace) -> Flow:
+def trace_flow(trace: Trace) -> DataFlow:
     """Return the units, activations and segments of a trace."""
     return _DataFlowReader(trace).read()
 
@@ -97,19 +97,19 @@ class _DataFlowReader:
         self.uses = Counter(name for operator in trace.operators for name in operator.inputs)
         self.uses.update(trace.outputs)
 
-    def read(self) -> Flow:
+    def read(self) -> DataFlow:
         trace = self.trace
         for operator in trace.operators:
             self._note_operator(operator)
         groups = self._group_operators()
         kept = [self._list_kept(group) for group in groups]
         segments = self._split_segments(groups, kept)
-        counted: Counter[Unit] = Counter()
+        counted: Counter[OperatorGroup] = Counter()
         for segment in segments:
             counted.update(segment.units)
         output = trace.outputs[0] if trace.outputs else ""
         is_answer = len(trace.shapes.get(output, ())) >= 2
-        return Flow(
+        return DataFlow(
             units=counted,
             parameters=sum(segment.parameters for segment in segments),
             activations=self._measure_kept(dict.fromkeys(item for items in kept for item in items)),
@@ -194,13 +194,15 @@ class _DataFlowReader:
         made = last.outputs[0]
         return len(last.outputs) == len(operator.outputs) == 1 and made in operator.inputs and self.uses[made] == 1
 
-    def _build_unit(self, group: list[TraceOperator]) -> Unit:
+    def _build_unit(self, group: list[TraceOperator]) -> OperatorGroup:
         inner = {operator.outputs[0] for operator in group[:-1]}
         chain = group[OPERATORS[group[0].kind].leads :]
         names = dict.fromkeys(name for operator in chain for name in operator.inputs if name and name not in inner)
         size = prod(self.trace.shapes[group[-1].outputs[0]])
         outside = tuple(self._describe_tensor(name) for name in names if prod(self.trace.shapes[name]) == size)
-        return Unit(tuple(self._describe_call(operator) for operator in group), outside if len(group) > 1 else ())
+        return OperatorGroup(
+            tuple(self._describe_call(operator) for operator in group), outside if len(group) > 1 else ()
+        )
 
     def _describe_call(self, operator: TraceOperator) -> CalledOperator:
         inputs = tuple(self._describe_tensor(name) for name in operator.inputs if name)
@@ -209,14 +211,14 @@ class _DataFlowReader:
         attributes = () if operator.kind == "transpose" else tuple(sorted(operator.attributes.items()))
         return CalledOperator(operator.kind, attributes, inputs, output)
 
-    def _sum_gradients(self, operator: TraceOperator) -> list[Unit]:
+    def _sum_gradients(self, operator: TraceOperator) -> list[OperatorGroup]:
         """Return the units that sum gradients: one unit for each read of an operator's output after its first read."""
         units = []
         for name in operator.outputs:
             again = self.uses[name] - 1
             if name in self.trained and name in self.batched and again > 0 and operator.kind != "constant":
                 operand = self._describe_tensor(name)
-                units += [Unit((CalledOperator("fork", (), (operand,), operand),), ())] * again
+                units += [OperatorGroup((CalledOperator("fork", (), (operand,), operand),), ())] * again
         return units
 
     def _list_kept(self, group: list[TraceOperator]) -> list[Kept]:

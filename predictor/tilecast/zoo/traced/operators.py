@@ -61,7 +61,7 @@ class CalledOperator:
 
 
 @dataclass(frozen=True, slots=True)
-class Emission:
+class TraceScaling:
     """Numerics of a job, and the ratio of its micro-batch to the traced batch as a column over shards, (S,)."""
 
     numerics: Numerics
@@ -92,12 +92,12 @@ class Emission:
         return layers.elementwise(name, self.numerics, self.count_elements(operand), reads, writes, **options)
 
 
-Emit: TypeAlias = Callable[[CalledOperator, Emission], list[Op]]
+Emit: TypeAlias = Callable[[CalledOperator, TraceScaling], list[Op]]
 """Function that returns the kernels of an operator."""
 
 
 @dataclass(frozen=True, slots=True)
-class Rule:
+class OperatorRule:
     """Kernels and properties of one kind of operator."""
 
     emit: Emit
@@ -128,7 +128,7 @@ def compute_matmul_sizes(left: Shape, right: Shape, output: Shape, *, transposed
     return {"batch": prod(output) // (rows * columns), "rows": rows, "columns": columns, "depth": depth}
 
 
-def _cast_inputs(call: CalledOperator, emission: Emission) -> list[Op]:
+def _cast_inputs(call: CalledOperator, emission: TraceScaling) -> list[Op]:
     """Return the casts of the FP32 tensors that a product reads under mixed precision.
 
     Forward a tensor is copied to 16 bits, backward its gradient is copied to FP32. Casts of weights run inside the
@@ -145,7 +145,7 @@ def _cast_inputs(call: CalledOperator, emission: Emission) -> list[Op]:
     return ops
 
 
-def _emit_matmul(call: CalledOperator, emission: Emission) -> list[Op]:
+def _emit_matmul(call: CalledOperator, emission: TraceScaling) -> list[Op]:
     (left, right), ratio = call.inputs[:2], emission.ratio
     names = ("batch", "rows", "columns", "depth")
     batch, rows, columns, depth = (call.attribute(name) * np.ones_like(ratio) for name in names)
@@ -168,7 +168,7 @@ def _emit_matmul(call: CalledOperator, emission: Emission) -> list[Op]:
     return ops + layers.products(call.kind, emission.numerics, batch, *shapes, selective=False)
 
 
-def _copy_transposed(call: CalledOperator, emission: Emission, operands: int = 2) -> list[Op]:
+def _copy_transposed(call: CalledOperator, emission: TraceScaling, operands: int = 2) -> list[Op]:
     """Return the copies of the first `operands` that are batches of matrices transposed in memory."""
     ops: list[Op] = []
     for operand in call.inputs[:operands]:
@@ -177,7 +177,7 @@ def _copy_transposed(call: CalledOperator, emission: Emission, operands: int = 2
     return ops
 
 
-def _build_copy(name: str, operand: Operand, emission: Emission) -> list[Op]:
+def _build_copy(name: str, operand: Operand, emission: TraceScaling) -> list[Op]:
     """Return the copy of a tensor in the forward pass, and of its gradient, if it has one, in the backward pass."""
     numerics, count = emission.find_numerics_of_operand(operand), emission.count_elements(operand)
     if operand.trained:
@@ -185,7 +185,7 @@ def _build_copy(name: str, operand: Operand, emission: Emission) -> list[Op]:
     return layers.elementwise(name, numerics, count, 1.0, 1.0)
 
 
-def _emit_convolution(call: CalledOperator, emission: Emission) -> list[Op]:
+def _emit_convolution(call: CalledOperator, emission: TraceScaling) -> list[Op]:
     image, weight = call.inputs[:2]
     flat = (1,) * (5 - len(image.shape))
     inputs = (image.shape[1], *flat, *image.shape[2:])
@@ -205,7 +205,7 @@ def _emit_convolution(call: CalledOperator, emission: Emission) -> list[Op]:
     return ops
 
 
-def _emit_attention(call: CalledOperator, emission: Emission) -> list[Op]:
+def _emit_attention(call: CalledOperator, emission: TraceScaling) -> list[Op]:
     """Return the kernels of attention, whose sizes are in its attributes.
 
     The inputs are query, key, value and, optionally, tensors that are added to the scores. An added tensor that is
@@ -231,7 +231,7 @@ def _emit_attention(call: CalledOperator, emission: Emission) -> list[Op]:
     return ops if numerics.flash else _copy_transposed(call, emission, 3) + ops
 
 
-def _emit_rowwise(call: CalledOperator, emission: Emission) -> list[Op]:
+def _emit_rowwise(call: CalledOperator, emission: TraceScaling) -> list[Op]:
     """Return the kernels of a softmax or of a norm over rows."""
     cols = call.attribute("cols")
     rows = emission.count_elements(call.output) / cols
@@ -243,7 +243,7 @@ def _emit_rowwise(call: CalledOperator, emission: Emission) -> list[Op]:
     return _cast_to_fp32(call, emission) + layers.norm(call.kind, numerics, rows, cols, rms=call.kind == "rmsnorm")
 
 
-def _cast_to_fp32(call: CalledOperator, emission: Emission) -> list[Op]:
+def _cast_to_fp32(call: CalledOperator, emission: TraceScaling) -> list[Op]:
     """Return the cast of a norm's 16-bit input to FP32 under mixed precision, and the cast of its gradient."""
     source = call.inputs[0]
     if source.wide or not emission.numerics.promotes:
@@ -254,7 +254,7 @@ def _cast_to_fp32(call: CalledOperator, emission: Emission) -> list[Op]:
     return ops
 
 
-def _emit_channel_norm(call: CalledOperator, emission: Emission) -> list[Op]:
+def _emit_channel_norm(call: CalledOperator, emission: TraceScaling) -> list[Op]:
     """Return the kernels of a channel norm.
 
     Batch and instance norm have weights in FP32 and read images in their own type. Group norm runs in FP32.
@@ -264,25 +264,25 @@ def _emit_channel_norm(call: CalledOperator, emission: Emission) -> list[Op]:
     return casts + layers.channel_norm(call.kind, emission.find_numerics_of_operand(call.output), count)
 
 
-def _emit_embedding(call: CalledOperator, emission: Emission) -> list[Op]:
+def _emit_embedding(call: CalledOperator, emission: TraceScaling) -> list[Op]:
     cols = float(call.output.shape[-1])
     return layers.embedding(call.kind, emission.numerics, emission.count_elements(call.output) / cols, cols)
 
 
-def _emit_loss(call: CalledOperator, emission: Emission) -> list[Op]:
+def _emit_loss(call: CalledOperator, emission: TraceScaling) -> list[Op]:
     cols = call.attribute("cols")
     rows = emission.count_elements(call.inputs[0]) / cols
     return layers.cross_entropy(call.kind, emission.numerics, rows, np.full(1, cols))
 
 
-def _emit_pool(call: CalledOperator, emission: Emission) -> list[Op]:
+def _emit_pool(call: CalledOperator, emission: TraceScaling) -> list[Op]:
     numerics = emission.find_numerics_for_output(call.output)
     numerics = numerics.in_fp32 if emission.is_wide(call.output) else numerics
     ratio = prod(call.output.shape) / prod(call.inputs[0].shape)
     return layers.pool(call.kind, numerics, emission.count_elements(call.inputs[0]), ratio)
 
 
-def _emit_reduction(call: CalledOperator, emission: Emission) -> list[Op]:
+def _emit_reduction(call: CalledOperator, emission: TraceScaling) -> list[Op]:
     source = call.inputs[0]
     before, numerics = emission.count_elements(source), emission.find_numerics_of_operand(source)
     if not call.output.trained:
@@ -290,21 +290,21 @@ def _emit_reduction(call: CalledOperator, emission: Emission) -> list[Op]:
     return layers.pointwise(call.kind, numerics, before, writes=0.0, absorbed=False, backward=(0.0, 1.0))
 
 
-def _emit_copy(call: CalledOperator, emission: Emission) -> list[Op]:
+def _emit_copy(call: CalledOperator, emission: TraceScaling) -> list[Op]:
     """Return a kernel that reads as much as it writes, as in concatenation, padding, gathering and interpolation."""
     return _build_copy(call.kind, call.output, emission)
 
 
-def _emit_reshape(call: CalledOperator, emission: Emission) -> list[Op]:
+def _emit_reshape(call: CalledOperator, emission: TraceScaling) -> list[Op]:
     """Return a copy if the input is transposed in memory; otherwise a reshape is a view without a kernel."""
     return _emit_copy(call, emission) if call.inputs[0].strided else []
 
 
-def _emit_nothing(call: CalledOperator, emission: Emission) -> list[Op]:
+def _emit_nothing(call: CalledOperator, emission: TraceScaling) -> list[Op]:
     return []
 
 
-def _emit_slice_gradient(call: CalledOperator, emission: Emission) -> list[Op]:
+def _emit_slice_gradient(call: CalledOperator, emission: TraceScaling) -> list[Op]:
     """Return the gradient of a slice, which is written into a tensor of zeros. The slice itself is a view."""
     if not (emission.numerics.training and call.output.trained):
         return []
@@ -316,7 +316,7 @@ def _emit_slice_gradient(call: CalledOperator, emission: Emission) -> list[Op]:
     return ops
 
 
-def _emit_gradient_sum(call: CalledOperator, emission: Emission) -> list[Op]:
+def _emit_gradient_sum(call: CalledOperator, emission: TraceScaling) -> list[Op]:
     """Return the kernel that adds the two gradients of a tensor that is read twice."""
     if not emission.numerics.training:
         return []
@@ -333,7 +333,7 @@ def _emit_pointwise(reads_backward: float | None, *, mask: bool = False) -> Emit
         mask: whether the operator draws a mask of one byte per element, as dropout does.
     """
 
-    def emit(call: CalledOperator, emission: Emission) -> list[Op]:
+    def emit(call: CalledOperator, emission: TraceScaling) -> list[Op]:
         numerics = emission.numerics
         if mask and not numerics.training:
             return []
@@ -359,40 +359,40 @@ def _emit_pointwise(reads_backward: float | None, *, mask: bool = False) -> Emit
     return emit
 
 
-_FROM_INPUT = Rule(_emit_pointwise(2.0), "input", chained=True)
-_FROM_OUTPUT = Rule(_emit_pointwise(2.0), "output", chained=True)
-_LINEAR = Rule(_emit_pointwise(1.0), chained=True)
-_VIEW = Rule(_emit_nothing, moves=False)
+_FROM_INPUT = OperatorRule(_emit_pointwise(2.0), "input", chained=True)
+_FROM_OUTPUT = OperatorRule(_emit_pointwise(2.0), "output", chained=True)
+_LINEAR = OperatorRule(_emit_pointwise(1.0), chained=True)
+_VIEW = OperatorRule(_emit_nothing, moves=False)
 
-OPERATORS: Mapping[str, Rule] = {
-    "matmul": Rule(_emit_matmul, "inputs", output_precision="16-bit"),
-    "convolution": Rule(_emit_convolution, "input", output_precision="16-bit"),
-    "attention": Rule(_emit_attention, "attention", output_precision="16-bit"),
-    "layernorm": Rule(_emit_rowwise, "input", leads=True, output_precision="FP32"),
-    "rmsnorm": Rule(_emit_rowwise, "input", leads=True, output_precision="FP32"),
-    "softmax": Rule(_emit_rowwise, "output", output_precision="FP32"),
-    "channelnorm": Rule(_emit_channel_norm, "input", leads=True),
-    "embedding": Rule(_emit_embedding),
-    "loss": Rule(_emit_loss, "input", output_precision="FP32"),
-    "pool": Rule(_emit_pool, "output"),
-    "reduction": Rule(_emit_reduction),
-    "copy": Rule(_emit_copy, chained=True),
-    "reshape": Rule(_emit_reshape, moves=False),
+OPERATORS: Mapping[str, OperatorRule] = {
+    "matmul": OperatorRule(_emit_matmul, "inputs", output_precision="16-bit"),
+    "convolution": OperatorRule(_emit_convolution, "input", output_precision="16-bit"),
+    "attention": OperatorRule(_emit_attention, "attention", output_precision="16-bit"),
+    "layernorm": OperatorRule(_emit_rowwise, "input", leads=True, output_precision="FP32"),
+    "rmsnorm": OperatorRule(_emit_rowwise, "input", leads=True, output_precision="FP32"),
+    "softmax": OperatorRule(_emit_rowwise, "output", output_precision="FP32"),
+    "channelnorm": OperatorRule(_emit_channel_norm, "input", leads=True),
+    "embedding": OperatorRule(_emit_embedding),
+    "loss": OperatorRule(_emit_loss, "input", output_precision="FP32"),
+    "pool": OperatorRule(_emit_pool, "output"),
+    "reduction": OperatorRule(_emit_reduction),
+    "copy": OperatorRule(_emit_copy, chained=True),
+    "reshape": OperatorRule(_emit_reshape, moves=False),
     **dict.fromkeys(("transpose", "view"), _VIEW),
-    "part": Rule(_emit_slice_gradient, moves=False),
-    "fork": Rule(_emit_gradient_sum),
-    "add": Rule(_emit_pointwise(None), chained=True),
-    "multiply": Rule(_emit_pointwise(2.0), "inputs", chained=True),
+    "part": OperatorRule(_emit_slice_gradient, moves=False),
+    "fork": OperatorRule(_emit_gradient_sum),
+    "add": OperatorRule(_emit_pointwise(None), chained=True),
+    "multiply": OperatorRule(_emit_pointwise(2.0), "inputs", chained=True),
     **dict.fromkeys(("scale", "select", "cast"), _LINEAR),
-    "dropout": Rule(_emit_pointwise(1.0, mask=True), "mask", chained=True),
+    "dropout": OperatorRule(_emit_pointwise(1.0, mask=True), "mask", chained=True),
     "from-input": _FROM_INPUT,
     "from-output": _FROM_OUTPUT,
     **dict.fromkeys(("erf", "power"), _FROM_INPUT),
     **dict.fromkeys(("tanh", "sigmoid", "root", "reciprocal-root"), _FROM_OUTPUT),
     **dict.fromkeys(("gelu", "silu"), _FROM_INPUT),
     "relu": _FROM_OUTPUT,
-    "compare": Rule(_emit_pointwise(None), gradient=False, chained=True),
-    "constant": Rule(_emit_nothing, gradient=False),
+    "compare": OperatorRule(_emit_pointwise(None), gradient=False, chained=True),
+    "constant": OperatorRule(_emit_nothing, gradient=False),
 }
 """Rule of every kind of operator.
 
