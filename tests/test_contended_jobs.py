@@ -109,7 +109,7 @@ async def test_what_people_and_other_replicas_write_is_put_right_at_once(change:
                 del manager["fieldsV1"]["f:metadata"]["f:annotations"][f"f:{POOL}"]
             if change == "led":
                 ours.leadership.stop_leading()
-                ours.leadership.lead_until(asyncio.get_running_loop().time() + 600.0)
+                ours.leadership.extend_lead(asyncio.get_running_loop().time() + 600.0)
             store.put(PATH, body)
             await until(lambda: store.annotations() == answer, "its own answer")
         assert not store.messages()

@@ -56,7 +56,7 @@ async def test_a_change_that_only_a_follower_saw_is_said_after_it_takes_over() -
     server.has_gate = True
     await check.check_features()
     assert not server.events, "it does not lead"
-    leadership.lead_until(asyncio.get_running_loop().time() + 60)
+    leadership.extend_lead(asyncio.get_running_loop().time() + 60)
     for _ in range(2):
         await check.check_features()
     assert server.events == [(ON, False)], "not as a change: who led before may have said it"
@@ -68,7 +68,7 @@ async def test_a_change_that_only_a_follower_saw_is_said_after_it_takes_over() -
 async def test_what_could_not_be_said_is_said_later() -> None:
     server = KueueServer()
     check, leadership = checked(server)
-    leadership.lead_until(asyncio.get_running_loop().time() + 60)
+    leadership.extend_lead(asyncio.get_running_loop().time() + 60)
     server.is_busy = True
     await check.check_features()
     server.is_busy = False

@@ -129,7 +129,7 @@ async def test_an_api_server_that_is_away_leaves_nobody_leading_and_then_one() -
 
 async def test_a_process_that_was_stopped_finds_its_right_gone() -> None:
     leadership = Leadership(is_alone=False)
-    leadership.lead_until(time.monotonic() + 0.2)
+    leadership.extend_lead(time.monotonic() + 0.2)
 
     async def write() -> str:
         async with leadership.guard_write():
@@ -144,9 +144,9 @@ async def test_a_process_that_was_stopped_finds_its_right_gone() -> None:
 async def test_a_lease_that_lapsed_while_no_timer_ran_is_begun_anew() -> None:
     leadership, changes = Leadership(is_alone=False), list[bool]()
     leadership.add_listener(changes.append)
-    leadership.lead_until(time.monotonic() + 0.05)
+    leadership.extend_lead(time.monotonic() + 0.05)
     time.sleep(0.1)
-    leadership.lead_until(time.monotonic() + 30.0)
+    leadership.extend_lead(time.monotonic() + 30.0)
     assert changes == [True, False, True], "what was refused meanwhile is due again"
 
 
@@ -158,13 +158,13 @@ async def test_a_write_that_outlasts_the_lease_is_broken_off_and_one_that_does_n
             await asyncio.sleep(seconds)
             return "written"
 
-    leadership.lead_until(time.monotonic() + 0.2)
+    leadership.extend_lead(time.monotonic() + 0.2)
     with pytest.raises(TimeoutError):
         await write(30.0)
-    leadership.lead_until(time.monotonic() + 0.2)
+    leadership.extend_lead(time.monotonic() + 0.2)
     slow = asyncio.create_task(write(0.5))
     await asyncio.sleep(0.1)
-    leadership.lead_until(time.monotonic() + 30.0)
+    leadership.extend_lead(time.monotonic() + 30.0)
     assert await slow == "written", "its lease was renewed meanwhile"
 
 

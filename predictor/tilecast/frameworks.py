@@ -345,8 +345,8 @@ def _cells_at(name: str, version: str | None) -> dict[str, Any]:
     return dict(item for part in (TABLES[name], *changes) for item in part.get("cells", {}).items())
 
 
-def _engine_version(name: str, version: str | None) -> str | None:
-    """Return the engine's version under a version of a framework. Return None for the engine's assumed version."""
+def _find_engine_version(name: str, version: str | None) -> str | None:
+    """Return the version of the engine that comes with a framework's version. None is the engine's assumed version."""
     if name_versions(name) == name_versions(TABLES[name].get("engine", name)):
         return version
     return next((change["engine"] for change in _changes_until(name, version)[::-1] if "engine" in change), None)
@@ -362,7 +362,7 @@ def read_framework(name: str, version: str | None = None) -> Framework:
     engine = TABLES[name].get("engine", name)
     cells = _cells_at(UNSET, version if name_versions(name) == name_versions(UNSET) else None)
     if name != UNSET:
-        cells |= _cells_at(engine, _engine_version(name, version))
+        cells |= _cells_at(engine, _find_engine_version(name, version))
         if engine != name:
             cells |= _cells_at(name, version)
     values = {cell: cells[cell][0] for cell in _CELLS}

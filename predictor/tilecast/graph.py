@@ -360,7 +360,10 @@ class CollectiveCall:
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """A part of a model that repeats, such as a layer. All columns are per repetition and per rank, (S,)."""
+    """A part of a model that repeats, such as a layer.
+
+    Columns are over the S distinct shards of a table of plans, (S,). They describe one repetition on one rank.
+    """
 
     name: str
     repeat: int

@@ -158,10 +158,11 @@ def _gpu_number(name: str, unit: str, si: float, is_count: bool = False) -> Pool
     return PoolField(unit, lambda pool: float(getattr(pool.gpu, name)) / si, put, is_count)
 
 
-def _speed_number(name: str, unit: str, si: float, scaled: Sequence[str], is_count: bool = False) -> PoolField:
-    """Return the field of a GPU number that sets the speed of arithmetic, such as clock or SM count.
+def _build_speed_sweep(name: str, unit: str, si: float, scaled: Sequence[str], is_count: bool = False) -> PoolField:
+    """Return the sweep of a GPU number that sets the speed of arithmetic, such as the clock or the number of SMs.
 
-    All peak rates and the rates in `scaled` change in proportion. The sustained power limit stays.
+    A swept value changes all peak rates and the rates named in `scaled` in proportion. It does not change the power
+    limit.
     """
     plain = _gpu_number(name, unit, si, is_count)
 
@@ -226,8 +227,8 @@ FIELDS: Mapping[str, PoolField] = {
     "gpu.memory": _gpu_number("memory_bytes", "GiB", 2.0**30),
     "gpu.bandwidth": _gpu_number("memory_bandwidth_bytes_per_s", "GB/s", 1e9),
     "gpu.l2": _gpu_number("l2_bytes", "MiB", 2.0**20),
-    "gpu.clock": _speed_number("boost_clock_hz", "MHz", 1e6, ("l2_bandwidth_bytes_per_s",)),
-    "gpu.sms": _speed_number("sm_count", "", 1.0, (), is_count=True),
+    "gpu.clock": _build_speed_sweep("boost_clock_hz", "MHz", 1e6, ("l2_bandwidth_bytes_per_s",)),
+    "gpu.sms": _build_speed_sweep("sm_count", "", 1.0, (), is_count=True),
     "link.intraNode.bandwidth": _link_number("intra", "bandwidth_bytes_per_s", "GB/s", 1e9),
     "link.intraNode.latency": _latency_number("intra"),
     "link.interNode.bandwidth": _link_number("inter", "bandwidth_bytes_per_s", "GB/s", 1e9),

@@ -97,7 +97,7 @@ class PartTimes:
         self._steps = 0
 
     def next_step(self, counts: bool) -> None:
-        """End the current step and begin the next one, which may be timed if `counts` is true."""
+        """End the current step and begin the next one. Only if `counts` is true may the next step be timed."""
         if not self._is_used:
             return
         ended, self._now = self._now, None

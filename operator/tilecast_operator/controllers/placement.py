@@ -155,7 +155,10 @@ class Placer:
         return None if gate == "present" else "AdmissionGateOff" if gate == "absent" else "AdmissionGateUnknown"
 
     async def _await_workloads(self, key: Key, job: Job) -> list[Document] | None:
-        """Return the Workloads of a job, or None without Kueue. Wait for up to `ControllerDelays.workload_s`."""
+        """Wait up to `ControllerDelays.workload_s` for the Workloads of a job, and return them.
+
+        Return an empty list if the job has none by then, and None if the cluster has no Kueue.
+        """
         waited_s = 0.0
         while not (workloads := await self._kueue.list_workloads(key.namespace, job.uid)):
             if workloads is None or waited_s >= self._context.timings.workload_s:

@@ -219,7 +219,7 @@ class TrainingJobController:
             self._context.answers.end_wait(key)
         if facts.keeps_forecast:
             return await self._read_running(key, document, facts), seen
-        return await self._read_waiting(key, seen, document, facts)
+        return await self._read_waiting_job(key, seen, document, facts)
 
     async def _read_running(self, key: Key, document: Document, inputs: TrainingJobInputs) -> TrainingJobInputs:
         """Return the input of `decide_training_job` for a running job, whose forecast does not change."""
@@ -229,7 +229,7 @@ class TrainingJobController:
         better = self._destinations.compare_alternatives(key, document, before, current, score, target)
         return replace(inputs, fit=capacity.STARTED, current=current, products=products, better=better)
 
-    async def _read_waiting(
+    async def _read_waiting_job(
         self, key: Key, seen: CachedObject[View], document: Document, inputs: TrainingJobInputs
     ) -> tuple[TrainingJobInputs, CachedObject[View]] | None:
         """Return the input of `decide_training_job` for a job that waits. Return None if its search was interrupted."""

@@ -79,7 +79,7 @@ class Leadership:
             finally:
                 self._limits.discard(limit)
 
-    def lead_until(self, until_s: float) -> None:
+    def extend_lead(self, until_s: float) -> None:
         """Make this replica the leader until `until_s` seconds of the monotonic clock."""
         # Report the end of the previous lease if no timer ran in between, so that refused work is due again
         self._report_end()
@@ -213,7 +213,7 @@ class Election:
         if holder in ("", self.identity) or (known is not None and time.monotonic() >= known.expires_s):
             await self._write_lease(self.identity, self.lease_s)
             if not self._is_released:
-                self.leadership.lead_until(began_s + FENCE * self.lease_s)
+                self.leadership.extend_lead(began_s + FENCE * self.lease_s)
 
     async def _read_lease(self) -> None:
         """Read the Lease. If it is unchanged, keep the time when it was first seen."""

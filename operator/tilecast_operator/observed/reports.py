@@ -274,7 +274,7 @@ class StepWindow:
 
     @property
     def parts(self) -> MeasuredParts:
-        """Parts of the median step, in the proportions of the latest reports."""
+        """Seconds of the parts of the median step: the parts of the latest report, scaled to the median step."""
         return self.latest.parts.scale_by(self.seconds / max(self.latest.seconds, self.latest.parts.sum_s))
 
     def has_newest_report(self, report: StepReport) -> bool:

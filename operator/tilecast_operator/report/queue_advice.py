@@ -60,7 +60,7 @@ def make_positions(
     if plan.report is not None:
         columns = plan.report.solution.columns
         fastest = choose_fastest(columns)
-        for row, place in _number_places(plan.report):
+        for row, place in _assign_queue_numbers(plan.report):
             item = columns.options[plan.report.solution.option[row.job]]
             name = columns.problem.jobs[row.job].name
             if name in start_times_s:
@@ -84,7 +84,7 @@ def make_positions(
     return {name: _keep_times(position, before.get(name), now_s) for name, position in made.items()}
 
 
-def _number_places(report: QueueReport) -> list[tuple[PlannedTimes, int]]:
+def _assign_queue_numbers(report: QueueReport) -> list[tuple[PlannedTimes, int]]:
     """Return the planned times of each job, with its number among the waiting jobs of its pool, from 1."""
     columns, option = report.solution.columns, report.solution.option
     waits = np.zeros(len(columns.pools), dtype=int)

@@ -156,7 +156,7 @@ LEAST_DISTANCE = float(np.log(1.05))
 
 
 def _note_changed_inputs(request: Request, offers: Sequence[Offer]) -> list[str]:
-    """Return a note for each input, global batch or precision, that the recommendation changes."""
+    """Return a note for each input that the recommendation changes. The inputs are global batch and precision."""
     if not offers:
         return []
     own, best = request.workload, offers[0].workload

@@ -59,7 +59,7 @@ def _apply_edit(text: str, index: int, edit: _Edit) -> str:
         return _append_items(text, node, value) if value else text
     if depth == len(path):
         if value is not _GONE and isinstance(node, yaml.ScalarNode) and not isinstance(value, dict | list):
-            return text[: node.start_mark.index] + _dump_flow(value) + text[_content_end(text, node) :]
+            return text[: node.start_mark.index] + _dump_flow_style(value) + text[_content_end(text, node) :]
         parent = _find_node(root, path[:-1])
         return _set_entry(text, root, parent, str(path[-1]), value)
     for part in reversed(path[depth + 1 :]):
@@ -75,7 +75,7 @@ def _set_entry(text: str, root: Any, mapping: Any, key: str, value: Any) -> str:
     if mapping.flow_style or not mapping.value:
         plain = {**_node_value(mapping), key: value}
         remaining = {name: item for name, item in plain.items() if item is not _GONE}
-        return text[: mapping.start_mark.index] + _dump_flow(remaining) + text[mapping.end_mark.index :]
+        return text[: mapping.start_mark.index] + _dump_flow_style(remaining) + text[mapping.end_mark.index :]
     column = mapping.value[0][0].start_mark.column
     block = "" if value is _GONE else _dump_block({key: value}, column, _indents_lists(root) is not False)
     if entry is None:
@@ -90,7 +90,7 @@ def _set_entry(text: str, root: Any, mapping: Any, key: str, value: Any) -> str:
 def _append_items(text: str, sequence: Any, items: Sequence[Any]) -> str:
     if sequence.flow_style:
         value = [*_node_value(sequence), *items]
-        return text[: sequence.start_mark.index] + _dump_flow(value) + text[sequence.end_mark.index :]
+        return text[: sequence.start_mark.index] + _dump_flow_style(value) + text[sequence.end_mark.index :]
     end = _line_end(text, _content_end(text, sequence))
     return text[:end] + "\n" + _dump_block(list(items), sequence.start_mark.column, True) + text[end:]
 
@@ -178,7 +178,7 @@ def _dump_block(value: Any, column: int, is_indented: bool) -> str:
     return "\n".join((" " * column + line).rstrip() for line in lines)
 
 
-def _dump_flow(value: Any) -> str:
+def _dump_flow_style(value: Any) -> str:
     """Return a value as flow-style YAML, with quotes where a flow collection requires them."""
     dumped = str(yaml.safe_dump([value], default_flow_style=True, sort_keys=False, width=4096))
     return dumped.removesuffix("\n").removeprefix("[").removesuffix("]")

@@ -176,7 +176,7 @@ def _memory_kernels(workload: Workload) -> str:
 
 
 def recomputed_fraction(workload: Workload) -> Callable[[Op], float]:
-    """Return a function of a forward operator that returns the fraction which selective recomputation repeats."""
+    """Return a function from a forward operator to the fraction of it that selective recomputation repeats."""
     if frameworks.find_framework(workload).selective == "attention":
         return lambda op: float(op.selective)
     rates = {_ATTENTION: 0.0, _MATRIX: 0.5}

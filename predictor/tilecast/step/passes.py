@@ -95,7 +95,7 @@ class LayerCollectives:
         return self._priced[key]
 
     def _distinct_seconds(self, transfer: CollectiveCall, copies: TokenCopies) -> Floats:
-        """Return the seconds of a collective for the distinct plans."""
+        """Return the seconds of a collective, one number for each plan of those kept in `__init__`, (k,)."""
         pool, seconds = self._pool, np.zeros(len(self._plans))
         if transfer.group not in self._groups:
             self._groups[transfer.group] = self._group(transfer.group)

@@ -229,9 +229,9 @@ def _choose_expert_parallelism(case: RunCase) -> int:
     """Return the usual degree of expert parallelism for a row that does not give it.
 
     It is the largest number that divides both the experts and the data-parallel ranks, up to the GPUs of an NVLink
-    domain or node. With sharded weights (ZeRO stage 3) it is up to all GPUs, because whole experts are not gathered
-    (NeMo AutoModel, components/moe/parallelizer.py: only what expert parallelism leaves together is sharded). Models
-    with row-wise sharded embedding tables use all data-parallel ranks.
+    domain or node. With ZeRO stage 3 the limit is all GPUs: frameworks first spread whole experts over ranks, and
+    shard an expert only if it still shares a rank (NeMo AutoModel, components/moe/parallelizer.py). Models with
+    row-wise sharded embedding tables use all data-parallel ranks.
     """
     if zoo.has_row_sharded_weights(case.workload.model):
         return case.stated["data"] or 1

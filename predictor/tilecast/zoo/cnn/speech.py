@@ -58,7 +58,10 @@ class Rnnt(Images):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class Spoken(Images):
-    """Dimensions of Tacotron 2 and FastPitch; the width of their image is the number of frames."""
+    """Dimensions of Tacotron 2 and FastPitch.
+
+    Their spectrogram is treated as an image whose width is the number of frames.
+    """
 
     symbols: int
     """Letters of the text of a sample."""

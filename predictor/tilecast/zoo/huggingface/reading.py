@@ -16,7 +16,7 @@ _SIZE = "give a number from 0"
 
 
 def evaluate_or_none(expression: str, config: Mapping[str, Any]) -> Any:
-    """Return the value of an expression over a config, or None if it computes with a value that is not a number."""
+    """Return the value of an expression over a config. Return None if one of its operands is not a number."""
     try:
         return evaluate(expression, config)
     except TypeError:

@@ -20,10 +20,10 @@ from tilecast.zoo.traced.operators import OPERATORS, CalledOperator, Operand
 
 @dataclass(frozen=True, slots=True)
 class OperatorGroup:
-    """Operators with a common cost: a single operator, or a chain of element-wise operators that a norm may lead.
+    """A single operator, or a chain of element-wise operators that is priced as one kernel.
 
-    Each operator of a chain is the only reader of the previous output. `outside` are the full-size tensors that the
-    chain reads from elsewhere, without the tensors that the leading norm reads.
+    A chain may begin with a norm. Each operator of a chain is the only reader of the previous output. `outside` holds
+    the full-size tensors that the chain reads besides its own outputs and the inputs of its norm.
     """
 
     calls: tuple[CalledOperator, ...]
