@@ -186,9 +186,9 @@ async def test_a_search_that_kills_every_process_fails_alone() -> None:
 def test_no_process_outlives_an_operator_that_was_killed() -> None:
     code = (
         "import os\n"
-        "from tilecast_operator.searches import Searches\n"
+        "from tilecast_operator.searches import SearchRunner\n"
         "from multiprocessing import active_children\n"
-        "searches = Searches(len, 1, 1)\n"
+        "searches = SearchRunner(len, 1, 1)\n"
         "print(active_children()[0].pid, flush=True)\n"
         "os.kill(os.getpid(), 9)\n"
     )

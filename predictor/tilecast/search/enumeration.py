@@ -59,6 +59,8 @@ USUAL_VIRTUAL = 4
 """Most virtual stages per pipeline rank for models with few layers, and for searches with too many plans."""
 DEEP = 64
 """Fewest layers for which the search tries more than `USUAL_VIRTUAL` virtual stages, as published plans do."""
+MOST_PLANS_TO_SHARE = 25_000
+"""Most plans of a pool, with whole experts, to which the search adds plans with shared experts."""
 MAX_MICRO_TOKENS = 1 << 22
 """Most tokens of a micro-batch. No GPU has memory for the activations of more tokens."""
 # With down to 128 tokens allowed, no best plan of six models from 2,048 to 8,192 tokens on H100 and L4 had fewer.
@@ -98,7 +100,8 @@ _WAYS: Memo[tuple[_Table, Mask]] = Memo(8)
 def enumerate_bounded(workload: Workload, pool: Pool, limits: PlanLimits) -> tuple[Plans, bool]:
     """Return the plans of `enumerate_plans`, and whether plans were left out to respect `limits.max_plans`.
 
-    Some node counts are left out first. Recomputation of single modules and more than four virtual stages come next.
+    Shared experts are left out first, from `MOST_PLANS_TO_SHARE` plans on. Then some node counts are left out,
+    then recomputation of single modules and more than four virtual stages.
     """
     deciding = (
         recomputations(workload),
@@ -109,12 +112,23 @@ def enumerate_bounded(workload: Workload, pool: Pool, limits: PlanLimits) -> tup
     usual = ways["virtual_stages"] <= USUAL_VIRTUAL
     if workload.checkpointing is None:
         usual &= ~names_modules(ways["checkpointing"])
-    for digits, some in (*((digits, allowed) for digits in (64, 4, 3, 2, 1)), (1, allowed & usual)):
-        outer = _add_batches(workload, _enumerate_splits(workload, pool, limits, digits))
+
+    def list_rows(digits: int, some: Mask, *, shares_experts: bool) -> tuple[_Table, Ints, Mask, Ints]:
+        outer = _add_batches(workload, _enumerate_splits(workload, pool, limits, digits), shares_experts=shares_experts)
         kinds, mask = _allow_combinations(workload, outer, ways, some)
-        counts = np.count_nonzero(mask, axis=1)[kinds]
+        return outer, kinds, mask, np.count_nonzero(mask, axis=1)[kinds]
+
+    for digits, some in (*((digits, allowed) for digits in (64, 4, 3, 2, 1)), (1, allowed & usual)):
+        outer, kinds, mask, counts = list_rows(digits, some, shares_experts=False)
         if counts.sum() <= limits.max_plans:
             break
+    is_bounded = digits < 64
+    if zoo.count_experts(workload.model):
+        # Shared experts double the rows of tensor parallelism, so only a small search has them.
+        if counts.sum() <= min(MOST_PLANS_TO_SHARE, limits.max_plans // 4) and not is_bounded:
+            outer, kinds, mask, counts = list_rows(64, allowed, shares_experts=True)
+        else:
+            is_bounded = True
     # Each row of `outer` is repeated once for each of its ways. The ways of row i are those of its kind, which are
     # consecutive in `flat` from `starts[kinds[i]]` on.
     flat = np.nonzero(mask)[1]
@@ -124,7 +138,7 @@ def enumerate_bounded(workload: Workload, pool: Pool, limits: PlanLimits) -> tup
     columns = {name: np.repeat(column, counts) for name, column in outer.items()} | {
         name: column.take(chosen) for name, column in ways.items()
     }
-    return Plans(*(columns[item.name] for item in fields(Plans))), digits < 64
+    return Plans(*(columns[item.name] for item in fields(Plans))), is_bounded
 
 
 def _enumerate_splits(workload: Workload, pool: Pool, limits: PlanLimits, digits: int) -> _Table:
@@ -256,8 +270,10 @@ def _counts_ends(workload: Workload) -> bool:
     return frameworks.find_framework(workload).counts_ends
 
 
-def _add_batches(workload: Workload, splits: _Table) -> _Table:
+def _add_batches(workload: Workload, splits: _Table, *, shares_experts: bool) -> _Table:
     """Return every combination of a split, an expert-parallel degree and a micro-batch size, as columns.
+
+    With `shares_experts`, ranks may also share an expert where the framework has expert tensor parallelism.
 
     At most one micro-batch size lies between a power of two and the next. It is the power of two if that divides the
     samples of a rank. Otherwise it is the largest size that does.
@@ -278,7 +294,8 @@ def _add_batches(workload: Workload, splits: _Table) -> _Table:
     degrees = expert_degrees(workload.model, ranks)
     rows, chosen = np.nonzero(degrees)
     columns = {name: column[rows] for name, column in columns.items()} | {"expert": degrees[rows, chosen]}
-    return _add_expert_tensor(workload, columns)
+    whole = np.ones_like(columns["tensor"])
+    return _add_expert_tensor(workload, columns) if shares_experts else {**columns, "expert_tensor": whole}
 
 
 def _add_expert_tensor(workload: Workload, splits: _Table) -> _Table:

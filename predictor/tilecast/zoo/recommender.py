@@ -262,7 +262,7 @@ def _attend_to_items(net: NetworkBuilder, elements: Floats) -> None:
     """
     for name in ("scores", "weighted"):
         net.keep_elements(elements)
-        net.pointwise(name, elements, writes=0.5, kernels=2, backward=(2.0, 1.5))
+        net.pointwise(name, elements, writes=0.5, kernels=2, backward=(2.0, 3 / 2))
 
 
 def _add_attention_unit(net: NetworkBuilder, dims: SearchInterest) -> None:
@@ -277,7 +277,7 @@ def _add_attention_unit(net: NetworkBuilder, dims: SearchInterest) -> None:
     net.batch = batch * dims.short
     joined = net.batch * state
     net.keep_elements(4.0 * joined)
-    net.pointwise("compare", joined, reads=2.0, writes=1.75, kernels=4, backward=(3.5, 2.25))
+    net.pointwise("compare", joined, reads=2.0, writes=7 / 4, kernels=4, backward=(7 / 2, 9 / 4))
     net.channels = 4 * state
     for width in _ATTENTION_UNIT:
         net.dense(width)

@@ -251,7 +251,8 @@ _TRAINING: Table = (
     ("--expert-model-parallel-size", lambda s: s.plan.expert if s.plan.expert > 1 else None),
     # Megatron-Core shares experts over the tensor-parallel ranks unless told otherwise (arguments.py).
     ("--expert-tensor-parallel-size",
-     lambda s: s.plan.expert_tensor if zoo.count_experts(s.model) and s.plan.tensor > 1 else None),
+     lambda s: s.plan.expert_tensor
+     if zoo.count_experts(s.model) and max(s.plan.tensor, s.plan.expert_tensor) > 1 else None),
     ("--use-distributed-optimizer", lambda s: s.plan.zero_stage == 1 or s.workload.offload == "optimizer"),
     ("--overlap-grad-reduce", lambda s: _replica_count(s) > 1 and s.workload.overlap),
     ("--ddp-bucket-size", _bucket_parameters),

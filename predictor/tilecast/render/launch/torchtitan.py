@@ -128,7 +128,6 @@ _JOB: Mapping[str, Table] = {
         ("pipeline_parallel_microbatch_size", lambda s: s.plan.micro_batch if s.plan.pipeline > 1 else None),
         ("context_parallel_degree", lambda s: s.plan.context),
         ("expert_parallel_degree", lambda s: s.plan.expert if s.plan.expert > 1 else None),
-        ("expert_tensor_parallel_degree", lambda s: s.plan.expert_tensor if s.plan.expert > 1 else None),
     ),
     "activation_checkpoint": (
         ("mode", lambda s: "selective" if s.workload.recompute_layers else s.plan.checkpointing),

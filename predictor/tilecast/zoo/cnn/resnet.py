@@ -129,7 +129,7 @@ def add_block(
         net.keep_elements(net.elements)
         # Forward, the moved eighths and their zeros are made, and all parts joined. Backward, each of three parts fills
         # a whole tensor with zeros and copies its gradient into it, and the three are added.
-        net.pointwise("shift", reads=1.5, writes=1.5, absorbed=False, backward=(5.0, 6.0))
+        net.pointwise("shift", reads=3 / 2, writes=3 / 2, absorbed=False, backward=(5.0, 6.0))
     if dims.bottleneck:
         groups = dims.groups
         inner = width * dims.group_width * groups // 64
