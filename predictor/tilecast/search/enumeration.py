@@ -114,7 +114,8 @@ def enumerate_bounded(workload: Workload, pool: Pool, limits: PlanLimits) -> tup
         usual &= ~names_modules(ways["checkpointing"])
 
     def list_rows(digits: int, some: Mask, *, shares_experts: bool) -> tuple[_Table, Ints, Mask, Ints]:
-        outer = _add_batches(workload, _enumerate_splits(workload, pool, limits, digits), shares_experts=shares_experts)
+        outer = _add_batches(workload, _enumerate_splits(workload, pool, limits, digits))
+        outer = _share_experts(outer) if shares_experts else outer
         kinds, mask = _allow_combinations(workload, outer, ways, some)
         return outer, kinds, mask, np.count_nonzero(mask, axis=1)[kinds]
 
@@ -123,7 +124,7 @@ def enumerate_bounded(workload: Workload, pool: Pool, limits: PlanLimits) -> tup
         if counts.sum() <= limits.max_plans:
             break
     is_bounded = digits < 64
-    if zoo.count_experts(workload.model):
+    if _can_share_experts(workload):
         # Shared experts double the rows of tensor parallelism, so only a small search has them.
         if counts.sum() <= min(MOST_PLANS_TO_SHARE, limits.max_plans // 4) and not is_bounded:
             outer, kinds, mask, counts = list_rows(64, allowed, shares_experts=True)
@@ -270,10 +271,8 @@ def _counts_ends(workload: Workload) -> bool:
     return frameworks.find_framework(workload).counts_ends
 
 
-def _add_batches(workload: Workload, splits: _Table, *, shares_experts: bool) -> _Table:
+def _add_batches(workload: Workload, splits: _Table) -> _Table:
     """Return every combination of a split, an expert-parallel degree and a micro-batch size, as columns.
-
-    With `shares_experts`, ranks may also share an expert where the framework has expert tensor parallelism.
 
     At most one micro-batch size lies between a power of two and the next. It is the power of two if that divides the
     samples of a rank. Otherwise it is the largest size that does.
@@ -294,21 +293,23 @@ def _add_batches(workload: Workload, splits: _Table, *, shares_experts: bool) ->
     degrees = expert_degrees(workload.model, ranks)
     rows, chosen = np.nonzero(degrees)
     columns = {name: column[rows] for name, column in columns.items()} | {"expert": degrees[rows, chosen]}
-    whole = np.ones_like(columns["tensor"])
-    return _add_expert_tensor(workload, columns) if shares_experts else {**columns, "expert_tensor": whole}
+    return {**columns, "expert_tensor": np.ones_like(columns["tensor"])}
 
 
-def _add_expert_tensor(workload: Workload, splits: _Table) -> _Table:
+def _can_share_experts(workload: Workload) -> bool:
+    """Return whether the model has experts and the framework has expert tensor parallelism."""
+    has_degree = workload.framework is None or "expert_tensor" in abilities(workload.framework).parallelism
+    return has_degree and zoo.count_experts(workload.model) > 0
+
+
+def _share_experts(splits: _Table) -> _Table:
     """Return each split with whole experts, and with each expert shared by a tensor-parallel group, as columns."""
-    tensor, whole = splits["tensor"], np.ones_like(splits["tensor"])
-    can_share = workload.framework is None or "expert_tensor" in abilities(workload.framework).parallelism
-    if not can_share or not zoo.count_experts(workload.model):
-        return {**splits, "expert_tensor": whole}
+    tensor = splits["tensor"]
     shares = (tensor > 1) & (splits["data"] % splits["expert"] == 0)
     rows = np.repeat(np.arange(len(tensor)), 1 + shares)
-    is_shared = np.diff(rows, prepend=-1) == 0
     table = {name: column[rows] for name, column in splits.items()}
-    return {**table, "expert_tensor": np.where(is_shared, tensor[rows], whole[rows])}
+    is_shared = np.diff(rows, prepend=-1) == 0
+    return {**table, "expert_tensor": np.where(is_shared, table["tensor"], table["expert_tensor"])}
 
 
 def _keep_one_per_octave(micro: Ints, allowed: Mask) -> Mask:
