@@ -283,7 +283,7 @@ class StepSums(StatusModel):
 
 
 class Explained(StatusModel):
-    """What --explain adds: the recommended plan taken apart."""
+    """Parts of the recommended plan, which --explain adds."""
 
     plan: Text = Field(description="The split in short.")
     gpu: Annotated[str, BeforeValidator(attrgetter("name"))] = Field(description="Name of the GPU.")
@@ -320,7 +320,7 @@ class SuspectLine(StatusModel):
 
 
 class Measured(StatusModel):
-    """What --measured adds."""
+    """Comparison with measured runs, which --measured adds."""
 
     measured_seconds: Figure = Field(description="The step as measured.")
     ratio: Figure = Field(description="Measured over forecast.")
@@ -329,7 +329,7 @@ class Measured(StatusModel):
 
 
 class Launched(ApiModel):
-    """What --launch adds: how to run the recommendation."""
+    """Files and command that run the recommendation, which --launch adds."""
 
     launcher: str = Field(description="What --launch named.")
     framework: str = Field(description="The framework that the advice is priced with.")
@@ -345,7 +345,7 @@ SCHEMA_VERSION: Literal["1"] = "1"
 
 
 class AdviceDocument(StatusModel):
-    """What `tilecast advise -o json` prints. Keys without a value are absent; keys may be added under one version."""
+    """Output of `tilecast advise -o json`. Keys without a value are absent; keys may be added under one version."""
 
     schema_version: Literal["1"] = Field(description="Version of this schema.")
     job: str = Field(description="Name of the job.")

@@ -174,7 +174,7 @@ class PoolLinks(ApiModel):
 
 
 class Price(ApiModel):
-    """What one GPU costs. Replaces every price that Tilecast ships."""
+    """Price of one GPU. It replaces every price that Tilecast ships."""
 
     per_gpu_hour: float = Field(ge=0, le=1e6, description="Price of one GPU, or of one slice, for one hour.")
     spot: float | None = optional_field(
@@ -320,7 +320,7 @@ def parse_gpu_pool(document: Mapping[str, Any]) -> tuple[str, GPUPoolSpec]:
 
 @dataclass(frozen=True, slots=True)
 class Discovery:
-    """What node discovery stores in a GPUPool that it created."""
+    """Record that node discovery stores in a GPUPool that it created."""
 
     identity: str
     """GPU, node shape, link and market, which together distinguish the pool from others."""

@@ -136,7 +136,7 @@ def _degrees_match_gpus(plan: BaselinePlan, gpus: int) -> bool:
 
 
 class JobBudget(ApiModel):
-    """What the whole run may cost."""
+    """Most money that the whole run may cost."""
 
     amount: float = Field(gt=0, le=1e15, description="The amount.")
     currency: str = Field(
