@@ -153,7 +153,7 @@ def test_a_fusion_pass_is_one_line(house: House) -> None:
 from dataclasses import replace
 from tilecast import fuse, zoo
 from tilecast.spec import Plan, Plans, Workload
-eager = Workload(zoo.preset("gpt2"), 512, 8, "bf16")
+eager = Workload(zoo.find_preset("gpt2"), 512, 8, "bf16")
 for workload in (eager, replace(eager, execution="compiled")):
     graph = fuse.apply_passes(zoo.shard(workload, Plans.from_plans(Plan(data=8))).graph, fuse.passes(workload))
     print(any(op.unless == "zeta" for block in graph.blocks for op in block.ops))

@@ -30,19 +30,7 @@ ARGUMENTS = (
     "tilecast_operator.main",
 )
 COMMAND = ("-m", "kopf", *ARGUMENTS)
-_CHANGED = """import runpy, sys, time
-from dataclasses import replace
-from functools import partial
-from tilecast_operator import assembly
-from tilecast_operator.timings import Timings
-true_time, skew_s, patience = time.time, float(sys.argv.pop(1)), float(sys.argv.pop(1))
-if skew_s:
-    time.time = lambda: true_time() + skew_s
-usual = Timings()
-longer = replace(usual, decide_s=usual.decide_s * patience, plan_s=usual.plan_s * patience)
-assembly.Assembly = partial(assembly.Assembly, timings=longer)
-runpy.run_module("kopf", run_name="__main__", alter_sys=True)
-"""
+_PATIENT = str(ROOT / "tools" / "patient_operator.py")
 
 _DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 """Opener that reaches 127.0.0.1 without the proxy that the environment may name."""
@@ -82,7 +70,7 @@ class Operator:
         paths = [str(ROOT / "operator"), str(ROOT / "predictor"), os.environ.get("PYTHONPATH", "")]
         # Variables that begin with TILECAST_ are settings of the operator; the caller's are not passed on.
         variables = {name: value for name, value in cluster.environment().items() if not name.startswith("TILECAST_")}
-        changed = ("-c", prelude + _CHANGED, str(clock_skew_s), str(patience), *ARGUMENTS)
+        changed = (_PATIENT, str(clock_skew_s), str(patience), prelude, *ARGUMENTS)
         self._command = changed if clock_skew_s or patience != 1.0 or prelude else COMMAND
         self.environment = variables | {
             "KUBECONFIG": str(self.kubeconfig),
