@@ -27,7 +27,19 @@ from tilecast.api.calibration import ObservedRun
 from tilecast.hardware import Pool, find_gpu, find_link
 from tilecast.nodes import NodesReport
 from tilecast.spec import PartialPlan, Plan, SpecError, Workload
-from tilecast_operator.answer import (
+from tilecast_operator.interruptions import InterruptedSearches
+from tilecast_operator.kube.client import Api, ApiError
+from tilecast_operator.kube.fair_limiter import FairLimiter, PermitRequest
+from tilecast_operator.kube.journal import Journal
+from tilecast_operator.kube.kinds import Document
+from tilecast_operator.objects.view import encode_canonical
+from tilecast_operator.observed.earlier_runs import (
+    EarlierRuns,
+    describe_pools,
+    digest_alternatives,
+    list_possible_workloads,
+)
+from tilecast_operator.outcome import (
     AdviceOutcome,
     AdviceRefusal,
     decline_failed,
@@ -36,20 +48,8 @@ from tilecast_operator.answer import (
     find_interruption,
     is_internal_error,
 )
-from tilecast_operator.answer_memo import ResultCache
-from tilecast_operator.interruptions import InterruptedSearches
-from tilecast_operator.kube.client import Api, ApiError
-from tilecast_operator.kube.journal import Journal
-from tilecast_operator.kube.kinds import Document
-from tilecast_operator.kube.turns import FairLimiter, PermitRequest
-from tilecast_operator.objects.view import encode_canonical
-from tilecast_operator.observed.own_runs import (
-    EarlierRuns,
-    describe_pools,
-    digest_alternatives,
-    list_possible_workloads,
-)
-from tilecast_operator.question import PoolVersions, SearchInputs
+from tilecast_operator.result_cache import ResultCache
+from tilecast_operator.search_inputs import PoolVersions, SearchInputs
 from tilecast_operator.search_process import SearchInterruptedError
 from tilecast_operator.searches import SearchRunner
 

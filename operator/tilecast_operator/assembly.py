@@ -11,12 +11,12 @@ from tilecast.advice import advise
 from tilecast.api import gpu_pool, pool_learning, training_job
 from tilecast_operator.advisor import Advisor, ReadRequest
 from tilecast_operator.controllers.admission import AdmissionController
-from tilecast_operator.controllers.answer_times import AdviceWaits
+from tilecast_operator.controllers.advice_waits import AdviceWaits
+from tilecast_operator.controllers.advisor_client import AdvisorClient
 from tilecast_operator.controllers.capacity import FreeGpuCounter
 from tilecast_operator.controllers.contention import Contention
 from tilecast_operator.controllers.destinations import BetterPoolFinder
 from tilecast_operator.controllers.job_advice import JobAdvisor
-from tilecast_operator.controllers.job_answers import AdvisorClient
 from tilecast_operator.controllers.jobs import JobController
 from tilecast_operator.controllers.kueue_features import KueueDetector
 from tilecast_operator.controllers.learning import PoolLearningController

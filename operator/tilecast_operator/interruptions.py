@@ -7,8 +7,8 @@ from collections import OrderedDict
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, replace
 
-from tilecast_operator.answer import SEARCH_INTERRUPTED, AdviceRefusal
 from tilecast_operator.kube.times import format_time
+from tilecast_operator.outcome import SEARCH_INTERRUPTED, AdviceRefusal
 from tilecast_operator.search_process import Cause, SearchInterruptedError
 
 FIRST_S, FACTOR, MOST_S = 60.0, 4.0, 6 * 3600.0

@@ -19,8 +19,8 @@ from typing import TypeAlias
 from tilecast.advice import Advice, Request
 from tilecast.hardware import Pool
 from tilecast_operator import control_group, pickles
+from tilecast_operator.kube.fair_limiter import FairLimiter
 from tilecast_operator.kube.journal import Journal
-from tilecast_operator.kube.turns import FairLimiter
 from tilecast_operator.search_process import Cause, SearchLimits, SearchProcess
 
 Advise: TypeAlias = Callable[[Request, Sequence[Pool]], Advice]

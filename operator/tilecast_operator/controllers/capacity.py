@@ -15,12 +15,12 @@ from typing import Any, NamedTuple
 from tilecast.api import gpu_pool
 from tilecast.jobs import kueue
 from tilecast.nodes import NodesReport
-from tilecast_operator.answer import AdviceOutcome, AdviceRefusal
 from tilecast_operator.controllers.runtime import SharedContext
 from tilecast_operator.free_gpus import FreeGpus, GpuUsage
 from tilecast_operator.kube.cache import CachedObject
+from tilecast_operator.kube.controller_state import StateTable
 from tilecast_operator.kube.kinds import Key
-from tilecast_operator.kube.records import StateTable
+from tilecast_operator.outcome import AdviceOutcome, AdviceRefusal
 from tilecast_operator.report.job_status import CapacityStatus, ConditionContent
 
 CAPACITY = Key("Capacity")

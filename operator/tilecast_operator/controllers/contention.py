@@ -16,9 +16,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from tilecast_operator.controllers.runtime import SharedContext
+from tilecast_operator.kube.controller_state import StateTable
 from tilecast_operator.kube.documents import EventContent
 from tilecast_operator.kube.kinds import Key
-from tilecast_operator.kube.records import StateTable
 
 log = logging.getLogger("tilecast")
 

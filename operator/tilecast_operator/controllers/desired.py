@@ -9,7 +9,6 @@ from tilecast import jobs
 from tilecast.advice import Advice
 from tilecast.api.status import Summary, TrainingJobStatus
 from tilecast.jobs import Job
-from tilecast_operator.answer import AdviceOutcome, AdviceRefusal
 from tilecast_operator.controllers.admission import OUTCOMES
 from tilecast_operator.controllers.capacity import NOTHING_TO_FIT
 from tilecast_operator.controllers.targets import Target
@@ -18,6 +17,7 @@ from tilecast_operator.kube.times import format_time, parse_time
 from tilecast_operator.objects.documents import HASH, OBSERVED, STARTED
 from tilecast_operator.objects.view import View, annotations_digest, select_operator_annotations
 from tilecast_operator.observed.calibrator import MeasuredForecast
+from tilecast_operator.outcome import AdviceOutcome, AdviceRefusal
 from tilecast_operator.report import better_placement, job_status
 from tilecast_operator.report.advice import (
     make_advice_annotations,

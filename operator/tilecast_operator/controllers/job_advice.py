@@ -13,9 +13,8 @@ from tilecast.api import training_job
 from tilecast.jobs import Job, candidates, kueue
 from tilecast.nodes import NodesReport
 from tilecast.spec import SpecError
-from tilecast_operator.answer import AdviceOutcome, AdviceRefusal, decline_without_pools
+from tilecast_operator.controllers.advisor_client import AdvisorClient
 from tilecast_operator.controllers.contention import UNSIGNED, Contention
-from tilecast_operator.controllers.job_answers import AdvisorClient
 from tilecast_operator.controllers.planned_jobs import QueuePositions
 from tilecast_operator.controllers.requests import JobRequestIndex, read_mode
 from tilecast_operator.controllers.runtime import SharedContext
@@ -26,8 +25,9 @@ from tilecast_operator.objects.documents import ADVICE_KEYS, make_training_job
 from tilecast_operator.objects.kinds import KINDS
 from tilecast_operator.objects.view import FOREIGN, annotations_digest, encode_canonical, select_operator_annotations
 from tilecast_operator.observed import reports
-from tilecast_operator.question import SearchInputs
+from tilecast_operator.outcome import AdviceOutcome, AdviceRefusal, decline_without_pools
 from tilecast_operator.report.advice import make_advice_annotations
+from tilecast_operator.search_inputs import SearchInputs
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,13 +14,6 @@ from typing import Any
 from tilecast import jobs, untrusted
 from tilecast.api.fields import as_mapping
 from tilecast.jobs import JOB_KINDS, Job
-from tilecast_operator.answer import (
-    AdviceOutcome,
-    AdviceRefusal,
-    find_interruption,
-    get_ready_message,
-    is_internal_error,
-)
 from tilecast_operator.controllers import patches
 from tilecast_operator.controllers.admission import AdmissionController
 from tilecast_operator.controllers.desired import ALREADY_STARTED, decide_job
@@ -36,12 +29,19 @@ from tilecast_operator.controllers.requests import JobRequestIndex
 from tilecast_operator.controllers.requeues import RequeueController, is_preempted, is_requeued
 from tilecast_operator.controllers.runtime import SharedContext, TryAgainError
 from tilecast_operator.kube.cache import CachedObject
+from tilecast_operator.kube.controller_state import StateTable
 from tilecast_operator.kube.documents import EventContent
 from tilecast_operator.kube.kinds import Document, Key
-from tilecast_operator.kube.records import StateTable
 from tilecast_operator.objects.documents import HASH, NODE_SELECTOR
 from tilecast_operator.objects.kinds import make_object_path
 from tilecast_operator.objects.view import FOREIGN, select_operator_annotations
+from tilecast_operator.outcome import (
+    AdviceOutcome,
+    AdviceRefusal,
+    find_interruption,
+    get_ready_message,
+    is_internal_error,
+)
 from tilecast_operator.report.advice import make_advice_annotations, make_job_event
 
 log = logging.getLogger("tilecast")

@@ -9,9 +9,9 @@ from dataclasses import replace
 
 from tilecast.advice import Advice
 from tilecast.api.status import QueuePosition, TrainingJobStatus
-from tilecast_operator.answer import AdviceOutcome, AdviceRefusal
+from tilecast_operator.kube.controller_state import ControllerState, StateTable
 from tilecast_operator.kube.kinds import Key
-from tilecast_operator.kube.records import ControllerState, StateTable
+from tilecast_operator.outcome import AdviceOutcome, AdviceRefusal
 
 
 class QueuePositions:

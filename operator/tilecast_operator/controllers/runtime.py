@@ -14,20 +14,20 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from tilecast_operator.answer import INPUT_QUARANTINED, AdviceRefusal
-from tilecast_operator.controllers.answer_times import AdviceWaits
+from tilecast_operator.controllers.advice_waits import AdviceWaits
 from tilecast_operator.kube.cache import CacheTable
 from tilecast_operator.kube.client import UNREACHABLE, Api, ApiError, compute_retry_wait_s
+from tilecast_operator.kube.controller_state import ControllerState, StateTable
 from tilecast_operator.kube.documents import EventContent
 from tilecast_operator.kube.journal import Journal
 from tilecast_operator.kube.kinds import Key
 from tilecast_operator.kube.lease import Leadership, NotLeaderError
 from tilecast_operator.kube.queue import KeyQueue
-from tilecast_operator.kube.records import ControllerState, StateTable
 from tilecast_operator.kube.times import format_time
 from tilecast_operator.kube.writer import Writer
 from tilecast_operator.metrics import Metrics
 from tilecast_operator.objects.tables import Cache
+from tilecast_operator.outcome import INPUT_QUARANTINED, AdviceRefusal
 from tilecast_operator.settings import Settings
 from tilecast_operator.timings import ControllerDelays
 

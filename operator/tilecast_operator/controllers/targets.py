@@ -6,7 +6,6 @@ from dataclasses import dataclass, field
 
 from tilecast import jobs
 from tilecast.jobs import JOB_KINDS
-from tilecast_operator.answer import AdviceOutcome, AdviceRefusal
 from tilecast_operator.controllers import patches
 from tilecast_operator.controllers.admission import AdmissionController
 from tilecast_operator.controllers.job_advice import AdviceRequest, JobAdvisor
@@ -18,6 +17,7 @@ from tilecast_operator.kube.kinds import Document, Key
 from tilecast_operator.objects.documents import OBSERVED
 from tilecast_operator.objects.kinds import KINDS, make_object_path
 from tilecast_operator.objects.view import MAX_INPUT
+from tilecast_operator.outcome import AdviceOutcome, AdviceRefusal
 from tilecast_operator.report.job_status import ConditionContent
 
 

@@ -18,9 +18,9 @@ from tilecast_operator.kube.documents import (
     make_event_document,
     make_status_patch,
 )
+from tilecast_operator.kube.fair_limiter import NOBODY, FairLimiter, PermitRequest
 from tilecast_operator.kube.kinds import Document, Key, Kinds
 from tilecast_operator.kube.lease import Leadership
-from tilecast_operator.kube.turns import NOBODY, FairLimiter, PermitRequest
 
 log = logging.getLogger("tilecast")
 

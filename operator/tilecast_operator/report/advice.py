@@ -8,9 +8,9 @@ from collections.abc import Mapping
 from tilecast.advice import Advice
 from tilecast.api.status import Recommendation, Summary
 from tilecast.render import units
-from tilecast_operator.answer import AdviceOutcome, AdviceRefusal, get_ready_message, get_ready_reason
 from tilecast_operator.kube.documents import EventContent
 from tilecast_operator.objects.documents import NODE_SELECTOR, AdviceAnnotations
+from tilecast_operator.outcome import AdviceOutcome, AdviceRefusal, get_ready_message, get_ready_reason
 from tilecast_operator.report.job_status import format_short_plan, get_advice_status
 
 MAX_BYTES = 4096

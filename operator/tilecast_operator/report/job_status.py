@@ -17,8 +17,8 @@ from tilecast.api.status import Alternative, Condition, Summary, TrainingJobStat
 from tilecast.learning.calibration import PROVEN_RUNS
 from tilecast.memo import Memo
 from tilecast.render import units
-from tilecast_operator.answer import AdviceOutcome, AdviceRefusal, get_ready_message, get_ready_reason
 from tilecast_operator.observed.calibrator import MeasuredForecast
+from tilecast_operator.outcome import AdviceOutcome, AdviceRefusal, get_ready_message, get_ready_reason
 
 ModelT = TypeVar("ModelT", bound=StatusModel)
 State: TypeAlias = Literal["True", "False", "Unknown"]

@@ -14,16 +14,16 @@ from tilecast.api.status import Summary, TrainingJobStatus
 from tilecast.hardware import Pool
 from tilecast.nodes import FoundPool
 from tilecast_operator.advisor import Advisor
-from tilecast_operator.answer import AdviceOutcome
 from tilecast_operator.controllers.learning import PoolLearningController
 from tilecast_operator.controllers.pools import PoolController
 from tilecast_operator.controllers.runtime import SharedContext
 from tilecast_operator.kube.cache import CachedObject
 from tilecast_operator.kube.kinds import Document, Key
 from tilecast_operator.objects.view import View
-from tilecast_operator.question import SearchInputs
+from tilecast_operator.outcome import AdviceOutcome
 from tilecast_operator.report import job_status
 from tilecast_operator.report.job_status import ConditionContent
+from tilecast_operator.search_inputs import SearchInputs
 
 ResultT = TypeVar("ResultT")
 

@@ -8,8 +8,8 @@ from collections.abc import Callable
 
 from prometheus_client import Gauge, Histogram
 
+from tilecast_operator.kube.controller_state import ControllerState, StateTable
 from tilecast_operator.kube.kinds import Key
-from tilecast_operator.kube.records import ControllerState, StateTable
 from tilecast_operator.kube.times import parse_time
 
 ROUNDING_S = 1.0

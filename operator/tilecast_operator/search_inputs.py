@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from tilecast.advice import Request
-from tilecast_operator.answer import AdviceRefusal
-from tilecast_operator.kube.turns import PermitRequest
-from tilecast_operator.observed.own_runs import EarlierRuns
+from tilecast_operator.kube.fair_limiter import PermitRequest
+from tilecast_operator.observed.earlier_runs import EarlierRuns
+from tilecast_operator.outcome import AdviceRefusal
 
 
 @dataclass(frozen=True, slots=True)
