@@ -77,7 +77,7 @@ class Assembly:
         metrics: Metrics of the operator.
         search: Function that searches for plans.
         clock: Unix time, in seconds.
-        read: Function that turns a spec into a request.
+        read: Function that makes a request of a spec.
         timings: Waits of the controllers.
     """
 

@@ -46,7 +46,7 @@ class Destination(NamedTuple):
 
 
 def find_destination(outcome: AdviceOutcome) -> Destination | None:
-    """Return pool and nodes of an answer's best plan. Return None if the answer has no plan."""
+    """Return the pool and the nodes of the best plan. If the advice outcome has no plan, return None."""
     best = None if isinstance(outcome, AdviceRefusal) else outcome.best
     return None if best is None else Destination(best.pool.name, best.nodes, best.gpus_per_node)
 

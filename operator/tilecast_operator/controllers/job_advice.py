@@ -154,7 +154,7 @@ class JobAdvisor:
     async def advise_job(
         self, job: Job, advice_request: AdviceRequest, *, writes_advice: bool
     ) -> tuple[AdviceOutcome, candidates.JobCandidates | None]:
-        """Return the answer to a job, and the pools that the job may use. Without advice, the pools are None.
+        """Return the advice outcome of a job, and the pools that the job may use. Without advice, the pools are None.
 
         Args:
             job: The job as `read_job` returns it.
@@ -183,7 +183,7 @@ class JobAdvisor:
             key: Key of the job.
             document: The job as it was seen.
             advice_request: The request for advice.
-            outcome: The answer to the request.
+            outcome: The advice outcome of the request.
         """
         shown = _shown_annotations(document)
         # If there are none, a person may have removed them. Another operator that did so finds ours next and yields.
@@ -193,7 +193,7 @@ class JobAdvisor:
         return await self._contention.must_yield(key, uid, UNSIGNED, _hash_request(document, advice_request), digest)
 
     def record_write(self, key: Key, document: Document, advice_request: AdviceRequest, outcome: AdviceOutcome) -> None:
-        """Record that an answer was written to a job, if it has changed the job's annotations.
+        """Record that advice was written to a job, if it has changed the job's annotations.
 
         The arguments are those of `must_yield`.
         """
@@ -291,5 +291,5 @@ def _shown_annotations(document: Document) -> dict[str, str]:
 
 
 def _advised_annotations(outcome: AdviceOutcome) -> dict[str, str]:
-    """Return the annotations that show an answer. A declined request has none."""
+    """Return the annotations that show an advice outcome. A declined request has none."""
     return {} if isinstance(outcome, AdviceRefusal) else make_advice_annotations(outcome)

@@ -54,7 +54,7 @@ class _JobState:
     """State of a job that the controller keeps in memory only."""
 
     is_owed: bool = False
-    """Whether the job still needs an answer. A job that was seen unfinished is answered even if it ends before."""
+    """Whether the job still needs advice. A job that was seen unfinished gets advice even if it ends before."""
     posted: EventContent | None = None
     """Event that was written last."""
     left_out: str = ""
@@ -97,7 +97,7 @@ class JobController:
     def _is_kept(self, key: Key, document: Document) -> bool:
         """Return whether the cache must keep a job.
 
-        The cache keeps jobs that wait for Tilecast or Kueue, targets of TrainingJobs, and jobs without an answer. It
+        The cache keeps jobs that wait for Tilecast or Kueue, targets of TrainingJobs, and jobs without advice. It
         also keeps jobs that could request advice by a label.
         """
         job = read_job_leniently(document)
@@ -314,7 +314,7 @@ class JobController:
         self._requeues.forget_wait(key)
 
     async def _write_outcome(self, key: Key, job: Job, outcome: AdviceOutcome, *, writes_advice: bool) -> None:
-        """Write the annotations and Events of an answer. The arguments are those of `decide_job`."""
+        """Write the annotations and Events of an advice outcome. The arguments are those of `decide_job`."""
         want = decide_job(job, outcome, writes_advice=writes_advice)
         if want.missed is not None:
             self._admission.held.count_outcome(ALREADY_STARTED)

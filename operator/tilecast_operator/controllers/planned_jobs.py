@@ -67,7 +67,7 @@ class QueuePositions:
         return status if status.queue == position else status.model_copy(update={"queue": position})
 
     def prefer_planned_pool(self, key: Key, outcome: AdviceOutcome) -> AdviceOutcome:
-        """Return the answer to a waiting job, with the pool that the plan chose first."""
+        """Return the advice outcome of a waiting job, with the pool that the plan chose first."""
         position = self._positions.get(key)
         if isinstance(outcome, AdviceRefusal) or position is None or not position.position:
             return outcome

@@ -216,5 +216,5 @@ def _list_quotas(search_inputs: JobSearchInputs) -> tuple[tuple[str, int], ...]:
 
 
 def _explain_no_option(key: Key, outcome: AdviceOutcome) -> UnplannedJob:
-    """Return a job that no pool can run, with the reason from its answer."""
+    """Return a job that no pool can run, with the reason from its advice outcome."""
     return UnplannedJob(make_plan_name(key), get_ready_message(outcome)[:MOST_TEXT], "")

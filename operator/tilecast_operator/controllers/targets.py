@@ -1,4 +1,4 @@
-"""Reader of the job that a TrainingJob names in `spec.targetRef`, and of the answer to that job."""
+"""Reader of the job that a TrainingJob names in `spec.targetRef`, and of the advice for that job."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tilecast_operator.report.job_status import ConditionContent
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Job that a TrainingJob targets, with the answer to it."""
+    """Job that a TrainingJob targets, with its advice outcome."""
 
     name: str
     """Kind and name of the target."""
@@ -58,7 +58,7 @@ class TargetReader:
         self._admission = admission
 
     async def find_target(self, key: Key, document: Document) -> Target | None:
-        """Return the job that a TrainingJob targets, with the answer to it. Return None if there is no target.
+        """Return the job that a TrainingJob targets, with its advice outcome. Return None if there is no target.
 
         Args:
             key: Key of the TrainingJob.

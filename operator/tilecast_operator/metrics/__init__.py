@@ -62,7 +62,7 @@ class Metrics(MetricFamilies):
         self.writes.labels(resource, outcome).inc()
 
     def count_advice(self, outcome: AdviceOutcome, is_changed: bool) -> None:
-        """Count an answer that was written to a job, and whether it changed."""
+        """Count an advice outcome that was written to a job. Count separately whether it changed."""
         self.recommendations.labels(get_ready_reason(outcome)).inc()
         if is_changed:
             self.changes.labels(get_ready_reason(outcome)).inc()
