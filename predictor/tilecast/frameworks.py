@@ -31,6 +31,8 @@ from tilecast.spec import Framework as FrameworkName
 
 Gradients = Literal["weights", "fp32", "fp32-with-bf16"]
 Loss = Literal["eager", "parallel", "upcast", "fused"]
+UpcastLogits = Literal["none", "llama", "all"]
+"""Models whose logits a framework casts to FP32: none, those written like Llama (with RMS norm), or all."""
 Composed = Literal["rmsnorm", "layernorm", "channelnorm", "gelu", "tanh-gelu", "dropout"]
 
 
@@ -99,8 +101,8 @@ class Framework:
     """Tensors that the cross-entropy keeps; `zoo.layers.logit_bytes` explains each value."""
     loss_chunks: float
     """Number of chunks into which the logits are cut; one of them is in the loss at a time."""
-    upcasts_logits: bool
-    """Whether the loss reads logits in FP32 where weights are in 16 bits alone, as it does in mixed precision."""
+    upcasts_logits: UpcastLogits
+    """Models whose loss reads logits in FP32 where weights are in 16 bits alone, as it does in mixed precision."""
     unties_embeddings: bool
     """Whether the output layer has a separate weight although the published model shares that of the embedding."""
     quantized_input_bytes: float
