@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from tilecast import kernels, zoo
+from tilecast import kernels, memory, zoo
 from tilecast.graph import KIND_NAMES
 from tilecast.hardware import find_gpu
 from tilecast.model import Model
@@ -110,3 +110,26 @@ def test_old_libraries_run_convolutions_slower() -> None:
     assert not slowdowns(zoo.find_preset("resnext101-64x4d"), "1.4")
     assert not slowdowns(zoo.find_preset("resnext101-64x4d"), None)
     assert not slowdowns(zoo.find_preset("resnext101-64x4d"), "1.1", "fp16")
+
+
+def test_a_softmax_keeps_its_input_before_pytorch_1_11() -> None:
+    """Each of the two losses of a segmenter keeps the logits of every pixel once more."""
+    model = zoo.find_preset("pspnet-r50-d8").having(classes=150)
+    kept = {}
+    for version in ("1.6", "2.6"):
+        job = Workload(model, 1, 4, "fp32", framework="ddp", framework_version=version)
+        plans = Plans.from_plans(Plan(micro_batch=4))
+        kept[version] = memory.footprint(job, zoo.build_sharded_graph(job, plans), plans).activations[0]
+    logits = 4 * 150 * 512 * 1024 * 4
+    assert kept["1.6"] - kept["2.6"] == pytest.approx(2 * logits)
+
+
+@pytest.mark.parametrize("family", ["psanet", "apcnet", "dmnet"])
+def test_heads_that_join_four_contexts_keep_more_than_the_pyramid_of_pspnet(family: str) -> None:
+    base = zoo.find_preset("pspnet-r50-d8")
+    plans = Plans.from_plans(Plan(micro_batch=2))
+    kept = []
+    for head in ("pspnet", family):
+        job = Workload(replace(base, family=head), 1, 2, "fp32", framework="ddp")
+        kept.append(memory.footprint(job, zoo.build_sharded_graph(job, plans), plans).activations[0])
+    assert kept[1] > kept[0]

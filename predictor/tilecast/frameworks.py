@@ -67,6 +67,8 @@ class Framework:
     """Type of a gradient: that of the held weight, FP32, or FP32 unless the job is in FP16."""
     gradient_copies: float
     """Copies of a gradient that replicas hold: 2 if gradients are copied into buckets and out of them."""
+    keeps_softmax_input: bool
+    """Whether a softmax keeps its input, besides its output, for its gradient."""
     holds_gradients: bool
     """Whether gradients stay allocated between steps. Others are allocated in the backward pass, as activations are
     freed, and freed by the update."""

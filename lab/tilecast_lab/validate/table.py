@@ -356,9 +356,13 @@ def framework_version(row: Row) -> str | None:
     found = _VERSIONS[counted].search(words) if counted in _VERSIONS else None
     if found:
         return found[1]
+    if counted == "PyTorch" and (release := next((one for word, one in _RELEASES.items() if word in words), None)):
+        return release
     return _UNSTATED.get(counted) if row.get("url_or_repo_path") else None
 
 
+_RELEASES: Mapping[str, str] = {"mmsegmentation 0": "1.6"}
+"""Versions of PyTorch that releases were trained with, by words of the framework."""
 _UNSTATED: Mapping[str, str] = {"PyTorch": "2.6"}
 """Versions of rows that state none, by what `frameworks.toml` counts."""
 _VERSIONS = {

@@ -48,6 +48,8 @@ class Numerics:
     """Number of chunks that the loss cuts the logits into."""
     loss_element: float
     """Bytes of a logit in the loss."""
+    keeps_softmax_input: bool
+    """Whether a softmax over pixels keeps its input, besides its output, for its gradient."""
     product_input: float
     """Bytes per element of a matrix product's input, as it is kept for the gradient of the weight."""
     frozen_input: float
@@ -123,6 +125,7 @@ class Numerics:
             loss=_choose_loss(workload, framework.loss),
             loss_chunks=framework.loss_chunks,
             loss_element=element if framework.weights == "pure" and not _upcasts_logits(workload, framework) else 4.0,
+            keeps_softmax_input=framework.keeps_softmax_input,
             frozen_input=framework.quantized_input_bytes if quantizes else 0.0,
             product_input=ELEMENT_BYTES[workload.precision] if keeps_fp8 else element,
             norm_extra=_count_extra_norm_bytes(workload, framework, autocasts),
