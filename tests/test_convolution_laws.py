@@ -133,3 +133,15 @@ def test_heads_that_join_four_contexts_keep_more_than_the_pyramid_of_pspnet(fami
         job = Workload(replace(base, family=head), 1, 2, "fp32", framework="ddp")
         kept.append(memory.footprint(job, zoo.build_sharded_graph(job, plans), plans).activations[0])
     assert kept[1] > kept[0]
+
+
+def test_overlaps_of_anchors_and_boxes_are_billed() -> None:
+    """RetinaNet's anchors of one image, nine per pixel of each level, are compared with all boxes of the image."""
+    sides = {"image": 640, "image_width": 640, "largest_image": 640, "largest_image_width": 640}
+    base = zoo.find_preset("retinanet-r50").having(**sides)
+    plans, peaks = Plans.from_plans(Plan(micro_batch=2)), []
+    for boxes in (1000, 2000):
+        job = Workload(base.having(largest_boxes=boxes), 1, 2, "fp32", framework="ddp")
+        peaks.append(memory.footprint(job, zoo.build_sharded_graph(job, plans), plans).allocated[0])
+    anchors = 9 * sum((640 // stride) ** 2 for stride in (8, 16, 32, 64, 128))
+    assert peaks[1] - peaks[0] == pytest.approx(7 * 4 * 1000 * anchors)
