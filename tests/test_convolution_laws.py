@@ -17,6 +17,7 @@ from tilecast.step.blocks import corrections
 from tilecast.zoo.cnn.builder import NetworkBuilder
 from tilecast.zoo.cnn.resnet import ResNet, add_block
 from tilecast.zoo.numerics import Numerics
+from tilecast.zoo.reading import build_model
 
 BATCH = np.array([2.0])
 V100 = find_gpu("v100-sxm")
@@ -145,3 +146,26 @@ def test_overlaps_of_anchors_and_boxes_are_billed() -> None:
         peaks.append(memory.footprint(job, zoo.build_sharded_graph(job, plans), plans).allocated[0])
     anchors = 9 * sum((640 // stride) ** 2 for stride in (8, 16, 32, 64, 128))
     assert peaks[1] - peaks[0] == pytest.approx(7 * 4 * 1000 * anchors)
+
+
+def allocated(table: dict[str, object], **more: object) -> float:
+    job = Workload(build_model({"name": "m", **table, **more}), 1, 2, "fp32", framework="ddp")
+    plans = Plans.from_plans(Plan(micro_batch=2))
+    return float(memory.footprint(job, zoo.build_sharded_graph(job, plans), plans).allocated[0])
+
+
+def test_task_aligned_assignment_compares_whole_batches() -> None:
+    """YOLOX, whose towers are equally wide, assigns image by image and holds fewer numbers of a pair."""
+    table = {"family": "csp-detector", "image": 640, "width": 0.25, "depth": 0.33, "towers": 2}
+    pixels = sum((640 // stride) ** 2 for stride in (8, 16, 32))
+    assert allocated(table) - allocated(table, tower_width=64) > (22 - 8 - 2) * 2 * pixels * 100 * 4
+
+
+def test_modulated_weights_of_stylegan_are_kept_for_every_image() -> None:
+    """All of the layers of 4 and 8 pixels have 512 channels on both sides. Weights outweigh their small images."""
+    model = build_model({"name": "m", "family": "stylegan2", "image": 8, "base": 16384})
+    kept = []
+    for batch in (1, 2):
+        job, plans = Workload(model, 1, batch, "fp32", framework="ddp"), Plans.from_plans(Plan(micro_batch=batch))
+        kept.append(float(memory.footprint(job, zoo.build_sharded_graph(job, plans), plans).activations[0]))
+    assert 3 * 512 * 512 * 9 * 4 < kept[1] - kept[0] < 4 * 512 * 512 * 9 * 4

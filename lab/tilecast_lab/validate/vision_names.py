@@ -226,7 +226,7 @@ def _read_mmyolo(name: str, row: Row) -> Table | None:
     if kind == "yolov8":
         table["most_channels"] = _YOLOV8_CHANNELS.get(size, 1024)
     if kind == "yolov6":
-        table["partial"] = size in "ml"
+        table |= {"partial": size in "ml", "branched": size != "l"}
     return table
 
 
