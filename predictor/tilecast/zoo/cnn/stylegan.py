@@ -93,7 +93,7 @@ def _add_generator(net: NetworkBuilder, dims: StyleGan, sides: list[int]) -> Non
     for side in sides:
         with _set_precision_at_side(net, dims, side):
             for layer in range(1 if side == 4 else 2):
-                _add_modulated_conv(net, _count_channels(dims, side), doubles_side=side > 4 and layer == 0)
+                add_modulated_conv(net, _count_channels(dims, side), doubles_side=side > 4 and layer == 0)
             entry = net.shape
             net.continue_from(entry)
             _add_style(net)
@@ -111,7 +111,7 @@ def _add_style(net: NetworkBuilder) -> None:
     net.pointwise("modulate", absorbed=False, backward=(3.0, 1.0))
 
 
-def _add_modulated_conv(net: NetworkBuilder, out: int, *, doubles_side: bool) -> None:
+def add_modulated_conv(net: NetworkBuilder, out: int, *, doubles_side: bool) -> None:
     """Add a style-modulated convolution, its demodulation, noise, a bias and an activation.
 
     If `doubles_side`, the convolution is transposed and doubles the side, and a 4x4 filter follows.
