@@ -172,6 +172,9 @@ def test_a_row_may_name_the_library_of_attention(change: dict[str, str], attenti
         ({"framework": "PyTorch 2.6 eager", "notes": "Autocast to BF16."}, None, "autocast"),
         ({"framework": "PyTorch 2.6 eager"}, None, None),
         ({"framework": "PyTorch 2.6", "notes": "Pure BF16, no autocast."}, "ddp", "pure"),
+        ({"framework": "HF Trainer", "notes": "accelerated-peft-bnb, base 4-bit"}, "huggingface", "pure"),
+        ({"framework": "HF Trainer", "notes": "baseline-peft-bnb, base 4-bit"}, "huggingface", None),
+        ({"framework": "HF Trainer + FSDP1", "notes": "baseline-peft-bnb, base 4-bit"}, "huggingface", "pure"),
     ],
 )
 def test_mixed_precision_is_that_of_the_trainer(

@@ -356,9 +356,13 @@ def framework_version(row: Row) -> str | None:
     found = _VERSIONS[counted].search(words) if counted in _VERSIONS else None
     if found:
         return found[1]
+    if counted == "PyTorch" and (release := next((one for word, one in _RELEASES.items() if word in words), None)):
+        return release
     return _UNSTATED.get(counted) if row.get("url_or_repo_path") else None
 
 
+_RELEASES: Mapping[str, str] = {"mmsegmentation 0": "1.6"}
+"""Versions of PyTorch that releases were trained with, by words of the framework."""
 _UNSTATED: Mapping[str, str] = {"PyTorch": "2.6"}
 """Versions of rows that state none, by what `frameworks.toml` counts."""
 _VERSIONS = {
@@ -391,6 +395,14 @@ A model for adapters is loaded in 16 bits: fms-hf-tuning, without mixed precisio
 """
 
 
+_PREPARED = "baseline-peft-bnb"
+"""Words in the notes of QLoRA runs in which PEFT casts all weights that are not quantized to FP32.
+
+TRL has PEFT do so unless FSDP shards the weights (trl/trainer/sft_trainer.py, prepare_model_for_kbit_training). The
+plug-in of fms-acceleration leaves them in 16 bits.
+"""
+
+
 _AUTOCAST = re.compile(r"(?<!no )(?<!without )\bautocast\b")
 """Word in the notes of runs without a framework that hold FP32 weights and cast them in every pass."""
 
@@ -398,9 +410,11 @@ _AUTOCAST = re.compile(r"(?<!no )(?<!without )\bautocast\b")
 def _lacks_patches(row: Row, notes: str) -> bool:
     """Return whether fms-acceleration's fused kernels (FOAK) are installed without effect.
 
-    Peaks of adapters under FSDP are as high with them as without: read off its rows.
+    Peaks of adapters under FSDP are as high with them as without, and the loss of GPT-BigCode keeps as much as an eager
+    one: read off its rows.
     """
-    return "foak" in notes and "lora" in row.get("task", "") and "fsdp" in row.get("framework", "").lower()
+    unpatched = "fsdp" in row.get("framework", "").lower() or "santacoder" in row.get("model_name", "").lower()
+    return "foak" in notes and "lora" in row.get("task", "") and unpatched
 
 
 _CHUNKS = 64
@@ -430,6 +444,8 @@ def _held_weights(row: Row) -> Weights | None:
         return None
     if _LOADED in notes:
         return "sharded" if "fsdp" in words else "pure"
+    if _PREPARED in notes and "fsdp" not in words:
+        return None
     if _PURE.search(notes) or ("peft" in words and row["precision"] == "bf16"):
         return "pure"
     return "autocast" if _AUTOCAST.search(notes) and framework(row) is None else None
