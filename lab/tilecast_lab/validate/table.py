@@ -353,12 +353,17 @@ def framework_version(row: Row) -> str | None:
     counted = name_versions(named or UNSET)
     if counted == "NeMo" and (found := _MLPERF.search(words)):
         return _MLPERF_RELEASES.get(found[1])
+    if counted == "Megatron-Core" and (found := _YEAR.search(row.get("commit_or_date", ""))):
+        return _LAST_OF_2023 if int(found[1]) < 2024 else None
     found = _VERSIONS[counted].search(words) if counted in _VERSIONS else None
     if found:
         return found[1]
     return _UNSTATED.get(counted) if row.get("url_or_repo_path") else None
 
 
+_YEAR = re.compile(r"\b(20\d\d)-\d\d")
+_LAST_OF_2023 = "0.4"
+"""Last version of Megatron-Core in 2023. Older rows of Megatron-LM are read as this version."""
 _UNSTATED: Mapping[str, str] = {"PyTorch": "2.6"}
 """Versions of rows that state none, by what `frameworks.toml` counts."""
 _VERSIONS = {
