@@ -478,6 +478,11 @@ def _plan(row: Row, model: Model, gpus: int) -> dict[str, int | None]:
 
 _RECOMPUTED_LAYERS = r"activation checkpointing on (\d+) of \d+ layers"
 _RECOMPUTED_PARTS = "recompute of norms and mlp activation functions only"
+_REMAT_OF_RECIPE = "remat policy not restated"
+"""Words of rows of NVIDIA/dgxc-benchmarking with MaxText, whose recipe states it.
+
+maxtext/configure.sh has POLICY=save_qkv_proj, which keeps the projections of queries, keys and values alone.
+"""
 
 
 def _noted_recomputation(model: Model, notes: str) -> Checkpointing | None:
@@ -487,6 +492,8 @@ def _noted_recomputation(model: Model, notes: str) -> Checkpointing | None:
     own = zoo.list_modules(model)
     if _RECOMPUTED_PARTS in notes and own:
         return join_modules({"layernorm", "mlp_act", "moe_act"} & own)
+    if _REMAT_OF_RECIPE in notes and own:
+        return join_modules({"layernorm", "mlp", "attn_out"} & own)
     return None
 
 
