@@ -175,7 +175,7 @@ _UNFUSED = re.compile(r"\bpytorch 1\.(?:\d|1[0-3])\b|\btimm 0\.[3-8]\b")
 def _attention(row: Row) -> Attention:
     """Return what ran a row's attention. Most tables say whether it was fused, but not by which library."""
     stated, words = row.get("flash_attention", ""), row.get("framework", "").lower()
-    if stated in _EAGER or (stated not in _FUSED_ATTENTION and _UNFUSED.search(words)):
+    if stated in _EAGER or (stated not in _FUSED_ATTENTION and _UNFUSED.search(words)) or _lacks_latent_kernel(row):
         return "eager"
     text = f"{words} {row.get('notes', '').lower()}"
     if library := next((library for pattern, library in _LIBRARIES if pattern.search(text)), None):
@@ -185,6 +185,17 @@ def _attention(row: Row) -> Attention:
     is_usual = _precision(row) in ("fp16", "bf16", *QUANTIZED)
     is_fused = is_usual and bool(FRAMEWORKS[framework(row) or UNSET].attention)
     return "flash" if stated in _FUSED_ATTENTION and not is_fused else "auto"
+
+
+def _lacks_latent_kernel(row: Row) -> bool:
+    """Return whether the libraries of a row had no fused kernel for the backward pass of its latent attention.
+
+    On Blackwell, cuDNN 9.11 brought the heads of DeepSeek-V3, 192 wide for queries and 128 for values (Transformer
+    Engine, common/fused_attn/fused_attn.cpp). Before release 25.09 NeMo's recipe for GB200 recomputes `core_attn`.
+    """
+    is_latent = "deepseek-v3" in row.get("model_name", "").lower() and framework(row) == "nemo"
+    is_blackwell = re.match(r"g?b[23]00", row.get("gpu", "").lower()) is not None
+    return is_latent and is_blackwell and (framework_version(row) or "26.04") < "25.09"
 
 
 def execution(row: Row) -> Execution:
