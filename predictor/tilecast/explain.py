@@ -255,7 +255,8 @@ def _runs_per_micro_batch(workload: Workload, plan: Plan, sharded: ShardedGraph,
     if op.phase == "backward" or not workload.training or not any(block is layer for layer in sharded.graph.layers):
         return 1
     if modules := split_modules(plan.checkpointing):
-        return 1 + bool(blocks.modules_of(workload, op).intersection(modules, block.freed_bytes))
+        named = blocks.modules_of(workload, op).intersection(modules, block.freed_bytes)
+        return 1 + (bool(named) and is_repeated_in_full(workload, op.name))
     shares = {"full": 1.0, "selective": blocks.recomputed_fraction(workload)(op), "none": 0.0}
     layers = float(zoo.recomputed_layer_fraction(workload, sharded, Plans.from_plans(plan))[0])
     layers *= is_repeated_in_full(workload, op.name)
@@ -321,9 +322,10 @@ def _price_exchanges(workload: Workload, plans: Plans, sharded: ShardedGraph, po
     for block in graph.blocks:
         modules, layered = split_modules(plan.checkpointing), any(block is layer for layer in graph.layers)
         for call in block.collectives:
-            again = layers * (plan.checkpointing == "full" and is_repeated_in_full(workload, call.name))
+            again = layers * (plan.checkpointing == "full")
             if modules and list_modules_of_collective(call.name).intersection(modules, block.freed_bytes):
                 again = 1.0
+            again *= is_repeated_in_full(workload, call.name)
             alone_s = float(priced.seconds(call)[0])
             once_s = alone_s * factor
             if once_s == 0.0 or (call.phase == "backward" and not workload.training):

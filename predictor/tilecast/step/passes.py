@@ -299,9 +299,10 @@ def block_seconds(
             dispatched[transfer.phase] = dispatched[transfer.phase] + sent_s
         exchanged[transfer.phase] = exchanged[transfer.phase] + transfer.count * exposed_s
         if transfer.phase == "forward":
-            repeated = again * is_repeated_in_full(workload, transfer.name)
+            repeated = again
             for module in list_modules_of_collective(transfer.name) & named.keys():
                 repeated = repeated + named[module]
+            repeated = repeated * is_repeated_in_full(workload, transfer.name)
             exchanged["backward"] = exchanged["backward"] + repeated * transfer.count * exposed_s
             if is_beside:
                 dispatched["backward"] = dispatched["backward"] + repeated * sent_s
