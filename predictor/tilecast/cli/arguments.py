@@ -42,5 +42,11 @@ def add_pool_arguments(parser: argparse.ArgumentParser) -> None:
     )
     where.add_argument("--context", metavar="NAME", help="ask the cluster of this kubectl context")
     parser.add_argument(
+        "--link",
+        metavar="LINK",
+        help="the link in or between nodes of every pool, for which --gpus names none: a name of `tilecast show "
+        "links`, or ethernet-N of N Gb/s; several with commas",
+    )
+    parser.add_argument(
         "--calibration", metavar="FILE", help="corrections that `tilecast calibrate RUNS.csv` wrote, for every pool"
     )

@@ -154,6 +154,8 @@ class JobSettings(TypedDict, total=False):
     """Instead of `gpus`: a context of kubectl."""
     calibration: str
     """Path of corrections that `tilecast calibrate` wrote."""
+    link: str
+    """Name of the link in or between the nodes of every pool, for which `gpus` names none."""
 
 
 def advise(
@@ -273,6 +275,7 @@ def queue(
     nodes: object = None,
     context: str | None = None,
     calibration: str | None = None,
+    link: str | None = None,
     policy: str = "completion",
     horizon: str | float | None = None,
     what_if: str | Sequence[str] = (),
@@ -286,6 +289,7 @@ def queue(
         nodes: nodes instead of `gpus`, as for `advise`.
         context: a context of kubectl instead of `gpus`.
         calibration: path of corrections that `tilecast calibrate` wrote.
+        link: name of the link in or between the nodes of every pool.
         policy: a policy that `tilecast queue --help` lists.
         horizon: deadline of jobs that have none, in seconds or as a text such as "36h".
         what_if: nodes to add or remove in a second plan for comparison, "POOL:+N" or "POOL:-N".
@@ -302,7 +306,7 @@ def queue(
         else:
             given = [dict(job) for job in jobs]
         changes = (what_if,) if isinstance(what_if, str) else tuple(what_if)
-        pools = PoolOptions.from_arguments(nodes, gpus, context, calibration)
+        pools = PoolOptions.from_arguments(nodes, gpus, context, calibration, link)
         limit = None if horizon is None else str(horizon)
         return Queue.from_plan(plan_queue(QueueInputs(given, pools, policy, limit, changes, at)))
 
@@ -361,7 +365,7 @@ def _build_question(
     unknown = [name for name in given if name not in JobSettings.__annotations__]
     if unknown:
         raise TypeError(f"unexpected keyword argument {unknown[0]!r}; known: {', '.join(JobSettings.__annotations__)}")
-    where = [given.pop(name, None) for name in ("nodes", "gpus", "context", "calibration")]
+    where = [given.pop(name, None) for name in ("nodes", "gpus", "context", "calibration", "link")]
     example = given.pop("inputs", None)
     if hasattr(model, "named_parameters"):
         model = _trace_module(model, example)
