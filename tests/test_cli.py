@@ -180,7 +180,7 @@ def test_a_bad_job_is_one_line(name: str, tmp_path: Path, capsys: pytest.Capture
         (["advise", "gnmt", "--gpus", GPUS, "--batch", "64", "--seq", "50"], "gnmt takes samples of one length"),
         (["advise", "resnet-50", "--gpus", GPUS, "--batch", "64", "--seq", "224"], "resnet-50 reads images"),
         (["advise", "llama-2-7b", "--gpus", GPUS, "--batch", "-1", "--seq", "4096"], "--batch"),
-        (["advise", JOB, "--gpus", GPUS, "--baseline", "b300:8"], "baseline.pool"),
+        (["advise", JOB, "--gpus", GPUS, "--baseline", "b3000:8"], "no pool or GPU 'b3000'"),
         (["advise", JOB, "--gpus", GPUS, "--precision", "fp16"], "--precision"),
         (["advise", JOB, "--gpus", GPUS, "--steps", "-5"], "--steps"),
         (["advise", JOB, "--gpus", "h100-sxm:12"], "does not fill nodes"),
@@ -211,7 +211,7 @@ def test_an_unknown_verb_is_one_line(capsys: pytest.CaptureFixture[str]) -> None
     with pytest.raises(SystemExit) as caught:
         main(["advice"])
     assert caught.value.code == 2
-    _one_line(capsys, "invalid choice")
+    _one_line(capsys, "did you mean advise?")
 
 
 def _one_line(capsys: pytest.CaptureFixture[str], expected: str) -> None:

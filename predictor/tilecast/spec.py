@@ -308,14 +308,14 @@ class PartialPlan:
     def parse(cls, text: str, field: str) -> PartialPlan:
         """Parse a plan such as `tp=2,dp=8,zero=1,mb=1,ac=full`, or `zero1-dp8,tp2,mb1,ac-full` as tables print it.
 
-        The two forms can be mixed. A plan with a micro-batch is complete, as tables print it, and the columns that it
-        leaves out are off. In a plan without a micro-batch they stay open, as `zero=auto` says for one column. `field`
-        is the name of the plan in errors.
+        The two forms can be mixed, and spaces can replace commas. A plan with a micro-batch is complete, as tables
+        print it, and the columns that it leaves out are off. In a plan without a micro-batch they stay open, as
+        `zero=auto` says for one column. `field` is the name of the plan in errors.
 
         Raises:
             SpecError: a key is unknown or given twice, or a value is no count.
         """
-        items = [part.strip() for part in text.lower().split(",")]
+        items = re.split(r" *, *| +", re.sub(r" *= *", "=", text.lower().strip()))
         pairs = [
             pair
             for item in items
@@ -338,7 +338,7 @@ class PartialPlan:
 
 _OFF: Mapping[str, object] = {name: column.off for name, column in PLAN_COLUMNS.items() if column.off is not None}
 """Values of the columns that a complete plan leaves out."""
-_PRINTED = re.compile(r"(?:zero([123])-)?dp(\d+)|fsdp(\d+)|(e?tp|[pcev]p|mb|zero)(\d+)|ac-([a-z_+]+)|(sp)")
+_PRINTED = re.compile(r"(?:zero([123])-)?dp(\d+)|fsdp(?:-dp)?(\d+)|(e?tp|[pcev]p|mb|zero)(\d+)|ac-([a-z_+]+)|(sp)")
 """A part of the short form of a plan."""
 
 

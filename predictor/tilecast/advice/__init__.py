@@ -218,7 +218,7 @@ def _check_request(request: Request, pools: Sequence[Pool]) -> None:
     is_divided = not workload.micro_batch or workload.global_batch % workload.micro_batch == 0
     problem = f"{workload.micro_batch} does not divide globalBatchSize {workload.global_batch}"
     require(is_divided, "spec.training.microBatchSize", problem, "choose a divisor")
-    if request.baseline:
+    if request.baseline and request.baseline.elsewhere is None:
         problem = f"there is no pool {request.baseline.pool!r}"
         require(request.baseline.pool in names, "spec.baseline.pool", problem, known)
 

@@ -39,6 +39,8 @@ class Baseline:
     gpus: int
     plan: PartialPlan | None = None
     """Plan or part of it; None leaves the plan to the search."""
+    elsewhere: Pool | None = None
+    """The pool itself, if it is not one of those that the job may run on."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,13 +15,13 @@ import sys
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
-from typing import NoReturn
 
 from tilecast import __version__, environment
+from tilecast.cli.parser import BAD_INPUT, OneLineErrorParser
 from tilecast.inputs.reading import InputWarning
 from tilecast.spec import SpecError
 
-EXIT_OK, EXIT_BAD_INPUT, EXIT_NO_RECOMMENDATION = 0, 2, 3
+EXIT_OK, EXIT_BAD_INPUT, EXIT_NO_RECOMMENDATION = 0, BAD_INPUT, 3
 
 VERBS: Mapping[str, str] = {
     "advise": "the best pool and plan for a job",
@@ -46,13 +46,6 @@ _FIRST_STEPS = f"""\
   tilecast show models                                                                what can be named
 
 `tilecast --help` lists all verbs."""
-
-
-class _OneLineErrorParser(argparse.ArgumentParser):
-    """Argument parser that reports an error on one line."""
-
-    def error(self, message: str) -> NoReturn:
-        self.exit(EXIT_BAD_INPUT, f"tilecast: {message}; see `{self.prog} --help`\n")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -103,7 +96,7 @@ def _open_streams() -> None:
 
 def build_parser(names: Sequence[str] = tuple(VERBS)) -> argparse.ArgumentParser:
     """Return the parser of the command line. Only the verbs in `names` get their arguments, as this imports modules."""
-    whole = _OneLineErrorParser(prog="tilecast", description=_PURPOSE)
+    whole = OneLineErrorParser(prog="tilecast", description=_PURPOSE)
     whole.add_argument("--version", action="version", version=__version__)
     verbs = whole.add_subparsers(dest="verb", required=True, metavar="VERB")
     for verb, purpose in VERBS.items():

@@ -9,7 +9,7 @@ import json
 import os
 import re
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -25,8 +25,6 @@ from tilecast.inputs.reading import (
     InputWarning,
     means_file,
     metadata_name,
-    parse_amount,
-    parse_seconds,
     read_text,
     to_flag,
 )
@@ -89,8 +87,9 @@ class JobInput:
         if not isinstance(spec, dict) or not isinstance(place, dict):
             raise SpecError(flag, f"the job has no mapping that {'.'.join(path)} could be in", "correct the job")
         place[path[-1]] = value
-        if tuple(path) == ("training", "steps"):
-            place.pop("tokens", None)
+        other = {"steps": "tokens", "tokens": "steps"}.get(path[-1])
+        if path[0] == "training" and other and f"spec.training.{other}" not in self.flags:
+            place.pop(other, None)
         return replace(self, document=document, flags={**self.flags, ".".join(("spec", *path)): flag})
 
     def number(self, path: Sequence[str]) -> float | None:
@@ -112,9 +111,7 @@ def read_job(options: JobOptions) -> JobInput:
     )
     for name, option in ANY_OPTIONS.items():
         if name in options.values:
-            value = options.values[name]
-            value = _READERS[name](value) if name in _READERS else value
-            result = result.with_field(option.path.split("."), value, to_flag(name))
+            result = result.with_field(option.path.split("."), options.values[name], to_flag(name))
     return result
 
 
@@ -180,13 +177,6 @@ def _find_preset(name: str) -> str:
 
 def _normalize_model_type(name: str) -> str:
     return name.lower().replace("_", "-")
-
-
-_READERS: Mapping[str, Callable[[Any], object]] = {
-    "deadline": lambda value: parse_seconds(str(value)),
-    "budget": lambda value: parse_amount(str(value)),
-}
-"""Readers of options that may be texts with a unit."""
 
 
 def read_onnx(path: str, sequence: int | None) -> Trace:

@@ -117,10 +117,16 @@ def _compute_job_advice(inputs: AdviceInputs, job: JobInput) -> AdviceResult:
         request = replace(request, baseline=_parse_baseline(where))
         runs = [*runs, *step]
     own = measured.forecast_earlier_runs(request, measurements.find_measured_pools(runs, pools))
-    pools = measured.correct_pools(request, pools, own)
+    pools, assumed = measured.correct_pools(request, pools, own), ""
+    if request.baseline and request.baseline.pool not in {pool.name for pool in pools}:
+        field = "--baseline" if inputs.baseline else "spec.baseline.pool"
+        usual = measurements.assume_pool(request.baseline.pool, request.baseline.gpus, field)
+        (elsewhere,) = measured.correct_pools(request, [usual], own)
+        request = replace(request, baseline=replace(request.baseline, elsewhere=elsewhere))
+        assumed = f"Assumed of your baseline: {pool_inputs.describe_nodes(elsewhere)}."
     if inputs.plan is not None:
         request = _request_for_plan(request, inputs.plan)
-    notes = pool_inputs.pool_notes(inputs.pools, pools)
+    notes = (*pool_inputs.pool_notes(inputs.pools, pools), *([assumed] if assumed else []))
     requests = launcher_requests(request, inputs.launch) if inputs.launch else (request,)
     if job.source is None:
         advice = _choose_advice(requests, pools)

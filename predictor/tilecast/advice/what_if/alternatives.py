@@ -33,7 +33,7 @@ def price_baseline(request: Request, pools: Sequence[Pool]) -> tuple[Offer | Non
     baseline = request.baseline
     if baseline is None:
         return None, [], []
-    pool = next(pool for pool in pools if pool.name == baseline.pool)
+    pool = baseline.elsewhere or next(pool for pool in pools if pool.name == baseline.pool)
     # Price a baseline even where its pool is smaller today: the user runs it now.
     nodes = max(pool.max_nodes, -(-baseline.gpus // pool.gpus_per_node))
     roomy = replace(pool, max_nodes=nodes)
