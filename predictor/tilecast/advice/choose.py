@@ -25,7 +25,7 @@ import numpy as np
 
 from tilecast import constants, memory, search, uncertainty, zoo
 from tilecast.advice.pricing import CandidatePlans, DetailedForecasts, find_candidates
-from tilecast.advice.values import Offer, Rejection, Request
+from tilecast.advice.values import Offer, Rejection, Request, format_excess
 from tilecast.hardware import Pool
 from tilecast.memo import Memo
 from tilecast.recomputation import CHECKPOINTING
@@ -489,11 +489,11 @@ def _reject_memory(request: Request, candidates: CandidatePlans, within: Mask) -
     bill = candidates.tables[candidates.table[row]].itemize_memory(candidates.origin[row : row + 1]).items(0)
     largest = max(bill, key=lambda name: bill[name])
     needed, available = float(candidates.memory_bytes[row]), memory.usable_bytes(candidates.pool.gpu)
-    over = needed - available
     gib = 2**30
-    message = f"{largest} {bill[largest] / gib:.1f} GiB; {over / gib:.1f} GiB too much"
+    message = f"needs {needed / gib:.1f} GiB a GPU, {format_excess(needed - available)} too much"
+    message += f" ({largest}: {bill[largest] / gib:.1f} GiB)"
     if request.plan is not None:
-        message = f"{plan} needs {message}"
+        message = f"{plan} {message}"
     code = "OutOfMemory"
     if workload.model.trace is not None:
         code, message = "TensorParallelUnsupported", f"{message}; a graph is split by data and pipeline, not by tensor"
