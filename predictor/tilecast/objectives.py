@@ -125,6 +125,11 @@ OBJECTIVES: dict[str, ObjectiveRecord] = {
         ObjectiveRecord(
             "fewestGpus", "the fewest GPUs that hold the job", "fewest GPUs", "slower", fewest_gpus=True,
         ),
+        ObjectiveRecord(
+            "fewestGpusBeforeDeadline", "the fewest GPUs whose run meets deadlineSeconds",
+            "fewest GPUs before the deadline", "slower", fewest_gpus=True, is_whole_run=True, bound="deadlineSeconds",
+            missed="DeadlineMissed",
+        ),
     )
 }  # fmt: skip
 """Every objective by its name in jobs and in `--objective`."""

@@ -36,6 +36,8 @@ def _explain_choice(request: Request, place: int, ranking: Ranking) -> Offer:
         bound += "; memory is tight"
     if request.deadline_s is not None and (offer.finish_s or 0.0) * offer.upper_s / offer.step_s > request.deadline_s:
         bound += "; may miss the deadline"
+    if request.target_step_s is not None and offer.upper_s > request.target_step_s:
+        bound += "; may miss the target"
     goal = request.goal
     if goal.quantity.amount_format:
         amount = goal.quantity.amount(offer.pool, offer.gpus, offer.step_s)

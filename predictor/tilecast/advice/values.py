@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, TypeAlias
 
 from tilecast import zoo
 from tilecast.advice.sharing import SharingAdvice
@@ -23,6 +24,12 @@ def require(is_met: object, field: str, problem: str, remedy: str) -> None:
 def format_ratio(ratio: float) -> str:
     """Return a ratio to the recommendation as text, such as `1.42x` or `23.2x`."""
     return f"{ratio:.2f}x" if ratio < 9.995 else f"{ratio:.1f}x" if ratio < 99.95 else f"{ratio:,.0f}x"
+
+
+def round_up(seconds: float) -> float:
+    """Return seconds rounded up to three significant figures."""
+    grain = 10.0 ** (math.floor(math.log10(seconds)) - 2)
+    return float(f"{math.ceil(seconds / grain - 1e-9) * grain:.6g}")
 
 
 def format_excess(over_bytes: float) -> str:
@@ -63,6 +70,10 @@ class Budget:
     currency: str = "USD"
 
 
+LimitsAt: TypeAlias = Literal["forecast", "upperBound"]
+"""Which end of a forecast has to meet limits on time."""
+
+
 @dataclass(frozen=True, slots=True)
 class Request:
     """All inputs of an advice except the pools."""
@@ -83,6 +94,15 @@ class Request:
     """Tokens of the whole run, if its length is given in tokens."""
     plan: PartialPlan | None = None
     """The only plan to price; None leaves it to the search."""
+    target_step_s: float | None = None
+    """Longest step that a plan may take, in seconds; None sets no limit."""
+    limits_at: LimitsAt = "forecast"
+    """Time that has to meet the target and the deadline: the forecast, or the upper end of its 90 % range."""
+
+    @property
+    def is_bounded(self) -> bool:
+        """Whether a limit on time or money excludes plans that fit."""
+        return bool(self.goal.bound) or self.target_step_s is not None
 
     @property
     def goal(self) -> ObjectiveRecord:
@@ -204,7 +224,7 @@ class WhyNot:
     """Code of the reason.
 
     One of the `worse_code` of a quantity (`Slower`, `Dearer`), `MoreGpus`, `OutOfMemory`, `PoolTooSmall`,
-    `Constraint`, `DeadlineMissed`, `OverBudget`, `NotNeeded` or `Tie`.
+    `Constraint`, `DeadlineMissed`, `OverBudget`, `TargetMissed`, `NotNeeded` or `Tie`.
     """
     message: str
     value: float | None

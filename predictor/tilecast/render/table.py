@@ -60,9 +60,7 @@ def advice_text(advice: Advice) -> str:
         lines += wrap_text(f"x  {item.pool.ljust(width)}  ", f"{item.message}: {remedy}")
     lines.append("")
     if best is None:
-        lines.append(
-            "No pool can run this job. The nearest change that would help each of them stands behind the colon."
-        )
+        lines.append("No pool can run this job as asked. Behind each colon stands the smallest change that would help.")
         return "\n".join([*lines, *_note_lines(advice)]) + "\n"
     return "\n".join([*lines, *_footer_lines(advice, best)]) + "\n"
 
@@ -164,7 +162,7 @@ def _note_lines(advice: Advice) -> list[str]:
 def _because_sentence(advice: Advice, best: Offer) -> str:
     """Return a sentence that says why the recommended pool and plan are best, from the numbers that decided."""
     goal = advice.request.goal
-    least = "the fewest GPUs" if goal.fewest_gpus else f"the least {goal.quantity.noun}"
+    least = "needs the fewest GPUs" if goal.fewest_gpus else _LEAST[goal.quantity.name]
     gpus = f"{best.gpus} GPUs" if best.gpus > 1 else "1 GPU"
     where = f"{best.pool.name} with {gpus}"
     others = [offer for offer in advice.offers[1:] if offer.pool.name != best.pool.name]
@@ -175,18 +173,22 @@ def _because_sentence(advice: Advice, best: Offer) -> str:
             ratios.append((amount, offer.pool.name))
         ratio, name = min(ratios)
         noun = "GPUs" if goal.fewest_gpus else goal.quantity.noun
-        takes = f"takes {least}" if ratio >= 1 else f"is among the pools that take {least}"
-        first = f"{where} {takes} ({name}, the next pool: {format_ratio(ratio)} the {noun})"
+        least = least if ratio >= 1 else f"is tied with another pool that {least}"
+        first = f"{where} {least} ({name}, the next pool: {format_ratio(ratio)} the {noun})"
     else:
         alone = "pool that can run the job" if advice.rejections else "pool given"
-        nearly = "" if advice.tie_ratio < 1.0005 or goal.fewest_gpus else "nearly "
-        first = f"{where} is the only {alone}, and this plan takes {nearly}{least} on it"
+        first = f"{where} is the only {alone}, and this plan {least} on it"
+        first += "" if advice.tie_ratio < 1.0005 or goal.fewest_gpus else " within the forecast's error"
     busy = best.breakdown["compute"] / best.step_s
     part = best.bottleneck
     share = f"{best.breakdown[part] / best.step_s:.0%}"
     waits = "" if part == "compute" else f" and {share} on {_PART_NAMES.get(part, part)}"
     room = "may run out of memory" if best.is_tight else "have memory to spare"
     return f"Why: {first}; the GPUs spend {busy:.0%} of a step on compute{waits}, and {room}."
+
+
+_LEAST = {"seconds": "takes the least time", "price": "costs the least"}
+"""Verb phrase of a pool or plan with the least of a quantity, by the quantity's name."""
 
 
 def _amount_per_sample(advice: Advice, offer: Offer) -> float:

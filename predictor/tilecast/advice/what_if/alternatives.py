@@ -43,6 +43,7 @@ def price_baseline(request: Request, pools: Sequence[Pool]) -> tuple[Offer | Non
             f"Your baseline of {baseline.gpus} GPUs is larger than pool {pool.name}, which has {pool.max_gpus}."
         )
     own = replace(request, objective="time", constraints=Constraints(gpus=baseline.gpus), batches=None, precisions=())
+    own = replace(own, target_step_s=None)
     table = None
     if baseline.plan is not None and pool.gpu.supports(request.workload.precision):
         table = enumerate_partial_plan(request.workload, baseline.gpus, baseline.plan, "spec.baseline.plan")
@@ -96,8 +97,9 @@ def price_usual_plan(request: Request, choices: Sequence[Choice]) -> Offer | Non
     name = "data parallelism alone" if offer.plan.zero_stage < 3 else "FSDP alone"
     amount = float(candidates.objective_value(request)[row])
     ratio = "" if best.value <= 0 else f", {format_ratio(amount / best.value)} the {request.goal.quantity.noun}"
-    tightness = "; memory is tight" if offer.is_tight else ""
-    return replace(offer, reason=f"{name}{ratio}; {BOUND_BY[offer.bottleneck]}{tightness}")
+    more = "; memory is tight" if offer.is_tight else ""
+    more += "" if candidates.take(np.array([row])).keeps_bound(request)[0] else "; misses the job's limit"
+    return replace(offer, reason=f"{name}{ratio}; {BOUND_BY[offer.bottleneck]}{more}")
 
 
 _DEGREES = ("tensor", "pipeline", "context", "expert", "expert_tensor", "virtual_stages")
@@ -272,7 +274,7 @@ def _suggest_fewer_gpus(request: Request, choice: Choice) -> str | None:
     The GPU count is halved as long as the last doubling cost at least `SEVERAL` times as much as it gained. The result
     is None if no halving meets that rule, or if the objective is not about time alone.
     """
-    if request.goal.saves_gpus or request.goal.bound:
+    if request.goal.saves_gpus or request.is_bounded:
         return None
     candidates = choice.candidates
     same = candidates.batch == candidates.batch[choice.row]

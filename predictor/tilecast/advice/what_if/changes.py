@@ -170,6 +170,7 @@ CHANGES: Mapping[str, Apply] = {
     "constraints.maxTensorParallel": _set_request_field("constraints", "max_tensor", int),
     "constraints.allowedPools": _adapt_job_change(_allow_pool),
     "constraints.allowSharing": _set_request_field("constraints", "allow_sharing", lambda value: value == "true"),
+    "targetStepSeconds": _adapt_job_change(lambda request, value: replace(request, target_step_s=float(value))),
     "deadlineSeconds": _adapt_job_change(lambda request, value: replace(request, deadline_s=float(value))),
     "budget.amount": _set_request_field("budget", "amount", float),
     "pool.gpus": _adapt_pool_change(lambda pool, value: grow_pool(pool, int(value))),

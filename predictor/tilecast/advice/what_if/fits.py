@@ -12,7 +12,7 @@ import numpy as np
 from tilecast import search
 from tilecast.advice.choose import Choice, choose_or_reject, list_usable_precisions
 from tilecast.advice.pricing import CandidatePlans, find_candidates
-from tilecast.advice.values import Change, Rejection, Request
+from tilecast.advice.values import Change, Rejection, Request, round_up
 from tilecast.advice.what_if.changes import (
     FURTHER,
     apply_change,
@@ -189,9 +189,14 @@ def _needs_only_to_fit(request: Request, pool: Pool) -> bool:
     """
     limits = request.constraints
     allowed = not limits.allowed_pools or pool.name in limits.allowed_pools
-    bounded = bool(request.goal.bound)
     known = all(quantity.is_known(pool) for quantity in request.goal.needed_quantities)
-    return request.plan is None and allowed and known and not bounded and (limits.allow_sharing or not pool.gpu.mig)
+    return (
+        request.plan is None
+        and allowed
+        and known
+        and not request.is_bounded
+        and (limits.allow_sharing or not pool.gpu.mig)
+    )
 
 
 def _gpu_counts(pool: Pool, limit: int) -> list[int]:
@@ -209,6 +214,7 @@ _MASKS = (
     "constraints.maxTensorParallel",
     "deadlineSeconds",
     "budget.amount",
+    "targetStepSeconds",
 )
 """Inputs that only choose among the plans that are priced already."""
 
@@ -385,6 +391,16 @@ def _looser_bound(request: Request, candidates: CandidatePlans, rejection: Rejec
         yield Change("budget.amount", needed, "fits", f"budget {request.budget.amount:,.0f} -> {needed:,}")
 
 
+def _reach_target(request: Request, candidates: CandidatePlans, rejection: Rejection) -> Iterator[Change]:
+    """Yield larger pools, and then the target for a step that the fastest plan that fits meets."""
+    pool, limits = candidates.pool, request.constraints
+    if limits.gpus is None and limits.max_gpus is None and limits.max_nodes is None and not pool.is_partial_node:
+        for times in FURTHER:
+            yield Change("pool.maxNodes", pool.max_nodes * times, "fits", _nodes_text(pool.max_nodes * times, pool))
+    needed = round_up(candidates.least_step_s(request, candidates.within(limits) & candidates.fits))
+    yield Change("targetStepSeconds", needed, "fits", f"targetStepSeconds {request.target_step_s:g} -> {needed:g}")
+
+
 _CHANGES_BY_CODE = {
     "NotAllowed": _allow_pool,
     "SharingNotAllowed": _allow_sharing,
@@ -397,6 +413,7 @@ _CHANGES_BY_CODE = {
     "TensorParallelUnsupported": _save_memory,
     "DeadlineMissed": _looser_bound,
     "OverBudget": _looser_bound,
+    "TargetMissed": _reach_target,
 }
 """Functions that yield the changes to try, the least costly first, by the code of the rejection."""
 

@@ -400,7 +400,7 @@ class _Neighbour:
         if self.row < 0:
             return self._explain_small_pool()
         if not candidates.keeps_bound(self.request)[self.row]:
-            return self._to_why_not(goal.missed, f"{ratio}, beyond the job's own limit")
+            return self._to_why_not(goal.missed or "TargetMissed", f"{ratio}, beyond the job's own limit")
         if not candidates.within(self.request.constraints)[self.row]:
             return self._explain_constraint()
         if goal.fewest_gpus and self.plan.gpus > self.best.gpus:
