@@ -505,6 +505,7 @@ def _reject_memory(request: Request, candidates: CandidatePlans, within: Mask) -
         plan,
         needed,
         available,
+        memory=bill,
     )
 
 

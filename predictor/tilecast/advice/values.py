@@ -210,6 +210,8 @@ class Rejection:
     memory_available_bytes: float | None = None
     change: Change | None = None
     """The remedy as a change that was tried and helps; None if none was found."""
+    memory: Mapping[str, float] | None = None
+    """Bytes of the fullest GPU of `plan` by purpose; they sum to `memory_bytes`."""
 
 
 @dataclass(frozen=True, slots=True)

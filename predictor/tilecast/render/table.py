@@ -247,7 +247,12 @@ def _footer_lines(advice: Advice, best: Offer) -> list[str]:
 
 def describe_change(change: Change) -> str:
     """Return a change as text with the step time and the price that a plan has after it, if they are known."""
-    parts = [] if change.step_s is None else [f"{format_duration(change.step_s)} a step"]
-    if change.cost_per_1000_steps is not None:
-        parts.append(f"{format_money(change.cost_per_1000_steps, change.currency)}/1k steps")
-    return f"{change.text} ({', '.join(parts)})" if parts else change.text
+    return describe_priced(change.text, change.step_s, change.cost_per_1000_steps, change.currency)
+
+
+def describe_priced(text: str, step_s: float | None, cost_per_1000_steps: float | None, currency: str) -> str:
+    """Return a text with a step time and the price of 1000 steps in parentheses, as far as they are known."""
+    parts = [] if step_s is None else [f"{format_duration(step_s)} a step"]
+    if cost_per_1000_steps is not None:
+        parts.append(f"{format_money(cost_per_1000_steps, currency)}/1k steps")
+    return f"{text} ({', '.join(parts)})" if parts else text

@@ -11,7 +11,7 @@ import numpy as np
 from tilecast import frameworks, overlap, search, step, uncertainty
 from tilecast.advice.choose import Choice, choose_on_pool, choose_or_reject, choose_plan, rank_choices
 from tilecast.advice.enumeration import enumerate_partial_plan
-from tilecast.advice.pricing import CandidatePlans, DetailedForecasts
+from tilecast.advice.pricing import CandidatePlans, DetailedForecasts, find_candidates
 from tilecast.advice.reasons import BOUND_BY
 from tilecast.advice.values import Change, Constraints, Offer, Rejection, Request, format_ratio
 from tilecast.advice.what_if.changes import apply_change, speed_up_link
@@ -118,6 +118,14 @@ def price_safer_plan(request: Request, choices: Sequence[Choice]) -> Offer | Non
         return None
     offer = roomy.offer()
     return replace(offer, reason=f"memory to spare; {BOUND_BY[offer.bottleneck]}")
+
+
+def find_roomy_plan(request: Request, pool: Pool) -> Offer | None:
+    """Return the plan on the fewest GPUs of a pool that leaves memory to spare. If there is none, return None."""
+    candidates = find_candidates(request, pool)
+    eligible = candidates.within(request.constraints) & candidates.fits & candidates.keeps_bound(request)
+    choice = choose_plan(replace(request, objective="fewestGpus"), candidates, eligible & ~candidates.tight)
+    return None if choice is None else choice.offer()
 
 
 ASSUMED_LAYERS = ("assumed", "default")
