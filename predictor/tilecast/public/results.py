@@ -21,6 +21,7 @@ from tilecast.render import launch as launched
 from tilecast.render import queue as queue_screen
 from tilecast.render import sweep as sweep_screen
 from tilecast.render.columns import align_columns
+from tilecast.render.launch.setting import list_launch_settings
 from tilecast.render.queue import QueueScreen
 from tilecast.render.rows import format_properties, rows_html, rows_table
 from tilecast.render.table import advice_headline, describe_priced
@@ -127,7 +128,8 @@ class Advice(core.Advice):
         """
         if self.best is None:
             raise SpecError("launch", "nothing is recommended", "see rejections")
-        return launched.launch_text(launcher, launched.LaunchSetting.from_offer(self.request.name, self.best))
+        setting, safer = list_launch_settings(self, self.best)
+        return launched.launch_text(launcher, setting, safer, is_stated=self.request.plan is not None)
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,14 @@ from dataclasses import replace
 import numpy as np
 
 from tilecast import frameworks, overlap, search, step, uncertainty
-from tilecast.advice.choose import Choice, choose_on_pool, choose_or_reject, choose_plan, rank_choices
+from tilecast.advice.choose import (
+    Choice,
+    choose_on_pool,
+    choose_or_reject,
+    choose_plan,
+    keep_sensible_plans,
+    rank_choices,
+)
 from tilecast.advice.enumeration import enumerate_partial_plan
 from tilecast.advice.pricing import CandidatePlans, DetailedForecasts, find_candidates
 from tilecast.advice.reasons import BOUND_BY
@@ -107,13 +114,22 @@ _DEGREES = ("tensor", "pipeline", "context", "expert", "expert_tensor", "virtual
 
 
 def price_safer_plan(request: Request, choices: Sequence[Choice]) -> Offer | None:
-    """Return the best plan with memory to spare on the recommended pool, if the recommended plan is tight."""
-    if not choices or not choices[0].is_tight or request.plan is not None:
+    """Return the best plan with memory to spare on the recommended pool, if the recommended plan is tight.
+
+    If the user states the plan, or seeks the fewest GPUs, the safer plan uses as many GPUs.
+    """
+    if not choices or not choices[0].is_tight:
         return None
     best = choices[0]
-    candidates = best.candidates
-    same = (candidates.gpus == best.gpus) if request.goal.fewest_gpus else np.ones(len(candidates), dtype=bool)
-    roomy = choose_plan(request, candidates, best.eligible & ~candidates.tight & same)
+    candidates, eligible = best.candidates, best.eligible
+    if request.plan is not None:
+        request = replace(request, plan=None)
+        candidates = find_candidates(request, candidates.pool, PlanLimits(gpus=best.gpus))
+        eligible = candidates.within(request.constraints) & candidates.fits & candidates.keeps_bound(request)
+        eligible = keep_sensible_plans(request, candidates, eligible)
+    if request.goal.fewest_gpus:
+        eligible = eligible & (candidates.gpus == best.gpus)
+    roomy = choose_plan(request, candidates, eligible & ~candidates.tight)
     if roomy is None:
         return None
     offer = roomy.offer()
