@@ -64,6 +64,7 @@ from tilecast.advice.values import (
 from tilecast.advice.what_if.alternatives import (
     best_without_constraints,
     describe_assumed_networks,
+    describe_missing_usual_plan,
     price_baseline,
     price_safer_plan,
     price_usual_plan,
@@ -128,6 +129,7 @@ def advise(request: Request, pools: Sequence[Pool]) -> Advice:
         tie_ratio=ranking.ratio,
         notes=(
             *describe_offers(request, offers),
+            *describe_missing_usual_plan(request, ranking.choices),
             *describe_left_out(request, enumerations),
             *suggest_changes(request, ranking.choices),
             *describe_sharing(request, sharing),

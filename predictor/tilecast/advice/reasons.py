@@ -245,4 +245,6 @@ def describe_confidence(offers: Sequence[Offer]) -> str:
     low, high = best.lower_s / best.step_s - 1, best.upper_s / best.step_s - 1
     seen = best.pool.calibration.find_workload_correction(best.pool.gpu.name, best.workload, best.gpus)
     own = f", {seen.own} like this one" if seen.own else ""
-    return f"{seen.runs} runs seen on this cluster{own}: {low:+.0%}/{high:+.0%}"
+    return (
+        f"{seen.runs} runs seen on this cluster{own}: 9 of 10 steps lie within {low:+.0%}/{high:+.0%} of the forecast"
+    )

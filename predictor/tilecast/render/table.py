@@ -49,7 +49,7 @@ def advice_text(advice: Advice) -> str:
     names = [offer.pool.name for offer in advice.offers] + [item.pool for item in advice.rejections]
     width = max(map(len, (*names, advice.baseline.pool.name if advice.baseline else "", "POOL")))
     rows = [_offer_cells(">" if offer is best else " ", offer, width) for offer in advice.offers]
-    if advice.usual is not None and _is_usual_shown(advice, advice.usual):
+    if advice.usual is not None and is_usual_shown(advice, advice.usual):
         rows.append(_offer_cells("~", advice.usual, width))
     if advice.baseline is not None:
         rows.append(_offer_cells("=", advice.baseline, width))
@@ -78,14 +78,15 @@ def advice_headline(advice: Advice) -> str:
     """Return a text line with the job's name, model, parameters, precision, batch and objective."""
     workload = advice.request.workload
     unit = "tokens" if workload.samples_are_tokens else "samples"
-    batch = f"{format_count(workload.tokens_per_step)} {unit}/step"
+    amount = workload.tokens_per_step
+    batch = f"{f'{amount:,}' if amount < 100_000 else format_count(amount)} {unit}/step"
     precision = advice.best.workload.precision if advice.best else workload.precision
     size = format_parameters(zoo.count_parameters(replace(workload, lora_rank=0)))
     head = (advice.request.name, workload.model.name, f"{size} parameters", precision, batch)
     return "  ".join((*head, f"objective: {advice.request.objective}"))
 
 
-def _is_usual_shown(advice: Advice, usual: Offer) -> bool:
+def is_usual_shown(advice: Advice, usual: Offer) -> bool:
     """Return whether the usual plan is on the recommended pool and is no other row of the table."""
     best, base = advice.best, advice.baseline
     if best is None or usual.pool.name != best.pool.name or usual.plan == best.plan:
@@ -125,6 +126,9 @@ def _why_not_lines(advice: Advice) -> list[str]:
     for item in telling[:MAX_WHY_NOT]:
         what = f"{item.pool}: {item.message}" if item.subject == "pool" else f"{item.plan}: {item.message}"
         change = item.change
+        # Back to the recommendation is no change that a reader asks for.
+        if change is not None and advice.best is not None and change.value == str(advice.best.plan):
+            change = None
         would = "" if change is None else f"; would {_EFFECTS[change.effect]} with {describe_change(change)}"
         lines += wrap_text("  ", what + would)
     return ["Why not", *lines] if lines else []
@@ -178,7 +182,7 @@ def _because_sentence(advice: Advice, best: Offer) -> str:
     else:
         alone = "pool that can run the job" if advice.rejections else "pool given"
         first = f"{where} is the only {alone}, and this plan {least} on it"
-        first += "" if advice.tie_ratio < 1.0005 or goal.fewest_gpus else " within the forecast's error"
+        first += "" if advice.tie_ratio < 1.0005 or goal.fewest_gpus else ", within the forecast's error"
     busy = best.breakdown["compute"] / best.step_s
     part = best.bottleneck
     share = f"{best.breakdown[part] / best.step_s:.0%}"

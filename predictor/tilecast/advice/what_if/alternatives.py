@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from tilecast import frameworks, overlap, search, step, uncertainty
+from tilecast import frameworks, memory, overlap, search, step, uncertainty
 from tilecast.advice.choose import (
     Choice,
     choose_on_pool,
@@ -24,7 +24,7 @@ from tilecast.advice.values import Change, Constraints, Offer, Rejection, Reques
 from tilecast.advice.what_if.changes import apply_change, speed_up_link
 from tilecast.cost import price_of_1000_steps
 from tilecast.hardware import Link, Pool, instances
-from tilecast.search import PlanLimits
+from tilecast.search import Mask, PlanLimits
 from tilecast.spec import Plans, Workload
 from tilecast.step import blocks
 
@@ -88,10 +88,7 @@ def price_usual_plan(request: Request, choices: Sequence[Choice]) -> Offer | Non
         return None
     best = choices[0]
     candidates, plans = best.candidates, best.candidates.plans
-    is_alone = np.all([getattr(plans, name) == 1 for name in _DEGREES], axis=0)
-    mask = is_alone & candidates.fits & (candidates.variant == candidates.variant[best.row])
-    mask &= (candidates.gpus <= best.gpus) & candidates.within(request.constraints)
-    rows = np.flatnonzero(mask)
+    rows = np.flatnonzero(_is_usual(request, best) & candidates.fits)
     if not len(rows):
         return None
     stages = np.argsort(USUAL_STAGES)[plans.zero_stage[rows]]
@@ -107,6 +104,35 @@ def price_usual_plan(request: Request, choices: Sequence[Choice]) -> Offer | Non
     more = "; memory is tight" if offer.is_tight else ""
     more += "" if candidates.take(np.array([row])).keeps_bound(request)[0] else "; misses the job's limit"
     return replace(offer, reason=f"{name}{ratio}; {BOUND_BY[offer.bottleneck]}{more}")
+
+
+def describe_missing_usual_plan(request: Request, choices: Sequence[Choice]) -> list[str]:
+    """Return a list with a sentence that data parallelism or FSDP alone does not fit the recommended pool.
+
+    If it fits, or if the user states the plan, the list is empty.
+    """
+    if not choices or request.plan is not None:
+        return []
+    candidates = choices[0].candidates
+    rows = np.flatnonzero(_is_usual(request, choices[0]))
+    if not len(rows) or candidates.fits[rows].any():
+        return []
+    row = int(rows[np.argmin(candidates.memory_bytes[rows])])
+    plan, needed = candidates.plans.row(row), candidates.memory_bytes[row] / 2**30
+    usable = memory.usable_bytes(candidates.pool.gpu) / 2**30
+    name = "Data parallelism" if plan.zero_stage < 3 else "FSDP"
+    return [f"{name} alone does not fit: {plan} needs {needed:.0f} of {usable:.0f} GiB a GPU."]
+
+
+def _is_usual(request: Request, best: Choice) -> Mask:
+    """Return which plans of the recommended pool are data parallelism or FSDP alone, (n,).
+
+    They have at most as many GPUs as the recommended plan, and its precision and global batch.
+    """
+    candidates, plans = best.candidates, best.candidates.plans
+    is_alone = np.all([getattr(plans, name) == 1 for name in _DEGREES], axis=0)
+    mask = is_alone & (candidates.variant == candidates.variant[best.row])
+    return np.asarray(mask & (candidates.gpus <= best.gpus) & candidates.within(request.constraints))
 
 
 _DEGREES = ("tensor", "pipeline", "context", "expert", "expert_tensor", "virtual_stages")
@@ -139,7 +165,7 @@ def price_safer_plan(request: Request, choices: Sequence[Choice]) -> Offer | Non
 def find_roomy_plan(request: Request, pool: Pool) -> Offer | None:
     """Return the plan on the fewest GPUs of a pool that leaves memory to spare. If there is none, return None."""
     candidates = find_candidates(request, pool)
-    eligible = candidates.within(request.constraints) & candidates.fits & candidates.keeps_bound(request)
+    eligible = candidates.within(request.constraints) & candidates.fits
     choice = choose_plan(replace(request, objective="fewestGpus"), candidates, eligible & ~candidates.tight)
     return None if choice is None else choice.offer()
 

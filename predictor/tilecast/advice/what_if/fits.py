@@ -25,7 +25,7 @@ from tilecast.advice.what_if.changes import (
 from tilecast.advice.what_if.wins import find_winning_price
 from tilecast.cost import price_of_1000_steps
 from tilecast.frameworks import FRAMEWORKS
-from tilecast.hardware import Pool
+from tilecast.hardware import Pool, list_gpus
 from tilecast.recomputation import CHECKPOINTING
 from tilecast.search import NO_LIMITS, PlanLimits
 from tilecast.spec import PartialPlan, Plans, Workload
@@ -263,6 +263,11 @@ def _other_batches(request: Request, candidates: CandidatePlans, rejection: Reje
         yield Change("training.globalBatchSize", batch, "fits", f"global batch {own} -> {batch}")
 
 
+MUCH = 4.0
+"""Needed over present memory of a GPU from which a pool may also grow by the factors `FAR`."""
+FAR = (16, 32, 64)
+
+
 def _save_memory(request: Request, candidates: CandidatePlans, rejection: Rejection) -> Iterator[Change]:
     """Yield changes that reduce a job's memory on each GPU, in order of what they cost the user."""
     yield from _looser_limits(request, candidates)
@@ -278,7 +283,7 @@ def _save_memory(request: Request, candidates: CandidatePlans, rejection: Reject
         for gpus in list_pool_sizes(pool)[1:]:
             yield describe_growth(pool, gpus, "fits")
     elif request.constraints.gpus is None:
-        for times in FURTHER:
+        for times in FURTHER if over <= MUCH * pool.gpu.memory_bytes else (*FURTHER, *FAR):
             nodes = pool.max_nodes * times
             yield Change("pool.maxNodes", nodes, "fits", _nodes_text(nodes, pool))
     if workload.training and workload.offload == "none" and workload.framework in (None, "deepspeed", "megatron"):
@@ -287,7 +292,7 @@ def _save_memory(request: Request, candidates: CandidatePlans, rejection: Reject
         for length in (workload.sequence_length // part // TOKEN_MULTIPLE * TOKEN_MULTIPLE for part in (2, 4)):
             if length:
                 yield Change("training.sequenceLength", length, "fits", _length_text(length, pool))
-    if over:
+    if 0 < over <= max(gpu.memory_bytes for gpu in list_gpus().values()):
         yield describe_larger_memory(pool, over)
 
 
