@@ -118,7 +118,7 @@ async def test_a_successor_of_the_name_with_another_batch_is_corrected_a_little(
         later = await advised(running, store, "team", "nightly-bcd24", 48)
         same = await advised(running, store, "team", "nightly-3")
     reason = later["recommendation"]["reason"]
-    assert "from the run of nightly-2, another workload" in reason
+    assert "by the run of nightly-2, another workload" in reason
     assert all(1 < row["ownRunsRatio"] < 1.2 for row in later["alternatives"])
     assert same["recommendation"]["stepSeconds"]["target"] > 1.05 * target_s, "its own workload counts in full"
     assert "your run on 8 h100-sxm" in same["recommendation"]["reason"]

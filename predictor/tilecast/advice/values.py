@@ -23,7 +23,8 @@ def require(is_met: object, field: str, problem: str, remedy: str) -> None:
 
 def format_ratio(ratio: float) -> str:
     """Return a ratio to the recommendation as text, such as `1.42x` or `23.2x`."""
-    return f"{ratio:.2f}x" if ratio < 9.995 else f"{ratio:.1f}x" if ratio < 99.95 else f"{ratio:,.0f}x"
+    digits = 2 if round(ratio, 2) < 10 else 1 if round(ratio, 1) < 100 else 0
+    return f"{ratio:,.{digits}f}x"
 
 
 def round_up(seconds: float) -> float:
