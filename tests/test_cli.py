@@ -134,7 +134,7 @@ def test_a_stated_plan_is_priced_by_the_framework_of_the_launcher_that_runs_it(
 def test_one_gpu_is_no_plural(capsys: pytest.CaptureFixture[str]) -> None:
     given = ["--seq", "1024", "--batch", "64", "--gpus", "h100-sxm:8,a100-80:8", "--objective", "cost"]
     assert main(["advise", "gpt2-xl", *given, "--precision", "fp16"]) == 0
-    assert re.search(r"a100-80: 1\.\d\dx on 1 GPU; would win", capsys.readouterr().out)
+    assert re.search(r"a100-80: 1\.\d\dx the price on 1 GPU; would be ahead with", capsys.readouterr().out)
 
 
 def test_a_prime_batch_asks_for_no_pool_of_as_many_nodes(capsys: pytest.CaptureFixture[str]) -> None:

@@ -21,6 +21,7 @@ from tilecast.spec import PRECISIONS, Floats, GradientSync, Plan, Plans, ServerU
 from tilecast.step import blocks, passes, placement, weights
 from tilecast.step.distinct import StepInputs
 from tilecast.zoo import ShardedGraph
+from tilecast.zoo.model_flops import count_model_flops
 from tilecast.zoo.modules import is_repeated_in_full, list_modules_of_collective
 
 Bound = Literal["compute", "memory"]
@@ -173,10 +174,7 @@ def explain_plan(workload: Workload, plan: Plan, pool: Pool, step_s: float) -> E
     sharded = zoo.build_sharded_graph(workload, plans)
     table, rows = sharded.graph.kernels()
     times = kernels.predict_kernel_times(table, pool.gpu)
-    once = zip(_graph_operators(sharded.graph), rows, strict=True)
-    shard = int(sharded.index[0])
-    flops = sum(block.repeat * op.count * table.flops()[index[shard]] for (block, op), index in once)
-    model_flops = float(flops) * plan.tensor * plan.context * plan.data * plan.gradient_accumulation
+    model_flops = count_model_flops(plan, sharded.graph, int(sharded.index[0]))
     held = sharded.sum_fullest_stage("parameters", plans) * sharded.trainable_fraction(plans)
     inputs = StepInputs.from_plans(sharded, plans, pool)
     steps = step.Steps.from_plans(workload, plans, inputs, pool, blocks.kernel_seconds(workload, sharded, pool.gpu))

@@ -88,7 +88,7 @@ def _make_advice_status(outcome: Advice) -> TrainingJobStatus:
         rejected=[api.RejectedPool.from_rejection(item) for item in outcome.rejections[:MAX_REJECTED]],
         why_not=[api.PassedOver.from_why_not(item) for item in outcome.why_not[:MAX_WHY_NOT]],
         ties=outcome.ties if best else None,
-        notes=[text[:256] for text in outcome.notes],
+        notes=[text[:256] for text in (*outcome.alerts, *outcome.notes)],
         plans_evaluated=outcome.plans_evaluated,
         model=api.ModelVersion.from_origin(outcome.provenance),
         inputs_hash=outcome.inputs_hash,

@@ -61,7 +61,15 @@ from tilecast.advice.values import (
     WhyNot,
     require,
 )
-from tilecast.advice.what_if.alternatives import best_without_constraints, price_baseline, suggest_changes
+from tilecast.advice.what_if.alternatives import (
+    best_without_constraints,
+    describe_assumed_networks,
+    describe_missing_usual_plan,
+    price_baseline,
+    price_safer_plan,
+    price_usual_plan,
+    suggest_changes,
+)
 from tilecast.advice.what_if.fits import add_remedies
 from tilecast.advice.what_if.wins import explain_why_not
 from tilecast.hardware import Pool
@@ -111,6 +119,9 @@ def advise(request: Request, pools: Sequence[Pool]) -> Advice:
         pareto=explain_pareto(request, ranking.choices),
         rejections=(*add_remedies(request, candidates, outcomes, ranking.choices), *refused),
         baseline=baseline,
+        alerts=tuple(describe_assumed_networks(offers)),
+        usual=price_usual_plan(request, ranking.choices),
+        safer=price_safer_plan(request, ranking.choices),
         uncapped=best_without_constraints(request, candidates),
         sharing=sharing,
         why_not=explain_why_not(request, ranking),
@@ -118,6 +129,7 @@ def advise(request: Request, pools: Sequence[Pool]) -> Advice:
         tie_ratio=ranking.ratio,
         notes=(
             *describe_offers(request, offers),
+            *describe_missing_usual_plan(request, ranking.choices),
             *describe_left_out(request, enumerations),
             *suggest_changes(request, ranking.choices),
             *describe_sharing(request, sharing),

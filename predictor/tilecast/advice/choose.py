@@ -25,7 +25,7 @@ import numpy as np
 
 from tilecast import constants, memory, search, uncertainty, zoo
 from tilecast.advice.pricing import CandidatePlans, DetailedForecasts, find_candidates
-from tilecast.advice.values import Offer, Rejection, Request
+from tilecast.advice.values import Offer, Rejection, Request, format_excess, round_up
 from tilecast.hardware import Pool
 from tilecast.memo import Memo
 from tilecast.recomputation import CHECKPOINTING
@@ -489,11 +489,11 @@ def _reject_memory(request: Request, candidates: CandidatePlans, within: Mask) -
     bill = candidates.tables[candidates.table[row]].itemize_memory(candidates.origin[row : row + 1]).items(0)
     largest = max(bill, key=lambda name: bill[name])
     needed, available = float(candidates.memory_bytes[row]), memory.usable_bytes(candidates.pool.gpu)
-    over = needed - available
     gib = 2**30
-    message = f"{largest} {bill[largest] / gib:.1f} GiB; {over / gib:.1f} GiB too much"
+    message = f"needs {needed / gib:.1f} GiB a GPU, {format_excess(needed - available)} too much"
+    message += f" ({largest}: {bill[largest] / gib:.1f} GiB)"
     if request.plan is not None:
-        message = f"{plan} needs {message}"
+        message = f"{plan} {message}"
     code = "OutOfMemory"
     if workload.model.trace is not None:
         code, message = "TensorParallelUnsupported", f"{message}; a graph is split by data and pipeline, not by tensor"
@@ -505,6 +505,7 @@ def _reject_memory(request: Request, candidates: CandidatePlans, within: Mask) -
         plan,
         needed,
         available,
+        memory=bill,
     )
 
 
@@ -524,13 +525,26 @@ _REMEDIES: Mapping[str, str] = {
 
 def _reject_bound(request: Request, candidates: CandidatePlans, fitting: Mask) -> Rejection:
     """Return the rejection of a pool where every plan misses the deadline or costs more than the budget."""
-    if request.budget is not None:
+    target = request.target_step_s
+    if target is not None and (not request.goal.bound or not _meets_target(request, candidates, fitting)):
+        least, end = candidates.least_step_s(request, fitting), ""
+        if request.limits_at == "upperBound":
+            end = " at the upper end of its range"
+        message = f"the fastest plan takes {least:,.3g} s a step{end}, not {target:,.3g} s"
+        return Rejection(candidates.pool.name, "TargetMissed", message, f"allow {round_up(least):g} s a step")
+    if request.goal.bound == "budget" and request.budget is not None:
         least = float(candidates.cost_to_finish[fitting].min())
         message = f"the cheapest plan costs {least:,.0f} {request.budget.currency}, not {request.budget.amount:,.0f}"
         return Rejection(candidates.pool.name, "OverBudget", message, f"raise the budget to {least:,.0f}")
     least = float(candidates.finish_s[fitting].min())
     message = f"the fastest plan takes {_format_time(least)}, not {_format_time(request.deadline_s or 0)}"
     return Rejection(candidates.pool.name, "DeadlineMissed", message, f"allow {np.ceil(least):,.0f} s")
+
+
+def _meets_target(request: Request, candidates: CandidatePlans, fitting: Mask) -> bool:
+    """Return whether a plan that fits meets the target for a step, whatever the deadline and the budget are."""
+    alone = replace(request, objective="time", deadline_s=None, budget=None)
+    return bool((fitting & candidates.keeps_bound(alone)).any())
 
 
 def _format_time(seconds: float) -> str:

@@ -15,6 +15,7 @@ from pydantic.alias_generators import to_snake
 
 from tilecast import zoo
 from tilecast.advice import Baseline, Budget, Constraints, Request
+from tilecast.advice.values import LimitsAt
 from tilecast.api.base import (
     API_VERSION,
     MAX_BATCH,
@@ -198,7 +199,17 @@ class TrainingJobSpec(ApiModel):
         default="time", description=f"What is best: {', '.join(_OBJECTIVES[:-1])}, or {_OBJECTIVES[-1]}."
     )
     deadline_seconds: int | None = optional_field(
-        "How long the run may take, for cheapestBeforeDeadline.", ge=1, le=10**11
+        "How long the run may take, for cheapestBeforeDeadline and fewestGpusBeforeDeadline.", ge=1, le=10**11
+    )
+    target_step_seconds: float | None = optional_field(
+        "How long a step may take, with any objective: with fewestGpus the fewest GPUs for such a step, with cost the "
+        "least money.",
+        gt=0,
+        le=10**9,
+    )
+    limits_at: LimitsAt | None = optional_field(
+        "What has to meet targetStepSeconds and deadlineSeconds: the forecast (absent), or the upper end of its 90 % "
+        "range (upperBound)."
     )
     budget: JobBudget | None = optional_field("What the run may cost, for fastestWithinBudget.")
     baseline: JobBaseline | None = optional_field("What you would run today, for comparison.")
@@ -324,6 +335,8 @@ def to_request(name: str, spec: TrainingJobSpec, stored: bytes | None = None) ->
         batches=(batches.min, batches.max) if batches else None,
         precisions=tuple(training.allowed_precisions),
         tokens=training.tokens,
+        target_step_s=spec.target_step_seconds,
+        limits_at=spec.limits_at or "forecast",
     )
 
 

@@ -110,7 +110,7 @@ def _list_missing(inputs: AdviceInputs, error: SpecError) -> list[str]:
 def _compute_job_advice(inputs: AdviceInputs, job: JobInput) -> AdviceResult:
     request, pools = job.request(), pool_inputs.read_pools(inputs.pools)
     if inputs.seeks_fewest:
-        request = replace(request, objective="fewestGpus", deadline_s=None, budget=None)
+        request = replace(request, objective="fewestGpus", deadline_s=None, budget=None, target_step_s=None)
     seconds, runs = measurements.parse_measurements(inputs.measured)
     if inputs.baseline:
         where, step = measurements.split_baseline(inputs.baseline)
