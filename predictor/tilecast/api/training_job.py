@@ -42,7 +42,7 @@ from tilecast.objectives import OBJECTIVES, Objective, objectives_bounded_by
 from tilecast.recomputation import PATTERN, Checkpointing, join_modules, split_modules
 from tilecast.search import FRAMEWORKS as ABILITIES
 from tilecast.search import abilities
-from tilecast.spec import PIPELINE_SCHEDULES, PartialPlan, SpecError, Workload
+from tilecast.spec import PIPELINE_SCHEDULES, PartialPlan, Schedule, SpecError, Workload
 from tilecast.zoo.families import FAMILIES
 
 KIND = "TrainingJob"
@@ -95,6 +95,7 @@ class BaselinePlan(ApiModel):
     expert: int = plan_field("expert", default=1, le=4096)
     expert_tensor: int = plan_field("expert_tensor", default=1, le=4096)
     virtual_stages: int = plan_field("virtual_stages", default=1, le=1024)
+    schedule: Schedule | None = plan_field("schedule", ge=None, default=None)
     zero_stage: int | None = open_plan_field("zero_stage", le=3)
     micro_batch: int | None = open_plan_field("micro_batch", le=MAX_BATCH)
     checkpointing: Checkpointing | None = open_plan_field("checkpointing", ge=None, pattern=PATTERN, max_length=96)

@@ -32,6 +32,7 @@ from tilecast.search.enumeration import (
     has_equal_virtual_stages,
     has_whole_groups,
     recomputations,
+    searched_schedules,
     splits_heads,
     stages_are_full,
 )
@@ -63,6 +64,7 @@ __all__ = [
     "price",
     "price_sharded",
     "recomputations",
+    "searched_schedules",
     "splits_heads",
     "stages_are_full",
     "tabulate_plans",
@@ -112,7 +114,7 @@ class PlanTable:
     plans: Plans
     usable_bytes: float
     is_bounded: bool
-    """Whether the search left out some node counts, because there were more plans than its limit."""
+    """Whether the search left out some plans, because there were more than its limits."""
     _space: _SearchSpace
     _memory: Callable[[], tuple[Floats, Floats, memory.FootprintTable]]
     _steps: Callable[[], tuple[step.Steps | None, Floats, Floats]]

@@ -1,7 +1,7 @@
 """List all training plans of a GPU pool that divide the model, the batch and the GPUs without remainder.
 
 The space is pools x nodes x GPUs of a node x tensor x context x pipeline x data x expert x expert tensor x micro-batch
-x ZeRO stage x recomputation x sequence parallelism x virtual stages, under exact divisibility:
+x ZeRO stage x recomputation x sequence parallelism x virtual stages x pipeline schedule, under exact divisibility:
 
 - a GPU count divides a node or fills nodes;
 - tensor divides heads, key/value heads (or replicates them) and the MLP, and stays inside a node unless the job
@@ -30,7 +30,18 @@ from tilecast.memo import Memo
 from tilecast.model import Model
 from tilecast.recomputation import Checkpointing, encode_modules, names_modules, split_modules
 from tilecast.search.engines import FRAMEWORKS, FrameworkFeatures, Mask, abilities
-from tilecast.spec import Ints, Plans, Rows, SpecError, Workload, distinct_rows
+from tilecast.spec import (
+    PIPELINE_SCHEDULES,
+    SCHEDULE_CODES,
+    Ints,
+    Plans,
+    Rows,
+    Schedule,
+    SpecError,
+    Workload,
+    distinct_rows,
+    repeat_number,
+)
 from tilecast.step import placement
 from tilecast.zoo import traced
 from tilecast.zoo.families import FAMILIES
@@ -61,6 +72,8 @@ DEEP = 64
 """Fewest layers for which the search tries more than `USUAL_VIRTUAL` virtual stages, as published plans do."""
 MOST_PLANS_TO_SHARE = 25_000
 """Most plans of a pool, with whole experts, to which the search adds plans with shared experts."""
+MOST_PLANS_TO_SCHEDULE = 50_000
+"""Most plans of a pool, in pipelines of 1F1B, to which the search adds the framework's other pipeline schedules."""
 MAX_MICRO_TOKENS = 1 << 22
 """Most tokens of a micro-batch. No GPU has memory for the activations of more tokens."""
 # With down to 128 tokens allowed, no best plan of six models from 2,048 to 8,192 tokens on H100 and L4 had fewer.
@@ -100,15 +113,18 @@ _WAYS: Memo[tuple[_Table, Mask]] = Memo(8)
 def enumerate_bounded(workload: Workload, pool: Pool, limits: PlanLimits) -> tuple[Plans, bool]:
     """Return the plans of `enumerate_plans`, and whether plans were left out to respect `limits.max_plans`.
 
-    Shared experts are left out first, from `MOST_PLANS_TO_SHARE` plans on. Then some node counts are left out,
-    then recomputation of single modules and more than four virtual stages.
+    Shared experts are left out first, from `MOST_PLANS_TO_SHARE` plans on. Then pipeline schedules other than 1F1B are
+    left out, from `MOST_PLANS_TO_SCHEDULE` plans on. Then some node counts are left out, then recomputation of single
+    modules and more than four virtual stages.
     """
     deciding = (
         recomputations(workload),
         tuple(_virtual_stages(workload)),
+        schedules := searched_schedules(workload),
         *(getattr(workload, name) for name in _DECIDING),
     )
-    ways, allowed = _WAYS.get(deciding, lambda: _enumerate_ways(workload))
+    ways, scheduled = _WAYS.get(deciding, lambda: _enumerate_ways(workload))
+    allowed = scheduled & (ways["schedule"] == 0) if schedules else scheduled
     usual = ways["virtual_stages"] <= USUAL_VIRTUAL
     if workload.checkpointing is None:
         usual &= ~names_modules(ways["checkpointing"])
@@ -124,6 +140,12 @@ def enumerate_bounded(workload: Workload, pool: Pool, limits: PlanLimits) -> tup
         if counts.sum() <= limits.max_plans:
             break
     is_bounded = digits < 64
+    if schedules:
+        most = min(MOST_PLANS_TO_SCHEDULE, limits.max_plans // (1 + len(schedules)))
+        if counts.sum() <= most and not is_bounded:
+            outer, kinds, mask, counts = list_rows(64, scheduled, shares_experts=False)
+        else:
+            is_bounded = is_bounded or bool((outer["pipeline"] > 1).any())
     if _can_share_experts(workload):
         # Shared experts double the rows of tensor parallelism, so only a small search has them.
         if counts.sum() <= min(MOST_PLANS_TO_SHARE, limits.max_plans // 4) and not is_bounded:
@@ -139,6 +161,8 @@ def enumerate_bounded(workload: Workload, pool: Pool, limits: PlanLimits) -> tup
     columns = {name: np.repeat(column, counts) for name, column in outer.items()} | {
         name: column.take(chosen) for name, column in ways.items()
     }
+    if not schedules or not columns["schedule"].any():
+        columns["schedule"] = repeat_number(np.zeros(1, np.int32), len(chosen))
     return Plans(*(columns[item.name] for item in fields(Plans))), is_bounded
 
 
@@ -260,6 +284,18 @@ def allows_virtual_stages(workload: Workload, virtual: int) -> bool:
     return least <= virtual <= most
 
 
+def searched_schedules(workload: Workload) -> tuple[Schedule, ...]:
+    """Return the pipeline schedules that the search tries beside 1F1B, which is interleaved with virtual stages.
+
+    They are those of the job's framework. A job that names a schedule or no framework is searched with one alone.
+    """
+    is_open = workload.framework is not None and workload.pipeline_schedule is None and workload.training
+    if not is_open or workload.model.trace is not None or workload.framework is None:
+        return ()
+    own = abilities(workload.framework).schedules - {"1f1b", "interleaved"}
+    return tuple(name for name in PIPELINE_SCHEDULES if name in own)
+
+
 def _virtual_stages(workload: Workload) -> list[int]:
     """Return the numbers of virtual stages per pipeline rank that the search tries, ascending."""
     if workload.pipeline_layout is not None:
@@ -349,7 +385,9 @@ def _experts_fold_over_tensor(workload: Workload) -> bool:
 
 
 def _enumerate_ways(workload: Workload) -> tuple[_Table, Mask]:
-    """Return all W combinations of ZeRO stage, recomputation, sequence parallelism and virtual stages, as columns.
+    """Return all W combinations of the columns of a plan that are not degrees of parallelism, except the micro-batch.
+
+    They are the ZeRO stage, recomputation, sequence parallelism, virtual stages and pipeline schedule, as columns.
 
     The mask, (2 ** 6, W), says which combinations are allowed for each set of degrees of `_DEGREES` above one.
     """
@@ -363,8 +401,10 @@ def _enumerate_ways(workload: Workload) -> tuple[_Table, Mask]:
         recompute = [encode_modules(workload.checkpointing)]
     elif workload.training:
         recompute = [encode_modules(value) for value in recomputations(workload)]
-    sizes = ([0, 1], recompute, zero, _virtual_stages(workload))
-    names = ("sequence_parallel", "checkpointing", "zero_stage", "virtual_stages")
+    schedules = searched_schedules(workload)
+    codes = [0, *(SCHEDULE_CODES[name] for name in schedules)]
+    sizes = (codes, [0, 1], recompute, zero, _virtual_stages(workload))
+    names = ("schedule", "sequence_parallel", "checkpointing", "zero_stage", "virtual_stages")
     grid = np.meshgrid(*(np.array(size, np.int32) for size in sizes), indexing="ij")
     ways = {name: column.ravel() for name, column in zip(names, grid, strict=True)}
     kinds = np.arange(1 << len(_DEGREES), dtype=np.int32)
@@ -385,6 +425,10 @@ def _enumerate_ways(workload: Workload) -> tuple[_Table, Mask]:
         allowed &= frameworks.find_framework(workload).sizes_buckets(table)
     allowed &= (table.sequence_parallel == 0) | (table.tensor > 1)
     allowed &= (table.virtual_stages == 1) | (table.pipeline > 1)
+    for name in schedules:
+        least, most = find_schedule_costs(name).virtual
+        fits = (table.virtual_stages >= least) & (table.virtual_stages <= most) & (table.pipeline > 1)
+        allowed &= (table.schedule != SCHEDULE_CODES[name]) | fits
     if workload.offload == "parameters":
         allowed &= table.pipeline == 1
     else:
@@ -419,7 +463,12 @@ def _allow_combinations(workload: Workload, outer: _Table, ways: _Table, allowed
     pipeline = outer["pipeline"]
     divides = outer["gradient_accumulation"] % pipeline == 0
     spread = workload.sequence_length // outer["context"] % outer["tensor"] == 0
-    groups = (outer["data"],) if workload.shard_degree is not None else ()
+    groups = [outer["data"]] if workload.shard_degree is not None else []
+    laws = {SCHEDULE_CODES[name]: find_schedule_costs(name) for name in searched_schedules(workload)}
+    most_rounds = max((law.least_rounds for law in laws.values()), default=0)
+    rounds = np.minimum(outer["gradient_accumulation"] // pipeline, most_rounds)
+    if most_rounds:
+        groups.append(rounds)
     kinds = distinct_rows(used, pipeline, divides.astype(int), spread.astype(int), *groups)
     used, pipeline, divides, spread = (column[kinds.first] for column in (used, pipeline, divides, spread))
     # Interleaving needs equal pieces, and micro-batches that divide by the stages (arXiv 2104.04473, section 2.2).
@@ -431,6 +480,9 @@ def _allow_combinations(workload: Workload, outer: _Table, ways: _Table, allowed
     interleaves = _keep_one_per_octave(np.array(virtual), pieces[pipeline, divides.astype(int)])
     mask: Mask = allowed[used] & interleaves[:, np.searchsorted(virtual, ways["virtual_stages"])]
     mask &= spread[:, None] | (ways["sequence_parallel"] == 0)
+    for code, law in laws.items():
+        if law.least_rounds:
+            mask &= (ways["schedule"] != code) | (rounds[kinds.first, None] >= law.least_rounds)
     if workload.shard_degree is not None:
         data = outer["data"][kinds.first, None]
         mask &= has_whole_groups(workload.shard_degree, data) & allows_groups(data, ways["zero_stage"])
