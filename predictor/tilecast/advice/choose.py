@@ -247,8 +247,7 @@ def simplicity_columns(candidates: CandidatePlans) -> tuple[Ints, ...]:
 
     The columns are: the variant of the job (its own batch and precision first); the most complex way of splitting
     (none, ZeRO, tensor, context or expert, pipeline); the number of degrees above one, and of
-    schedules other than 1F1B; recomputation; the ZeRO stage;
-    the ranks of a replica; the GPUs.
+    schedules other than 1F1B; recomputation; the ZeRO stage; the ranks of a replica; the GPUs.
     """
     plans = candidates.plans
     sharded = np.minimum(plans.zero_stage, 1)
