@@ -21,6 +21,7 @@ from tilecast.spec import PIPELINE_SCHEDULES, SCHEDULE_CODES, PartialPlan, Plan,
 from tilecast.zoo import stages
 
 LLAMA = Workload(zoo.find_preset("llama-3-8b"), 8192, 128, framework="torchtitan")
+MIXTRAL = Workload(zoo.find_preset("mixtral-8x7b"), 4096, 256)
 H100 = find_gpu("h100-sxm")
 POOL = Pool("h100-sxm", H100, 8, 2, find_link("nvlink4"), find_link("infiniband-ndr-8x400"))
 PLAN = Plan(data=4, pipeline=4, virtual_stages=2, zero_stage=2, gradient_accumulation=32)
@@ -81,9 +82,17 @@ def test_a_schedule_of_the_plan_costs_what_it_costs_as_the_jobs(schedule: Schedu
 
 def test_a_large_search_keeps_to_1f1b(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(enumeration, "MOST_PLANS_TO_SCHEDULE", 100)
-    plans, is_bounded = enumeration.enumerate_bounded(LLAMA, POOL, PlanLimits())
-    assert is_bounded
-    assert find_schedules(plans) == {None}
+    found = enumeration.enumerate_bounded(LLAMA, POOL, PlanLimits())
+    assert found.is_bounded
+    assert find_schedules(found.plans) == {None}
+
+
+@pytest.mark.parametrize("workload", [LLAMA, replace(LLAMA, framework=None), MIXTRAL])
+def test_an_enumeration_knows_the_splits_of_its_plans(workload: Workload) -> None:
+    found = enumeration.enumerate_bounded(workload, POOL, PlanLimits())
+    splits = found.plans.distinct_splits()
+    np.testing.assert_array_equal(found.splits.first, splits.first)
+    np.testing.assert_array_equal(found.splits.index, splits.index)
 
 
 @pytest.mark.parametrize("schedule", ["zbv", "dualPipeV"])

@@ -288,10 +288,19 @@ class FootprintTable:
 
     def rows(self, rows: slice | Rows, *, updates: bool = True) -> Footprint:
         """Return the bills of some plans. They are for the fullest moment of a step, or for its passes alone."""
+        return replace(self._evaluate_rows(rows, updates=updates), context=self.context_of(rows))
+
+    def allocator_bytes(self, rows: slice | Rows) -> tuple[Floats, Floats]:
+        """Return `Footprint.least` and `Footprint.reserved` of some plans, (k,) each."""
+        bill = self._evaluate_rows(rows, updates=True)
+        least = bill.least
+        return least, least + bill.cached
+
+    def _evaluate_rows(self, rows: slice | Rows, *, updates: bool) -> Footprint:
+        """Return the bills of some plans as `rows` does, but without libraries and communicators."""
         plans, place = self.plans.take(rows), self.alike.index[rows]
         stage = np.clip(plans.zero_stage, 0, 3)  # a table may state any number
-        degrees = self.degrees.index.take(place)
-        states = self.states.take(stage * len(self.degrees) + degrees)
+        states = self.states.take(stage * len(self.degrees) + self.degrees.index.take(place))
         micro = self.micro.take(self.activations.index[place])
         activations = np.zeros(len(plans))
         if self.workload.training:
@@ -307,7 +316,7 @@ class FootprintTable:
             working,
             states.buffers,
             constants.shipped_constants().device_memory.fragmentation * dynamic,
-            self.context.take(degrees),
+            np.broadcast_to(0.0, len(plans)),
             self.cached_fraction * dynamic + micro.workspace if self.cached_fraction > 0 else np.zeros(len(plans)),
             self.error,
         )

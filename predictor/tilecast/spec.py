@@ -512,6 +512,14 @@ def _renumber_codes(code: Rows, size: int) -> tuple[Rows, int]:
 _HOLDINGS = np.array([1 if name in FOLDED_SCHEDULES else 2 * (name == "dualPipe") for name in SCHEDULE_CODES])
 
 
+def holdings_of(schedule: Ints) -> Ints:
+    """Return a number for the stages that each schedule leaves on a rank, (n,). `schedule` has `SCHEDULE_CODES`.
+
+    It is 1 for a first and a last piece (`FOLDED_SCHEDULES`), 2 for two whole stages (DualPipe), and otherwise 0.
+    """
+    return _HOLDINGS.take(schedule)
+
+
 @dataclass(frozen=True, slots=True)
 class Plans(Columns):
     """A table of plans as integer columns, each of shape (n,).
@@ -551,11 +559,8 @@ class Plans(Columns):
 
     @property
     def stage_holdings(self) -> Ints:
-        """Return a number for the stages that the schedule leaves on a rank, (n,).
-
-        It is 1 for a first and a last piece (`FOLDED_SCHEDULES`), 2 for two whole stages (DualPipe), and otherwise 0.
-        """
-        return _HOLDINGS.take(self.schedule)
+        """Return a number for the stages that the schedule leaves on a rank, (n,), by `holdings_of`."""
+        return holdings_of(self.schedule)
 
     @property
     def gpus(self) -> Ints:

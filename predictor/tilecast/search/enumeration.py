@@ -33,6 +33,7 @@ from tilecast.search.engines import FRAMEWORKS, FrameworkFeatures, Mask, abiliti
 from tilecast.spec import (
     PIPELINE_SCHEDULES,
     SCHEDULE_CODES,
+    DistinctRows,
     Ints,
     Plans,
     Rows,
@@ -40,6 +41,7 @@ from tilecast.spec import (
     SpecError,
     Workload,
     distinct_rows,
+    holdings_of,
     repeat_number,
 )
 from tilecast.step import placement
@@ -90,7 +92,7 @@ def enumerate_plans(workload: Workload, pool: Pool, limits: PlanLimits = NO_LIMI
         SpecError: the workload's framework cannot run the precision, the offloading or the recomputation. If the
             workload names no framework, no framework can.
     """
-    return enumerate_bounded(workload, pool, limits)[0]
+    return enumerate_bounded(workload, pool, limits).plans
 
 
 def divisors(number: int) -> list[int]:
@@ -110,7 +112,18 @@ _DECIDING = (
 _WAYS: Memo[tuple[_Table, Mask]] = Memo(8)
 
 
-def enumerate_bounded(workload: Workload, pool: Pool, limits: PlanLimits) -> tuple[Plans, bool]:
+@dataclass(frozen=True, slots=True)
+class EnumeratedPlans:
+    """Plans of a search."""
+
+    plans: Plans
+    is_bounded: bool
+    """Whether plans were left out to respect `limits.max_plans`."""
+    splits: DistinctRows
+    """`plans.distinct_splits()`."""
+
+
+def enumerate_bounded(workload: Workload, pool: Pool, limits: PlanLimits) -> EnumeratedPlans:
     """Return the plans of `enumerate_plans`, and whether plans were left out to respect `limits.max_plans`.
 
     Shared experts are left out first, from `MOST_PLANS_TO_SHARE` plans on. Then pipeline schedules other than 1F1B are
@@ -157,13 +170,34 @@ def enumerate_bounded(workload: Workload, pool: Pool, limits: PlanLimits) -> tup
     flat = np.nonzero(mask)[1]
     starts = np.cumsum(np.count_nonzero(mask, axis=1)) - np.count_nonzero(mask, axis=1)
     ends = np.cumsum(counts)
-    chosen = flat[np.arange(counts.sum()) + np.repeat(starts[kinds] - ends + counts, counts)]
+    places = np.arange(counts.sum()) + np.repeat(starts[kinds] - ends + counts, counts)
+    chosen = flat[places]
     columns = {name: np.repeat(column, counts) for name, column in outer.items()} | {
         name: column.take(chosen) for name, column in ways.items()
     }
     if not schedules or not columns["schedule"].any():
         columns["schedule"] = repeat_number(np.zeros(1, np.int32), len(chosen))
-    return Plans(*(columns[item.name] for item in fields(Plans))), is_bounded
+    plans = Plans(*(columns[item.name] for item in fields(Plans)))
+    return EnumeratedPlans(plans, is_bounded, _find_splits(ways, flat, places, ends - counts, counts))
+
+
+def _find_splits(ways: _Table, flat: Rows, places: Rows, begins: Rows, counts: Ints) -> DistinctRows:
+    """Return `Plans.distinct_splits` of the enumerated plans, without comparing their columns.
+
+    Args:
+        ways: the W combinations of `_enumerate_ways`.
+        flat: the combinations of each kind of row, one kind after the other.
+        places: index into `flat` of each plan, (n,).
+        begins: first plan of each row of degrees and micro-batches.
+        counts: number of plans of each such row.
+    """
+    same = [ways[name][flat] for name in ("sequence_parallel", "checkpointing")]
+    same.append(holdings_of(ways["schedule"])[flat])
+    is_head = np.ones(len(flat), bool)
+    is_head[1:] = np.any([column[1:] != column[:-1] for column in same], axis=0)
+    heads = is_head[places]
+    heads[begins[counts > 0]] = True
+    return DistinctRows(np.flatnonzero(heads), np.cumsum(heads) - 1)
 
 
 def _enumerate_splits(workload: Workload, pool: Pool, limits: PlanLimits, digits: int) -> _Table:
@@ -403,17 +437,17 @@ def _enumerate_ways(workload: Workload) -> tuple[_Table, Mask]:
         recompute = [encode_modules(value) for value in recomputations(workload)]
     schedules = searched_schedules(workload)
     codes = [0, *(SCHEDULE_CODES[name] for name in schedules)]
-    sizes = (codes, [0, 1], recompute, zero, _virtual_stages(workload))
-    names = ("schedule", "sequence_parallel", "checkpointing", "zero_stage", "virtual_stages")
-    grid = np.meshgrid(*(np.array(size, np.int32) for size in sizes), indexing="ij")
-    ways = {name: column.ravel() for name, column in zip(names, grid, strict=True)}
+    virtual = np.array(_virtual_stages(workload), np.int32)
+    # Frameworks tell one virtual stage from several alone.
+    few = 1 + np.unique(virtual > 1)
+    ways, some = (_combine_ways(codes, recompute, zero, numbers) for numbers in (virtual, few))
     kinds = np.arange(1 << len(_DEGREES), dtype=np.int32)
     degrees = {name: 1 + (kinds >> place & 1) for place, name in enumerate(_DEGREES)}
-    count = len(ways["zero_stage"])
+    count = len(some["zero_stage"])
     one = np.ones(count * len(kinds), np.int32)
     table = Plans(
         **{name: np.repeat(column, count) for name, column in degrees.items()},
-        **{name: np.tile(column, len(kinds)) for name, column in ways.items()},
+        **{name: np.tile(column, len(kinds)) for name, column in some.items()},
         micro_batch=one,
         gradient_accumulation=one,
     )
@@ -425,15 +459,26 @@ def _enumerate_ways(workload: Workload) -> tuple[_Table, Mask]:
         allowed &= frameworks.find_framework(workload).sizes_buckets(table)
     allowed &= (table.sequence_parallel == 0) | (table.tensor > 1)
     allowed &= (table.virtual_stages == 1) | (table.pipeline > 1)
-    for name in schedules:
-        least, most = find_schedule_costs(name).virtual
-        fits = (table.virtual_stages >= least) & (table.virtual_stages <= most) & (table.pipeline > 1)
-        allowed &= (table.schedule != SCHEDULE_CODES[name]) | fits
+    allowed &= (table.schedule == 0) | (table.pipeline > 1)
     if workload.offload == "parameters":
         allowed &= table.pipeline == 1
     else:
         allowed &= (table.zero_stage == 0) | (table.replicas > 1)
-    return ways, allowed.reshape(len(kinds), count)
+    by_virtual = allowed.reshape(-1, len(few))
+    allowed = by_virtual[:, np.searchsorted(few, 1 + (virtual > 1))].reshape(len(kinds), -1)
+    for name in schedules:
+        least, most = find_schedule_costs(name).virtual
+        fits = (ways["virtual_stages"] >= least) & (ways["virtual_stages"] <= most)
+        allowed &= (ways["schedule"] != SCHEDULE_CODES[name]) | fits
+    return ways, allowed
+
+
+def _combine_ways(schedules: list[int], recompute: list[int], zero: list[int], virtual: Ints) -> _Table:
+    """Return every combination of the arguments and of sequence parallelism, as columns."""
+    sizes = (schedules, [0, 1], recompute, zero, virtual)
+    names = ("schedule", "sequence_parallel", "checkpointing", "zero_stage", "virtual_stages")
+    grid = np.meshgrid(*(np.array(size, np.int32) for size in sizes), indexing="ij")
+    return {name: column.ravel() for name, column in zip(names, grid, strict=True)}
 
 
 def recomputations(workload: Workload) -> tuple[Checkpointing, ...]:
