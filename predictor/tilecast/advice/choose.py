@@ -246,15 +246,15 @@ def simplicity_columns(candidates: CandidatePlans) -> tuple[Ints, ...]:
     """Return sort keys, (n,) each, that order plans as a practitioner would try them, the most important key first.
 
     The columns are: the variant of the job (its own batch and precision first); the most complex way of splitting
-    (none, ZeRO, tensor, context or expert, pipeline); the number of degrees above one; recomputation; the ZeRO stage;
-    the ranks of a replica; the GPUs.
+    (none, ZeRO, tensor, context or expert, pipeline); the number of degrees above one, and of
+    schedules other than 1F1B; recomputation; the ZeRO stage; the ranks of a replica; the GPUs.
     """
     plans = candidates.plans
     sharded = np.minimum(plans.zero_stage, 1)
     split = [sharded, plans.tensor > 1, (plans.context > 1) | (plans.expert > 1), plans.pipeline > 1]
     rung = np.max([step * np.asarray(used, np.int64) for step, used in enumerate(split, 1)], axis=0)
     degrees = (plans.tensor, plans.pipeline, plans.context, plans.expert, plans.virtual_stages, plans.expert_tensor)
-    several = np.sum([degree > 1 for degree in degrees], axis=0)
+    several = np.sum([*(degree > 1 for degree in degrees), plans.schedule > 0], axis=0)
     replica = plans.tensor * plans.pipeline * plans.context
     return candidates.variant, rung, several, plans.checkpointing, plans.zero_stage, replica, candidates.gpus
 

@@ -298,6 +298,9 @@ def _neighbour_plans(plan: Plan, workload: Workload) -> Iterator[tuple[str, Plan
             changed: dict[str, Any] = {name: other}
             if other:
                 yield subject, replace(plan, **changed)
+    for schedule in (None, *search.searched_schedules(workload)):
+        if schedule != plan.schedule and plan.pipeline > 1:
+            yield "pipelineSchedule", replace(plan, schedule=schedule)
     for stage in (0, 1, 2, 3) if workload.gradient_sync == "allReduce" else ():
         if stage != plan.zero_stage:
             yield "zeroStage", replace(plan, zero_stage=stage)
@@ -464,7 +467,7 @@ class _Neighbour:
         """
         candidates, one = self.best.candidates, Plans.from_plans(self.plan)
         mask = candidates.fits & (candidates.variant == candidates.variant[self.best.row])
-        for name in ("data", "tensor", "pipeline", "context", "expert", "expert_tensor", "virtual_stages"):
+        for name in ("data", "tensor", "pipeline", "context", "expert", "expert_tensor", "virtual_stages", "schedule"):
             mask &= getattr(candidates.plans, name) == getattr(one, name)[0]
         rows = np.flatnonzero(mask)
         if not len(rows):

@@ -280,7 +280,7 @@ def find_unsupported_feature(framework: Framework, workload: Workload, plan: Pla
         return "it offloads activations without pipeline and recomputation"
     if workload.recompute_layers is not None and "recomputation" not in supported.per_layer:
         return "it recomputes all layers or none"
-    cells, schedule = frameworks.FRAMEWORKS[framework], workload.pipeline_schedule
+    cells, schedule = frameworks.FRAMEWORKS[framework], plan.schedule or workload.pipeline_schedule
     if plan.pipeline > 1 and schedule is not None and schedule not in cells.schedules:
         return f"it has no pipeline schedule {schedule}"
     if plan.pipeline > 1 and workload.pipeline_layout is not None and not cells.states_layouts:
