@@ -16,7 +16,7 @@ from tilecast import untrusted
 from tilecast.graph import KernelTable
 from tilecast.spec import ELEMENT_BYTES, Floats, SpecError
 from tilecast_lab.validate import csvfile, megatron
-from tilecast_lab.validate.harness import harness_of
+from tilecast_lab.validate.harness import harness_of, is_hopper
 from tilecast_lab.validate.kernel_table import Builder, MeasuredKernels, add_copy_kernels, each_precision
 
 
@@ -30,7 +30,9 @@ def _gemm(b: Builder) -> None:
         add_copy_kernels(b, rows & split, precision, m * n)
     b.op = ["gemm accumulating" if added else "gemm" for added in accumulated]
     b.grouped("n", "k")
-    b.varied("kernel")
+    # TensorRT-LLM's rows name no kernel, so the dtype says whether the scales are per tensor or per block.
+    named = zip(b.text("kernel"), b.text("dtype"), strict=True)
+    b.variant = [f"{kernel} {dtype}" if kernel == "torch_flow" else str(kernel) for kernel, dtype in named]
     if b.rows and b.columns.get("source", [""])[0] == "apex_plus":
         b.harness = "apex_plus"
     if aceso.any():
@@ -72,11 +74,17 @@ def _attention(b: Builder) -> None:
     dims["head_dim"] = np.where(np.isfinite(value_dim), width + share * (value_dim - width), width)
     window = b.number("sliding_window", np.inf)
     b.refuse(window < dims["seq_kv"], "sliding-window")
+    whole = np.array(["trtllm" in text for text in b.text("kernel")], bool)
+    # FlashAttention-3 packs the query heads that share keys into one block, which TensorRT-LLM's kernels do not.
+    unpacked = whole & np.array([is_hopper(str(name)) for name in b.text("gpu")], bool)
+    dims["kv_heads"] = np.where(unpacked, dims["heads"], dims["kv_heads"])
     for precision, rows in each_precision(b):
         b.add(rows & ~(window < dims["seq_kv"]), "attention", precision, **dims)
     b.op = ["attention backward" if back else "attention" for back in dims["backward"]]
     b.grouped(*_names(b, ATTENTION_GROUP))
-    b.varied("kernel")
+    encoder = whole & (dims["causal"] == 0)
+    named = zip(b.text("kernel"), encoder, strict=True)
+    b.variant = [f"{kernel} encoder" if plain else str(kernel) for kernel, plain in named]
 
 
 def _rowwise(b: Builder) -> None:
