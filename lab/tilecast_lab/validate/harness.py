@@ -6,6 +6,7 @@ for a kind of table; it is added to a prediction before the comparison.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -51,6 +52,9 @@ VIDUR_SM_BYTES_PER_CLOCK: Mapping[str, float] = {
 They load half-precision words one by one, so on GPUs with fast DRAM the SMs bound them and not the DRAM.
 """
 VIDUR_RAMP_S = 2e-6
+VIDUR_STARTED_S = 1e-6
+"""Part of a pointwise kernel's start that the profiler behind vidur's times does not count, in seconds."""
+VIDUR_POINTWISE = ("add", "gelu", "rope_qk", "silu_and_mul")
 HOPPER_FA2_TIMES: Mapping[str, float] = {"attention": 1.9, "attention backward": 1.75}
 """Time of FlashAttention-2 on Hopper over that of the kernels which Tilecast prices there, by op.
 
@@ -100,8 +104,14 @@ VLLM_BLOCK_LEAST_S: Mapping[str, float] = {
 Their host casts the activations and issues the kernels no faster. H100 and H200 show the same figures for any shape.
 """
 TRTLLM_FP8 = "torch_flow fp8"
-TRTLLM_FP8_ADDED_S, TRTLLM_FP8_LEAST_S = 4e-6, 12.4e-6
-"""Seconds of TensorRT-LLM's cast of the activations before a product in FP8, and its shortest duration with it."""
+TRTLLM_FP8_ADDED_S, TRTLLM_FP8_LEAST_S, TRTLLM_FP8_TIMES = 4e-6, 12.9e-6, 0.9
+"""Seconds of TensorRT-LLM's cast of the activations before a product in FP8, and its shortest duration with it.
+
+The last figure is the time of cuBLAS over that of CUTLASS, whose products are priced. H100 and H200 yield the same.
+"""
+DEEPGEMM = "sglang_deepgemm_gemm_nt_f8f8bf16"
+DEEPGEMM_TIMES = 0.85
+"""Time of DeepGEMM over that of CUTLASS, which casts the activations too and has wider tiles, on H100 and H200."""
 APEX_LEAST_S = 14e-6
 """Seconds between the launches of the loop that apex_plus times, as its host issues them."""
 
@@ -120,13 +130,15 @@ def harness_of(kind: str, op: str, gpu: str, variant: str = "", moved_bytes: flo
         usual_s = NEUSIGHT_LEAST_S.get(op, 0.0) * NEUSIGHT_HOSTS.get(gpu, 1.0)
         least_s = NEUSIGHT_EXCEPTIONS.get((gpu, op), usual_s)
         return Harness(NEUSIGHT_ADDED_SHARE * least_s, least_s)
-    if kind == "vidur" and op in VIDUR_SM_BYTES_PER_CLOCK and (known := gpu_of(gpu)):
-        rate = known.sm_count * known.boost_clock_hz * VIDUR_SM_BYTES_PER_CLOCK[op]
-        return Harness(least_s=VIDUR_RAMP_S + moved_bytes / rate)
+    if kind == "vidur" and (known := gpu_of(gpu)):
+        rate = known.sm_count * known.boost_clock_hz * VIDUR_SM_BYTES_PER_CLOCK.get(op, math.inf)
+        return Harness(-VIDUR_STARTED_S if op in VIDUR_POINTWISE else 0.0, VIDUR_RAMP_S + moved_bytes / rate)
     if variant in VLLM_BLOCK_LEAST_S:
         return Harness(least_s=VLLM_BLOCK_LEAST_S[variant])
     if variant == TRTLLM_FP8:
-        return Harness(TRTLLM_FP8_ADDED_S, TRTLLM_FP8_LEAST_S)
+        return Harness(TRTLLM_FP8_ADDED_S, TRTLLM_FP8_LEAST_S, TRTLLM_FP8_TIMES)
+    if variant == DEEPGEMM:
+        return Harness(times=DEEPGEMM_TIMES)
     if "trtllm" in variant and not is_hopper(gpu):
         return Harness(times=TRTLLM_TIMES)
     if variant in HOPPER_FA2_LIKE and is_hopper(gpu):

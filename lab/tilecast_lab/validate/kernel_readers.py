@@ -95,6 +95,8 @@ def _rowwise(b: Builder) -> None:
     pointwise = {"add": (2, 1), "silu_and_mul": (2, 1), "gelu": (1, 1), "relu": (1, 1), "rope_qk": (1, 1)}
     pointwise |= {"mul": (2, 1), "copy": (1, 1), "sgd": (2, 1), "momentum": (3, 2), "adam": (4, 3), "adamw": (4, 3)}
     b.refuse(~np.isin(op, [*norms, *pointwise]), "unknown-op")
+    vidur = np.array(["vidur" in text for text in b.text("source")], bool)
+    added_twice = vidur & (op == "add") & (cols == PHI_2_WIDTH)
     for precision, chosen in each_precision(b):
         size = ELEMENT_BYTES[precision]
         for name, kind in norms.items():
@@ -102,10 +104,16 @@ def _rowwise(b: Builder) -> None:
         for name, (reads, writes) in pointwise.items():
             moved = {"read_bytes": size * reads, "written_bytes": size * writes}
             b.add(chosen & (op == name), "elementwise", precision, elements=rows * cols, **moved)
+        sums = {"read_bytes": 2 * size, "written_bytes": size}
+        b.add(chosen & added_twice, "elementwise", precision, elements=rows * cols, **sums)
     b.op = [f"{name} backward" if back else str(name) for name, back in zip(op, backward, strict=True)]
-    b.harness = "vidur" if "vidur" in b.text("source") else ""
+    b.harness = "vidur" if vidur.any() else ""
     b.grouped("rows", "cols")
     b.varied("impl")
+
+
+PHI_2_WIDTH = 2560.0
+"""Width of Phi-2, which adds the outputs of attention and MLP to the residual in two kernels; vidur times both."""
 
 
 PASSES = {"forward": (0.0,), "backward": (1.0,), "full": (0.0, 1.0)}
