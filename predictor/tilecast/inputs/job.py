@@ -39,6 +39,7 @@ from tilecast.zoo.traced import onnx_file
 if TYPE_CHECKING:
     from tilecast.api.documents import Document
     from tilecast.inputs.manifest import ManifestJob
+    from tilecast.readers import LaunchReading
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +52,8 @@ class JobInput:
     """Paths of fields that flags filled, and the flag for each."""
     source: ManifestJob | None = None
     """Job of another kind from which the TrainingJob was derived."""
+    launch: LaunchReading | None = None
+    """The launch command or configuration from which the TrainingJob was derived."""
 
     def request(self) -> Request:
         """Return the checked request for advice that the document describes.
@@ -74,6 +77,11 @@ class JobInput:
         """
         flag = self.flags.get(error.field) or self.flags.get(f"spec.{error.field}")
         return error if flag is None else error.at(flag)
+
+    @classmethod
+    def from_model(cls, options: JobOptions, name: str, model: dict[str, Any]) -> JobInput:
+        """Return a new TrainingJob for a `spec.model`, with training options from the flags."""
+        return _job_of_model(options, name, model)
 
     def with_field(self, path: Sequence[str], value: object, flag: str) -> JobInput:
         """Return a copy of the job with `value` at `path` in its spec. Later errors about the field name `flag`.
@@ -107,15 +115,28 @@ def read_job(options: JobOptions) -> JobInput:
     Raises:
         SpecError: the file cannot be read or contains no job, or an option does not apply to the job.
     """
-    result = (
-        _read_named_job(options, options.job) if isinstance(options.job, str) else _read_object(options, options.job)
-    )
+    from tilecast.inputs import launches
+
+    if launches.is_launch(options):
+        result = launches.read_launch_job(options, read_model_job)
+    else:
+        result = read_model_job(options)
     for name, option in ANY_OPTIONS.items():
         if name in options.values:
             value = options.values[name]
             value = _READERS[name](value) if name in _READERS else value
             result = result.with_field(option.path.split("."), value, to_flag(name))
     return result
+
+
+def read_model_job(options: JobOptions) -> JobInput:
+    """Return the job for a name, a path, or an object, with the values of flags for a bare model.
+
+    Raises:
+        SpecError: as in `read_job`.
+    """
+    named = isinstance(options.job, str)
+    return _read_named_job(options, str(options.job)) if named else _read_object(options, options.job)
 
 
 def _read_named_job(options: JobOptions, name: str) -> JobInput:

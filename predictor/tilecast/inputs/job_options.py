@@ -148,11 +148,18 @@ class JobOptions:
     Transformers, or a `Trace`."""
     values: Mapping[str, Any] = field(default_factory=dict)
     """Values by the name of the option, a key of `JOB_OPTIONS`. Options left out keep the job's value."""
+    command: Sequence[str] = ()
+    """Words of a launch command, or a configuration file of a launcher, that say the job; `job` may name its model."""
+    lenient: bool = False
+    """Whether options of the command that are not priced are ignored."""
+    gpus: int | None = None
+    """GPUs of the job if its command does not say their number."""
 
     @classmethod
     def from_values(cls, job: object, values: Mapping[str, Any]) -> JobOptions:
         """Return the options for a job. Values that are None or have unknown names are ignored."""
-        return cls(job, {name: values[name] for name in JOB_OPTIONS if values.get(name) is not None})
+        known = {name: values[name] for name in JOB_OPTIONS if values.get(name) is not None}
+        return cls(job, known, tuple(values.get("command") or ()), bool(values.get("lenient")))
 
     @property
     def title(self) -> str:
