@@ -117,6 +117,96 @@ def test_500_megatron_commands_are_read_as_their_plans(tmp_path: Path, setting: 
     check_megatron(setting, tmp_path)
 
 
+STAGES = {"torchtitan": (0, 2, 3), "trainer": (0, 2, 3), "accelerate": (0, 2, 3), "deepspeed": (0, 1, 2, 3)}
+STATED = {
+    "torchtitan": COLUMNS,
+    "trainer": COLUMNS,
+    "deepspeed": ("data", "zero_stage", "micro_batch"),
+    "accelerate": ("data", "zero_stage"),
+}
+"""Columns that the command and the files of a launcher say; the training script says the rest."""
+
+
+@st.composite
+def recipe_settings(draw: st.DrawFn, launcher: str) -> LaunchSetting:
+    """Return a plan with its job, for a launcher with a configuration."""
+    powers = st.sampled_from([1, 1, 2, 4, 8])
+    is_wide = launcher == "torchtitan"
+    tensor, pipeline, context = (draw(powers) if is_wide else 1 for _ in range(3))
+    data, micro, steps = draw(powers), draw(st.sampled_from([1, 2, 4])), draw(st.sampled_from([1, 3, 8]))
+    stage = draw(st.sampled_from(STAGES[launcher]))
+    # One replica shards nothing, and torchtitan's context ranks always shard.
+    stage = 3 if context > 1 and not stage else stage if data * context > 1 else 0
+    names = ("llama-3.1-8b", "qwen3-8b", "deepseek-v3") if is_wide else MODELS
+    model = zoo.find_preset(draw(st.sampled_from(names)))
+    mode = draw(st.sampled_from(["none", "selective", "full"] if is_wide else ["none", "full"]))
+    plan = Plan(
+        data=data, tensor=tensor, pipeline=pipeline, context=context, micro_batch=micro, gradient_accumulation=steps,
+        zero_stage=stage, checkpointing=mode, sequence_parallel=tensor > 1,
+        expert=draw(powers) if is_wide and zoo.count_experts(model) else 1,
+        virtual_stages=draw(st.sampled_from([1, 2])) if pipeline > 1 else 1,
+    )  # fmt: skip
+    workload = Workload(
+        model, 512, data * micro * steps, steps=draw(st.sampled_from([None, 100])),
+        precision=draw(st.sampled_from(["bf16", "fp16", "fp32", "tf32"])),
+        optimizer=draw(st.sampled_from(["adamw", "sgd"])), execution=draw(st.sampled_from(["eager", "compiled"])),
+        offload=draw(st.sampled_from(["none", "none", "optimizer", "parameters"])),
+    )  # fmt: skip
+    return LaunchSetting("job", workload, plan, "h100-sxm", max(1, plan.gpus // 8), min(8, plan.gpus), 1.0)
+
+
+def check_recipe(launcher: str, setting: LaunchSetting, folder: Path) -> bool:
+    """Check that a launch is read as its plan. Return whether the launcher wrote one."""
+    launch = written(launcher, setting)
+    if launch is None:
+        return False
+    (folder / "run.sh").write_text(launch.format_bash_script())
+    found = readers.read_file(str(folder / "run.sh"), gpus=setting.plan.gpus, has_model=True)
+    wanted, plan = setting.workload, setting.plan
+    assert (found.unknown, dict(found.unpriced)) == ((), {})
+    assert {name: getattr(found.plan, name) for name in STATED[launcher]} == {
+        name: getattr(plan, name) for name in STATED[launcher]
+    }
+    if launcher == "accelerate":
+        assert found.gpus == plan.gpus
+    else:
+        assert found.training["globalBatchSize"] == wanted.global_batch
+        assert found.training["optimizer"] in (wanted.optimizer, *(["momentum"] if wanted.optimizer == "sgd" else []))
+    if wanted.precision != "tf32" or launcher == "trainer":
+        assert found.training["precision"] == wanted.precision
+    assert (found.training.get("offload") or "none") == wanted.offload
+    if launcher in ("torchtitan", "trainer", "accelerate"):
+        assert (found.training.get("execution") == "compiled") == (wanted.execution == "compiled")
+    if launcher in ("torchtitan", "trainer"):
+        assert found.training.get("steps") == wanted.steps
+    return True
+
+
+@pytest.mark.parametrize("launcher", STATED)
+def test_a_configuration_is_read_as_the_plan_that_was_written(launcher: str, tmp_path: Path) -> None:
+    count = 0
+
+    @given(recipe_settings(launcher))
+    @settings(max_examples=60, deadline=None)
+    def check(setting: LaunchSetting) -> None:
+        nonlocal count
+        count += check_recipe(launcher, setting, tmp_path)
+
+    check()
+    assert count > 3
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("launcher", STATED)
+def test_500_configurations_are_read_as_their_plans(launcher: str, tmp_path: Path) -> None:
+    @given(recipe_settings(launcher))
+    @settings(max_examples=2000, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+    def check(setting: LaunchSetting) -> None:
+        check_recipe(launcher, setting, tmp_path)
+
+    check()
+
+
 TORCHRUN = "torchrun --nproc-per-node 8 pretrain_gpt.py --micro-batch-size 1 "
 
 
@@ -214,14 +304,14 @@ def test_flags_and_a_named_model_take_precedence() -> None:
 
 
 def test_advice_ends_in_the_options_to_change() -> None:
-    words = [*GPT.split(), "--use-distributed-optimizer"]
+    words = [*GPT.replace("size 2", "size 8").split(), "--use-distributed-optimizer"]
     inputs = AdviceInputs(JobOptions(None, command=words), PoolOptions(gpus="h100-sxm:8"))
     advice = compute_advice(inputs).advice
     assert advice.baseline is not None
-    assert str(advice.baseline.plan) == "zero1-dp4,tp2,mb1"
+    assert str(advice.baseline.plan) == "zero1-dp1,tp8,mb1"
     assert advice.notes[-1].startswith("Change ")
     assert "as fast. " in advice.notes[-1]
-    assert "--tensor-model-parallel-size 2 -> " in advice.notes[-1] or "add --" in advice.notes[-1]
+    assert "--tensor-model-parallel-size 8 -> " in advice.notes[-1]
 
 
 def test_a_plan_that_does_not_fit_is_told_what_to_change() -> None:
@@ -229,3 +319,73 @@ def test_a_plan_that_does_not_fit_is_told_what_to_change() -> None:
     advice = compute_advice(inputs).advice
     assert advice.baseline is None
     assert "add --use-distributed-optimizer" in advice.notes[-1]
+
+
+FINE_TUNING = {
+    "axolotl": "base_model: NousResearch/Meta-Llama-3-8B\nsequence_len: 4096\nmicro_batch_size: 2\nadapter: qlora\n"
+    "lora_r: 32\nlora_target_linear: true\ngradient_accumulation_steps: 4\nbf16: auto\noptimizer: paged_adamw_8bit\n"
+    "gradient_checkpointing: true\nfsdp:\n  - full_shard\n  - auto_wrap\n",
+    "llamafactory": "model_name_or_path: meta-llama/Meta-Llama-3-8B\nstage: sft\nfinetuning_type: lora\nlora_rank: 32\n"
+    "lora_target: all\nquantization_bit: 4\ncutoff_len: 4096\nper_device_train_batch_size: 2\nbf16: true\n"
+    "gradient_accumulation_steps: 4\noptim: adamw_8bit\ndeepspeed: ds_z3_config.json\n",
+    "torchtune": "model:\n  _component_: torchtune.models.llama3.qlora_llama3_8b\n  lora_rank: 32\n"
+    "  apply_lora_to_mlp: true\nbatch_size: 2\ngradient_accumulation_steps: 4\ndtype: bf16\ntokenizer:\n"
+    "  max_seq_len: 4096\noptimizer:\n  _component_: bitsandbytes.optim.PagedAdamW8bit\n  lr: 1.0\n"
+    "enable_activation_checkpointing: true\n",
+    "trainer": "model_name_or_path: meta-llama/Meta-Llama-3-8B\nper_device_train_batch_size: 2\nbf16: true\n"
+    "gradient_accumulation_steps: 4\nmax_seq_length: 4096\nuse_peft: true\nlora_r: 32\nload_in_4bit: true\n"
+    "lora_target_modules: all-linear\noptim: adamw_bnb_8bit\ngradient_checkpointing: true\nfsdp: full_shard\n",
+}
+
+
+@pytest.mark.parametrize("name", FINE_TUNING)
+def test_recipes_of_equal_meaning_are_read_as_equal_jobs(name: str, tmp_path: Path) -> None:
+    (tmp_path / "job.yaml").write_text(FINE_TUNING[name])
+    job = read_job(JobOptions(str(tmp_path / "job.yaml"), gpus=8))
+    assert job.launch is not None
+    assert job.launch.unknown == ()
+    assert job.launch.plan_text() == "dp=8,zero=3,mb=2,ac=full"
+    workload = job.request().workload
+    assert (workload.model.name, workload.sequence_length, workload.global_batch) == ("llama-3-8b", 4096, 64)
+    assert (workload.precision, workload.optimizer) == ("bf16", "adamw8bit")
+    assert (workload.lora_rank, workload.lora_targets, workload.frozen_bits < 16) == (32, "all", True)
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "problem"),
+    [
+        ("a.yaml", FINE_TUNING["axolotl"] + "rl: dpo\n", "rl: preference"),
+        ("a.yaml", FINE_TUNING["axolotl"] + "load_in_8bit: true\n", "8-bit weights are not priced"),
+        ("a.yaml", FINE_TUNING["axolotl"].replace("4096", "long"), "'long' is no count"),
+        ("a.yaml", FINE_TUNING["axolotl"].replace("base_model: ", "# "), "is not said by the launch"),
+        ("a.yaml", FINE_TUNING["torchtune"].replace("llama3_8b", "llama9_8b"), "is no model that is known"),
+        (
+            "a.yaml",
+            FINE_TUNING["llamafactory"].replace("ds_z3_config.json", "../../../etc/x.json"),
+            "outside the folder",
+        ),
+        ("a.toml", "[training\n", "is not TOML"),
+        ("a.toml", "[parallelism]\na = " + "[" * 99, "levels deep"),
+        ("a.toml", "[parallelism]\ntensor_parallel_degree = 3\n[training]\n", "do not divide 8 GPUs"),
+        ("a.toml", "[other]\nx = 1\n", "is of no launcher that is known"),
+        ("a.yaml", "base_model: x\nmicro_batch_size: 1\nb: " + "x" * 2**20, "is neither a job"),
+    ],
+)
+def test_bad_configurations_are_refused_in_one_line(tmp_path: Path, file: str, text: str, problem: str) -> None:
+    (tmp_path / file).write_text(text)
+    with pytest.raises(SpecError) as caught:
+        read_job(JobOptions(str(tmp_path / file), gpus=8))
+    assert problem in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_the_file_of_accelerate_counts_beside_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "fsdp.yaml").write_text(
+        "distributed_type: FSDP\nfsdp_config:\n  fsdp_version: 2\n  fsdp_reshard_after_forward: false\n"
+        "  fsdp_activation_checkpointing: true\nmixed_precision: bf16\nnum_machines: 2\nnum_processes: 16\n"
+    )
+    command = "accelerate launch --config_file fsdp.yaml train.py --per_device_train_batch_size 2 --max_length 2048"
+    found = readers.read_words(command.split(), has_model=True)
+    assert (found.framework, found.gpus, found.plan_text()) == ("accelerate", 16, "dp=16,zero=2,mb=2,ac=full")
+    assert found.training["precision"] == "bf16"

@@ -54,6 +54,8 @@ def read_launch_job(options: JobOptions, read_model_job: Callable[[JobOptions], 
         raise SpecError("--batch", "is missing, and the launch does not say it", remedy)
     if has_model:
         job = read_model_job(plain)
+    elif reading.model is None and reading.model_name:
+        job = read_model_job(replace(plain, job=reading.model_name))
     elif reading.model is None:
         raise SpecError("model", "is not said by the launch", "name it before --: tilecast advise MODEL -- …")
     else:

@@ -29,7 +29,7 @@ def list_changes(reading: LaunchReading, before: Plan, after: Plan) -> list[str]
         target = _TARGETS.get(name, f"plan.{name}")
         if old == new or name in _DERIVED:
             continue
-        option, entry = _find_option(table, reading, target)
+        option, entry = _find_option(table, reading, target, new)
         if entry is not None:
             changes.append(_format_change(option, entry, old, new, reading.origins.get(target) is not None))
         elif name == "expert_tensor" and after.expert_tensor == after.tensor:
@@ -39,14 +39,27 @@ def list_changes(reading: LaunchReading, before: Plan, after: Plan) -> list[str]
     return changes
 
 
-def _find_option(table: OptionTable, reading: LaunchReading, target: str) -> tuple[str, Mapping[str, Any] | None]:
-    """Return the option that states a target, the one that the user wrote if there is one, and its entry."""
+_BESIDE = ("deepspeed", "accelerate", "fsdp")
+"""Tables of files beside the main one."""
+
+
+def _find_option(
+    table: OptionTable, reading: LaunchReading, target: str, new: object
+) -> tuple[str, Mapping[str, Any] | None]:
+    """Return the option that states a target, the one that the user wrote if there is one, and its entry.
+
+    Among flags that no one wrote, the one that says the new value is preferred.
+    """
     if (origin := reading.origins.get(target)) is not None:
-        return origin, table.options.get(spell(origin))
-    for key, entry in table.options.items():
-        if entry["to"] == target and not entry.get("weak"):
-            return table.names[key], entry
-    return "", None
+        tables = (table, *map(OptionTable.read, _BESIDE))
+        return origin, next((one.options[key] for one in tables if (key := spell(origin)) in one.options), None)
+    found = [
+        (table.names[key], entry)
+        for key, entry in table.options.items()
+        if entry["to"] == target and not entry.get("weak")
+    ]
+    exact = [(option, entry) for option, entry in found if "is" in entry and entry["is"] == new]
+    return (exact or found or [("", None)])[0]
 
 
 def _format_change(option: str, entry: Mapping[str, Any], old: object, new: object, is_written: bool) -> str:

@@ -89,12 +89,22 @@ def read_command(words: Sequence[str], where: str) -> LaunchLine | None:
                 return _read_launcher("torchrun", words[place + 2 :], where, program="torchtune")
             program = f"{name} {words[place + 1]}"
             return LaunchLine("", program, words[place + 2 :])
+        if word == "-m" and words[place + 1 : place + 2] and _is_python(words, place):
+            module = words[place + 1]
+            if module in _LAUNCHERS:
+                continue
+            return LaunchLine("", module, words[place + 2 :])
         if name.endswith(".py") and place <= 40:
             before = {one.rpartition("/")[2] for one in words[:place]}
             if before & set(_SHELLS) or place == 0:
                 return LaunchLine("", word, words[place + 1 :])
             return None
     return None
+
+
+def _is_python(words: Sequence[str], place: int) -> bool:
+    """Return whether a word before a place is a Python interpreter."""
+    return any(one.rpartition("/")[2].startswith("python") for one in words[:place])
 
 
 def _read_launcher(name: str, words: Sequence[str], where: str, program: str = "") -> LaunchLine | None:

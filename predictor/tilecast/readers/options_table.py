@@ -99,9 +99,9 @@ class OptionTable:
         for key, setting in last.items():
             if key in self.options:
                 facts.add(self.options[key], setting)
-            elif key in self.unpriced:
+            elif (reason := self.unpriced.get(key) or self.unpriced.get(key.partition(".")[0])) is not None:
                 if setting.text.strip().lower() not in _FALSE or not setting.values:
-                    facts.unpriced[setting.option] = self.unpriced[key]
+                    facts.unpriced[setting.option] = reason
             elif key not in self.ignored and not any(
                 key.startswith(one[:-1]) for one in self.ignored if one[-1:] == "*"
             ):
