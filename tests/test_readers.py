@@ -389,3 +389,24 @@ def test_the_file_of_accelerate_counts_beside_the_command(tmp_path: Path, monkey
     found = readers.read_words(command.split(), has_model=True)
     assert (found.framework, found.gpus, found.plan_text()) == ("accelerate", 16, "dp=16,zero=2,mb=2,ac=full")
     assert found.training["precision"] == "bf16"
+
+
+MAXTEXT = (
+    "model_name: llama3.1-8b\nper_device_batch_size: 2\nmax_target_length: 4096\nici_fsdp_parallelism: 4\n"
+    "ici_tensor_parallelism: 2\nremat_policy: full\ndtype: bfloat16\n"
+)
+
+
+def test_the_axes_of_maxtext_are_read(tmp_path: Path) -> None:
+    """The samples of a device count also for those that share a sample."""
+    path = tmp_path / "job.yml"
+    path.write_text(MAXTEXT)
+    found = readers.read_file(str(path), gpus=8)
+    assert (found.plan_text(), found.training["globalBatchSize"]) == ("dp=4,tp=2,zero=3,sp=1,mb=4,ac=full", 16)
+    command = f"python3 -m MaxText.train {path} ici_tensor_parallelism=1 dcn_data_parallelism=4"
+    found = readers.read_words(command.split(), gpus=16)
+    assert (found.plan_text(), found.training["globalBatchSize"]) == ("dp=16,zero=3,mb=2,ac=full", 32)
+    assert found.training["shardDegree"] == 4
+    path.write_text(MAXTEXT + "dcn_fsdp_parallelism: 3\n")
+    with pytest.raises(SpecError, match="is not 8 GPUs"):
+        readers.read_file(str(path), gpus=8)

@@ -19,7 +19,7 @@ from tilecast import zoo
 from tilecast.advice import Request
 from tilecast.api import base, training_job
 from tilecast.api.job_kinds import list_job_kinds
-from tilecast.inputs import adapters
+from tilecast.inputs import adapters, hub
 from tilecast.inputs.job_options import ANY_OPTIONS, BARE_OPTIONS, JobOptions
 from tilecast.inputs.reading import (
     InputWarning,
@@ -52,6 +52,8 @@ class JobInput:
     """Paths of fields that flags filled, and the flag for each."""
     source: ManifestJob | None = None
     """Job of another kind from which the TrainingJob was derived."""
+    notes: tuple[str, ...] = ()
+    """Sentences for the reader of the advice, such as the revision of a model."""
     launch: LaunchReading | None = None
     """The launch command or configuration from which the TrainingJob was derived."""
 
@@ -153,8 +155,31 @@ def _read_named_job(options: JobOptions, name: str) -> JobInput:
         raise SpecError(name, "holds weights, not what is computed with them", remedy)
     if means_file(name):
         return _read_job_file(options, name)
+    if hub.is_hub_name(name) and (name.startswith(hub.PREFIX) or not zoo.is_preset(name)):
+        return _read_hub_job(options, name)
     preset = _find_preset(name)
     return _job_of_model(options, preset, {"preset": preset})
+
+
+def _read_hub_job(options: JobOptions, name: str) -> JobInput:
+    """Return the job for a model of the Hugging Face Hub.
+
+    Raises:
+        SpecError: the model is not found. Without `hf://` the error is that of an unknown preset.
+    """
+    try:
+        found = hub.read_hub_config(name)
+    except SpecError as error:
+        if name.startswith(hub.PREFIX) or "huggingface_hub is not installed" not in error.problem:
+            raise
+        try:
+            _find_preset(name)
+        except SpecError as unknown:
+            raise unknown.at(unknown.field, f"{unknown.remedy}; or {error.remedy}") from None
+        raise
+    text = json.dumps(found.config)
+    job = _job_from_documents(options, [dict(found.config)], text, name)
+    return replace(job, notes=(*job.notes, found.note))
 
 
 def _read_object(options: JobOptions, job: object) -> JobInput:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import fields, replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tilecast import readers
@@ -55,7 +56,9 @@ def read_launch_job(options: JobOptions, read_model_job: Callable[[JobOptions], 
     if has_model:
         job = read_model_job(plain)
     elif reading.model is None and reading.model_name:
-        job = read_model_job(replace(plain, job=reading.model_name))
+        # A folder with a config.json is read, any other path counts by the name that it ends in.
+        known = None if Path(reading.model_name).is_dir() else readers.find_named(reading.model_name)
+        job = read_model_job(replace(plain, job=known or reading.model_name))
     elif reading.model is None:
         raise SpecError("model", "is not said by the launch", "name it before --: tilecast advise MODEL -- …")
     else:

@@ -151,7 +151,7 @@ def _compute_job_advice(inputs: AdviceInputs, job: JobInput) -> AdviceResult:
     requests = launcher_requests(request, inputs.launch) if inputs.launch else (request,)
     if job.source is None:
         advice = _choose_advice(requests, pools)
-        advice = measured.add_run_notes(_add_notes(advice, (*notes, *_attention_notes(advice))), own)
+        advice = measured.add_run_notes(_add_notes(advice, (*notes, *job.notes, *_attention_notes(advice))), own)
         if job.launch is not None:
             advice = _add_launch_notes(advice, job.launch, request, pools)
         return AdviceResult(job, advice, pools, seconds=seconds)

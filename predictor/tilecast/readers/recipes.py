@@ -83,6 +83,8 @@ def read_recipe(
     sources = Sources([OptionTable.read(name).read_facts(settings, where), *extra])
     gpus = sources.stated("world.gpus") or gpus
     _add_files(sources, read_text, where)
+    if name == "maxtext":
+        _add_mesh(sources.facts[0], gpus)
     tensor, pipeline, context = (int(sources.get(f"plan.{one}", 1)) for one in ("tensor", "pipeline", "context"))
     data = data_degree(gpus, tensor, pipeline, context, where)
     micro = _micro_batch(sources, where)
@@ -108,10 +110,11 @@ def read_recipe(
         tensor=tensor,
         pipeline=pipeline,
         context=context,
+        expert=int(sources.get("plan.expert", 1)),
         zero_stage=zero,
         micro_batch=micro,
         checkpointing=mode,
-        sequence_parallel=False,
+        sequence_parallel=name == "maxtext" and tensor > 1,
     )
     accumulation = int(sources.get("accumulation", 1))
     if data is not None and "globalBatchSize" not in training:
@@ -136,8 +139,10 @@ def read_recipe(
 
 def _micro_batch(sources: Sources, where: str) -> int:
     if (each := sources.stated("per_device")) is not None:
+        # MaxText counts samples by device, also by those that share a sample.
+        each *= sources.get("plan.tensor", 1) * sources.get("plan.context", 1)
         if each < 1 or each != int(each):
-            raise SpecError(where, f"per_device_batch_size {each:g} shares a sample among GPUs", "give 1 or more")
+            raise SpecError(where, f"{each:g} samples of a replica are no count", "correct per_device_batch_size")
         return int(each)
     micro = sources.get("plan.micro_batch")
     if micro is None:
@@ -168,6 +173,46 @@ def _add_files(sources: Sources, read_text: ReadText, where: str) -> None:
 
 
 _STAGE = re.compile(r"z(?:ero)?[-_]?([0-3])(?!\d)", re.IGNORECASE)
+
+
+def _add_mesh(facts: Facts, gpus: int | None) -> None:
+    """Add the plan that MaxText's axes say. Of each axis there is a degree within nodes and one between them.
+
+    A degree of -1 takes the GPUs that the others leave, which only data and FSDP ranks may here.
+    """
+    degrees = {
+        axis: [int(facts.get(f"mesh.{kind}_{axis}", _AXES[axis][place])) for place, kind in enumerate(("ici", "dcn"))]
+        for axis in _AXES
+    }
+    for axis in ("tensor", "pipeline", "context", "expert"):
+        if min(degrees[axis]) < 1:
+            raise SpecError(facts.where, f"the degree of {axis} parallelism is left open", "give a number")
+        facts.values[f"plan.{axis}"] = degrees[axis][0] * degrees[axis][1]
+        if degrees[axis][1] == 1:
+            facts.origins[f"plan.{axis}"] = facts.origins.get(f"mesh.ici_{axis}", f"ici_{axis}_parallelism")
+    if facts.values["plan.pipeline"] != 1:
+        raise SpecError(facts.where, "pipeline parallelism of MaxText is not read", "describe the job by flags")
+    shared = int(facts.values["plan.tensor"] * facts.values["plan.pipeline"] * facts.values["plan.context"])  # type: ignore[operator]
+    expert = int(facts.values["plan.expert"])  # type: ignore[call-overload]
+    fsdp, replicas = (degrees[axis][0] * degrees[axis][1] for axis in ("fsdp", "data"))
+    open_axes = [axis for axis in ("fsdp", "data") for degree in degrees[axis] if degree < 0]
+    if gpus is not None and open_axes:
+        rest = gpus // shared // expert // abs(fsdp * replicas)
+        fsdp, replicas = (fsdp * rest, replicas) if open_axes[0] == "fsdp" else (fsdp, replicas * rest)
+    fsdp, replicas = abs(fsdp), abs(replicas)
+    if gpus is not None and fsdp * replicas * shared * expert != gpus:
+        problem = f"{fsdp} (fsdp) x {replicas} (data) x {shared * expert} (other axes) is not {gpus} GPUs"
+        raise SpecError(facts.where, problem, "correct an axis or the number of GPUs")
+    # Ranks of the expert axis see different samples, as replicas do.
+    facts.values["plan.zero_stage"] = 3 if fsdp > 1 else 0
+    if fsdp > 1 and replicas > 1:
+        facts.values |= {"shards": fsdp * expert, "replicas": replicas}
+
+
+_AXES: Mapping[str, tuple[int, int]] = {
+    "fsdp": (-1, 1), "data": (1, -1), "tensor": (1, 1), "pipeline": (1, 1), "context": (1, 1), "expert": (1, 1),
+}  # fmt: skip
+"""MaxText's default of the degree of each axis, within nodes and between them."""
 
 
 def _deepspeed_values(path: str, read_text: ReadText) -> dict[str, Any]:

@@ -150,11 +150,12 @@ class _Reader:
                     self._open_here_document(target)
                 else:
                     self.place += 2 if self.text[self.place : self.place + 2] in (">>", ">&", "<&") else 1
-                    found = self._redirection_target()
+                    file = self._redirection_target()
                     if char == ">":
-                        target = found
-                        self.pending = [(tag, target, *rest) if not name else (tag, name, *rest)
-                                        for tag, name, *rest in self.pending]  # fmt: skip
+                        target = file
+                        self.pending = [
+                            (tag, name or file, is_literal, strips) for tag, name, is_literal, strips in self.pending
+                        ]
             else:
                 match = _ASSIGNMENT.match(self.text, self.place)
                 if (match and not words) or (
@@ -390,10 +391,10 @@ class _Reader:
             self.place = start
             raise self._cut_off("$(")
         if text.startswith("${", self.place):
-            end = _closing_brace(text, self.place + 2)
-            if end is None:
+            brace = _closing_brace(text, self.place + 2)
+            if brace is None:
                 raise self._cut_off("${")
-            inner, self.place = text[self.place + 2 : end], end + 1
+            inner, self.place = text[self.place + 2 : brace], brace + 1
             return self._parameter(inner)
         name = _NAME.match(text, self.place + 1)
         if name:

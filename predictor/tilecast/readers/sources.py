@@ -25,10 +25,11 @@ MAX_BYTES = 2**20
 
 
 class Folder:
-    """Files beside the one that the user names. Nothing outside is read."""
+    """Files beside the one that the user names. Nothing outside is read but what the user's own command names."""
 
-    def __init__(self, root: Path, written: Mapping[str, str] | None = None) -> None:
+    def __init__(self, root: Path, written: Mapping[str, str] | None = None, named: Sequence[str] = ()) -> None:
         self.root = root
+        self.named = frozenset(named)
         self.written = {_clean(name): text for name, text in (written or {}).items()}
 
     def read(self, name: str) -> str:
@@ -39,6 +40,8 @@ class Folder:
         """
         if _clean(name) in self.written:
             return self.written[_clean(name)]
+        if name in self.named:
+            return read_bounded(Path(name), name)
         root = self.root.resolve()
         path = (root / name).resolve()
         if not path.is_relative_to(root):
@@ -95,7 +98,9 @@ def read_words(
             return _read_configurations(texts, Folder(Path(words[0]).parent), gpus, has_model)
         shown = " ".join(words)[:60]
         raise SpecError("command", f"{shown!r} launches no training that is known", f"give {_KNOWN}")
-    return _read_line(line, "", Folder(folder or Path()), gpus, has_model)
+    # The user typed these names: they are what was given.
+    named = [part for word in words for part in (word, word.partition("=")[2]) if part.endswith(_CONFIGURATIONS)]
+    return _read_line(line, "", Folder(folder or Path(), named=named), gpus, has_model)
 
 
 _KNOWN = "a torchrun, accelerate, deepspeed or python command with a training script"
