@@ -107,13 +107,13 @@ def describe_changes(reading: LaunchReading, before: Offer | None, after: Offer)
     """
     if before is None:
         changes = readers.list_changes(reading, _complete(reading.plan), after.plan)
-        return f"Your plan does not run on these GPUs, as Why not says. Change: {'  '.join(changes)}"
+        return f"Your plan does not run on these GPUs, as Why not says. Change: {'; '.join(changes)}."
     changes = readers.list_changes(reading, before.plan, after.plan)
     gain = before.step_s / after.step_s * after.workload.global_batch / before.workload.global_batch
     if not changes or gain < 1.01:
         return "No plan on the same GPUs is more than 1 % faster than yours."
     what = "this option" if len(changes) == 1 else f"these {len(changes)} options"
-    return f"Change {what}: {gain:.2f}x as fast. {'  '.join(changes)}"
+    return f"Change {what}: {gain:.2f}x as fast. {'; '.join(changes)}."
 
 
 def _complete(plan: PartialPlan) -> Plan:

@@ -59,7 +59,7 @@ def _find_option(
         if entry["to"] == target and not entry.get("weak")
     ]
     exact = [(option, entry) for option, entry in found if "is" in entry and entry["is"] == new]
-    return (exact or found or [("", None)])[0]
+    return (exact or found)[0] if found else ("", None)
 
 
 def _format_change(option: str, entry: Mapping[str, Any], old: object, new: object, is_written: bool) -> str:
@@ -82,4 +82,4 @@ def _format_change(option: str, entry: Mapping[str, Any], old: object, new: obje
 
 
 def _in_words(value: object) -> str:
-    return describe(value) if isinstance(value, str) and value != "none" else str(value).lower()  # type: ignore[arg-type]
+    return describe(value) if isinstance(value, str) and value != "none" else str(value).lower()

@@ -98,7 +98,7 @@ def _virtual_stages(facts: Facts, pipeline: int, layers: int | None) -> int:
         if layers % (pipeline * each):
             problem = f"{layers} layers are no multiple of {pipeline} stages x {each}"
             raise SpecError(facts.field("--num-layers-per-virtual-pipeline-stage"), problem, "correct one of them")
-        return layers // (pipeline * each)
+        return int(layers // (pipeline * each))
     return facts.count("plan.virtual_stages")
 
 

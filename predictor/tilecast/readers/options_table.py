@@ -228,6 +228,6 @@ class Facts:
             raise SpecError(self.field(names[0] if names else target), "is missing", remedy)
         return value
 
-    def prefix(self, start: str) -> dict[str, object]:
+    def prefix(self, start: str) -> dict[str, Any]:
         """Return the stated values whose target begins with `start`, without that beginning."""
         return {key[len(start) :]: value for key, value in self.values.items() if key.startswith(start)}
