@@ -10,7 +10,6 @@ PlanEnumeration
    │ price                            pricing.py       seconds, price and memory of every plan, as columns
    ▼
 CandidatePlans
-   │ find_tied_plans                  choose.py        plans that the forecast cannot tell apart
    │ choose_or_reject                 choose.py        one plan for each pool, or the reason why it has none
    ▼
 Choice or Rejection
@@ -176,9 +175,12 @@ def inputs_hash(request: Request, pools: Sequence[Pool], model_sha256: str) -> s
 def _list_advice_inputs(pool: Pool) -> dict[str, object]:
     """Return the specifications of a pool that can change an advice, by field name.
 
-    The job's own runs are included if there are any. The calibration's `software` is included if it is set.
+    The GPUs of a smaller node and the job's own runs are included if there are any. The calibration's `software` is
+    included if it is set.
     """
     facts = _fields_of(replace(pool, free_gpus=None, layers={}))
+    if not pool.spare_gpus:
+        del facts["spare_gpus"]
     if not pool.own.runs:
         del facts["own"]
     if not pool.calibration.software:

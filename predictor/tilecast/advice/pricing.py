@@ -19,6 +19,7 @@ from tilecast.hardware import Pool
 from tilecast.objectives import Quantity
 from tilecast.search import NO_LIMITS, Mask, PlanLimits, PlanTable, PricedPlans
 from tilecast.spec import Floats, Ints, Plans, Workload
+from tilecast.step.placement import gpus_on_each_node
 from tilecast.uncertainty import ErrorWidths
 
 
@@ -163,7 +164,8 @@ def price(enumeration: PlanEnumeration) -> CandidatePlans:
 
     plans = Plans.concatenate([table.plans for _, table in tables]) if tables else Plans.from_plans()
     sizes = [len(table.plans) for _, table in tables]
-    variant = np.repeat([index for index, _ in tables], sizes).astype(np.int64)
+    # Columns of indices are narrow, since a search of the most plans is near its limit of memory.
+    variant = np.repeat(np.array([index for index, _ in tables], np.int32), sizes)
     batches = np.array([float(item.global_batch) for item in enumeration.variants])
     steps = np.array([np.nan if item.steps is None else float(item.steps) for item in enumeration.variants])
     return CandidatePlans(
@@ -171,8 +173,8 @@ def price(enumeration: PlanEnumeration) -> CandidatePlans:
         variants=enumeration.variants,
         variant=variant,
         tables=tuple(table for _, table in tables),
-        table=np.repeat(np.arange(len(tables)), sizes),
-        origin=np.concatenate([np.zeros(0, np.int64), *(np.arange(size) for size in sizes)]),
+        table=np.repeat(np.arange(len(tables), dtype=np.int32), sizes),
+        origin=np.concatenate([np.zeros(0, np.int32), *(np.arange(size, dtype=np.int32) for size in sizes)]),
         plans=plans,
         gpus=plans.gpus,
         memory_bytes=column("memory_bytes"),
@@ -235,7 +237,7 @@ class DetailedForecasts:
         priced, place = self.priced[self.table[index]], int(self.place[index])
         pool, workload = candidates.pool, candidates.variants[candidates.variant[row]]
         plan = candidates.plans.row(row)
-        per_node = min(plan.gpus, pool.gpus_per_node)
+        per_node = int(gpus_on_each_node(np.array(plan.gpus), pool))
         seconds = float(priced.step_s[place])
         lower, upper = uncertainty.interval(workload, priced, place)
         one = candidates.take(slice(row, row + 1))
@@ -244,7 +246,7 @@ class DetailedForecasts:
         cost, finish_s, cost_to_finish = (None if np.isnan(amount) else amount for amount in amounts)
         return Offer(
             pool=pool,
-            nodes=-(-plan.gpus // pool.gpus_per_node),
+            nodes=plan.gpus // per_node,
             gpus_per_node=per_node,
             plan=plan,
             workload=workload,

@@ -194,7 +194,7 @@ def _find_search_space(workload: Workload, pool: Pool, limits: PlanLimits) -> _S
     """Return all plans of a workload on a pool, from a cache that pools of equal shape share."""
     gpu = pool.gpu
     gpu_key = bool(gpu.mig), memory.reads_both_layouts(gpu)
-    key = workload, pool.gpus_per_node, pool.max_nodes, pool.domain, *gpu_key, limits
+    key = workload, pool.gpus_per_node, pool.max_nodes, pool.spare_gpus, pool.domain, *gpu_key, limits
 
     def enumerate_space() -> _SearchSpace:
         found = enumerate_bounded(workload, pool, limits)

@@ -3,7 +3,7 @@
 The space is pools x nodes x GPUs of a node x tensor x context x pipeline x data x expert x expert tensor x micro-batch
 x ZeRO stage x recomputation x sequence parallelism x virtual stages x pipeline schedule, under exact divisibility:
 
-- a GPU count divides a node or fills nodes;
+- a GPU count is a part of one node, or fills nodes or equal parts of nodes;
 - tensor divides heads, key/value heads (or replicates them) and the MLP, and stays inside a node unless the job
   allows more;
 - an expert is whole on a rank, or shared by a tensor-parallel group;
@@ -76,6 +76,8 @@ MOST_PLANS_TO_SHARE = 25_000
 """Most plans of a pool, with whole experts, to which the search adds plans with shared experts."""
 MOST_PLANS_TO_SCHEDULE = 50_000
 """Most plans of a pool, in pipelines of 1F1B, to which the search adds the framework's other pipeline schedules."""
+MOST_PARTED = 32
+"""Most nodes of which a job may use parts. Of more nodes it uses whole ones."""
 MAX_MICRO_TOKENS = 1 << 22
 """Most tokens of a micro-batch. No GPU has memory for the activations of more tokens."""
 # With down to 128 tokens allowed, no best plan of six models from 2,048 to 8,192 tokens on H100 and L4 had fewer.
@@ -203,8 +205,9 @@ def _find_splits(ways: _Table, flat: Rows, places: Rows, begins: Rows, counts: I
 def _enumerate_splits(workload: Workload, pool: Pool, limits: PlanLimits, digits: int) -> _Table:
     """Return the tensor, context, pipeline and data degrees of every split of the pool's GPUs, as columns.
 
-    If `limits.gpus` is not set, a GPU count divides a node or fills whole nodes. Plain data parallelism may also use
-    the largest number of GPUs in one node that divides the batch.
+    A GPU count is any part of one node, or it fills nodes or equal parts of nodes that are at least half of a node.
+    With fewer than 64 digits it divides a node or fills whole nodes, and plain data parallelism may use the largest
+    number of GPUs in one node that divides the batch.
 
     A node count is kept if its binary form has only zeros after the first `digits` digits. With 4 digits, these are all
     counts up to 16 and every second count up to 32. The node count of the whole pool is always kept.
@@ -226,14 +229,13 @@ def _enumerate_splits(workload: Workload, pool: Pool, limits: PlanLimits, digits
     tensor, context, pipeline, data = (column.ravel() for column in grid)
     gpus = tensor * context * pipeline * data
     nodes = gpus // pool.gpus_per_node
-    whole = gpus % pool.gpus_per_node == 0
     inside = gpus if limits.tensor_across_nodes else placement.joined_gpus(gpus, pool)
     # If there are several nodes, each node, or each NVLink domain of nodes, holds whole tensor-parallel groups.
-    keep = (gpus <= most) & ((gpus <= pool.gpus_per_node) | (whole & (inside % tensor == 0)))
-    if limits.gpus is None:
-        # A count that divides a node leaves GPUs that other jobs can use.
-        fair = max((count for count in datas if count <= pool.gpus_per_node), default=0)
-        keep &= whole | (pool.gpus_per_node % gpus == 0) | ((gpus == fair) & (data == fair))
+    keep = (gpus <= most) & ((gpus <= pool.gpus_per_node) | (_fills_nodes(gpus, pool) & (inside % tensor == 0)))
+    if digits < 64 and limits.gpus is None:
+        # A search with too many plans has no parts of nodes, except those that divide a node.
+        size, most_data = pool.gpus_per_node, max((count for count in datas if count <= pool.gpus_per_node), default=0)
+        keep &= (gpus % size == 0) | (size % gpus == 0) | ((gpus == most_data) & (data == most_data))
     length = np.frexp(nodes)[1]
     keep &= (nodes <= 1) | (nodes % (1 << np.maximum(length - digits, 0)) == 0) | (nodes == pool.max_nodes)
     if limits.gpus is not None:
@@ -243,6 +245,21 @@ def _enumerate_splits(workload: Workload, pool: Pool, limits: PlanLimits, digits
     kind = np.int32 if workload.global_batch < 1 << 31 else np.int64
     names = ("tensor", "context", "pipeline", "data")
     return {name: column.ravel()[rows].astype(kind) for name, column in zip(names, grid, strict=True)}
+
+
+def _fills_nodes(gpus: Ints, pool: Pool) -> Mask:
+    """Return whether each GPU count fills nodes of the pool, or equal parts of at most `MOST_PARTED` nodes, (n,).
+
+    A part is at least half of a node.
+    """
+    size = pool.gpus_per_node
+    part = placement.gpus_on_each_node(gpus, pool)
+    are_few = gpus <= MOST_PARTED * size
+    if size & (size - 1) == 0:
+        # Equal parts that divide a node can be packed into any nodes that have as many GPUs in total.
+        return np.asarray((part == size) | ((2 * part >= size) & are_few))
+    nodes = pool.max_nodes + (pool.spare_gpus >= part)
+    return np.asarray((part == size) | ((2 * part >= size) & are_few & (gpus // part <= nodes)))
 
 
 def splits_heads(workload: Workload, tensor: int) -> bool:

@@ -14,7 +14,7 @@ import numpy as np
 
 from tilecast.hardware import Pool
 from tilecast.spec import Columns, DistinctRows, Floats, Ints, Plans, Rows, distinct_rows
-from tilecast.step.placement import joined_gpus
+from tilecast.step.placement import link_classes
 from tilecast.zoo import ShardedGraph
 
 Value = TypeVar("Value", bound="Floats | Columns")
@@ -86,7 +86,7 @@ class StepInputs:
         neighbours = plans.distinct_splits(*trials) if splits is None else splits
         rows, trials = neighbours.first, [column[neighbours.first] for column in trials]
         sharded, plans = sharded.take(rows), plans.take(rows)
-        links = joined_gpus(plans.gpus, pool)
+        links = link_classes(plans.gpus, pool)
         experts, pipeline = (plans.expert, plans.expert_tensor), plans.pipeline
         if plans.schedule.any():
             pipeline = 4 * pipeline + plans.stage_holdings

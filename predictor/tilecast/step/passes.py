@@ -16,7 +16,7 @@ from tilecast.hardware import Pool
 from tilecast.recomputation import BY_CODE, FULL, MODULES, SELECTIVE, names_modules
 from tilecast.spec import Columns, Floats, Plans, Rows, Workload, distinct_rows
 from tilecast.step.blocks import BlockTimes, KernelSeconds, launch_host
-from tilecast.step.placement import communication_group, joined_gpus
+from tilecast.step.placement import communication_group, link_classes
 from tilecast.zoo import ShardedGraph
 from tilecast.zoo.modules import is_repeated_in_full, list_modules_of_collective
 from tilecast.zoo.stages import find_folded, find_stage_kinds
@@ -79,7 +79,7 @@ class LayerCollectives:
         All seconds are divided by `speed`: a number, or one for each plan, (n,).
         """
         degrees = (plans.tensor, plans.context, plans.expert, plans.expert_tensor)
-        senders = distinct_rows(sharded.index, *degrees, joined_gpus(plans.gpus, pool))
+        senders = distinct_rows(sharded.index, *degrees, link_classes(plans.gpus, pool))
         self._index, self._speed, self._pool = senders.index, speed, pool
         self._sharded, self._plans = sharded.take(senders.first), plans.take(senders.first)
         self._groups: dict[str, tuple[Rows, RankGroup]] = {}

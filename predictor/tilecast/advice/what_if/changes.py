@@ -80,7 +80,7 @@ def _allow_pool(request: Request, value: Any) -> Request:
 def grow_pool(pool: Pool, gpus: int) -> Pool:
     """Return a copy of the pool with `gpus` GPUs. A partly used node is filled before nodes are added."""
     per_node = max(pool.gpus_per_node, min(gpus, pool.usual_gpus_per_node))
-    return replace(pool, gpus_per_node=per_node, max_nodes=-(-gpus // per_node))
+    return replace(pool, gpus_per_node=per_node, max_nodes=-(-gpus // per_node), spare_gpus=0)
 
 
 def select_first_sizes(pool: Pool, possible: Sequence[int]) -> list[int]:
@@ -113,8 +113,9 @@ def list_pool_sizes(pool: Pool) -> list[int]:
         FURTHER[-1] * pool.max_nodes,
     )
     parts = [part for part in divisors(whole) if pool.max_gpus < part < whole]
-    own = [pool.max_gpus, *parts] if pool.is_partial_node else []
-    return [*own, *range(whole * pool.max_nodes, whole * most + 1, whole)]
+    own = [pool.max_gpus, *parts] if pool.is_partial_node else [pool.max_gpus] if pool.spare_gpus else []
+    first = pool.max_nodes + (pool.spare_gpus > 0)
+    return [*own, *range(whole * first, whole * most + 1, whole)]
 
 
 def describe_growth(pool: Pool, gpus: int, effect: Literal["fits", "wins"]) -> Change:
