@@ -274,6 +274,8 @@ def script_plan(tmp_path: Path, text: str) -> tuple[str, int | None]:
         GPT.replace("--nproc-per-node 8", "--nproc_per_node=${GPUS:-8} --master_addr $(hostname -I | cut -d' ' -f1)"),
         "N=4\n" + GPT.replace("--nproc-per-node 8", "--nproc-per-node $((N * 2))"),
         "TP=2\nif [ $TP -gt 1 ]; then\n  X=2\nelse\n  X=$(date)\nfi\n" + GPT.replace("size 2", "size $X"),
+        'T=${1:-2}\nif [[ "$T" == 2 ]] || [[ -z "$X" ]]; then A=(--lr 1); fi\n' + GPT.replace("size 2", "size $T"),
+        'A=(--bf16)\nif [ -n "$KEY" ]; then\n  A+=(--wandb-project x)\nfi\n' + GPT.replace("--bf16", "${A[@]}"),
         "python -m " + GPT.replace("torchrun", "torch.distributed.run"),
     ],
 )
@@ -410,3 +412,12 @@ def test_the_axes_of_maxtext_are_read(tmp_path: Path) -> None:
     path.write_text(MAXTEXT + "dcn_fsdp_parallelism: 3\n")
     with pytest.raises(SpecError, match="is not 8 GPUs"):
         readers.read_file(str(path), gpus=8)
+
+
+def test_only_the_test_that_decides_a_chain_counts(tmp_path: Path) -> None:
+    text = "T=2\nif [ $T = {} ] {} [ -n $X ]; then T=4; else T=1; fi\n" + GPT + "--tensor-model-parallel-size $T"
+    for value, mark, degree in ((2, "||", 4), (3, "&&", 1)):
+        assert f"tp={degree}," in script_plan(tmp_path, text.format(value, mark))[0] or degree == 1
+    for value, mark in ((3, "||"), (2, "&&")):
+        with pytest.raises(SpecError, match="not literal"):
+            script_plan(tmp_path, text.format(value, mark))

@@ -76,7 +76,10 @@ class OptionTable:
         """Return the options of command-line words, each with the words behind it. Words before them are left out."""
         settings: list[Setting] = []
         for word in words:
-            if word.startswith("-") and word != "-" and not _NUMBER.match(word):
+            if word.startswith(f"{UNKNOWN}+"):
+                # Options that a branch adds whose condition only a run would know.
+                settings.append(Setting(f"${word.strip(UNKNOWN)[1:]}", ()))
+            elif word.startswith("-") and word != "-" and not _NUMBER.match(word):
                 option, equals, value = word.partition("=")
                 settings.append(Setting(option, (value,) if equals else ()))
             elif settings:
@@ -160,6 +163,8 @@ class Facts:
                 return None
             raise SpecError(self.field(setting.option), "has no value", "check where the command was cut off")
         if UNKNOWN in text:
+            if entry.get("optional"):
+                return None
             raise self.not_literal(setting)
         if "values" in entry:
             known: Mapping[str, Any] = entry["values"]

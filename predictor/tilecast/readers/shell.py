@@ -126,7 +126,8 @@ class _Reader:
                     target = self._redirection_target()
                     continue
                 self.place += 1
-                self._finish(words, started, target)
+                chained = char if self.text.startswith(char, self.place) and char in "&|" else ""
+                self._finish(words, started, target, chained)
                 words, started, target = [], False, None
                 if char == "\n":
                     self._read_here_documents()
@@ -203,8 +204,8 @@ class _Reader:
         elif word in ("fi", "done", "esac") and self.open:
             self.open.pop()
 
-    def _finish(self, words: Sequence[str], started: bool, target: str | None) -> None:
-        """Note a command that has ended, after its keywords."""
+    def _finish(self, words: Sequence[str], started: bool, target: str | None, chained: str = "") -> None:
+        """Note a command that has ended, after its keywords. `chained` is the mark of `&&` or `||` behind it."""
         words = list(words)
         while words and started:
             head = words[0]
@@ -212,6 +213,9 @@ class _Reader:
                 words = words[1:]
             elif head in ("if", "elif"):
                 value = _evaluate_test(words[1:])
+                # The rest of a chain is not evaluated: it decides unless the first test does.
+                if (chained == "|" and value is False) or (chained == "&" and value is True):
+                    value = None
                 if head == "if":
                     self.open.append(_Branch("if", value, value))
                 elif self.open:
@@ -260,7 +264,7 @@ class _Reader:
         before = self.script.variables.get(name)
         if runs is None:
             if adds and isinstance(before, list):
-                self.script.variables[name] = [*before, unknown(name)]
+                self.script.variables[name] = [*before, unknown(f"+{name}")]
             elif before != value:
                 self.script.variables[name] = [unknown(name)] if isinstance(value, list) else unknown(name)
             return
@@ -410,6 +414,10 @@ class _Reader:
     def _parameter(self, inner: str) -> str | list[str]:
         name = _NAME.match(inner)
         if name is None:
+            # Without arguments the defaults of parameters count.
+            default = re.fullmatch(r"\d:?-(.*)", inner, re.DOTALL)
+            if default:
+                return self._expand_text(default[1])
             return [] if inner[:1] in "@*" else unknown(f"${inner[:20]}")
         rest = inner[name.end() :]
         if rest in ("[@]", "[*]"):
