@@ -91,8 +91,8 @@ def read_pools(options: PoolOptions) -> Sequence[Pool]:
         amount = f"{len(item.nodes)} nodes" if len(item.nodes) > 1 else f"node {item.nodes[0]}"
         text = f"left out {amount}: {item.message}; {item.remedy}"
         warnings.warn(text, InputWarning, stacklevel=2)
-    pools = report.require_pools()
-    return [set_links(pool, links, "--link") for pool in pools] if links else pools
+    found = report.require_pools()
+    return [set_links(pool, links, "--link") for pool in found] if links else found
 
 
 def _read_corrections(file: str) -> calibration.Calibration:
