@@ -20,7 +20,7 @@ from tilecast.advice import Request
 from tilecast.api import base, training_job
 from tilecast.api.job_kinds import list_job_kinds
 from tilecast.inputs import adapters, hub
-from tilecast.inputs.job_options import ANY_OPTIONS, BARE_OPTIONS, JobOptions
+from tilecast.inputs.job_options import ANY_OPTIONS, BARE_OPTIONS, JOB_OPTIONS, JobOptions
 from tilecast.inputs.reading import (
     InputWarning,
     means_file,
@@ -73,10 +73,16 @@ class JobInput:
     def cite_flag(self, error: SpecError) -> SpecError:
         """Return the error with the flag that filled its field as its place. Without such a flag, return it unchanged.
 
-        The field of the error may lack the prefix `spec.`.
+        The field of the error may lack the prefix `spec.`. An error about several fields of a bare model names their
+        flags.
         """
-        flag = self.flags.get(error.field) or self.flags.get(f"spec.{error.field}")
-        return error if flag is None else error.at(flag)
+        place = re.sub(r"\[\d+\]$", "", error.field)
+        flag = self.flags.get(place) or self.flags.get(f"spec.{place}")
+        if flag is not None:
+            return error.at(flag)
+        if place in ("spec", "spec.training") and "spec.training.globalBatchSize" in self.flags:
+            return _cite_flags(error)
+        return error
 
     @classmethod
     def from_model(cls, options: JobOptions, name: str, model: dict[str, Any]) -> JobInput:
@@ -108,6 +114,34 @@ class JobInput:
         for part in path:
             place = place.get(part) if isinstance(place, Mapping) else None
         return float(place) if isinstance(place, int | float) and not isinstance(place, bool) else None
+
+
+def _cite_flags(error: SpecError) -> SpecError:
+    """Return an error about several fields of the spec with their flags in place of their names.
+
+    The place of the error is the flag of the field with which its problem begins, or else the first flag that it names.
+    """
+    problem, remedy = _name_flags(error.problem), _name_flags(error.remedy)
+    first, _, rest = error.problem.partition(" ")
+    for name, option in JOB_OPTIONS.items():
+        if option.path.rpartition(".")[2] == first:
+            return type(error)(to_flag(name), _name_flags(rest), remedy)
+    named = re.search(r"--[a-z-]+", f"{problem} {remedy}")
+    return type(error)(named[0] if named else error.field, problem, remedy)
+
+
+def _name_flags(text: str) -> str:
+    """Return a text with flags in place of the fields of the spec that it names.
+
+    A field of one word, such as `steps`, is replaced only behind the name of its mapping, as in `training.steps`.
+    """
+    for name, option in JOB_OPTIONS.items():
+        mapping, _, field_name = option.path.rpartition(".")
+        if field_name.islower() and not mapping:
+            continue
+        paths = [option.path] if field_name.islower() else [option.path, field_name]
+        text = re.sub(rf"(?<![\w.-])(?:{'|'.join(map(re.escape, paths))})(?![\w-])", to_flag(name), text)
+    return text
 
 
 def read_job(options: JobOptions) -> JobInput:

@@ -93,7 +93,7 @@ def parse_batch(text: str, flag: str, sequence: int | None) -> int:
             break
     else:
         nearest = max(round(samples), 1)
-        problem = f"{text[:40]} tokens are no whole number of samples of {sequence} tokens"
+        problem = f"{text[:40]!r} is no whole number of samples of {sequence} tokens"
         raise SpecError(flag, problem, f"write samples, for instance {nearest}")
     if not match[3]:
         text = f"{flag} {text} is read as tokens: {int(samples)} samples of {sequence}; write {text}tokens to say so"
@@ -147,7 +147,8 @@ def read_text(name: str) -> str:
             raise SpecError("-", "there is no standard input", "name a file")
         return sys.stdin.read() if name == "-" else Path(name).read_text(encoding="utf-8")
     except OSError as error:
-        raise SpecError(name, "cannot be read", str(error.strerror or error)) from None
+        problem = f"cannot be read: {error.strerror or error}"
+        raise SpecError(name, problem, "check the path and the rights of the file") from None
     except UnicodeDecodeError:
         raise SpecError(name, "is not UTF-8 text", "give YAML or JSON") from None
 

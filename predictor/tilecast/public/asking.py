@@ -73,6 +73,8 @@ def compute_advice(inputs: AdviceInputs) -> AdviceResult:
         try:
             return _compute_job_advice(inputs, job)
         except SpecError as error:
+            if inputs.baseline and error.field.startswith("spec.baseline"):
+                raise error.at("--baseline") from None
             raise job.cite_flag(error) from None
     except SpecError as error:
         if len(missing := _list_missing(inputs, error)) < 2:

@@ -114,6 +114,8 @@ def suggest_preset(expressions: Mapping[str, str], config: Mapping[str, Any]) ->
     phrases: dict[int, str] = {}
     for preset in sorted(zoo.presets().values(), key=lambda one: one.name):
         values = {name: _read_size(preset, name) for name in sizes}
+        if not all(values.values()):
+            continue
         others = [name for name, size in sizes.items() if values[name] != size]
         if not others:
             phrases.setdefault(0, f"the preset {preset.name}, which has these dimensions")
