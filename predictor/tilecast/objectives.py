@@ -32,10 +32,15 @@ class Quantity:
     """Code, message and remedy of the rejection of a pool where `per_gpu_hour` is None."""
     winning_changes: tuple[Literal["nodes", "links", "price"], ...] = ("links",)
     """Changes of a pool that are tried, in this order, to make the pool the recommended one."""
-    noun: str = "time"
-    """Word for the quantity in ratios: `1.4x the time`."""
+    noun: str = ""
+    """Word for the quantity in ratios, as in `1.4x the time`; empty if it is the name."""
     amount_format: str = ""
     """Format string of the amount for 1000 steps, to be added to reasons; empty if offers have a field for it."""
+
+    @property
+    def measure(self) -> str:
+        """Word for the quantity in ratios, as in `1.4x the time`."""
+        return self.noun or self.name
 
     @property
     def grows_with_gpus(self) -> bool:
@@ -55,14 +60,19 @@ class Quantity:
 
 
 SECONDS = Quantity(
-    "seconds", "shorter", "longer", "Slower", "take {ratio:.2f}x the time", winning_changes=("nodes", "links")
+    "seconds",
+    "shorter",
+    "longer",
+    "Slower",
+    "take {ratio:.2f}x the time",
+    winning_changes=("nodes", "links"),
+    noun="time",
 )
 PRICE = Quantity(
     "price", "cheaper", "dearer", "Dearer", "cost {ratio:.2f}x the price",
     per_gpu_hour=lambda pool: pool.price_per_gpu_hour,
     if_unknown=("PriceUnknown", "no price known", "give its GPUPool a price"),
     winning_changes=("price",),
-    noun="price",
 )  # fmt: skip
 
 

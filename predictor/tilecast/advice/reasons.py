@@ -51,9 +51,9 @@ def _explain_choice(request: Request, place: int, ranking: Ranking) -> Offer:
         standing = "costs more than nothing"
     elif ranking.is_tied[place]:
         more = " with more GPUs" if choice.gpus > best.gpus else ""
-        standing = f"a tie, {choice.value / best.value:.2f}x the {goal.quantity.noun}{more}"
+        standing = f"a tie, {choice.value / best.value:.2f}x the {goal.quantity.measure}{more}"
     else:
-        standing = f"{format_ratio(choice.value / best.value)} the {goal.quantity.noun}"
+        standing = f"{format_ratio(choice.value / best.value)} the {goal.quantity.measure}"
     return replace(offer, reason=f"{standing}; {bound}")
 
 

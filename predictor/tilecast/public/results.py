@@ -387,6 +387,8 @@ def _offer_row(offer: core.Offer, is_best: bool) -> dict[str, Any]:
         "lower_seconds": offer.lower_s,
         "upper_seconds": offer.upper_s,
         "tokens_per_second": offer.tokens_per_s,
+        "tokens_per_second_per_gpu": offer.tokens_per_s_and_gpu,
+        "mfu": offer.mfu,
         "finish_seconds": offer.finish_s,
         "cost_per_1000_steps": offer.cost_per_1000_steps,
         "cost_to_finish": offer.cost_to_finish,

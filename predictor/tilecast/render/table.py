@@ -30,7 +30,7 @@ _TITLES = (
 )
 _RIGHT = tuple(title for title in _TITLES if title not in ("", "POOL", "PLAN", "90% RANGE", "WHY"))
 
-_PART_NAMES = {"communication": "exposed communication", "bubble": "pipeline bubble"}
+_PART_NAMES = {"communication": "exposed communication", "bubble": "pipeline bubble", "launch": "kernel launches"}
 
 
 WIDTH = 128
@@ -166,7 +166,8 @@ def _note_lines(advice: Advice) -> list[str]:
 def _because_sentence(advice: Advice, best: Offer) -> str:
     """Return a sentence that says why the recommended pool and plan are best, from the numbers that decided."""
     goal = advice.request.goal
-    least = "needs the fewest GPUs" if goal.fewest_gpus else _LEAST[goal.quantity.name]
+    least = _LEAST.get(goal.quantity.name, f"uses the least {goal.quantity.measure}")
+    least = "needs the fewest GPUs" if goal.fewest_gpus else least
     gpus = f"{best.gpus} GPUs" if best.gpus > 1 else "1 GPU"
     where = f"{best.pool.name} with {gpus}"
     others = [offer for offer in advice.offers[1:] if offer.pool.name != best.pool.name]
@@ -176,8 +177,8 @@ def _because_sentence(advice: Advice, best: Offer) -> str:
             amount = offer.gpus / best.gpus if goal.fewest_gpus else _amount_per_sample(advice, offer) / (mine or 1.0)
             ratios.append((amount, offer.pool.name))
         ratio, name = min(ratios)
-        noun = "GPUs" if goal.fewest_gpus else goal.quantity.noun
-        least = least if ratio >= 1 else f"is tied with another pool that {least}"
+        noun = "GPUs" if goal.fewest_gpus else goal.quantity.measure
+        least += "" if ratio >= 1 else ", within the forecast's error"
         first = f"{where} {least} ({name}, the next pool: {format_ratio(ratio)} the {noun})"
     else:
         alone = "pool that can run the job" if advice.rejections else "pool given"

@@ -100,7 +100,7 @@ def price_usual_plan(request: Request, choices: Sequence[Choice]) -> Offer | Non
     offer = DetailedForecasts.from_rows(candidates, np.array([row])).offer(0)
     name = "data parallelism alone" if offer.plan.zero_stage < 3 else "FSDP alone"
     amount = float(candidates.objective_value(request)[row])
-    ratio = "" if best.value <= 0 else f", {format_ratio(amount / best.value)} the {request.goal.quantity.noun}"
+    ratio = "" if best.value <= 0 else f", {format_ratio(amount / best.value)} the {request.goal.quantity.measure}"
     more = "; memory is tight" if offer.is_tight else ""
     more += "" if candidates.take(np.array([row])).keeps_bound(request)[0] else "; misses the job's limit"
     return replace(offer, reason=f"{name}{ratio}; {BOUND_BY[offer.bottleneck]}{more}")

@@ -64,7 +64,7 @@ def _explain_pool(request: Request, choices: Sequence[Choice], choice: Choice, i
         choice: the choice to explain.
         is_tied: whether the forecast cannot tell the choice from the recommended one.
     """
-    best, noun = choices[0], request.goal.quantity.noun
+    best, noun = choices[0], request.goal.quantity.measure
     ratio = choice.value / best.value if best.value > 0 else None
     change = _find_winning_change(request, choices, choice)
     if request.goal.fewest_gpus and choice.gpus > best.gpus:
@@ -421,7 +421,7 @@ class _Neighbour:
 
     def _ratio_text(self) -> str:
         """Return the ratio to the recommended plan as text, such as `1.42x the time`."""
-        return f"{self.ratio:.2f}x the {self.request.goal.quantity.noun}"
+        return f"{self.ratio:.2f}x the {self.request.goal.quantity.measure}"
 
     def _why_unusual(self) -> str:
         """Return why the neighbour, though better, is recommended only if the user asks for that plan."""
