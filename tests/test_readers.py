@@ -16,6 +16,7 @@ from tilecast.inputs.job_options import JobOptions
 from tilecast.inputs.pools import PoolOptions
 from tilecast.public.asking import AdviceInputs, compute_advice
 from tilecast.readers import models
+from tilecast.readers.options_table import OptionTable
 from tilecast.render.launch import LaunchSetting, write_launch
 from tilecast.spec import PartialPlan, Plan, SpecError, Workload
 
@@ -368,6 +369,8 @@ def test_recipes_of_equal_meaning_are_read_as_equal_jobs(name: str, tmp_path: Pa
         ),
         ("a.toml", "[training\n", "is not TOML"),
         ("a.toml", "[parallelism]\na = " + "[" * 99, "levels deep"),
+        ("a.toml", "[parallelism]\na = " + "[\n" * 9999, "levels deep"),
+        ("a.toml", "[parallelism]\n[training]\n" + "a." * 90 + "a = 1", "levels deep"),
         ("a.toml", "[parallelism]\ntensor_parallel_degree = 3\n[training]\n", "do not divide 8 GPUs"),
         ("a.toml", "[other]\nx = 1\n", "is of no launcher that is known"),
         ("a.yaml", "base_model: x\nmicro_batch_size: 1\nb: " + "x" * 2**20, "is neither a job"),
@@ -421,3 +424,12 @@ def test_only_the_test_that_decides_a_chain_counts(tmp_path: Path) -> None:
     for value, mark in ((3, "||"), (2, "&&")):
         with pytest.raises(SpecError, match="not literal"):
             script_plan(tmp_path, text.format(value, mark))
+
+
+def test_megatron_arguments_of_a_yaml_file_are_read(tmp_path: Path) -> None:
+    words = GPT.split()[4:]
+    pairs = OptionTable.read("megatron").split_words(words)
+    lines = [f"  {pair.option}: {pair.values[0] if pair.values else 'true'}" for pair in pairs]
+    (tmp_path / "model_config.yaml").write_text("MODEL_ARGS:\n" + "\n".join(lines) + "\n  --micro-batch-size: 1\n")
+    found = readers.read_file(str(tmp_path / "model_config.yaml"), gpus=8)
+    assert (found.plan_text(), found.model) == ("dp=4,tp=2,mb=1", {"preset": "llama-3-8b"})

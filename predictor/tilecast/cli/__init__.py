@@ -63,7 +63,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if given[0] in _JOB_VERBS:
         options.command = command
         if options.job is None and not command:
-            parser.error("the following arguments are required: job")
+            text = "the following arguments are required: job"
+            parser.exit(EXIT_BAD_INPUT, f"tilecast: {text}; see `tilecast {given[0]} --help`\n")
     run: Callable[[argparse.Namespace], int] = options.run
     environment.apply_environment(os.environ)
     try:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
+from itertools import accumulate
 from typing import Any
 
 from tilecast.api import documents
@@ -31,8 +33,9 @@ def load_mapping(text: str, name: str) -> dict[str, Any]:
 def _load_toml(text: str, name: str) -> dict[str, Any]:
     if len(text) > MAX_BYTES:
         raise SpecError(name, f"is longer than {MAX_BYTES // 2**20} MiB", "leave out what says no plan")
-    # The parser of the standard library recurses at brackets.
-    if any(line.count("[") + line.count("{") > MAX_DEPTH for line in text.split("\n")):
+    # The parser of the standard library recurses at brackets. Those in strings count too.
+    depths = accumulate((1 if mark in "[{" else -1 for mark in re.findall(r"[\[\]{}]", text)), initial=0)
+    if max(depths) > MAX_DEPTH:
         raise SpecError(name, f"is nested more than {MAX_DEPTH} levels deep", "flatten it")
     try:
         return tomllib.loads(text)
@@ -41,11 +44,17 @@ def _load_toml(text: str, name: str) -> dict[str, Any]:
 
 
 def flatten(values: Mapping[Any, Any], prefix: str = "", depth: int = 0) -> list[Setting]:
-    """Return a setting for each value of nested mappings. Its option is the keys from the top, with dots between."""
+    """Return a setting for each value of nested mappings. Its option is the keys from the top, with dots between.
+
+    Raises:
+        SpecError: the mappings are nested more than `MAX_DEPTH` levels deep.
+    """
     settings: list[Setting] = []
     for key, value in values.items():
         name = f"{prefix}{key}"
-        if isinstance(value, Mapping) and value and depth < MAX_DEPTH:
+        if isinstance(value, Mapping) and depth >= MAX_DEPTH:
+            raise SpecError(name[:60], f"is nested more than {MAX_DEPTH} levels deep", "flatten it")
+        if isinstance(value, Mapping) and value:
             settings += flatten(value, f"{name}.", depth + 1)
         else:
             settings.append(Setting(name, _values(value)))
@@ -61,8 +70,3 @@ def _values(value: object) -> tuple[object, ...]:
     if isinstance(value, list):
         return tuple(value)
     return (value,)
-
-
-def keys(values: Mapping[Any, Any]) -> Iterator[str]:
-    """Yield the keys of the top as text."""
-    return (str(key) for key in values)

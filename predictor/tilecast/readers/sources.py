@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -276,13 +277,6 @@ def _read_line(line: LaunchLine, where: str, folder: Folder, gpus: int | None, h
     else:
         remedy = "give its configuration file, or describe the job by flags"
         raise SpecError(where or "command", f"{line.program[:60]} is no training script that is known", remedy)
-    return with_nodes(reading, line)
-
-
-def with_nodes(reading: LaunchReading, line: LaunchLine) -> LaunchReading:
-    """Return a reading with the GPUs of a node that the command starts processes on."""
-    from dataclasses import replace
-
     return replace(reading, gpus_per_node=line.gpus_per_node)
 
 
