@@ -129,7 +129,7 @@ DEFINED: Mapping[str, set[str | float]] = {
     "planner/problem.py": {0.02},
     "planner/relaxation.py": {1.5},
     "planner/solver.py": {0.03, 0.95},
-    "public/asking.py": {0.05},
+    "public/advising.py": {0.05},
     "advice/sharing.py": {0.8, 1.25},
     "zoo/__init__.py": {0.75},
     # Units, types and quantiles.

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tilecast import frameworks, hardware, memory, overlap, search, zoo
 from tilecast.advice import Request
 from tilecast.frameworks import FRAMEWORKS, UNSET
-from tilecast.public.asking import launcher_requests
+from tilecast.public.advising import launcher_requests
 from tilecast.spec import Framework, Plan, Plans, SpecError, Workload
 
 NAMES: tuple[Framework, ...] = get_args(Framework)

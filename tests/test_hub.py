@@ -12,7 +12,7 @@ import pytest
 from tilecast.inputs.job import read_job
 from tilecast.inputs.job_options import JobOptions
 from tilecast.inputs.pools import PoolOptions
-from tilecast.public.asking import AdviceInputs, compute_advice
+from tilecast.public.advising import AdviceInputs, compute_advice
 from tilecast.spec import SpecError
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"

@@ -14,7 +14,7 @@ from tilecast import readers, zoo
 from tilecast.inputs.job import read_job
 from tilecast.inputs.job_options import JobOptions
 from tilecast.inputs.pools import PoolOptions
-from tilecast.public.asking import AdviceInputs, compute_advice
+from tilecast.public.advising import AdviceInputs, compute_advice
 from tilecast.readers import models
 from tilecast.readers.options_table import OptionTable
 from tilecast.render.launch import LaunchSetting, write_launch

@@ -18,7 +18,7 @@ from tilecast.cli.arguments import add_job_arguments, add_pool_arguments
 from tilecast.hardware import Pool
 from tilecast.inputs.job_options import JobOptions
 from tilecast.inputs.pools import PoolOptions
-from tilecast.public.asking import AdviceInputs, AdviceResult, compute_advice, measured_offer
+from tilecast.public.advising import AdviceInputs, AdviceResult, compute_advice, measured_offer
 from tilecast.render import launch as launched
 from tilecast.render.document import FORMATS, dump_document
 from tilecast.render.launch import LAUNCHERS, LaunchSetting

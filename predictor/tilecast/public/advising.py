@@ -50,7 +50,7 @@ class AdviceInputs:
 
 @dataclass(frozen=True, slots=True)
 class AdviceResult:
-    """The advice for a `Question`, with the job and the pools that were read."""
+    """The advice for `AdviceInputs`, with the job and the pools that were read."""
 
     job: JobInput
     advice: Advice
@@ -63,7 +63,7 @@ class AdviceResult:
 
 
 def compute_advice(inputs: AdviceInputs) -> AdviceResult:
-    """Read the job and the pools of a question, and return the advice for them.
+    """Read the job and the pools of the inputs, and return the advice for them.
 
     Raises:
         SpecError: the job, the pools or an option cannot be read, or they contradict each other.
@@ -112,11 +112,11 @@ _EXAMPLES = {"--batch": "128", "--seq": "8192", "--gpus": "h100-sxm:16"}
 
 
 def _list_missing(inputs: AdviceInputs, error: SpecError) -> list[str]:
-    """Return all required flags that are missing from a question. Return none if `error` is about something else.
+    """Return all required flags that are missing from the inputs. Return none if `error` is about something else.
 
     Args:
         inputs: the user's inputs.
-        error: the error that the question raised.
+        error: the error that the inputs raised.
     """
     pools = inputs.pools
     has_pools = pools.nodes is not None or pools.gpus is not None or pools.context is not None
