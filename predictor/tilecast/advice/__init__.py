@@ -54,6 +54,7 @@ from tilecast.advice.values import (
     Budget,
     Change,
     Constraints,
+    Decision,
     Offer,
     Rejection,
     Request,
@@ -74,6 +75,7 @@ __all__ = [
     "Budget",
     "Change",
     "Constraints",
+    "Decision",
     "Offer",
     "Rejection",
     "Request",
@@ -115,6 +117,7 @@ def advise(request: Request, pools: Sequence[Pool]) -> Advice:
         why_not=explain_why_not(request, ranking),
         ties=ranking.ties,
         tie_ratio=ranking.ratio,
+        decision=ranking.decision,
         notes=(
             *describe_offers(request, offers),
             *describe_left_out(request, enumerations),

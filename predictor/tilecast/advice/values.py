@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, TypeAlias
 
 from tilecast.advice.sharing import SharingAdvice
 from tilecast.hardware import Pool
 from tilecast.objectives import OBJECTIVES, Objective, ObjectiveRecord
 from tilecast.spec import PartialPlan, Plan, Precision, SpecError, Workload
+
+Decision: TypeAlias = Literal["best", "host", "memory", "price", "time", "simplicity"]
+"""What decided for a plan: the best forecast, less waiting for the host, memory to spare, price, time or simplicity."""
 
 
 def require(is_met: object, field: str, problem: str, remedy: str) -> None:
@@ -217,6 +220,8 @@ class Advice:
     """Number of other plans that the forecast cannot tell from the best one."""
     tie_ratio: float
     """Value of the recommended plan over the lowest value among the plans that tie with it, at least 1."""
+    decision: Decision
+    """What decided for the recommended plan, against the best forecast."""
     notes: tuple[str, ...]
     """Further facts for the reader, one sentence each."""
     plans_evaluated: int
