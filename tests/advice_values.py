@@ -68,6 +68,7 @@ def advice(**changes: Any) -> Advice:
         "why_not": (),
         "ties": 3,
         "tie_ratio": 1.02,
+        "decision": "simplicity",
         "notes": (),
         "plans_evaluated": 1000,
         "confidence": "kernels measured on H100; 0 runs seen on this cluster",

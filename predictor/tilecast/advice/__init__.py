@@ -54,6 +54,7 @@ from tilecast.advice.values import (
     Budget,
     Change,
     Constraints,
+    Decision,
     Offer,
     Rejection,
     Request,
@@ -82,6 +83,7 @@ __all__ = [
     "Budget",
     "Change",
     "Constraints",
+    "Decision",
     "Offer",
     "Rejection",
     "Request",
@@ -126,6 +128,7 @@ def advise(request: Request, pools: Sequence[Pool]) -> Advice:
         why_not=explain_why_not(request, ranking),
         ties=ranking.ties,
         tie_ratio=ranking.ratio,
+        decision=ranking.decision,
         notes=(
             *describe_offers(request, offers),
             *describe_missing_usual_plan(request, ranking.choices),

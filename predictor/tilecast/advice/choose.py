@@ -24,13 +24,12 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import partial
-from typing import Literal, TypeAlias
 
 import numpy as np
 
 from tilecast import constants, memory, search, uncertainty, zoo
 from tilecast.advice.pricing import CandidatePlans, DetailedForecasts, find_candidates
-from tilecast.advice.values import Offer, Rejection, Request, format_excess, round_up
+from tilecast.advice.values import Decision, Offer, Rejection, Request, format_excess, round_up
 from tilecast.hardware import Pool
 from tilecast.memo import Memo
 from tilecast.recomputation import CHECKPOINTING
@@ -46,10 +45,8 @@ MOST_BEHIND = 1.02
 """Most that a recommended plan takes, relative to the best forecast in the quantity that the objective minimises."""
 MOST_DEARER = 1.01
 """Most that a recommended plan costs, relative to another plan as close to the best, with as much memory to spare."""
-_NEAR, _SAME_COST = MOST_BEHIND**0.5, MOST_DEARER**0.5
-"""Ratios that count as equal among plans of one GPU count, and once more among the counts."""
-Decision: TypeAlias = Literal["best", "host", "memory", "price", "time", "simplicity"]
-"""What decided for a plan: the best forecast, less waiting for the host, memory to spare, price, time or simplicity."""
+_SAME_COST = MOST_DEARER**0.5
+"""Ratio of costs that count as equal among plans of one GPU count, and once more among the counts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +144,9 @@ def choose_plan(request: Request, candidates: CandidatePlans, eligible: Mask) ->
     best = float(value[rows].min())
     near = rows[value[rows] <= best * np.exp(uncertainty.MOST_TIED)]
     table = _PlanTraits.from_candidates(request, candidates.take(near))
-    chosen, decision = _choose_among(table, _choose_for_each_count(table, candidates.gpus[near]))
+    of_each_count = _choose_for_each_count(table, candidates.gpus[near])
+    chosen, decision = _choose_among(table, np.array([*of_each_count]), np.arange(len(near)))
+    decision = of_each_count[chosen] if decision == "best" else decision
     row = int(near[chosen])
     tied = _find_tied_rows(request, candidates, near, row)
     details = DetailedForecasts.from_rows(candidates, tied)
@@ -208,18 +207,25 @@ class _PlanTraits:
         return cls(value, slow, tight > 0, cost, seconds, counterpart, simplicity)
 
 
-def _choose_for_each_count(table: _PlanTraits, gpus: Ints) -> Ints:
-    """Return the indices of the plans to choose from, one for each number of GPUs, (n,), in ascending order.
+def _choose_for_each_count(table: _PlanTraits, gpus: Ints) -> dict[int, Decision]:
+    """Return the indices of the plans to choose from, one for each number of GPUs in `gpus`, (n,), and what decided.
 
     Each is chosen without regard to plans with other numbers of GPUs.
     """
     groups = (np.flatnonzero(gpus == count) for count in np.unique(gpus))
-    return np.array([_choose_among(table, members)[0] for members in groups])
+    return dict(_choose_among(table, members) for members in groups)
 
 
-def _choose_among(table: _PlanTraits, indices: Ints) -> tuple[int, Decision]:
-    """Return the index of the plan to recommend among plans, by the steps of the module docstring, and what decided."""
-    decisions: list[tuple[Decision, Ints]] = [("host", near := _keep_near_best(table, indices))]
+def _choose_among(table: _PlanTraits, indices: Ints, others: Ints | None = None) -> tuple[int, Decision]:
+    """Return the index of the plan to recommend, by the steps of the module docstring, and what decided.
+
+    Args:
+        table: the plans.
+        indices: indices of the plans to choose from.
+        others: indices of all plans that they are compared with. None compares them with each other.
+    """
+    others = indices if others is None else others
+    decisions: list[tuple[Decision, Ints]] = [("host", near := _keep_near_best(table, indices, others))]
     roomy = near[~table.tight[near]]
     decisions.append(("memory", near := roomy if len(roomy) else near))
     decisions.append(("price", near := _keep_least(table.cost, near, _SAME_COST)))
@@ -227,22 +233,26 @@ def _choose_among(table: _PlanTraits, indices: Ints) -> tuple[int, Decision]:
     order = np.lexsort((table.slow[near], table.value[near], *(column[near] for column in table.simplicity[::-1])))
     chosen = int(near[order[0]])
     first = indices[np.argmin(table.value[indices])]
-    if chosen == first or table.value[chosen] <= table.value[first]:
+    if table.value[chosen] <= table.value[first]:
         return chosen, "best"
     return chosen, next((reason for reason, kept in decisions if first not in kept), "simplicity")
 
 
-def _keep_near_best(table: _PlanTraits, indices: Ints) -> Ints:
-    """Return the indices of plans that are near the best one, on a usual host or on a slow one.
+def _keep_near_best(table: _PlanTraits, indices: Ints, others: Ints) -> Ints:
+    """Return which of the plans in `indices` are near the best of the plans in `others`.
 
-    On a usual host all are at most `uncertainty.MOST_TIED` behind the best. Of those that are not near it, those stay
-    that a slow host makes better than the best.
+    They are at most `MOST_BEHIND` behind it on a usual host, or at most `uncertainty.MOST_TIED` and not behind on a
+    slow host. Of them, those stay that are at most `MOST_BEHIND` behind on a slow host. If there is none, the one with
+    the best forecast stays.
     """
-    value, slow = table.value[indices], table.slow[indices]
-    best = int(np.argmin(value))
-    behind = value <= value[best] * np.exp(uncertainty.MOST_TIED)
-    near = (value <= value[best] * _NEAR) | (behind & (slow <= slow[best]))
-    return np.asarray(indices[near & (slow <= slow[near].min() * _NEAR)])
+    best = others[np.argmin(table.value[others])]
+    most = table.value[best] * np.exp(uncertainty.MOST_TIED)
+    is_near = (table.value <= table.value[best] * MOST_BEHIND) | (
+        (table.value <= most) & (table.slow <= table.slow[best])
+    )
+    least = table.slow[others[is_near[others]]].min()
+    near = indices[is_near[indices] & (table.slow[indices] <= least * MOST_BEHIND)]
+    return np.asarray(near if len(near) else indices[[np.argmin(table.value[indices])]])
 
 
 def _keep_least(amounts: Floats, indices: Ints, ratio: float) -> Ints:

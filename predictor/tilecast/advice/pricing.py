@@ -94,7 +94,7 @@ class CandidatePlans:
         if limits.max_gpus is not None:
             mask &= self.gpus <= limits.max_gpus
         if limits.max_nodes is not None:
-            mask &= -(-self.gpus // self.pool.gpus_per_node) <= limits.max_nodes
+            mask &= self.gpus // gpus_on_each_node(self.gpus, self.pool) <= limits.max_nodes
         if limits.max_tensor is not None:
             mask &= self.plans.tensor <= limits.max_tensor
         return mask

@@ -14,6 +14,9 @@ from tilecast.objectives import OBJECTIVES, Objective, ObjectiveRecord
 from tilecast.spec import PartialPlan, Plan, Plans, Precision, SpecError, Workload
 from tilecast.zoo.model_flops import count_model_flops
 
+Decision: TypeAlias = Literal["best", "host", "memory", "price", "time", "simplicity"]
+"""What decided for a plan: the best forecast, less waiting for the host, memory to spare, price, time or simplicity."""
+
 
 def require(is_met: object, field: str, problem: str, remedy: str) -> None:
     """Raise SpecError about a field unless a requirement is met."""
@@ -272,6 +275,8 @@ class Advice:
     """Number of other plans that the forecast cannot tell from the best one."""
     tie_ratio: float
     """Value of the recommended plan over the lowest value among the plans that tie with it, at least 1."""
+    decision: Decision
+    """What decided for the recommended plan, against the best forecast."""
     notes: tuple[str, ...]
     """Further facts for the reader, one sentence each."""
     plans_evaluated: int

@@ -19,7 +19,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema
 
 from tilecast import zoo
-from tilecast.advice import Advice, AdviceOrigin, Change, Offer, Rejection, WhyNot
+from tilecast.advice import Advice, AdviceOrigin, Change, Decision, Offer, Rejection, WhyNot
 from tilecast.advice.sharing import GpuSharingOption, SharingAdvice
 from tilecast.api import status
 from tilecast.api.base import (
@@ -383,6 +383,10 @@ class AdviceDocument(StatusModel):
     ties: int = Field(description="Plans that the forecast cannot tell from the recommendation.")
     tie_ratio: float = Field(description="How far the recommendation is behind the best of them; 1 is not at all.")
     alerts: list[str] = list_field("Assumptions that decide the forecast, a sentence each.")
+    decided_by: Decision = Field(
+        description="What decided against the best forecast: best (nothing did), host (shorter waits for the host), "
+        "memory (to spare), price, time or simplicity."
+    )
     notes: list[str] = Field(description="What else a reader must know.")
     confidence: str = Field(description="Why the range is as wide as it is.")
     plans_evaluated: int = Field(description="How many plans were compared.")
@@ -419,6 +423,7 @@ class AdviceDocument(StatusModel):
             why_not=[DetailedPassedOver.from_why_not(item) for item in advice.why_not],
             ties=advice.ties,
             tie_ratio=round_to_six_digits(advice.tie_ratio),
+            decided_by=advice.decision,
             notes=list(advice.notes),
             confidence=advice.confidence,
             plans_evaluated=advice.plans_evaluated,

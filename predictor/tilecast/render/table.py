@@ -119,6 +119,22 @@ def _offer_cells(mark: str, offer: Offer, width: int) -> tuple[str, ...]:
     )
 
 
+_DECISIONS: dict[str, str] = {
+    "best": "of these the best forecast is shown",
+    "host": "of these the one that waits least for its host is shown",
+    "memory": "of these one with memory to spare is shown",
+    "price": "of these the cheapest is shown",
+    "time": "of these the fastest is shown",
+    "simplicity": "of these the simplest is shown",
+}
+
+
+def describe_decision(advice: Advice) -> str:
+    """Return a phrase that says what decided among plans that tie, and how far the plan is behind the best of them."""
+    behind = "" if advice.tie_ratio < 1.0005 else f", {advice.tie_ratio - 1:.1%} behind the best forecast"
+    return f"{_DECISIONS[advice.decision]}{behind}"
+
+
 def _why_not_lines(advice: Advice) -> list[str]:
     """Return text lines on plans that are not recommended, with the obstacle and a change that would help."""
     telling = [item for item in advice.why_not if item.change is not None or not _is_no_better(item)]
@@ -231,9 +247,7 @@ def _footer_lines(advice: Advice, best: Offer) -> list[str]:
     if advice.ties:
         others = f"{advice.ties} other plans tie" if advice.ties > 1 else "One other plan ties"
         others = f"At least {others}" if advice.ties >= MAX_TIED - 1 else others
-        behind = "" if advice.tie_ratio < 1.0005 else f", {advice.tie_ratio - 1:.1%} behind the best of them"
-        roomy = "" if best.is_tight else " of those with memory to spare"
-        lines.append(f"{others} within the forecast's error; the first to try{roomy} is shown{behind}.")
+        lines.append(f"{others} within the forecast's error; {describe_decision(advice)}.")
     lines += _note_lines(advice)
     parts = [
         f"{_PART_NAMES.get(part, part)} {format_duration(best.breakdown[part])}"
