@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 from collections.abc import Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -107,6 +108,10 @@ class JobSettings(TypedDict, total=False):
     """Seconds, or a text such as "36h"; for objective cheapestBeforeDeadline."""
     budget: str | float
     """US dollars, or a text such as "5000EUR"; for objective fastestWithinBudget."""
+    command: str | Sequence[str]
+    """Launch command, or the name of a training configuration, that says the job; the model may then be None."""
+    lenient: bool
+    """Whether options of the launch that change speed or memory and are not priced are ignored."""
     inputs: Any
     """Example inputs of a `torch.nn.Module`: a tensor, or a tuple of them."""
     gpus: str | Mapping[str, int]
@@ -326,6 +331,8 @@ def _build_question(
         raise TypeError(f"unexpected keyword argument {unknown[0]!r}; known: {', '.join(JobSettings.__annotations__)}")
     where = [given.pop(name, None) for name in ("nodes", "gpus", "context", "calibration")]
     example = given.pop("inputs", None)
+    if isinstance(given.get("command"), str):
+        given["command"] = shlex.split(given["command"])
     if hasattr(model, "named_parameters"):
         model = _trace_module(model, example)
     elif isinstance(model, os.PathLike):
