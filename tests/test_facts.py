@@ -109,6 +109,7 @@ def test_the_digest_is_of_the_values_alone(monkeypatch: pytest.MonkeyPatch) -> N
 
 DEFINED: Mapping[str, set[str | float]] = {
     # Policies that Tilecast chose: what it recommends, how much it trusts a run, what it shows.
+    "advice/choose.py": {1.01, 1.02},
     "advice/enumeration.py": {"FEWER_BATCHES"},
     "advice/incumbent.py": {0.03},
     "advice/measured.py": {1.5},
