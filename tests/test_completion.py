@@ -40,6 +40,11 @@ printf '%s\\n' "${COMPREPLY[@]}"
         (["advise", "gpt2", "--launch", "mega"], {"megatron"}),
         (["validate", "col"], {"collectives"}),
         (["show", "poo"], {"pools"}),
+        (["advise", "gpt2", "--gpus", "h100-s"], {"h100-sxm"}),
+        (["advise", "gpt2", "--gpus", "h100-pcie,p5.48"], {"h100-pcie,p5.48xlarge"}),
+        (["fits", "gpt2", "--link", "infiniband-n"], {"infiniband-ndr-4x400", "infiniband-ndr-8x400"}),
+        (["show", "gpus", "h200-n"], {"h200-nvl"}),
+        (["advise", "gpt2", "--check"], {"--checkpointing"}),
     ],
 )
 def test_bash_completes(scripts: Path, words: list[str], expected: set[str], tmp_path: Path) -> None:

@@ -101,6 +101,34 @@ def test_a_board_without_a_size_is_one_of_the_usual_gpu(board: str, sibling: str
     assert pool.gpu.memory_bandwidth_bytes_per_s == usual.memory_bandwidth_bytes_per_s
 
 
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("mi300x:8", "--gpus: unknown GPU 'mi300x'; it is AMD's, and only GPUs of NVIDIA are known"),
+        ("p5.48xlrge:2", "--gpus: unknown GPU 'p5.48xlrge'; did you mean p5.48xlarge?"),
+        ("h100-sxn:8", "--gpus: unknown GPU 'h100-sxn'; did you mean h100-sxm?"),
+        ("h100-sxm:16@infiniband-ndr", "--gpus: unknown link 'infiniband-ndr'; did you mean infiniband-ndr-"),
+    ],
+)
+def test_a_name_that_is_not_known_is_answered_with_one(text: str, words: str) -> None:
+    with pytest.raises(SpecError) as refused:
+        parse_gpu_list(text)
+    assert str(refused.value).startswith(words)
+    assert len(str(refused.value)) < 160
+
+
+def test_azure_types_need_no_prefix() -> None:
+    assert parse_gpu_list("ND96isr_H100_v5:2") == parse_gpu_list("Standard_ND96isr_H100_v5:2")
+
+
+def test_a_link_of_all_pools_yields_to_that_of_an_entry() -> None:
+    first, second, third = parse_gpu_list("h100-sxm:16,p4d.24xlarge:2,l4:8@ethernet-50", ["ethernet-80", "nvlink4"])
+    assert [pool.inter.name for pool in (first, second, third)] == ["ethernet-80", "ethernet-80", "ethernet-50"]
+    assert {pool.intra.name for pool in (first, second, third)} == {"nvlink4"}
+    with pytest.raises(SpecError, match=r"^--link: unknown link"):
+        parse_gpu_list("h100-sxm:16", ["no-such"])
+
+
 def test_the_last_node_may_have_fewer_gpus() -> None:
     (pool,) = parse_gpu_list("h100-sxm:100")
     assert (pool.max_nodes, pool.gpus_per_node, pool.spare_gpus, pool.max_gpus) == (12, 8, 4, 100)

@@ -241,7 +241,7 @@ def test_a_config_without_its_type_is_known_by_its_class() -> None:
 def test_a_decoder_of_no_known_type_is_read_by_its_keys_and_says_so() -> None:
     model = huggingface.model({**config("llama"), "model_type": "notyet"})
     assert size(model) == size(huggingface.model(config("llama")))
-    assert "notyet is not known: it is read by its keys" in model.notes[0]
+    assert "notyet is not known: it is read by its keys" in model.notes[-1]
     sparse = huggingface.model({**config("deepseek_v3"), "model_type": "notyet"})
     assert size(sparse) == size(huggingface.model(config("deepseek_v3")))
 
@@ -249,10 +249,10 @@ def test_a_decoder_of_no_known_type_is_read_by_its_keys_and_says_so() -> None:
 def test_towers_are_part_of_the_model_and_what_is_left_out_is_said() -> None:
     whole = huggingface.model(published("llava-hf/llava-1.5-7b-hf"))
     assert [tower.family for tower in whole.towers] == ["vit"]
-    assert "one image of 336 x 336 pixels" in whole.notes[0]
+    assert any("one image of 336 x 336 pixels" in note for note in whole.notes)
     unknown = {"model_type": "sonar_vision", "hidden_size": 8}
     blind = huggingface.model({**published("llava-hf/llava-1.5-7b-hf"), "vision_config": unknown})
-    assert not blind.towers and "sonar_vision, is not priced" in blind.notes[0]
+    assert not blind.towers and any("sonar_vision, is not priced" in note for note in blind.notes)
     assert size(whole) - size(blind) == pytest.approx(325e6, rel=0.02)
     original = {**published("liuhaotian/llava-v1.5-7b"), "mm_vision_tower": "someone/their-tower"}
     assert "does not describe someone/their-tower, which is not priced" in huggingface.model(original).notes[0]
@@ -260,14 +260,66 @@ def test_towers_are_part_of_the_model_and_what_is_left_out_is_said() -> None:
 
 
 def test_where_a_config_is_refused_and_a_preset_has_its_dimensions_the_error_names_it() -> None:
-    with pytest.raises(SpecError, match=r"or use the preset llama-3-8b, which has these dimensions"):
+    with pytest.raises(SpecError, match=r"llama-3-8b, which differs in num_key_value_heads alone, 8 instead of 5$"):
         huggingface.model(config("llama", num_key_value_heads=5))
+    with pytest.raises(SpecError, match=r"preset llama-3-8b, which has these dimensions$"):
+        huggingface.model(config("llama", head_dim=-1))
+    with pytest.raises(SpecError, match=r"choose a divisor$"):  # two dimensions differ
+        huggingface.model(config("llama", num_key_value_heads=5, vocab_size=77))
+    with pytest.raises(SpecError, match=r"phi-4, which differs in num_attention_heads alone, 40 instead of 7$"):
+        huggingface.model(config("phi3", hidden_size=5120, intermediate_size=17920, num_hidden_layers=40,
+                                 num_attention_heads=7, num_key_value_heads=10, vocab_size=100352))  # fmt: skip
     with pytest.raises(SpecError, match="or use the preset dbrx"):
         huggingface.model({"model_type": "sth", "_name_or_path": "databricks/dbrx", "architectures": ["X"]})
     text_encoder = {"num_layers": 12, "d_model": 768, "num_heads": 12, "vocab_size": 32128}
     parts = {"text_encoder": {"model_type": "t5", **text_encoder}, "decoder": {"num_attention_heads": 24}}
     with pytest.raises(SpecError, match=r"name a preset$"):  # a T5 inside does not make it a T5
         huggingface.model({"model_type": "musicgen", **parts})
+
+
+@pytest.mark.parametrize(
+    ("changes", "note"),
+    [
+        (
+            {"num_hidden_layers": ...},
+            "The config lacks sizes. Priced are Transformers' defaults: num_hidden_layers",
+        ),
+        ({"intermediate_size": None}, "In the config, intermediate_size is null, and 16384 is priced."),
+        ({"num_mtp_modules": 3}, "Layers that predict further tokens are not priced (num_mtp_modules 3)."),
+        ({"n_routed_experts": 64}, "Not read from the config: n_routed_experts 64."),
+        (
+            {"intermediate_size": None, "model_type": "notyet"},
+            "The config states no width of the MLP: 16384",
+        ),
+        ({"num_key_value_heads": None}, None),
+        ({"head_dim": None}, None),
+        ({}, None),
+    ],
+)
+def test_no_size_of_a_config_is_guessed_or_dropped_silently(changes: dict[str, Any], note: str | None) -> None:
+    stated = {key: value for key, value in {**config("llama"), **changes}.items() if value is not ...}
+    notes = huggingface.model(stated).notes
+    assert notes[:1] == () if note is None else notes[0].startswith(note)
+
+
+def test_defaults_of_a_part_are_noted_under_its_name() -> None:
+    notes = huggingface.model(published("google/gemma-3-4b-it")).notes
+    assert "text_config lacks sizes. Priced are Transformers' defaults: num_attention_heads 8," in notes[0]
+    towers = huggingface.model(published("openai/clip-vit-base-patch32")).notes
+    assert [note.split()[0] for note in towers if "lacks sizes" in note] == ["text_config", "vision_config"]
+
+
+def test_hardly_any_published_decoder_has_a_note_on_its_sizes() -> None:
+    """A note that most configs had would be read by nobody."""
+    models = {name: huggingface.model(published(name)) for name in PUBLISHED}
+    noted = {
+        name
+        for name, model in models.items()
+        if model.family in ("decoder", "hybrid") and not model.towers
+        for note in model.notes
+        if "lacks sizes" in note or "Not read" in note or "is null" in note
+    }
+    assert noted == {"Zyphra/Zamba-7B-v1"}
 
 
 def test_a_value_that_is_no_size_is_called_by_the_key_it_stands_under() -> None:

@@ -18,6 +18,7 @@ import yaml
 
 import tilecast
 from tilecast.cli import build_parser, main
+from tilecast.inputs.job_options import JOB_OPTIONS, NOT_OPTIONS
 from tilecast.public import api
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -238,3 +239,40 @@ def test_what_is_left_out_is_a_warning() -> None:
     config = LLAMA | {"quantization_config": {"quant_method": "bitsandbytes"}}
     with pytest.warns(tilecast.InputWarning, match="quantization_config"):
         tilecast.advise(config, seq=4096, batch=64, gpus="a100-80:8")
+
+
+def test_what_the_spec_can_say_is_a_keyword_and_a_flag() -> None:
+    from tilecast.api.training import Training
+    from tilecast.api.training_job import JobConstraints, TrainingJobSpec
+
+    schemas = {"training.": Training, "constraints.": JobConstraints, "": TrainingJobSpec}
+    fields = {f"{prefix}{item.alias}" for prefix, one in schemas.items() for item in one.model_fields.values()}
+    paths = {option.path for option in JOB_OPTIONS.values()}
+    assert fields - {"training", "constraints"} == paths | set(NOT_OPTIONS)
+    assert not paths & set(NOT_OPTIONS)
+    names = {one for name, option in JOB_OPTIONS.items() for one in (name, *option.aliases)}
+    of_pools = {"inputs", "gpus", "nodes", "context", "calibration", "link", "command", "lenient"}
+    assert set(api.JobSettings.__annotations__) - of_pools == names
+    (verbs,) = [item for item in build_parser(("advise",))._actions if isinstance(item, argparse._SubParsersAction)]
+    flags = {flag for action in verbs.choices["advise"]._actions for flag in action.option_strings}
+    assert {f"--{name.replace('_', '-')}" for name in names} <= flags
+
+
+@pytest.mark.parametrize("option", JOB_OPTIONS)
+def test_an_option_has_the_name_of_its_field(option: str) -> None:
+    own, others = JOB_OPTIONS[option].path.rpartition(".")[2], JOB_OPTIONS[option].aliases
+    letters = own.lower()
+    spelled = {name.replace("_", "") for name in (option, *others)}
+    assert letters in spelled or option == "exact_gpus"
+
+
+def test_a_keyword_has_two_spellings_and_reads_texts() -> None:
+    one = tilecast.advise("gpt2", seq=1024, batch=64, steps=1000, gpus="l4:8")
+    assert (
+        one.to_dict()
+        == tilecast.advise(
+            "gpt2", sequence_length="1k", global_batch_size="64ktokens", steps="1k", gpus="l4:8"
+        ).to_dict()
+    )
+    with pytest.raises(tilecast.SpecError, match=r"^batch: cannot read 'many'"):
+        tilecast.advise("gpt2", seq=1024, batch="many", gpus="l4:8")

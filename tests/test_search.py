@@ -17,7 +17,7 @@ from tilecast.inputs.gpu_list import parse_gpu_list
 from tilecast.overlap import BucketLimits
 from tilecast.recomputation import CHECKPOINTING
 from tilecast.search import PlanLimits
-from tilecast.spec import Plan, Plans, SpecError, Workload, distinct_rows
+from tilecast.spec import Plan, Plans, Schedule, SpecError, Workload, distinct_rows
 from tilecast.step import PARTS, placement
 
 
@@ -43,6 +43,16 @@ def _has_equal_pieces(layers: int, pipeline: int, virtual: int) -> bool:
     """
     ends = (0, 2)[: 1 + (pipeline == 2)] if layers % pipeline == 0 else (2,) if (layers + 2) % pipeline == 0 else (1,)
     return any((layers + one) % (pipeline * virtual) == 0 for one in ends)
+
+
+def _list_schedules(workload: Workload, plan: Plan) -> list[Schedule]:
+    """Return the schedules of torchtitan, other than 1F1B, that a plan can have."""
+    if workload.framework != "torchtitan" or plan.virtual_stages == 1:
+        return []
+    if plan.virtual_stages > 2:
+        return ["interleavedZeroBubble"]
+    is_fed = plan.gradient_accumulation >= 2 * plan.pipeline
+    return ["interleavedZeroBubble", "zbv", "dualPipeV"] if is_fed else ["interleavedZeroBubble", "zbv"]
 
 
 def naive(workload: Workload, where: Pool, experts: int = 1) -> list[Plan]:
@@ -90,8 +100,8 @@ def naive(workload: Workload, where: Pool, experts: int = 1) -> list[Plan]:
                 plan = Plan(
                     data, tensor, pipeline, context, expert, zero, micro, repeats, mode, spread, virtual, sharers
                 )
-                if any(framework.executes(Plans.from_plans(plan))[0] for framework in able):
-                    plans.append(plan)
+                kinds = [plan, *(replace(plan, schedule=name) for name in _list_schedules(workload, plan))]
+                plans += [one for one in kinds if any(able_one.executes(Plans.from_plans(one))[0] for able_one in able)]
     return plans
 
 

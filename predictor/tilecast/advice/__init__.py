@@ -61,7 +61,15 @@ from tilecast.advice.values import (
     WhyNot,
     require,
 )
-from tilecast.advice.what_if.alternatives import best_without_constraints, price_baseline, suggest_changes
+from tilecast.advice.what_if.alternatives import (
+    best_without_constraints,
+    describe_assumed_networks,
+    describe_missing_usual_plan,
+    price_baseline,
+    price_safer_plan,
+    price_usual_plan,
+    suggest_changes,
+)
 from tilecast.advice.what_if.fits import add_remedies
 from tilecast.advice.what_if.wins import explain_why_not
 from tilecast.hardware import Pool
@@ -112,6 +120,9 @@ def advise(request: Request, pools: Sequence[Pool]) -> Advice:
         pareto=explain_pareto(request, ranking.choices),
         rejections=(*add_remedies(request, candidates, outcomes, ranking.choices), *refused),
         baseline=baseline,
+        alerts=tuple(describe_assumed_networks(offers)),
+        usual=price_usual_plan(request, ranking.choices),
+        safer=price_safer_plan(request, ranking.choices),
         uncapped=best_without_constraints(request, candidates),
         sharing=sharing,
         why_not=explain_why_not(request, ranking),
@@ -120,6 +131,7 @@ def advise(request: Request, pools: Sequence[Pool]) -> Advice:
         decision=ranking.decision,
         notes=(
             *describe_offers(request, offers),
+            *describe_missing_usual_plan(request, ranking.choices),
             *describe_left_out(request, enumerations),
             *suggest_changes(request, ranking.choices),
             *describe_sharing(request, sharing),
@@ -223,7 +235,7 @@ def _check_request(request: Request, pools: Sequence[Pool]) -> None:
     is_divided = not workload.micro_batch or workload.global_batch % workload.micro_batch == 0
     problem = f"{workload.micro_batch} does not divide globalBatchSize {workload.global_batch}"
     require(is_divided, "spec.training.microBatchSize", problem, "choose a divisor")
-    if request.baseline:
+    if request.baseline and request.baseline.elsewhere is None:
         problem = f"there is no pool {request.baseline.pool!r}"
         require(request.baseline.pool in names, "spec.baseline.pool", problem, known)
 

@@ -29,7 +29,7 @@ import numpy as np
 
 from tilecast import constants, memory, search, uncertainty, zoo
 from tilecast.advice.pricing import CandidatePlans, DetailedForecasts, find_candidates
-from tilecast.advice.values import Decision, Offer, Rejection, Request
+from tilecast.advice.values import Decision, Offer, Rejection, Request, format_excess, round_up
 from tilecast.hardware import Pool
 from tilecast.memo import Memo
 from tilecast.recomputation import CHECKPOINTING
@@ -292,15 +292,15 @@ def simplicity_columns(candidates: CandidatePlans) -> tuple[Ints, ...]:
     """Return sort keys, (n,) each, that order plans as a practitioner would try them, the most important key first.
 
     The columns are: the variant of the job (its own batch and precision first); the most complex way of splitting
-    (none, ZeRO, tensor, context or expert, pipeline); the number of degrees above one; recomputation; the ZeRO stage;
-    the ranks of a replica; the GPUs.
+    (none, ZeRO, tensor, context or expert, pipeline); the number of degrees above one, and of
+    schedules other than 1F1B; recomputation; the ZeRO stage; the ranks of a replica; the GPUs.
     """
     plans = candidates.plans
     sharded = np.minimum(plans.zero_stage, 1)
     split = [sharded, plans.tensor > 1, (plans.context > 1) | (plans.expert > 1), plans.pipeline > 1]
     rung = np.max([step * np.asarray(used, np.int64) for step, used in enumerate(split, 1)], axis=0)
     degrees = (plans.tensor, plans.pipeline, plans.context, plans.expert, plans.virtual_stages, plans.expert_tensor)
-    several = np.sum([degree > 1 for degree in degrees], axis=0)
+    several = np.sum([*(degree > 1 for degree in degrees), plans.schedule > 0], axis=0)
     replica = plans.tensor * plans.pipeline * plans.context
     return candidates.variant, rung, several, plans.checkpointing, plans.zero_stage, replica, candidates.gpus
 
@@ -526,11 +526,11 @@ def _reject_memory(request: Request, candidates: CandidatePlans, within: Mask) -
     bill = candidates.tables[candidates.table[row]].itemize_memory(candidates.origin[row : row + 1]).items(0)
     largest = max(bill, key=lambda name: bill[name])
     needed, available = float(candidates.memory_bytes[row]), memory.usable_bytes(candidates.pool.gpu)
-    over = needed - available
     gib = 2**30
-    message = f"{largest} {bill[largest] / gib:.1f} GiB; {over / gib:.1f} GiB too much"
+    message = f"needs {needed / gib:.1f} GiB a GPU, {format_excess(needed - available)} too much"
+    message += f" ({largest}: {bill[largest] / gib:.1f} GiB)"
     if request.plan is not None:
-        message = f"{plan} needs {message}"
+        message = f"{plan} {message}"
     code = "OutOfMemory"
     if workload.model.trace is not None:
         code, message = "TensorParallelUnsupported", f"{message}; a graph is split by data and pipeline, not by tensor"
@@ -542,6 +542,7 @@ def _reject_memory(request: Request, candidates: CandidatePlans, within: Mask) -
         plan,
         needed,
         available,
+        memory=bill,
     )
 
 
@@ -561,13 +562,26 @@ _REMEDIES: Mapping[str, str] = {
 
 def _reject_bound(request: Request, candidates: CandidatePlans, fitting: Mask) -> Rejection:
     """Return the rejection of a pool where every plan misses the deadline or costs more than the budget."""
-    if request.budget is not None:
+    target = request.target_step_s
+    if target is not None and (not request.goal.bound or not _meets_target(request, candidates, fitting)):
+        least, end = candidates.least_step_s(request, fitting), ""
+        if request.limits_at == "upperBound":
+            end = " at the upper end of its range"
+        message = f"the fastest plan takes {least:,.3g} s a step{end}, not {target:,.3g} s"
+        return Rejection(candidates.pool.name, "TargetMissed", message, f"allow {round_up(least):g} s a step")
+    if request.goal.bound == "budget" and request.budget is not None:
         least = float(candidates.cost_to_finish[fitting].min())
         message = f"the cheapest plan costs {least:,.0f} {request.budget.currency}, not {request.budget.amount:,.0f}"
         return Rejection(candidates.pool.name, "OverBudget", message, f"raise the budget to {least:,.0f}")
     least = float(candidates.finish_s[fitting].min())
     message = f"the fastest plan takes {_format_time(least)}, not {_format_time(request.deadline_s or 0)}"
     return Rejection(candidates.pool.name, "DeadlineMissed", message, f"allow {np.ceil(least):,.0f} s")
+
+
+def _meets_target(request: Request, candidates: CandidatePlans, fitting: Mask) -> bool:
+    """Return whether a plan that fits meets the target for a step, whatever the deadline and the budget are."""
+    alone = replace(request, objective="time", deadline_s=None, budget=None)
+    return bool((fitting & candidates.keeps_bound(alone)).any())
 
 
 def _format_time(seconds: float) -> str:

@@ -113,13 +113,30 @@ class CandidatePlans:
         return quantity.amount(self.pool, self.gpus.astype(float), self.step_s * steps)
 
     def keeps_bound(self, request: Request) -> Mask:
-        """Return which plans meet the deadline or the budget that bounds the objective, (n,)."""
+        """Return which plans keep the deadline, the budget and the target that limit the job, (n,)."""
         mask = np.ones(len(self), dtype=bool)
-        if request.goal.bound == "deadlineSeconds" and request.deadline_s is not None:
-            mask &= self.finish_s <= request.deadline_s
         if request.goal.bound == "budget" and request.budget is not None:
             mask &= self.cost_to_finish <= request.budget.amount
+        limits = []
+        if request.goal.bound == "deadlineSeconds" and request.deadline_s is not None:
+            limits.append((self.finish_s, request.deadline_s))
+        if request.target_step_s is not None:
+            limits.append((self.step_s, request.target_step_s))
+        for seconds, limit in limits:
+            mask &= seconds <= limit
+        if limits and request.limits_at == "upperBound":
+            rows = np.flatnonzero(mask)
+            ratio = DetailedForecasts.from_rows(self, rows).upper_ratios()
+            mask[rows] = np.all([seconds[rows] * ratio <= limit for seconds, limit in limits], axis=0)
         return mask
+
+    def least_step_s(self, request: Request, mask: Mask) -> float:
+        """Return the seconds of the fastest masked plan's step that the job's limits on time are compared with."""
+        rows = np.flatnonzero(mask)
+        seconds = self.step_s[rows]
+        if request.limits_at == "upperBound":
+            seconds = seconds * DetailedForecasts.from_rows(self, rows).upper_ratios()
+        return float(seconds.min())
 
 
 _COLUMNS = (
@@ -203,6 +220,16 @@ class DetailedForecasts:
         return ErrorWidths(
             *(np.concatenate([getattr(part, item.name) for part in parts])[rows] for item in fields(ErrorWidths))
         )
+
+    def upper_ratios(self) -> Floats:
+        """Return the upper end of the 90 % range of the step of each row over its forecast, (k,)."""
+        if not self.priced:
+            return np.ones(0)
+        firsts = (int(self.rows[self.table == index][0]) for index in range(len(self.priced)))
+        jobs = [self.candidates.variants[self.candidates.variant[row]] for row in firsts]
+        widths = [uncertainty.range_widths(job, priced) for job, priced in zip(jobs, self.priced, strict=True)]
+        starts = np.cumsum([0, *map(len, widths)])
+        return np.asarray(np.exp(np.concatenate(widths)[starts[self.table] + self.place]))
 
     def offer(self, index: int) -> Offer:
         """Return the row at an index as an offer without a reason."""

@@ -15,13 +15,13 @@ import sys
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
-from typing import NoReturn
 
 from tilecast import __version__, environment
+from tilecast.cli.parser import BAD_INPUT, OneLineErrorParser
 from tilecast.inputs.reading import InputWarning
 from tilecast.spec import SpecError
 
-EXIT_OK, EXIT_BAD_INPUT, EXIT_NO_RECOMMENDATION = 0, 2, 3
+EXIT_OK, EXIT_BAD_INPUT, EXIT_NO_RECOMMENDATION = 0, BAD_INPUT, 3
 
 VERBS: Mapping[str, str] = {
     "advise": "the best pool and plan for a job",
@@ -37,6 +37,8 @@ VERBS: Mapping[str, str] = {
 }
 """Verbs, which are modules of this package, and the purpose of each."""
 
+_JOB_VERBS = ("advise", "fits", "sweep")
+"""Verbs that read a job, also from a launch command behind `--`."""
 _PURPOSE = "Which GPU pool, how many GPUs, split how: forecast before anything runs."
 _FIRST_STEPS = f"""\
 {_PURPOSE}
@@ -48,13 +50,6 @@ _FIRST_STEPS = f"""\
 `tilecast --help` lists all verbs."""
 
 
-class _OneLineErrorParser(argparse.ArgumentParser):
-    """Argument parser that reports an error on one line."""
-
-    def error(self, message: str) -> NoReturn:
-        self.exit(EXIT_BAD_INPUT, f"tilecast: {message}; see `{self.prog} --help`\n")
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     """Parse the command line, run its verb and return the exit status."""
     _open_streams()
@@ -62,7 +57,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if not given:
         print(_FIRST_STEPS)
         return EXIT_BAD_INPUT
-    options = build_parser(given[:1]).parse_args(given)
+    parser = build_parser(given[:1])
+    given, command = _split_command(given)
+    options = parser.parse_args(given)
+    if given[0] in _JOB_VERBS:
+        options.command = command
+        if options.job is None and not command:
+            text = "the following arguments are required: job"
+            parser.exit(EXIT_BAD_INPUT, f"tilecast: {text}; see `tilecast {given[0]} --help`\n")
     run: Callable[[argparse.Namespace], int] = options.run
     environment.apply_environment(os.environ)
     try:
@@ -81,6 +83,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"tilecast: standard output: cannot be written: {error.strerror or error}", file=sys.stderr)
         return EXIT_BAD_INPUT
     return status
+
+
+def _split_command(given: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Return the arguments before `--`, and the words of a launch command behind it, of a verb that reads a job."""
+    place = given.index("--") if given[0] in _JOB_VERBS and "--" in given else len(given)
+    return list(given[:place]), list(given[place + 1 :])
 
 
 def _print_warning(message: Warning | str, category: type[Warning], *_: object, **__: object) -> None:
@@ -103,7 +111,7 @@ def _open_streams() -> None:
 
 def build_parser(names: Sequence[str] = tuple(VERBS)) -> argparse.ArgumentParser:
     """Return the parser of the command line. Only the verbs in `names` get their arguments, as this imports modules."""
-    whole = _OneLineErrorParser(prog="tilecast", description=_PURPOSE)
+    whole = OneLineErrorParser(prog="tilecast", description=_PURPOSE)
     whole.add_argument("--version", action="version", version=__version__)
     verbs = whole.add_subparsers(dest="verb", required=True, metavar="VERB")
     for verb, purpose in VERBS.items():

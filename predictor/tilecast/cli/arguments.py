@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from tilecast.api.job_kinds import list_job_kinds
-from tilecast.inputs.job_options import JOB_OPTIONS
+from tilecast.inputs.job_options import BARE_OPTIONS, JOB_OPTIONS
 from tilecast.inputs.reading import to_flag
 
 
@@ -13,14 +13,26 @@ def add_job_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the argument that names a job, and the flags for its options, to a parser."""
     parser.add_argument(
         "job",
+        nargs="?",
         help=f"a file with a TrainingJob, or with an annotated {list_job_kinds()}; a Hugging Face "
         "config.json, PEFT's adapter_config.json, or a folder with either; an ONNX file, a graph that `tilecast trace` "
-        "wrote, or the name of a model preset",
+        "wrote, or the name of a model preset; or a shell script with a launch line. Everything behind -- is a launch "
+        "command: -- torchrun …",
     )
+    parser.add_argument(
+        "--lenient",
+        action="store_true",
+        help="ignore options of a launch command that change speed or memory and are not priced",
+    )
+    every = parser.add_argument_group("the run and its limits")
+    bare = parser.add_argument_group("how a bare model is trained (a preset, a config.json, an ONNX file or a graph)")
     for name, option in JOB_OPTIONS.items():
-        parser.add_argument(
-            to_flag(name), type=option.type, choices=option.choices, metavar=option.metavar, help=option.help
-        )
+        group = bare if name in BARE_OPTIONS else every
+        flags, text = [to_flag(one) for one in (name, *option.aliases)], option.help.replace("%", "%%")
+        if option.is_switch:
+            group.add_argument(*flags, dest=name, action=argparse.BooleanOptionalAction, help=text)
+        else:
+            group.add_argument(*flags, dest=name, choices=option.choices, metavar=option.metavar, help=text)
 
 
 def add_pool_arguments(parser: argparse.ArgumentParser) -> None:
@@ -36,6 +48,12 @@ def add_pool_arguments(parser: argparse.ArgumentParser) -> None:
         "nodes (p5.48xlarge:2); @LINK names a link (h100-sxm:16@infiniband-ndr-8x400)",
     )
     where.add_argument("--context", metavar="NAME", help="ask the cluster of this kubectl context")
+    parser.add_argument(
+        "--link",
+        metavar="LINK",
+        help="the link in or between nodes of every pool, for which --gpus names none: a name of `tilecast show "
+        "links`, or ethernet-N of N Gb/s; several with commas",
+    )
     parser.add_argument(
         "--calibration", metavar="FILE", help="corrections that `tilecast calibrate RUNS.csv` wrote, for every pool"
     )

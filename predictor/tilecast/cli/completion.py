@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from tilecast import cli, zoo
+from tilecast.hardware import instances, list_gpus, list_links
 from tilecast.spec import SpecError
 
 SHELLS = ("bash", "zsh", "fish")
@@ -27,10 +28,20 @@ def run(options: argparse.Namespace) -> int:
     except ImportError:
         raise SpecError("completion", "needs shtab, which is not installed", "pip install shtab") from None
     whole = cli.build_parser()
-    presets = " ".join(sorted({model.name for model in zoo.presets().values()}))
+    presets = sorted({model.name for model in zoo.presets().values()})
+    gpus, links = list(list_gpus()), list(list_links())
+    words = {
+        "gpus": ("pools", [*gpus, *instances.list_node_types()]),
+        "baseline": ("gpus", gpus),
+        "measured": ("gpus", gpus),
+        "link": ("links", links),
+        "name": ("names", [*gpus, *presets, *links]),
+    }
     for action in _iterate_actions(whole):
         if action.dest == "job":
-            action.complete = _job_completion(presets)  # type: ignore[attr-defined]
+            action.complete = _job_completion(" ".join(presets))  # type: ignore[attr-defined]
+        elif action.dest in words and action.metavar != "FILE.toml":
+            action.complete = _list_completion(*words[action.dest])  # type: ignore[attr-defined]
         elif action.type is Path or action.dest in ("files", "nodes", "target"):
             action.complete = shtab.FILE  # type: ignore[attr-defined]
     print(shtab.complete(whole, options.shell))
@@ -45,6 +56,26 @@ def _iterate_actions(parser: argparse.ArgumentParser) -> Iterator[argparse.Actio
                 yield from _iterate_actions(below)
         else:
             yield action
+
+
+def _list_completion(name: str, words: list[str]) -> dict[str, Any]:
+    """Return completion code by shell, for an argument that is a word, or several with commas between them.
+
+    Args:
+        name: what its function in the script is named after, different for different words.
+        words: the words.
+    """
+    function, listed = f"_tilecast_{name}", " ".join(words)
+    # bash completes what follows the last comma, and repeats what precedes it.
+    bash = f'''{function}() {{
+  local before=""
+  case "$1" in *,*) before="${{1%,*}},";; esac
+  compgen -P "$before" -W "{listed}" -- "${{1##*,}}"
+}}'''
+    zsh = f"{function}() {{ local -a words; words=({listed}); compset -P '*,'; compadd -a words; }}"
+    fish = f"function {function}; printf '%s\\n' {listed}; end"
+    preamble = {"bash": bash, "zsh": zsh, "fish": fish}
+    return {"bash": function, "zsh": function, "fish": f"({function})", "preamble": preamble}
 
 
 def _job_completion(presets: str) -> dict[str, Any]:

@@ -7,7 +7,7 @@ import json
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from tilecast.cli import EXIT_OK
+from tilecast.cli import EXIT_BAD_INPUT, EXIT_OK
 from tilecast.cli.arguments import add_pool_arguments
 from tilecast.inputs.pools import PoolOptions
 from tilecast.public import catalog
@@ -17,13 +17,24 @@ from tilecast.spec import SpecError
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("what", choices=tuple(_CATALOGS), help="pools needs --nodes, --gpus or --context")
+    parser.add_argument("what", nargs="?", choices=tuple(_CATALOGS), help="pools needs --nodes, --gpus or --context")
     parser.add_argument("name", nargs="?", metavar="NAME", help="one of them, with its facts and their sources")
     add_pool_arguments(parser)
     parser.add_argument("-o", "--output", choices=("table", "json"), default="table")
 
 
+_FIRST_STEPS = """\
+tilecast show gpus                        GPUs, their memory and peak rates
+tilecast show gpus h100-sxm               one of them, with the sources of its facts
+tilecast show models                      models by name, and their parameters
+tilecast show links                       links in and between nodes
+tilecast show pools --gpus h100-sxm:16    nodes, links and price that are assumed; of a cluster, with --nodes FILE"""
+
+
 def run(options: argparse.Namespace) -> int:
+    if options.what is None:
+        print(_FIRST_STEPS)
+        return EXIT_BAD_INPUT
     if options.what != "pools" and (options.nodes or options.gpus or options.context):
         raise SpecError("--nodes", f"says nothing of {options.what}", "leave it out, or show pools")
     list_rows, describe_row, table_row = _CATALOGS[options.what]

@@ -257,8 +257,22 @@ def find_gpu(name: str) -> Gpu:
         return derived
     near = get_close_matches(key, [alias for gpu in table.values() for alias in gpu.aliases], n=1, cutoff=_CLOSE)
     meant = next((gpu.name for gpu in table.values() if near and near[0] in gpu.aliases), None)
-    hint = f"did you mean {meant}?" if meant else f"known are NVIDIA's {', '.join(table)}"
-    raise SpecError("gpu", f"unknown GPU {name!r}", hint)
+    maker = next((maker for maker, names in _OTHER_MAKERS.items() if key.startswith(names)), None)
+    hint = f"did you mean {meant}?" if meant else "`tilecast show gpus` lists those that are known"
+    if maker is not None:
+        hint = f"it is {maker}'s, and only GPUs of NVIDIA are known: `tilecast show gpus` lists them"
+    raise SpecError("gpu", f"unknown GPU {name[:64]!r}", hint)
+
+
+_OTHER_MAKERS: Mapping[str, tuple[str, ...]] = {
+    "AMD": ("mi", "instinct", "amd", "radeon", "rx-"),
+    "Google": ("tpu",),
+    "AWS": ("trn", "trainium", "inf1", "inf2", "inferentia"),
+    "Intel": ("gaudi", "hl-", "intel"),
+    "Huawei": ("ascend",),
+    "Apple": ("apple", "m1", "m2", "m3", "m4"),
+}
+"""Makers of other accelerators, and beginnings of the names of their products."""
 
 
 _CLOSE = 0.7

@@ -66,8 +66,12 @@ def _read_network(row: Mapping[str, Any]) -> Link | None:
 
 
 def find_node_type(name: str) -> NodeType | None:
-    """Return the instance type with a name, in upper or lower case. If there is no such type, return None."""
-    return list_node_types().get(name) or _index_types_by_name().get(name.casefold())
+    """Return the instance type with a name, in upper or lower case. If there is no such type, return None.
+
+    Azure's prefix `Standard_` can be left out.
+    """
+    types, key = _index_types_by_name(), name.casefold()
+    return list_node_types().get(name) or types.get(key) or types.get(f"standard_{key}")
 
 
 @cache

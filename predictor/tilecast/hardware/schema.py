@@ -5,6 +5,7 @@ from __future__ import annotations
 import tomllib
 from collections.abc import Mapping
 from dataclasses import replace
+from difflib import get_close_matches
 from functools import cache
 from importlib.resources.abc import Traversable
 from pathlib import Path
@@ -252,10 +253,13 @@ def find_named(table: Mapping[str, NamedT], name: str, field: str) -> NamedT:
         field: input field that contains the name, for the message.
 
     Raises:
-        SpecError: there is no such entry. The message lists the names that exist.
+        SpecError: there is no such entry. The message names the most similar one, or says which there are.
     """
     if name not in table:
-        raise SpecError(field, f"unknown {field.split()[-1]} {name!r}", f"known: {', '.join(table)}")
+        near = get_close_matches(name[:64].lower(), table, n=1)
+        known = "`tilecast show links` lists them" if field == "link" else f"known: {', '.join(table)}"
+        remedy = f"did you mean {near[0]}?" if near else known
+        raise SpecError(field, f"unknown {field.split()[-1]} {name[:64]!r}", remedy)
     return table[name]
 
 

@@ -10,7 +10,9 @@ h100-sxm:16@infiniband-ndr-8x400    a named link, between nodes or inside them
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from difflib import get_close_matches
 
 from tilecast.hardware import Gpu, Link, Pool, find_gpu, find_link, instances
 from tilecast.spec import SpecError
@@ -23,15 +25,16 @@ _MOST_GPUS = 2**20
 _REMEDY = "write NAME:COUNT, for instance h100-sxm:16, h100-sxm:2x8 (nodes x GPUs) or p5.48xlarge:2 (nodes)"
 
 
-def parse_gpu_list(text: str) -> list[Pool]:
+def parse_gpu_list(text: str, links: Sequence[str] = ()) -> list[Pool]:
     """Return a pool for each entry of a list such as `h100-sxm:16@infiniband-ndr-8x400,p4d.24xlarge:2`.
 
-    A pool is named after its GPU. If several pools have that GPU, a pool of an instance type is named after the type.
+    The links in `links` are those of every pool, unless its entry names another. A pool is named after its GPU. If
+    several pools have that GPU, a pool of an instance type is named after the type.
 
     Raises:
         SpecError: an entry cannot be read or names an unknown GPU, or two pools would have equal names.
     """
-    pools = [_parse_entry(item.strip()) for item in text.split(",")]
+    pools = [_parse_entry(item.strip(), links) for item in text.split(",")]
     gpus = [pool.gpu.name for pool in pools]
     named = [
         replace(pool, name=_pool_name(pool.node_type))
@@ -77,15 +80,27 @@ class _Entry:
     per_node: int | None
 
 
-def _parse_entry(text: str) -> Pool:
-    """Return the pool that one entry of the list describes."""
-    body, *links = text.split("@")
+def _parse_entry(text: str, links: Sequence[str]) -> Pool:
+    """Return the pool that one entry of the list describes, with `links` unless the entry names others."""
+    body, *own = text.split("@")
     entry = _read_counts(body.strip())
     node_type = instances.find_node_type(entry.name)
-    pool = _pool_of_type(entry, node_type) if node_type else _pool_of_gpu(entry, find_gpu(entry.name))
-    for name in links:
-        pool = _set_link(pool, instances.find_network(name.strip()))
-    return pool
+    pool = _pool_of_type(entry, node_type) if node_type else _pool_of_gpu(entry, _find_gpu(entry.name))
+    return set_links(set_links(pool, links, "--link"), own, "--gpus")
+
+
+def _find_gpu(name: str) -> Gpu:
+    """Return the GPU with a name.
+
+    Raises:
+        SpecError: there is no such GPU. If the name resembles an instance type more, the message suggests this type.
+    """
+    try:
+        return find_gpu(name)
+    except SpecError as error:
+        near = get_close_matches(name.casefold(), map(str.casefold, instances.list_node_types()), n=1, cutoff=0.8)
+        kind = instances.find_node_type(near[0]) if near else None
+        raise error.at("--gpus", f"did you mean {kind.name}?" if kind else "") from None
 
 
 def _read_counts(text: str) -> _Entry:
@@ -140,6 +155,20 @@ def _pool_of_type(entry: _Entry, node_type: instances.NodeType) -> Pool:
         layers={"gpusPerNode": STATED, "interNode": STATED if known else ASSUMED},
         usual_gpus_per_node=node_type.gpus,
     )
+
+
+def set_links(pool: Pool, names: Sequence[str], flag: str) -> Pool:
+    """Return the pool with the links of these names, of which later ones take the place of earlier ones.
+
+    Raises:
+        SpecError: there is no link with a name. The message names `flag`.
+    """
+    for name in names:
+        try:
+            pool = _set_link(pool, instances.find_network(name.strip()))
+        except SpecError as error:
+            raise error.at(flag) from None
+    return pool
 
 
 def _set_link(pool: Pool, link: Link) -> Pool:

@@ -9,7 +9,7 @@ import json
 import os
 import re
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -19,14 +19,12 @@ from tilecast import zoo
 from tilecast.advice import Request
 from tilecast.api import base, training_job
 from tilecast.api.job_kinds import list_job_kinds
-from tilecast.inputs import adapters
-from tilecast.inputs.job_options import ANY_OPTIONS, BARE_OPTIONS, JobOptions
+from tilecast.inputs import adapters, hub
+from tilecast.inputs.job_options import ANY_OPTIONS, BARE_OPTIONS, JOB_OPTIONS, JobOptions
 from tilecast.inputs.reading import (
     InputWarning,
     means_file,
     metadata_name,
-    parse_amount,
-    parse_seconds,
     read_text,
     to_flag,
 )
@@ -39,6 +37,7 @@ from tilecast.zoo.traced import onnx_file
 if TYPE_CHECKING:
     from tilecast.api.documents import Document
     from tilecast.inputs.manifest import ManifestJob
+    from tilecast.readers import LaunchReading
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +50,10 @@ class JobInput:
     """Paths of fields that flags filled, and the flag for each."""
     source: ManifestJob | None = None
     """Job of another kind from which the TrainingJob was derived."""
+    notes: tuple[str, ...] = ()
+    """Sentences for the reader of the advice, such as the revision of a model."""
+    launch: LaunchReading | None = None
+    """The launch command or configuration from which the TrainingJob was derived."""
 
     def request(self) -> Request:
         """Return the checked request for advice that the document describes.
@@ -70,10 +73,21 @@ class JobInput:
     def cite_flag(self, error: SpecError) -> SpecError:
         """Return the error with the flag that filled its field as its place. Without such a flag, return it unchanged.
 
-        The field of the error may lack the prefix `spec.`.
+        The field of the error may lack the prefix `spec.`. An error about several fields of a bare model names their
+        flags.
         """
-        flag = self.flags.get(error.field) or self.flags.get(f"spec.{error.field}")
-        return error if flag is None else error.at(flag)
+        place = re.sub(r"\[\d+\]$", "", error.field)
+        flag = self.flags.get(place) or self.flags.get(f"spec.{place}")
+        if flag is not None:
+            return error.at(flag)
+        if place in ("spec", "spec.training") and "spec.training.globalBatchSize" in self.flags:
+            return _cite_flags(error)
+        return error
+
+    @classmethod
+    def from_model(cls, options: JobOptions, name: str, model: dict[str, Any]) -> JobInput:
+        """Return a new TrainingJob for a `spec.model`, with training options from the flags."""
+        return _job_of_model(options, name, model)
 
     def with_field(self, path: Sequence[str], value: object, flag: str) -> JobInput:
         """Return a copy of the job with `value` at `path` in its spec. Later errors about the field name `flag`.
@@ -89,8 +103,9 @@ class JobInput:
         if not isinstance(spec, dict) or not isinstance(place, dict):
             raise SpecError(flag, f"the job has no mapping that {'.'.join(path)} could be in", "correct the job")
         place[path[-1]] = value
-        if tuple(path) == ("training", "steps"):
-            place.pop("tokens", None)
+        other = {"steps": "tokens", "tokens": "steps"}.get(path[-1])
+        if path[0] == "training" and other and f"spec.training.{other}" not in self.flags:
+            place.pop(other, None)
         return replace(self, document=document, flags={**self.flags, ".".join(("spec", *path)): flag})
 
     def number(self, path: Sequence[str]) -> float | None:
@@ -101,21 +116,60 @@ class JobInput:
         return float(place) if isinstance(place, int | float) and not isinstance(place, bool) else None
 
 
+def _cite_flags(error: SpecError) -> SpecError:
+    """Return an error about several fields of the spec with their flags in place of their names.
+
+    The place of the error is the flag of the field with which its problem begins, or else the first flag that it names.
+    """
+    problem, remedy = _name_flags(error.problem), _name_flags(error.remedy)
+    first, _, rest = error.problem.partition(" ")
+    for name, option in JOB_OPTIONS.items():
+        if option.path.rpartition(".")[2] == first:
+            return type(error)(to_flag(name), _name_flags(rest), remedy)
+    named = re.search(r"--[a-z-]+", f"{problem} {remedy}")
+    return type(error)(named[0] if named else error.field, problem, remedy)
+
+
+def _name_flags(text: str) -> str:
+    """Return a text with flags in place of the fields of the spec that it names.
+
+    A field of one word, such as `steps`, is replaced only behind the name of its mapping, as in `training.steps`.
+    """
+    for name, option in JOB_OPTIONS.items():
+        mapping, _, field_name = option.path.rpartition(".")
+        if field_name.islower() and not mapping:
+            continue
+        paths = [option.path] if field_name.islower() else [option.path, field_name]
+        text = re.sub(rf"(?<![\w.-])(?:{'|'.join(map(re.escape, paths))})(?![\w-])", to_flag(name), text)
+    return text
+
+
 def read_job(options: JobOptions) -> JobInput:
     """Return the job that the options name, with the options' values set in its spec.
 
     Raises:
         SpecError: the file cannot be read or contains no job, or an option does not apply to the job.
     """
-    result = (
-        _read_named_job(options, options.job) if isinstance(options.job, str) else _read_object(options, options.job)
-    )
+    from tilecast.inputs import launches
+
+    if launches.is_launch(options):
+        result = launches.read_launch_job(options, read_model_job)
+    else:
+        result = read_model_job(options)
     for name, option in ANY_OPTIONS.items():
         if name in options.values:
-            value = options.values[name]
-            value = _READERS[name](value) if name in _READERS else value
-            result = result.with_field(option.path.split("."), value, to_flag(name))
+            result = result.with_field(option.path.split("."), options.values[name], to_flag(name))
     return result
+
+
+def read_model_job(options: JobOptions) -> JobInput:
+    """Return the job for a name, a path, or an object, with the values of flags for a bare model.
+
+    Raises:
+        SpecError: as in `read_job`.
+    """
+    named = isinstance(options.job, str)
+    return _read_named_job(options, str(options.job)) if named else _read_object(options, options.job)
 
 
 def _read_named_job(options: JobOptions, name: str) -> JobInput:
@@ -132,8 +186,31 @@ def _read_named_job(options: JobOptions, name: str) -> JobInput:
         raise SpecError(name, "holds weights, not what is computed with them", remedy)
     if means_file(name):
         return _read_job_file(options, name)
+    if hub.is_hub_name(name) and (name.startswith(hub.PREFIX) or not zoo.is_preset(name)):
+        return _read_hub_job(options, name)
     preset = _find_preset(name)
     return _job_of_model(options, preset, {"preset": preset})
+
+
+def _read_hub_job(options: JobOptions, name: str) -> JobInput:
+    """Return the job for a model of the Hugging Face Hub.
+
+    Raises:
+        SpecError: the model is not found. Without `hf://` the error is that of an unknown preset.
+    """
+    try:
+        found = hub.read_hub_config(name)
+    except SpecError as error:
+        if name.startswith(hub.PREFIX) or "huggingface_hub is not installed" not in error.problem:
+            raise
+        try:
+            _find_preset(name)
+        except SpecError as unknown:
+            raise unknown.at(unknown.field, f"{unknown.remedy}; or {error.remedy}") from None
+        raise
+    text = json.dumps(found.config)
+    job = _job_from_documents(options, [dict(found.config)], text, name)
+    return replace(job, notes=(*job.notes, found.note))
 
 
 def _read_object(options: JobOptions, job: object) -> JobInput:
@@ -180,13 +257,6 @@ def _find_preset(name: str) -> str:
 
 def _normalize_model_type(name: str) -> str:
     return name.lower().replace("_", "-")
-
-
-_READERS: Mapping[str, Callable[[Any], object]] = {
-    "deadline": lambda value: parse_seconds(str(value)),
-    "budget": lambda value: parse_amount(str(value)),
-}
-"""Readers of options that may be texts with a unit."""
 
 
 def read_onnx(path: str, sequence: int | None) -> Trace:

@@ -1,34 +1,33 @@
-"""Options of a job: command-line flags that are also keywords of the Python API, and set fields of the spec."""
+"""Options of a job: command-line flags that are also keywords of the Python API, and set fields of the spec.
+
+Each field of the spec on which a forecast depends has an option, which is made from the field: its name, its values and
+the first sentence of its description.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, get_args
+from functools import partial
+from types import NoneType
+from typing import Any, Literal, get_args, get_origin
 
-from tilecast.objectives import OBJECTIVES
-from tilecast.spec import (
-    ATTENTIONS,
-    EXECUTIONS,
-    EXPERT_DISPATCHES,
-    EXPERT_OVERLAPS,
-    GRADIENT_SYNCS,
-    LORA_TARGETS,
-    MEMORY_FORMATS,
-    OPTIMIZERS,
-    PIPELINE_SCHEDULES,
-    PRECISIONS,
-    QUANTIZATIONS,
-    SERVER_UPDATES,
-    STATE_BYTES,
-    WEIGHTS,
-    Framework,
+from pydantic.fields import FieldInfo
+
+from tilecast.api.training import BatchRange, Training
+from tilecast.api.training_job import JobBudget, JobConstraints, TrainingJobSpec
+from tilecast.inputs.reading import (
+    parse_amount,
+    parse_batch,
+    parse_count,
+    parse_number,
+    parse_range,
+    parse_seconds,
+    to_flag,
 )
 
-
-def split_words(text: str) -> list[str]:
-    """Return the words of a text that separates them by commas or plus signs."""
-    return [word.strip() for word in text.replace("+", ",").split(",")]
+Reader = Callable[[str, str], object]
+"""A function that reads the text of an option. Its second argument is the flag that errors name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,107 +35,115 @@ class JobOption:
     """An option of a job: the path of the spec field that it sets, and its command-line argument."""
 
     path: str
-    help: str | None = None
-    type: Callable[[str], object] = str
+    help: str
+    read: Reader
+    """Reader of a text. A value of another type is taken as it is, unless `takes_texts`."""
     choices: Sequence[str] | None = None
     metavar: str | None = None
+    is_switch: bool = False
+    """Whether the option is true or false."""
+    aliases: tuple[str, ...] = ()
+    """Further names of the option."""
+    takes_texts: bool = False
+    """Whether a number is read as its text, since the field holds something else or whole numbers only."""
 
 
+NAMES: Mapping[str, tuple[str, ...]] = {
+    "training.sequenceLength": ("seq", "sequence_length"),
+    "training.globalBatchSize": ("batch", "global_batch_size"),
+    "training.activationCheckpointing": ("activation_checkpointing", "checkpointing"),
+    # `--gpus` lists pools.
+    "constraints.gpus": ("exact_gpus",),
+    "deadlineSeconds": ("deadline", "deadline_seconds"),
+}
+"""Names of options that are not only the name of their field. The first one is the option's own name."""
+
+NOT_OPTIONS: Mapping[str, str] = {
+    "model": "the job's own argument",
+    "baseline": "--baseline",
+    "training.checkpointSeconds": "no forecast depends on it",
+    "training.restartSeconds": "no forecast depends on it",
+    "observationQuery": "of the operator",
+    "targetRef": "of the operator",
+    "mode": "of the operator",
+}
+"""Fields of the spec without an option, and what there is instead or why."""
+
+_OF_EVERY_JOB = ("training.steps", "training.tokens", "training.inputSamplesPerSecond")
+"""Fields of `training` that options also set in a job that a file describes."""
+
+
+def split_words(text: str, _flag: str) -> list[str]:
+    """Return the words of a text that separates them by commas or plus signs."""
+    return [word.strip() for word in text.replace("+", ",").split(",")]
+
+
+def _read_text(text: str, _flag: str) -> str:
+    return text
+
+
+_TYPES: Mapping[object, tuple[Reader, str]] = {
+    int: (parse_count, "N"),
+    float: (parse_number, "X"),
+    str: (_read_text, "TEXT"),
+    list: (split_words, "A,B"),
+    BatchRange: (parse_range, "MIN..MAX"),
+    JobBudget: (parse_amount, "AMOUNT"),
+}
+"""Reader and placeholder of an option by the type of its field."""
+
+_BY_PATH: Mapping[str, tuple[Reader, str, str]] = {
+    "training.sequenceLength": (partial(parse_count, kilo=1024), "N", " 8k is 8192."),
+    "training.globalBatchSize": (
+        partial(parse_count, kilo=1024),
+        "N",
+        " 4Mtokens is as many samples as hold so many tokens, 512 of 8192.",
+    ),
+    "training.steps": (parse_count, "N", " 100k is 100,000."),
+    "training.tokens": (parse_count, "N", " For instance 300B or 15T."),
+    "deadlineSeconds": (parse_seconds, "TIME", " Seconds, or 90min, 36h, 14d."),
+    "budget": (parse_amount, "AMOUNT", " 5000 (USD), or 5000EUR."),
+}
+"""Reader, placeholder and further help of an option that the type of its field does not describe, by path."""
+
+
+def _list_options() -> Iterator[tuple[str, JobOption]]:
+    """Yield the options of a job by name, in the order of the spec."""
+    for prefix, schema in (("training.", Training), ("constraints.", JobConstraints), ("", TrainingJobSpec)):
+        for name, item in schema.model_fields.items():
+            path = f"{prefix}{item.alias}"
+            if path not in NOT_OPTIONS and path not in ("training", "constraints"):
+                own, *others = NAMES.get(path, (name,))
+                yield own, _build_option(path, item, tuple(others))
+
+
+def _build_option(path: str, item: FieldInfo, aliases: tuple[str, ...]) -> JobOption:
+    """Return the option that sets a field of the spec."""
+    alternatives = get_args(item.annotation)
+    kind = alternatives[0] if NoneType in alternatives else item.annotation
+    text = (item.description or "").split(". ")[0].rstrip(".") + "."
+    origin = get_origin(kind)
+    if origin is Literal:
+        return JobOption(path, text, _read_text, choices=get_args(kind), aliases=aliases)
+    if kind is bool:
+        return JobOption(path, text, _read_text, is_switch=True, aliases=aliases)
+    read, metavar, more = _BY_PATH.get(path) or (*_TYPES[origin or kind], "")
+    takes_texts = read in (parse_seconds, parse_amount)
+    return JobOption(path, text + more, read, metavar=metavar, aliases=aliases, takes_texts=takes_texts)
+
+
+JOB_OPTIONS: Mapping[str, JobOption] = dict(_list_options())
+"""Options of a job by name."""
 BARE_OPTIONS: Mapping[str, JobOption] = {
-    "seq": JobOption("training.sequenceLength", "tokens per sample, for a bare model", int),
-    "batch": JobOption("training.globalBatchSize", "samples per optimizer step, for a bare model", int),
-    "precision": JobOption("training.precision", "for a bare model; bf16 if absent", choices=PRECISIONS),
-    "optimizer": JobOption("training.optimizer", "for a bare model; adamw if absent", choices=OPTIMIZERS),
-    "weights": JobOption(
-        "training.weights",
-        "how 16-bit training holds them, for a bare model; the framework's if absent",
-        choices=WEIGHTS,
-    ),
-    "gradient_precision": JobOption(
-        "training.gradientPrecision", "for a bare model; the framework's if absent", choices=("fp32", "bf16", "fp16")
-    ),
-    "moment_precision": JobOption(
-        "training.momentPrecision", "of the optimizer, for a bare model; fp32 if absent", choices=tuple(STATE_BYTES)
-    ),
-    "loss_chunks": JobOption("training.lossChunks", "pieces of the loss, for a bare model; 1 if absent", int),
-    "lora_rank": JobOption("training.loraRank", "train only LoRA adapters of this rank, for a bare model", int),
-    "lora_targets": JobOption(
-        "training.loraTargets", "dense layers with adapters, for a bare model; all if absent", choices=LORA_TARGETS
-    ),
-    "quantization": JobOption(
-        "training.quantization", "of frozen weights under --lora-rank, for a bare model", choices=QUANTIZATIONS
-    ),
-    "attention": JobOption(
-        "training.attention",
-        "for a bare model; what the framework chooses if absent",
-        choices=ATTENTIONS,
-    ),
-    "execution": JobOption("training.execution", "for a bare model; eager if absent", choices=EXECUTIONS),
-    "memory_format": JobOption(
-        "training.memoryFormat", "of images, for a bare model; contiguous if absent", choices=MEMORY_FORMATS
-    ),
-    "recompute_modules": JobOption(
-        "training.recomputeModules",
-        "modules of a layer to recompute, such as layernorm,moe_act, for a bare model",
-        split_words,
-        metavar="MODULES",
-    ),
-    "recompute_layers": JobOption(
-        "training.recomputeLayers", "layers of each stage to recompute whole, for a bare model", int
-    ),
-    "offload_activations": JobOption(
-        "training.offloadActivations", "share of activations in the host's memory, for a bare model", float
-    ),
-    "shard_degree": JobOption(
-        "training.shardDegree", "data-parallel ranks that share weights and states (HSDP), for a bare model", int
-    ),
-    "bucket_mib": JobOption("training.bucketMiB", "of gradients, for a bare model; the framework's if absent", int),
-    "pipeline_schedule": JobOption(
-        "training.pipelineSchedule", "for a bare model; 1f1b or interleaved if absent", choices=PIPELINE_SCHEDULES
-    ),
-    "pipeline_layout": JobOption(
-        "training.pipelineLayout", "layers of each virtual stage, such as Et*3|(tt|)*29,m|L", metavar="LAYOUT"
-    ),
-    "gradient_sync": JobOption(
-        "training.gradientSync", "for a bare model; allReduce if absent", choices=GRADIENT_SYNCS
-    ),
-    "parameter_servers": JobOption("training.parameterServers", "for a bare model; one for each node if absent", int),
-    "server_updates": JobOption(
-        "training.serverUpdates", "for a bare model; synchronous if absent", choices=SERVER_UPDATES
-    ),
-    "expert_dispatch": JobOption(
-        "training.expertDispatch", "of tokens, for a bare model; the framework's if absent", choices=EXPERT_DISPATCHES
-    ),
-    "expert_overlap": JobOption(
-        "training.expertOverlap",
-        "what runs beside --expert-dispatch, for a bare model; the framework's if absent",
-        choices=EXPERT_OVERLAPS,
-    ),
-    "framework": JobOption(
-        "training.framework", "that runs the training, for a bare model", choices=get_args(Framework)
-    ),
-    "framework_version": JobOption(
-        "training.frameworkVersion", "of --framework, such as 2.6 of PyTorch; a recent one if absent", metavar="VERSION"
-    ),
+    name: option
+    for name, option in JOB_OPTIONS.items()
+    if option.path.startswith("training.") and option.path not in _OF_EVERY_JOB
 }
 """Options of a model that is given without a job, by name."""
-
 ANY_OPTIONS: Mapping[str, JobOption] = {
-    "steps": JobOption("training.steps", "optimizer steps, for the time and cost to finish", int),
-    "input_samples_per_second": JobOption(
-        "training.inputSamplesPerSecond",
-        "what the input pipeline of each node delivers; no step is shorter than that takes",
-        float,
-        metavar="RATE",
-    ),
-    "max_gpus": JobOption("constraints.maxGpus", type=int),
-    "objective": JobOption("objective", choices=list(OBJECTIVES)),
-    "deadline": JobOption("deadlineSeconds", "for cheapestBeforeDeadline: seconds, or 90min, 36h, 14d", metavar="TIME"),
-    "budget": JobOption("budget", "for fastestWithinBudget: 5000 (USD), or 5000EUR", metavar="AMOUNT"),
+    name: option for name, option in JOB_OPTIONS.items() if name not in BARE_OPTIONS
 }
 """Options of every job, by name."""
-
-JOB_OPTIONS: Mapping[str, JobOption] = {**BARE_OPTIONS, **ANY_OPTIONS}
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,11 +155,29 @@ class JobOptions:
     Transformers, or a `Trace`."""
     values: Mapping[str, Any] = field(default_factory=dict)
     """Values by the name of the option, a key of `JOB_OPTIONS`. Options left out keep the job's value."""
+    command: Sequence[str] = ()
+    """Words of a launch command, or a configuration file of a launcher, that say the job; `job` may name its model."""
+    lenient: bool = False
+    """Whether options of the command that are not priced are ignored."""
+    gpus: int | None = None
+    """GPUs of the job if its command does not say their number."""
 
     @classmethod
     def from_values(cls, job: object, values: Mapping[str, Any]) -> JobOptions:
-        """Return the options for a job. Values that are None or have unknown names are ignored."""
-        return cls(job, {name: values[name] for name in JOB_OPTIONS if values.get(name) is not None})
+        """Return the options for a job, with texts read. Values that are None or have unknown names are ignored.
+
+        Raises:
+            SpecError: a text cannot be read.
+        """
+        given: dict[str, Any] = {}
+        for name, option in JOB_OPTIONS.items():
+            value = next((values[one] for one in (name, *option.aliases) if values.get(one) is not None), None)
+            if name == "batch" and isinstance(value, str):
+                given[name] = parse_batch(value, to_flag(name), given.get("seq"))
+            elif value is not None:
+                is_text = isinstance(value, str) or option.takes_texts
+                given[name] = option.read(str(value), to_flag(name)) if is_text else value
+        return cls(job, given, tuple(values.get("command") or ()), bool(values.get("lenient")))
 
     @property
     def title(self) -> str:

@@ -152,14 +152,22 @@ def find_measured_pools(runs: Sequence[UnresolvedRun], pools: Sequence[Pool]) ->
     named = {pool.name: pool for pool in pools}
     measurements = []
     for run in runs:
-        pool = named.get(run.pool) or _assumed_pool(run)
+        pool = named.get(run.pool) or assume_pool(run.pool, run.gpus, run.field)
         measurements.append(Measurement(pool, run.gpus, run.seconds, run.plan, run.parts, run.field))
     return measurements
 
 
-def _assumed_pool(run: UnresolvedRun) -> Pool:
+def assume_pool(name: str, gpus: int, field: str) -> Pool:
+    """Return a pool of `gpus` GPUs with the name of a GPU, in nodes of its usual size. Errors name `field`.
+
+    Raises:
+        SpecError: no GPU has the name, or the GPUs do not fill whole nodes.
+    """
     try:
-        gpu = find_gpu(run.pool)
+        gpu = find_gpu(name)
     except SpecError as error:
-        raise SpecError(run.field, f"there is no pool or GPU {run.pool!r}", error.remedy) from None
-    return replace(assumed_pool(gpu, run.gpus), name=run.pool)
+        raise SpecError(field, f"there is no pool or GPU {name!r}", error.remedy) from None
+    try:
+        return replace(assumed_pool(gpu, gpus), name=name)
+    except SpecError as error:
+        raise error.at(field) from None

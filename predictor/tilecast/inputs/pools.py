@@ -11,7 +11,7 @@ from functools import cache
 from typing import TYPE_CHECKING
 
 from tilecast.hardware import Pool
-from tilecast.inputs.gpu_list import ASSUMED, parse_gpu_list
+from tilecast.inputs.gpu_list import ASSUMED, parse_gpu_list, set_links
 from tilecast.inputs.reading import InputWarning, read_text
 from tilecast.learning import calibration
 from tilecast.spec import SpecError
@@ -32,6 +32,8 @@ class PoolOptions:
     """Context of kubectl."""
     calibration: str | None = None
     """File of corrections for every pool."""
+    link: str | None = None
+    """Names of links in or between the nodes of every pool, with commas between them."""
 
     @classmethod
     def from_attributes(cls, values: object) -> PoolOptions:
@@ -40,7 +42,9 @@ class PoolOptions:
         return cls(**{name: value for name, value in vars(values).items() if name in known})
 
     @classmethod
-    def from_arguments(cls, nodes: object, gpus: object, context: str | None, calibration: str | None) -> PoolOptions:
+    def from_arguments(
+        cls, nodes: object, gpus: object, context: str | None, calibration: str | None, link: str | None = None
+    ) -> PoolOptions:
         """Return the options for arguments of the Python API.
 
         Args:
@@ -48,6 +52,7 @@ class PoolOptions:
             gpus: a text as for `--gpus`, or a mapping from a GPU's name to its count.
             context: a context of kubectl.
             calibration: path of a file of corrections.
+            link: names of links, as for `--link`.
 
         Raises:
             SpecError: more than one of `nodes`, `gpus` and `context` is set.
@@ -65,7 +70,7 @@ class PoolOptions:
             nodes = json.dumps({"apiVersion": "v1", "kind": "List", "items": list(nodes)})
         elif nodes is not None:
             nodes = str(nodes)
-        return cls(nodes, None if gpus is None else str(gpus), context, calibration)
+        return cls(nodes, None if gpus is None else str(gpus), context, calibration, link)
 
 
 def read_pools(options: PoolOptions) -> Sequence[Pool]:
@@ -74,10 +79,10 @@ def read_pools(options: PoolOptions) -> Sequence[Pool]:
     Raises:
         SpecError: the options name no pools, or the input cannot be read or contains no GPU.
     """
-    path = options.calibration
+    path, links = options.calibration, options.link.split(",") if options.link else []
     table = _read_corrections(path) if path else None
     if options.gpus:
-        pools = parse_gpu_list(options.gpus)
+        pools = parse_gpu_list(options.gpus, links)
         return pools if table is None else [replace(pool, calibration=table) for pool in pools]
     report = read_nodes_report(options)
     if table is not None:
@@ -86,7 +91,8 @@ def read_pools(options: PoolOptions) -> Sequence[Pool]:
         amount = f"{len(item.nodes)} nodes" if len(item.nodes) > 1 else f"node {item.nodes[0]}"
         text = f"left out {amount}: {item.message}; {item.remedy}"
         warnings.warn(text, InputWarning, stacklevel=2)
-    return report.require_pools()
+    usable = report.require_pools()
+    return [set_links(pool, links, "--link") for pool in usable] if links else usable
 
 
 def _read_corrections(file: str) -> calibration.Calibration:
@@ -127,7 +133,7 @@ def pool_notes(options: PoolOptions, pools: Sequence[Pool]) -> tuple[str, ...]:
     """Return sentences for the user: assumptions about the pools, and remarks about their nodes."""
     if options.gpus:
         assumed = [pool for pool in pools if ASSUMED in pool.layers.values()]
-        shapes = "; ".join(map(_describe_nodes, assumed))
+        shapes = "; ".join(map(describe_nodes, assumed))
         return (f"Assumed of --gpus: {shapes}. Give --nodes FILE for nodes of your own.",) if assumed else ()
     guessed = [pool for pool in pools if pool.layers.get("interNode") == "default" and pool.max_nodes > 1]
     notes = [
@@ -142,7 +148,7 @@ def pool_notes(options: PoolOptions, pools: Sequence[Pool]) -> tuple[str, ...]:
     return (*notes, *(f"{', '.join(names)}: {remark}." for remark, names in remarks.items()))
 
 
-def _describe_nodes(pool: Pool) -> str:
+def describe_nodes(pool: Pool) -> str:
     """Return a phrase that describes a pool's nodes, with the links inside nodes and between nodes."""
     count = f"{pool.max_nodes} nodes" if pool.max_nodes > 1 else "1 node"
     wide = min(pool.domain, pool.max_gpus)

@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import re
 import sys
+import warnings
 from collections.abc import Mapping
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -28,18 +30,98 @@ def parse_seconds(text: str, flag: str = "--deadline") -> int:
     return int(float(match[1]) * {"": 1, "s": 1, "min": 60, "h": 3600, "d": 86400}[match[2]])
 
 
-def parse_amount(text: str) -> dict[str, Any]:
+def parse_amount(value: str, flag: str = "--budget") -> dict[str, Any]:
     """Parse an amount of money, such as `5000` or `5000 EUR`, into `amount` and `currency`. The default is USD.
 
     Raises:
         SpecError: the text is something else.
     """
-    match = re.fullmatch(r"(\d{1,15}(?:\.\d{1,4})?) *([A-Z]{3})?", text.strip(), re.ASCII)
+    match = re.fullmatch(r"(\d{1,15}(?:\.\d{1,4})?) *([A-Z]{3})?", value.strip(), re.ASCII)
     if match is None:
-        raise SpecError(
-            "--budget", f"cannot read {text!r}", "write an amount, with a currency if it is not USD: 5000EUR"
-        )
+        raise SpecError(flag, f"cannot read {value!r}", "write an amount, with a currency if it is not USD: 5000EUR")
     return {"amount": float(match[1]), "currency": match[2] or "USD"}
+
+
+_THOUSANDS: Mapping[str, int] = {"": 0, "k": 1, "m": 2, "g": 3, "b": 3, "t": 4}
+"""Powers of thousand that a suffix stands for: kilo, mega, giga or billion, tera or trillion."""
+_COUNT = r"(\d[\d_]{0,17}(?:\.\d{1,9})?(?:e\d{1,2})?) *([kmgbt]?)"
+"""Pattern of a number and a suffix, in lower case."""
+
+
+def parse_count(text: str, flag: str, kilo: int = 1000) -> int:
+    """Parse a whole number such as `4096`, `8k`, `1.5M`, `15T` or `1e12`. Errors name `flag`.
+
+    Args:
+        text: the number.
+        flag: name of the number in errors.
+        kilo: what the suffix k stands for, 1000 or 1024; M, G (or B) and T are its powers.
+
+    Raises:
+        SpecError: the text is something else, or no whole number.
+    """
+    match = re.fullmatch(_COUNT, text.strip().lower(), re.ASCII)
+    number = Fraction(match[1]) * kilo ** _THOUSANDS[match[2]] if match else Fraction(1, 2)
+    if number.denominator != 1:
+        raise SpecError(flag, f"cannot read {text[:40]!r}", "write a whole number, for instance 64, 8k or 1.5M")
+    return int(number)
+
+
+def parse_batch(text: str, flag: str, sequence: int | None) -> int:
+    """Parse a global batch into samples: `512`, `2k`, or the tokens of a step, as `4Mtokens`.
+
+    Tokens are divided by the sequence length. Their suffixes are powers of 1024, or of 1000 if only that gives whole
+    samples. If a sequence length is given, millions are taken for tokens, with a warning: no step has so many samples.
+
+    Args:
+        text: the batch.
+        flag: name of the batch in errors.
+        sequence: tokens of a sample. None if they are not given.
+
+    Raises:
+        SpecError: the text is something else, or the tokens are no whole number of samples.
+    """
+    match = re.fullmatch(rf"{_COUNT} *(tok|tokens?)?", text.strip().lower(), re.ASCII)
+    if match is None:
+        raise SpecError(flag, f"cannot read {text[:40]!r}", "write samples, for instance 128 or 4k, or 4Mtokens")
+    if not match[3] and (match[2] in ("", "k") or sequence is None):
+        return parse_count(text, flag, 1024)
+    if sequence is None:
+        raise SpecError(flag, f"{text[:40]!r} counts tokens of samples of unknown length", "add --seq")
+    for kilo in (1024, 1000):
+        samples = Fraction(match[1]) * kilo ** _THOUSANDS[match[2]] / max(sequence, 1)
+        if samples.denominator == 1:
+            break
+    else:
+        nearest = max(round(samples), 1)
+        problem = f"{text[:40]!r} is no whole number of samples of {sequence} tokens"
+        raise SpecError(flag, problem, f"write samples, for instance {nearest}")
+    if not match[3]:
+        text = f"{flag} {text} is read as tokens: {int(samples)} samples of {sequence}; write {text}tokens to say so"
+        warnings.warn(text, InputWarning, stacklevel=2)
+    return int(samples)
+
+
+def parse_number(text: str, flag: str) -> float:
+    """Parse a number such as `0.5` or `6000`. Errors name `flag`.
+
+    Raises:
+        SpecError: the text is something else.
+    """
+    if re.fullmatch(r"\d{1,15}(?:\.\d{0,15})?(?:e-?\d{1,2})?", text.strip().lower(), re.ASCII) is None:
+        raise SpecError(flag, f"cannot read {text[:40]!r}", "write a number, for instance 0.5 or 6000")
+    return float(text)
+
+
+def parse_range(text: str, flag: str) -> dict[str, int]:
+    """Parse a range of global batches such as `256..1k` into `min` and `max`. Errors name `flag`.
+
+    Raises:
+        SpecError: the text is something else.
+    """
+    low, dots, high = text.partition("..")
+    if not dots:
+        raise SpecError(flag, f"cannot read {text[:40]!r}", "write MIN..MAX, for instance 256..1024")
+    return {"min": parse_count(low, flag, 1024), "max": parse_count(high, flag, 1024)}
 
 
 def parse_name_and_count(flag: str, text: str) -> tuple[str, int]:
@@ -65,7 +147,8 @@ def read_text(name: str) -> str:
             raise SpecError("-", "there is no standard input", "name a file")
         return sys.stdin.read() if name == "-" else Path(name).read_text(encoding="utf-8")
     except OSError as error:
-        raise SpecError(name, "cannot be read", str(error.strerror or error)) from None
+        problem = f"cannot be read: {error.strerror or error}"
+        raise SpecError(name, problem, "check the path and the rights of the file") from None
     except UnicodeDecodeError:
         raise SpecError(name, "is not UTF-8 text", "give YAML or JSON") from None
 

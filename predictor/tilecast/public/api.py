@@ -7,7 +7,7 @@
     print(advice.best.plan, advice.best.step_s)
 
 Most functions return an immutable result that prints as the command line's table and has `rows` and `to_dict()`. They
-raise `SpecError` for bad input. The module `asking` computes advice for this API and for the command line.
+raise `SpecError` for bad input. The module `advising` computes advice for this API and for the command line.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from tilecast.inputs.pools import PoolOptions
 from tilecast.inputs.reading import InputWarning as InputWarning
 from tilecast.planner.policies import POLICIES
 from tilecast.public import catalog
-from tilecast.public.asking import AdviceInputs, compute_advice
+from tilecast.public.advising import AdviceInputs, compute_advice
 from tilecast.public.queueing import QueueInputs, plan_queue
 from tilecast.public.results import Advice, Fits, Forecast, Queue, Sweep
 from tilecast.public.results import PoolFit as PoolFit
@@ -44,69 +44,114 @@ if TYPE_CHECKING:
 
 
 class JobSettings(TypedDict, total=False):
-    """Keyword arguments that describe how a job is trained and where it may run. All of them are optional."""
+    """Keyword arguments that describe how a job is trained and where it may run. All of them are optional.
 
-    seq: int
+    Those of the job have the names, the values and the meaning of the flags that `tilecast advise --help` lists, which
+    are those of the spec. Numbers may be texts as for the flags, such as "8k" or "15T".
+    """
+
+    seq: int | str
     """Tokens per sample."""
-    batch: int
-    """Samples per optimizer step, over all GPUs."""
+    sequence_length: int | str
+    """The same as `seq`."""
+    batch: int | str
+    """Samples per optimizer step, over all GPUs, or tokens as a text such as "4Mtokens"."""
+    global_batch_size: int | str
+    """The same as `batch`."""
+    global_batch_size_range: Mapping[str, int] | str
+    """Global batches that the job may be given instead: "256..1024", or {"min": 256, "max": 1024}."""
+    micro_batch_size: int | str
     precision: str
     """bf16, fp16, fp32, tf32, fp8, mxfp8 or nvfp4."""
+    allowed_precisions: Sequence[str] | str
+    """Every precision that the job may be trained in."""
+    framework: str
+    """Framework that runs the plan."""
+    framework_version: str
+    """Version of the framework, such as "2.6" of PyTorch or "25.04" of NeMo."""
     optimizer: str
-    attention: str
-    """auto, flash, eager, or a library such as cudnn, flash3 or flex."""
     weights: str
     """How 16-bit training holds weights: master, autocast, sharded or pure."""
     gradient_precision: str
     """fp32, bf16 or fp16."""
     moment_precision: str
     """fp32, bf16, fp16 or fp8."""
-    loss_chunks: int
+    fused_optimizer: bool
+    fused_loss: bool
+    """Whether softmax and cross-entropy are one kernel."""
+    offload: str
+    """none, optimizer or parameters: what lives in the host's memory."""
+    loss_chunks: int | str
     """Pieces in which the output layer and the loss run."""
+    activation_checkpointing: str
+    """auto, none, selective or full."""
+    checkpointing: str
+    """The same as `activation_checkpointing`."""
+    shard_degree: int | str
+    """Data-parallel ranks that share weights and states at ZeRO stages 2 and 3."""
+    offload_activations: float | str
+    """Share of the activations of layers that waits for the backward pass in the host's memory."""
+    recompute_modules: Sequence[str] | str
+    """Modules of a layer that the backward pass computes again, in the words of Megatron-Core."""
+    recompute_layers: int | str
+    """Layers of each pipeline stage that are computed again whole."""
+    attention: str
+    """auto, flash, eager, or a library such as cudnn, flash3 or flex."""
     execution: str
-    """eager or compiled."""
-    framework: str
-    """Framework that runs the plan, as in `spec.training.framework`."""
-    framework_version: str
-    """Version of the framework, such as "2.6" of PyTorch or "25.04" of NeMo."""
+    """eager, compiled, cudaGraphs or xla."""
+    memory_format: str
+    """contiguous or channelsLast, of images."""
+    input_samples_per_second: float | str
+    """Samples per second that the input pipeline of each node delivers."""
     expert_dispatch: str
     """allToAll, allGather, deepEP or hybridEP."""
     expert_overlap: str
     """none or microBatch."""
-    memory_format: str
-    lora_rank: int
+    bucket_mib: int | str
+    pipeline_schedule: str
+    """Order of the passes in a pipeline."""
+    pipeline_layout: str
+    """Layers of each virtual stage."""
+    gradient_sync: str
+    parameter_servers: int | str
+    server_updates: str
+    lora_rank: int | str
     """Train only LoRA adapters of this rank."""
     lora_targets: str
     """all or attention."""
     quantization: str
     """Quantization of frozen weights below adapters."""
-    recompute_modules: Sequence[str]
-    """Modules of a layer that the backward pass computes again, in the words of Megatron-Core."""
-    recompute_layers: int
-    """Layers of each pipeline stage that are computed again whole."""
-    offload_activations: float
-    """Share of the activations of layers that waits for the backward pass in the host's memory."""
-    shard_degree: int
-    """Data-parallel ranks that share weights and states at ZeRO stages 2 and 3."""
-    bucket_mib: int
-    pipeline_schedule: str
-    """Order of the passes in a pipeline, as in `spec.training.pipelineSchedule`."""
-    pipeline_layout: str
-    """Layers of each virtual stage, as in `spec.training.pipelineLayout`."""
-    gradient_sync: str
-    parameter_servers: int
-    server_updates: str
-    steps: int
+    steps: int | str
     """Optimizer steps of the whole run, for the time and the cost to finish."""
-    input_samples_per_second: float
-    """Samples per second that the input pipeline of each node delivers."""
-    max_gpus: int
+    tokens: int | str
+    """Tokens of the whole run, instead of steps."""
+    exact_gpus: int | str
+    """Use exactly this many GPUs (`spec.constraints.gpus`)."""
+    max_gpus: int | str
+    max_nodes: int | str
+    max_tensor_parallel: int | str
+    allowed_pools: Sequence[str] | str
+    """Names of the pools to consider."""
+    allow_sharing: bool
+    """Whether the job may run on a MIG slice."""
+    workload: str
+    """training or inference."""
     objective: str
     """time (the default), cost, or another objective of `spec.objective`."""
     deadline: str | float
     """Seconds, or a text such as "36h"; for objective cheapestBeforeDeadline."""
+    deadline_seconds: str | float
+    """The same as `deadline`."""
     budget: str | float
     """US dollars, or a text such as "5000EUR"; for objective fastestWithinBudget."""
+    target_step_seconds: float | str
+    """How long a step may take."""
+    limits_at: str
+    """forecast or upperBound: the end of the range at which deadline and target must hold."""
+    command: Sequence[str]
+    """Words of a launch command that says the job."""
+    lenient: bool
+    """Whether options of a launch command that are not priced are ignored."""
     inputs: Any
     """Example inputs of a `torch.nn.Module`: a tensor, or a tuple of them."""
     gpus: str | Mapping[str, int]
@@ -117,6 +162,8 @@ class JobSettings(TypedDict, total=False):
     """Instead of `gpus`: a context of kubectl."""
     calibration: str
     """Path of corrections that `tilecast calibrate` wrote."""
+    link: str
+    """Name of the link in or between the nodes of every pool, for which `gpus` names none."""
 
 
 def advise(
@@ -149,7 +196,7 @@ def advise(
     'h100-sxm'
     """
     with _errors_about_arguments():
-        question = _build_question(model, settings, plan, baseline, measured, launcher)
+        question = _build_inputs(model, settings, plan, baseline, measured, launcher)
         return Advice.from_advice(compute_advice(question).advice)
 
 
@@ -201,9 +248,7 @@ def fits(model: object, *, plan: str | None = None, **settings: Unpack[JobSettin
     False
     """
     with _errors_about_arguments():
-        return Fits.from_advice(
-            compute_advice(replace(_build_question(model, settings, plan), seeks_fewest=True)).advice
-        )
+        return Fits.from_advice(compute_advice(replace(_build_inputs(model, settings, plan), seeks_fewest=True)).advice)
 
 
 def sweep(model: object, *, over: str, **settings: Unpack[JobSettings]) -> Sweep:
@@ -224,7 +269,7 @@ def sweep(model: object, *, over: str, **settings: Unpack[JobSettings]) -> Sweep
     [4, 8]
     """
     with _errors_about_arguments():
-        question = _build_question(model, settings)
+        question = _build_inputs(model, settings)
         over_ = SweepRange.parse(over, "over")
         return Sweep.from_rows(over_.field, run_sweep(question.job, question.pools, over_))
 
@@ -236,6 +281,7 @@ def queue(
     nodes: object = None,
     context: str | None = None,
     calibration: str | None = None,
+    link: str | None = None,
     policy: str = "completion",
     horizon: str | float | None = None,
     what_if: str | Sequence[str] = (),
@@ -249,6 +295,7 @@ def queue(
         nodes: nodes instead of `gpus`, as for `advise`.
         context: a context of kubectl instead of `gpus`.
         calibration: path of corrections that `tilecast calibrate` wrote.
+        link: name of the link in or between the nodes of every pool.
         policy: a policy that `tilecast queue --help` lists.
         horizon: deadline of jobs that have none, in seconds or as a text such as "36h".
         what_if: nodes to add or remove in a second plan for comparison, "POOL:+N" or "POOL:-N".
@@ -265,7 +312,7 @@ def queue(
         else:
             given = [dict(job) for job in jobs]
         changes = (what_if,) if isinstance(what_if, str) else tuple(what_if)
-        pools = PoolOptions.from_arguments(nodes, gpus, context, calibration)
+        pools = PoolOptions.from_arguments(nodes, gpus, context, calibration, link)
         limit = None if horizon is None else str(horizon)
         return Queue.from_plan(plan_queue(QueueInputs(given, pools, policy, limit, changes, at)))
 
@@ -306,7 +353,7 @@ def launchers() -> tuple[str, ...]:
     return tuple(LAUNCHERS)
 
 
-def _build_question(
+def _build_inputs(
     model: object,
     settings: Mapping[str, Any],
     plan: str | None = None,
@@ -314,7 +361,7 @@ def _build_question(
     measured: str | Sequence[str] | Mapping[str, float] = (),
     launcher: str | None = None,
 ) -> AdviceInputs:
-    """Return the arguments of a public function as a `Question`.
+    """Return the arguments of a public function as `AdviceInputs`.
 
     Raises:
         TypeError: `settings` contains an unknown name.
@@ -324,7 +371,7 @@ def _build_question(
     unknown = [name for name in given if name not in JobSettings.__annotations__]
     if unknown:
         raise TypeError(f"unexpected keyword argument {unknown[0]!r}; known: {', '.join(JobSettings.__annotations__)}")
-    where = [given.pop(name, None) for name in ("nodes", "gpus", "context", "calibration")]
+    where = [given.pop(name, None) for name in ("nodes", "gpus", "context", "calibration", "link")]
     example = given.pop("inputs", None)
     if hasattr(model, "named_parameters"):
         model = _trace_module(model, example)

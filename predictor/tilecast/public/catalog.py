@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tilecast import hardware, zoo
-from tilecast.hardware import Pool, find_gpu, find_link_file, list_mig_profiles, read_gpu_file
+from tilecast.hardware import Pool, find_gpu, find_link_file, instances, list_mig_profiles, read_gpu_file
 from tilecast.inputs import pools as pool_inputs
 from tilecast.inputs.pools import PoolOptions
 from tilecast.model import Model
@@ -92,11 +92,14 @@ def list_link_rows() -> list[Row]:
 
 
 def describe_link(name: str) -> Row:
-    """Return the specifications of a link with their sources.
+    """Return the specifications of a link with their sources. The name `ethernet-N` may have any N Gb/s per node.
 
     Raises:
         SpecError: nothing has that name.
     """
+    if (link := instances.find_network(name)).name not in hardware.list_links():
+        known = describe_link("ethernet-10")
+        return {**known, "name": link.name, "bandwidth_gb_per_s": link.bandwidth_bytes_per_s / 1e9}
     return find_link_file(name).model_dump(exclude_defaults=True)
 
 

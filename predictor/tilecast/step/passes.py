@@ -19,7 +19,7 @@ from tilecast.step.blocks import BlockTimes, KernelSeconds, launch_host
 from tilecast.step.placement import communication_group, link_classes
 from tilecast.zoo import ShardedGraph
 from tilecast.zoo.modules import is_repeated_in_full, list_modules_of_collective
-from tilecast.zoo.stages import find_stage_kinds
+from tilecast.zoo.stages import find_folded, find_stage_kinds
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,7 +214,8 @@ def micro_batch(sharded: ShardedGraph, plans: Plans, priced: KernelSeconds, pass
     A stage of a pipeline has its layers, and the first and the last one an end of the model too.
     """
     first, layers, last = passes.first, passes.layers, passes.last
-    kinds = find_stage_kinds(sharded.graph, plans.pipeline) if sharded.graph.has_stages else None
+    graph = sharded.graph
+    kinds = find_stage_kinds(graph, plans.pipeline, find_folded(graph, plans)) if graph.has_stages else None
 
     def of_stages(column: str) -> Floats:
         """Return a column of the passes through each unlike stage, (K, n)."""
@@ -299,9 +300,10 @@ def block_seconds(
             dispatched[transfer.phase] = dispatched[transfer.phase] + sent_s
         exchanged[transfer.phase] = exchanged[transfer.phase] + transfer.count * exposed_s
         if transfer.phase == "forward":
-            repeated = again * is_repeated_in_full(workload, transfer.name)
+            repeated = again
             for module in list_modules_of_collective(transfer.name) & named.keys():
                 repeated = repeated + named[module]
+            repeated = repeated * is_repeated_in_full(workload, transfer.name)
             exchanged["backward"] = exchanged["backward"] + repeated * transfer.count * exposed_s
             if is_beside:
                 dispatched["backward"] = dispatched["backward"] + repeated * sent_s

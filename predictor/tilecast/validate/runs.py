@@ -320,7 +320,8 @@ def read_table(path: Path) -> list[Row]:
                 raise SpecError(str(path), f"lacks the columns {', '.join(sorted(missing))}", "give a runs table")
             return [{key: value or "" for key, value in row.items() if key is not None} for row in reader]
     except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise SpecError(str(path), "cannot be read", str(error)) from None
+        problem = f"cannot be read: {getattr(error, 'strerror', None) or error}"
+        raise SpecError(str(path), problem, "check the path and the rights of the file") from None
 
 
 def write_rows(path: Path, rows: Sequence[Row], forecasts: Sequence[Forecast]) -> None:

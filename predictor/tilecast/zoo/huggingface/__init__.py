@@ -14,7 +14,7 @@ from typing import Any
 from tilecast import shipped, zoo
 from tilecast.model import Model
 from tilecast.spec import SpecError
-from tilecast.zoo.huggingface import heads, parts, patterns, reading
+from tilecast.zoo.huggingface import heads, parts, patterns, reading, remarks
 from tilecast.zoo.huggingface.expressions import first_key
 from tilecast.zoo.reading import find_dimension_type, list_required_dimensions
 
@@ -67,7 +67,7 @@ def model(config: Mapping[str, Any], field: str = "config.json") -> Model:
 
     Raises:
         SpecError: the type is not supported, or a key is missing or has an impossible value. The error suggests a
-            preset if one has the config's dimensions.
+            preset if one differs from the config in at most one dimension.
     """
     try:
         if "architecture" in config and "model_type" not in config:
@@ -77,11 +77,9 @@ def model(config: Mapping[str, Any], field: str = "config.json") -> Model:
             _require_set_dimension(kind, config, field)
         return _read_model(kind, config, field, config)
     except SpecError as error:
-        known = _similar_presets(config)
-        if not known:
+        if not (preset := _suggest_preset(config)):
             raise
-        text = f"{error.remedy}; or use the preset {known[0]}, which has these dimensions"
-        raise error.at(error.field, text) from None
+        raise error.at(error.field, f"{error.remedy}; or use {preset}") from None
 
 
 def _read_timm(config: Mapping[str, Any], field: str) -> Model:
@@ -177,9 +175,6 @@ def _read_model(kind: str, config: Mapping[str, Any], path: str, outer_config: M
     if kind in _GENERAL:
         stated = config.get("model_type")
         notes.append(f"The model_type {stated!s:.40} is not known: it is read by its keys as a decoder.")
-    further = config.get("num_nextn_predict_layers")
-    if isinstance(further, int) and not isinstance(further, bool) and further > 0:
-        notes.append(f"The {further} layers that predict further tokens (num_nextn_predict_layers) are not priced.")
     read = parts.add_towers(model, table.get("towers", ()), config, path, _read_tower)
     if "crossed" in table:
         read = parts.join_encoder_decoder(read, config, path)
@@ -272,13 +267,21 @@ def _read_dimensions(kind: str, config: Mapping[str, Any], path: str) -> Model:
     try:
         sizes = heads.read_head(config, table).items()
         head = {name: size for name, size in sizes if find_dimension_type(table["family"], name)}
-        return zoo.build_model({"name": kind, **described, **head})
+        built = zoo.build_model({"name": kind, **described, **head})
     except SpecError as error:
         dimension = error.field.removeprefix("model.")
         names = {"kvHeads": "kv_heads", "headDim": "head_dim"}
         expression = read.get(names.get(dimension, dimension))
         place = f"{path}.{first_key(expression)}" if expression else path
         raise SpecError(place, error.problem, error.remedy) from None
+    inner = path.partition(".json.")[2]
+    notes = [
+        *remarks.describe_defaults(built, read, config, usual, inner),
+        *remarks.describe_unread(_type_tables()[kind], config),
+    ]
+    if kind in _GENERAL and "ffn_hidden" not in table:
+        notes.append(f"The config states no width of the MLP: {built.ffn_hidden} is assumed.")
+    return replace(built, notes=tuple(notes))
 
 
 _NOT_DIMENSIONS = (
@@ -290,6 +293,25 @@ def _name_model(config: Mapping[str, Any], kind: str) -> str:
     """Return the name of the model: its path on the Hub, or its type."""
     stated = config.get("_name_or_path") or config.get("model_type") or config.get("_class_name") or kind.strip("*")
     return str(stated).rstrip("/").rpartition("/")[2][:63] or kind
+
+
+def _suggest_preset(config: Mapping[str, Any]) -> str:
+    """Return a phrase with a preset that resembles a config, or an empty text.
+
+    The config's own dimensions are compared, or those of its `text_config`, as its type or decoders in general name
+    them.
+    """
+    inner = config.get("text_config")
+    part = inner if isinstance(inner, Mapping) else config
+    stated = part.get("model_type")
+    kind = _types_by_letters().get(_keep_letters(stated), "*") if isinstance(stated, str) else "*"
+    table = _type_tables()[kind]
+    return remarks.suggest_preset(table["read"] or _type_tables()["*"]["read"], {**part, **_named(config)})
+
+
+def _named(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the name that a config states for itself, as a mapping to add to a part of it."""
+    return {"_name_or_path": config["_name_or_path"]} if "_name_or_path" in config else {}
 
 
 @cache
@@ -310,18 +332,3 @@ def _fill_table(name: str) -> dict[str, Any]:
     own = dict(_written_tables()[name])
     base = _fill_table(own.pop("like")) if "like" in own else {}
     return {**base, **own, "read": {**base.get("read", {}), **own.get("read", {})}}
-
-
-def _similar_presets(config: Mapping[str, Any]) -> list[str]:
-    """Return the names of presets that a config may describe.
-
-    If the config names a preset, it is this preset. Otherwise these are the presets whose layers, width, heads and
-    vocabulary size all occur among the numbers of the config or of its `text_config`.
-    """
-    stated = str(config.get("_name_or_path", "")).rstrip("/")
-    if stated and zoo.is_preset(stated):
-        return [zoo.find_preset(stated).name]
-    stating = (config, config.get("text_config"))
-    numbers = {value for part in stating if isinstance(part, Mapping) for value in part.values() if type(value) is int}
-    known = (one for one in zoo.presets().values() if one.vocab)
-    return sorted({one.name for one in known if {one.layers, one.hidden, one.vocab, one.heads} <= numbers})

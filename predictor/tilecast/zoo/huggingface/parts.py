@@ -72,7 +72,8 @@ def add_towers(
         if tower is None:
             notes.append(f"What {key} describes, of model_type {part.get('model_type')!s:.40}, is not priced.")
             continue
-        parts.append(_add_projector(tower, model, table, config, where))
+        notes += tower.notes
+        parts.append(_add_projector(replace(tower, notes=()), model, table, config, where))
         if key:
             notes.append(_describe_tower(parts[-1]))
     return replace(model, towers=tuple(parts), notes=tuple(notes))

@@ -13,6 +13,9 @@ _MOST = {"layers": 1024, "experts": 4096, "vocab": 2**22}
 _LARGEST = 2**20
 """Largest value of a dimension that has no entry in `_MOST`."""
 _SIZE = "give a number from 0"
+_COUNT = "give a whole number from 1"
+_POSITIVE = ("layers", "hidden", "heads", "vocab")
+"""Dimensions that no model has none of."""
 
 
 def evaluate_or_none(expression: str, config: Mapping[str, Any]) -> Any:
@@ -75,8 +78,9 @@ def _convert_dimension(name: str, value: object, kind: str, field: str) -> Any:
         return bool(value)
     if kind.startswith("tuple") and isinstance(value, list):
         return tuple(_convert_dimension(name, item, "int", f"{field}[{place}]") for place, item in enumerate(value))
-    if not isinstance(value, int | float) or not 0 <= value <= 2**40:
-        raise SpecError(field, f"{str(value)[:40]!r} is no size", _SIZE)
+    is_flag = isinstance(value, bool) and name in _POSITIVE
+    if is_flag or not isinstance(value, int | float) or not 0 <= value <= 2**40:
+        raise SpecError(field, f"{str(value)[:40]!r} is no size", _COUNT if name in _POSITIVE else _SIZE)
     if kind == "float" and value < _LARGEST:
         return float(value)
     most = _MOST.get(name, _LARGEST)
