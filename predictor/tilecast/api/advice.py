@@ -382,11 +382,11 @@ class AdviceDocument(StatusModel):
     why_not: list[DetailedPassedOver] = Field(description="What binds the others.")
     ties: int = Field(description="Plans that the forecast cannot tell from the recommendation.")
     tie_ratio: float = Field(description="How far the recommendation is behind the best of them; 1 is not at all.")
+    alerts: list[str] = list_field("Assumptions that decide the forecast, a sentence each.")
     decided_by: Decision = Field(
         description="What decided against the best forecast: best (nothing did), host (shorter waits for the host), "
         "memory (to spare), price, time or simplicity."
     )
-    alerts: list[str] = list_field("Assumptions that decide the forecast, a sentence each.")
     notes: list[str] = Field(description="What else a reader must know.")
     confidence: str = Field(description="Why the range is as wide as it is.")
     plans_evaluated: int = Field(description="How many plans were compared.")
