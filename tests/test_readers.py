@@ -10,6 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+import tilecast
 from tilecast import readers, zoo
 from tilecast.inputs.job import read_job
 from tilecast.inputs.job_options import JobOptions
@@ -433,3 +434,11 @@ def test_megatron_arguments_of_a_yaml_file_are_read(tmp_path: Path) -> None:
     (tmp_path / "model_config.yaml").write_text("MODEL_ARGS:\n" + "\n".join(lines) + "\n  --micro-batch-size: 1\n")
     found = readers.read_file(str(tmp_path / "model_config.yaml"), gpus=8)
     assert (found.plan_text(), found.model) == ("dp=4,tp=2,mb=1", {"preset": "llama-3-8b"})
+
+
+def test_python_reads_a_command_as_the_command_line_does() -> None:
+    words = [*GPT.split(), "--use-distributed-optimizer"]
+    by_command = compute_advice(AdviceInputs(JobOptions(None, command=words), PoolOptions(gpus="h100-sxm:8"))).advice
+    advice = tilecast.advise(None, command=" ".join(words), gpus="h100-sxm:8")
+    assert advice.to_dict()["baseline"]["parallelism"]["tensor"] == 2
+    assert advice.to_dict()["notes"] == list(by_command.notes)

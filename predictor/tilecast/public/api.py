@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 from collections.abc import Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -148,10 +149,10 @@ class JobSettings(TypedDict, total=False):
     """How long a step may take."""
     limits_at: str
     """forecast or upperBound: the end of the range at which deadline and target must hold."""
-    command: Sequence[str]
-    """Words of a launch command that says the job."""
+    command: str | Sequence[str]
+    """Launch command, or the name of a training configuration, that says the job; the model may then be None."""
     lenient: bool
-    """Whether options of a launch command that are not priced are ignored."""
+    """Whether options of the launch that change speed or memory and are not priced are ignored."""
     inputs: Any
     """Example inputs of a `torch.nn.Module`: a tensor, or a tuple of them."""
     gpus: str | Mapping[str, int]
@@ -373,6 +374,8 @@ def _build_inputs(
         raise TypeError(f"unexpected keyword argument {unknown[0]!r}; known: {', '.join(JobSettings.__annotations__)}")
     where = [given.pop(name, None) for name in ("nodes", "gpus", "context", "calibration", "link")]
     example = given.pop("inputs", None)
+    if isinstance(given.get("command"), str):
+        given["command"] = shlex.split(given["command"])
     if hasattr(model, "named_parameters"):
         model = _trace_module(model, example)
     elif isinstance(model, os.PathLike):
