@@ -190,7 +190,7 @@ def test_a_bad_job_is_one_line(name: str, tmp_path: Path, capsys: pytest.Capture
         (["advise", "resnet-50", "--gpus", GPUS, "--seq", "128", "--batch", "8"], "--seq: resnet-50 reads images"),
         (["advise", "gpt2", "--gpus", GPUS, "--seq", "128", "--batch", "8", "--steps", "0"], "--steps: 0"),
         (["advise", "gpt2", "--gpus", GPUS, "--seq", "128", "--batch", "8", "--lora-rank", "0"], "--lora-rank: 0"),
-        (["advise", "gpt2", "--gpus", GPUS, "--seq", "128", "--batch", "8", "--quantization", "nf4"], "give --lora-rank"),
+        (["advise", "gpt2", "--gpus", GPUS, "--seq", "128", "--batch", "8", "--quantization", "nf4"], "--lora-rank"),
         (["validate", "runs", "no-such-file.csv"], "no-such-file.csv"),
         (["validate", "runs", MIXED], "lacks the columns"),
     ],
