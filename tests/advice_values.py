@@ -8,7 +8,7 @@ from tilecast import zoo
 from tilecast.advice import Advice, AdviceOrigin, Offer, Rejection, Request
 from tilecast.hardware import Pool, find_gpu, find_link
 from tilecast.spec import Plan, Workload
-from tilecast_operator.answer import AdviceRefusal
+from tilecast_operator.outcome import AdviceRefusal
 
 
 def pool(name: str = "h100-sxm", **changes: Any) -> Pool:

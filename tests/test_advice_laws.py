@@ -85,7 +85,7 @@ def best_value(request: Request, pools: list[Pool]) -> tuple[float, float]:
     The recommendation may be worse than the best plan by a tie.
     """
     judged = (choose_or_reject(request, find_candidates(request, one)) for one in pools)
-    few = request.objective == "fewestGpus"
+    few = OBJECTIVES[request.objective].fewest_gpus
     values = ((float(item.gpus) if few else 0.0, item.best) for item in judged if isinstance(item, Choice))
     return min(values, default=(math.inf, math.inf))
 

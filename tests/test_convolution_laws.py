@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from tilecast import kernels, zoo
+from tilecast import kernels, memory, zoo
 from tilecast.graph import KIND_NAMES
 from tilecast.hardware import find_gpu
 from tilecast.model import Model
@@ -16,7 +16,9 @@ from tilecast.spec import Plan, Plans, Workload
 from tilecast.step.blocks import corrections
 from tilecast.zoo.cnn.builder import NetworkBuilder
 from tilecast.zoo.cnn.resnet import ResNet, add_block
+from tilecast.zoo.cnn.stylegan import add_modulated_conv
 from tilecast.zoo.numerics import Numerics
+from tilecast.zoo.reading import build_model
 
 BATCH = np.array([2.0])
 V100 = find_gpu("v100-sxm")
@@ -110,3 +112,58 @@ def test_old_libraries_run_convolutions_slower() -> None:
     assert not slowdowns(zoo.find_preset("resnext101-64x4d"), "1.4")
     assert not slowdowns(zoo.find_preset("resnext101-64x4d"), None)
     assert not slowdowns(zoo.find_preset("resnext101-64x4d"), "1.1", "fp16")
+
+
+def test_a_softmax_keeps_its_input_before_pytorch_1_11() -> None:
+    """Each of the two losses of a segmenter keeps the logits of every pixel once more."""
+    model = zoo.find_preset("pspnet-r50-d8").having(classes=150)
+    kept = {}
+    for version in ("1.6", "2.6"):
+        job = Workload(model, 1, 4, "fp32", framework="ddp", framework_version=version)
+        plans = Plans.from_plans(Plan(micro_batch=4))
+        kept[version] = memory.footprint(job, zoo.build_sharded_graph(job, plans), plans).activations[0]
+    logits = 4 * 150 * 512 * 1024 * 4
+    assert kept["1.6"] - kept["2.6"] == pytest.approx(2 * logits)
+
+
+@pytest.mark.parametrize("family", ["psanet", "apcnet", "dmnet"])
+def test_heads_that_join_four_contexts_keep_more_than_the_pyramid_of_pspnet(family: str) -> None:
+    base = zoo.find_preset("pspnet-r50-d8")
+    plans = Plans.from_plans(Plan(micro_batch=2))
+    kept = []
+    for head in ("pspnet", family):
+        job = Workload(replace(base, family=head), 1, 2, "fp32", framework="ddp")
+        kept.append(memory.footprint(job, zoo.build_sharded_graph(job, plans), plans).activations[0])
+    assert kept[1] > kept[0]
+
+
+def test_overlaps_of_anchors_and_boxes_are_billed() -> None:
+    """RetinaNet's anchors of one image, nine per pixel of each level, are compared with all boxes of the image."""
+    sides = {"image": 640, "image_width": 640, "largest_image": 640, "largest_image_width": 640}
+    base = zoo.find_preset("retinanet-r50").having(**sides)
+    plans, peaks = Plans.from_plans(Plan(micro_batch=2)), []
+    for boxes in (1000, 2000):
+        job = Workload(base.having(largest_boxes=boxes), 1, 2, "fp32", framework="ddp")
+        peaks.append(memory.footprint(job, zoo.build_sharded_graph(job, plans), plans).allocated[0])
+    anchors = 9 * sum((640 // stride) ** 2 for stride in (8, 16, 32, 64, 128))
+    assert peaks[1] - peaks[0] == pytest.approx(7 * 4 * 1000 * anchors)
+
+
+def allocated(table: dict[str, object], **more: object) -> float:
+    job = Workload(build_model({"name": "m", **table, **more}), 1, 2, "fp32", framework="ddp")
+    plans = Plans.from_plans(Plan(micro_batch=2))
+    return float(memory.footprint(job, zoo.build_sharded_graph(job, plans), plans).allocated[0])
+
+
+def test_task_aligned_assignment_compares_whole_batches() -> None:
+    """YOLOX, whose towers are equally wide, assigns image by image and holds fewer numbers of a pair."""
+    table = {"family": "csp-detector", "image": 640, "width": 0.25, "depth": 0.33, "towers": 2}
+    pixels = sum((640 // stride) ** 2 for stride in (8, 16, 32))
+    assert allocated(table) - allocated(table, tower_width=64) > (22 - 8 - 2) * 2 * pixels * 100 * 4
+
+
+def test_modulated_weights_of_stylegan_are_kept_for_every_image() -> None:
+    net = network(64)
+    add_modulated_conv(net, 32, doubles_side=False)
+    pixels = 2 * 64 * 64 * 4
+    assert net.activation_bytes[0] == pixels * (64 + 64 + 32) + 2 * 64 * 32 * 9 * 4

@@ -14,12 +14,12 @@ from tilecast import jobs, nodes
 from tilecast.jobs import Job
 from tilecast.planner.problem import JobOption, UnplannedJob
 from tilecast.spec import SpecError
-from tilecast_operator.answer import AdviceRefusal
 from tilecast_operator.controllers.desired import MeasuredTarget, TrainingJobInputs, decide_job, decide_training_job
 from tilecast_operator.controllers.targets import Target
 from tilecast_operator.kube.kinds import Key
 from tilecast_operator.objects.documents import POOL
 from tilecast_operator.objects.view import View
+from tilecast_operator.outcome import AdviceRefusal
 from tilecast_operator.queue_rows import PlannedQueue, QueueRow, QueueState, make_capacities
 from tilecast_operator.report import better_placement, job_status
 from tilecast_operator.report.job_status import ConditionContent

@@ -51,6 +51,7 @@ def measured(d: dict[str, np.ndarray], gpu: Gpu) -> samples.Samples:
         details=asked.details, names=asked.names, case=kernels.name_cases(KINDS["gemm"], "fp16", d, gpu).astype(object),
         die=same(utilization.name_die(gpu)), gpu=same(gpu.name),
         clock_hz=np.full(count, gpu.boost_clock_hz), roofline_s=roofline, moved=work.moved_bytes, rows=zero,
+        written_share=np.ones(count),
         measured_s=3e-6 + roofline / 0.6 * np.where(d["n"] % 2, 1.3, 1.0), added_s=zero, least_s=zero,
         weight=np.ones(count), general=np.ones(count, bool), fold=np.zeros(count, np.int64),
     )  # fmt: skip

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tilecast import frameworks, hardware, memory, search, zoo
+from tilecast import frameworks, hardware, memory, overlap, search, zoo
 from tilecast.advice import Request
 from tilecast.frameworks import FRAMEWORKS, UNSET
-from tilecast.public.asking import launcher_requests
+from tilecast.public.advising import launcher_requests
 from tilecast.spec import Framework, Plan, Plans, SpecError, Workload
 
 NAMES: tuple[Framework, ...] = get_args(Framework)
@@ -311,3 +311,19 @@ def test_blackwell_needs_no_fp8_weights_by_columns(framework: Framework, gpu: st
     ends = 2 * 32000 * 4096 + 4096
     layers = zoo.count_parameters(workload) - ends
     assert footprint == pytest.approx(2 * ends + each * layers, rel=1e-3)
+
+
+@pytest.mark.parametrize(("version", "hidden"), [("0.4", False), ("0.5", True), (None, True)])
+def test_megatron_hides_gradients_from_megatron_core_0_5_on(version: str | None, hidden: bool) -> None:
+    job = Workload(LLAMA, 2048, 64, framework="megatron", framework_version=version)
+    assert overlap.hides_gradients(job) is hidden
+    assert not overlap.hides_gradients(replace(job, overlap=False))
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp8", "mxfp8", "nvfp4"])
+def test_megatron_sums_gradients_in_fp32_and_recipes_of_nvidia_in_bf16(precision: str) -> None:
+    job = Workload(LLAMA, 2048, 64, precision, framework="megatron")
+    assert frameworks.gradient_bytes(job) == 4.0
+    assert frameworks.gradient_bytes(replace(job, gradient_precision="bf16")) == 2.0
+    assert frameworks.gradient_bytes(replace(job, framework="nemo")) == 2.0
+    assert frameworks.gradient_bytes(replace(job, framework="nemo", gradient_precision="fp32")) == 4.0

@@ -65,7 +65,6 @@ def test_an_instance_type_is_the_pool_of_its_gpu() -> None:
         ("h100-sxm:8x", "NAME:COUNT"),
         ("h100-sxm:-8", "NAME:COUNT"),
         ("h100-sxm:٨", "NAME:COUNT"),
-        ("h100-sxm:12", "h100-sxm:2x6"),
         ("p5.48xlarge:2x4", "has 8 GPUs"),
         ("h100-sxm:8@", "link"),
         ("h100-sxm:8@nothing", "unknown link"),
@@ -128,3 +127,11 @@ def test_a_link_of_all_pools_yields_to_that_of_an_entry() -> None:
     assert {pool.intra.name for pool in (first, second, third)} == {"nvlink4"}
     with pytest.raises(SpecError, match=r"^--link: unknown link"):
         parse_gpu_list("h100-sxm:16", ["no-such"])
+
+
+def test_the_last_node_may_have_fewer_gpus() -> None:
+    (pool,) = parse_gpu_list("h100-sxm:100")
+    assert (pool.max_nodes, pool.gpus_per_node, pool.spare_gpus, pool.max_gpus) == (12, 8, 4, 100)
+    (whole,) = parse_gpu_list("h100-sxm:96")
+    assert (whole.spare_gpus, whole.max_gpus) == (0, 96)
+    assert not replace(pool, max_nodes=1).is_partial_node

@@ -80,3 +80,41 @@ def test_launchers_without_groups_refuse(capsys: pytest.CaptureFixture[str]) -> 
     assert "huggingface shards over all replicas" in capsys.readouterr().err
     assert main([*job, "--framework", "fsdp2", "--launch", "accelerate"]) == 2
     assert "over all ranks" in capsys.readouterr().err
+
+
+MIXTRAL = Workload(zoo.find_preset("mixtral-8x7b"), 4096, 512, framework="torchtitan")
+EXPERTS = Plan(data=128, expert=8, zero_stage=3, gradient_accumulation=4, checkpointing="full")
+
+
+@pytest.mark.parametrize("stage", [2, 3])
+def test_groups_gather_their_experts_inside(stage: int) -> None:
+    plan = replace(EXPERTS, zero_stage=stage)
+    everything, within = (
+        float(search.price(grouped(degree, MIXTRAL), Plans.from_plans(plan), POOL).times.communication[0])
+        for degree in (None, 8)
+    )
+    # A group of 8 ranks has each expert once, so it gathers none of them over the slow network.
+    # Without a gather, its sum over the groups takes twice the bytes of a scatter over all ranks.
+    assert within < everything if stage == 3 else within < 2 * everything
+    np.testing.assert_array_equal(
+        *(search.price(grouped(degree, MIXTRAL), Plans.from_plans(plan), POOL).step_s for degree in (None, 128))
+    )
+
+
+def test_groups_sum_the_gradients_of_their_experts() -> None:
+    alone, several = (
+        float(search.price(grouped(8, MIXTRAL), Plans.from_plans(replace(EXPERTS, data=data)), POOL).step_s[0])
+        for data in (8, 128)
+    )
+    dense = float(search.price(grouped(8), Plans.from_plans(PLAN), POOL).step_s[0]) - float(
+        search.price(grouped(8), Plans.from_plans(replace(PLAN, data=8)), POOL).step_s[0]
+    )
+    # Mixtral has six times the parameters of the dense model, most of them in experts.
+    assert several - alone > 2 * dense > 0
+
+
+@pytest.mark.parametrize("option", [["--expert-dispatch", "deepEP"], ["--expert-overlap", "microBatch"]])
+def test_a_dense_model_has_no_options_of_experts(option: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*JOB, "--framework", "megatron", *option]) == 2
+    error = capsys.readouterr().err
+    assert option[0] in error and "llama-3-8b has no experts; leave it out" in error

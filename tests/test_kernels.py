@@ -59,6 +59,16 @@ def test_every_kind_is_drawn():
     assert set(DIMS) == set(KINDS)
 
 
+def test_reads_from_the_cache_are_faster_than_writes():
+    def seconds(elements, **moved):
+        table = KernelTable.from_dimensions("elementwise", "fp16", elements=elements, drawn=0.0, **moved)
+        return kernels.predict_kernel_times(table, find_gpu("A100-SXM4-80GB")).seconds[0]
+
+    reading, writing = {"read_bytes": 5.0, "written_bytes": 1.0}, {"read_bytes": 1.0, "written_bytes": 5.0}
+    assert seconds(4e6, **reading) < 0.9 * seconds(4e6, **writing)
+    assert seconds(4e8, **reading) == seconds(4e8, **writing)
+
+
 @settings(max_examples=300)
 @given(kernel())
 def test_no_kernel_beats_the_machine(drawn):

@@ -165,6 +165,66 @@ def test_measured_columns_do_not_reach_the_prediction(tmp_path):
     assert one.seconds == two.seconds
 
 
+ATTENTION = "gpu,dtype,pass,batch,heads,kv_heads,seq_q,seq_kv,head_dim,causal,latency_us,kernel"
+
+
+def predict_attention(tmp_path, *, kernel, gpu=H100, kv_heads=8, seq=4096, causal=1):
+    row = f"{gpu},bf16,fwd,1,32,{kv_heads},{seq},{seq},128,{causal},1400,{kernel}"
+    return predict(read_kernels(table(tmp_path / "attention.csv", ATTENTION, row))).seconds[0]
+
+
+def test_tensorrt_llm_packs_no_heads_that_share_keys_on_hopper(tmp_path):
+    few, many = (predict_attention(tmp_path, kernel="trtllm:torch_flow", kv_heads=heads) for heads in (8, 32))
+    assert few == many
+    assert predict_attention(tmp_path, kernel="sglang:fa3", kv_heads=8) < few
+    a100 = {"kernel": "trtllm:torch_flow", "gpu": "NVIDIA A100-SXM4-80GB"}
+    assert predict_attention(tmp_path, **a100, kv_heads=8) < predict_attention(tmp_path, **a100, kv_heads=32)
+
+
+def test_encoder_kernels_are_slow_on_hopper_only_if_they_run_for_long(tmp_path):
+    def slowdown(seq):
+        kernels = ("sglang:flash_attention_v3", "vllm:cudnn")
+        slow, fast = (predict_attention(tmp_path, kernel=kernel, seq=seq, causal=0, kv_heads=32) for kernel in kernels)
+        return slow / fast
+
+    assert slowdown(256) == 1.0
+    assert 1.0 < slowdown(4096) < slowdown(16384) < 1.9
+
+
+@pytest.mark.parametrize(
+    ("kernel", "dtype", "least_us"),
+    [
+        ("DeepGemmFp8BlockScaledMMKernel", "fp8_block", 86.0),
+        ("CutlassFp8BlockScaledMMKernel", "fp8_block", 178.0),
+        ("torch_flow", "fp8", 12.9),
+        ("torch_flow", "fp8_block", 0.0),
+        ("sglang_sgl_kernel_fp8_scaled_mm", "fp8", 0.0),
+    ],
+)
+def test_the_host_limits_small_products_in_fp8_by_library(kernel, dtype, least_us, tmp_path):
+    rows = [f"x,{H100},{dtype},{side},{side},{side},1,200,{kernel}" for side in (128, 16384)]
+    small, large = predict(read_kernels(table(tmp_path / "gemm.csv", f"{GEMM},kernel", *rows))).seconds * 1e6
+    assert small == pytest.approx(least_us) if least_us else small < 12.9
+    assert large > 5000.0
+
+
+def test_deepgemm_is_faster_than_the_products_that_are_priced(tmp_path):
+    kernels = ("sglang_deepgemm_gemm_nt_f8f8bf16", "sglang_sgl_kernel_fp8_scaled_mm")
+    rows = [f"x,{H100},fp8,4096,4096,4096,1,200,{kernel}" for kernel in kernels]
+    fast, priced = predict(read_kernels(table(tmp_path / "gemm.csv", f"{GEMM},kernel", *rows))).seconds
+    assert fast == pytest.approx(0.85 * priced)
+
+
+def test_phi_2_adds_to_the_residual_twice(tmp_path):
+    header = "source,gpu,dtype,op,pass,rows,cols,latency_us,impl"
+    rows = [
+        f"{source},NVIDIA A100 80GB,fp16,add,fwd,8192,{cols},80,"
+        for source, cols in (("vidur", 2560), ("vidur", 5120), ("cudnn", 2560))
+    ]
+    lines = read_kernels(table(tmp_path / "rows.csv", header, *rows))
+    assert np.bincount(lines.owner).tolist() == [2, 1, 1]
+
+
 def test_the_summary_states_errors_and_what_was_left_out(tmp_path):
     text = run(
         [table(tmp_path / "t.csv", GEMM, f"x,{H100},bf16,4096,4096,4096,1,200", "x,?,bf16,1,1,1,1,1")], None, None

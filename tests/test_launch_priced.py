@@ -300,3 +300,12 @@ def test_options_of_megatron_are_options_of_megatron() -> None:
     assert len(seen) > 50
     unused = {f"--{name}" for name in known["arguments"]} - seen
     assert unused <= {"--no-gradient-accumulation-fusion", "--decoder-last-pipeline-num-layers"}
+
+
+@pytest.mark.parametrize("version", ["0.4", "0.15"])
+def test_megatron_is_told_to_hide_gradients_where_that_was_priced(version: str) -> None:
+    job = replace(LLAMA, framework="megatron", framework_version=version)
+    script = printed("megatron", job, base("megatron"))
+    assert script is not None
+    text = str(script)
+    assert ("--overlap-grad-reduce" in text) == ("--overlap-param-gather" in text) == (version == "0.15")

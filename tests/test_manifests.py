@@ -412,13 +412,13 @@ WRONG_POOLS = [
     (pool_of(), "spec", "selector"),
     (pool_of(gpu={"name": "h101-sxm"}, gpusPerNode=8, maxNodes=1), "spec.gpu.name", "did you mean"),
     (pool_of(nodeType="z9.large", maxNodes=1), "spec.nodeType", "spec.gpu.name"),
-    (with_facts(intraLink="nvlink9"), "spec.gpu.facts.intraLink", "known"),
+    (with_facts(intraLink="nvlink9"), "spec.gpu.facts.intraLink", "did you mean nvlink5?"),
     (pool_of(gpu={"name": "t4"}, maxNodes=1), "spec.gpusPerNode", "how many"),
     (pool_of(gpu={"name": "t4"}, gpusPerNode=1), "spec.maxNodes", "how many"),
     (
         pool_of(nodeType="p5.48xlarge", maxNodes=1, links={"interNode": "carrier-pigeon"}),
         "spec.links.interNode",
-        "known",
+        "`tilecast show links` lists them",
     ),
     (
         pool_of(nodeType="p5.48xlarge", maxNodes=1, links={"intraNode": "ethernet-100"}),

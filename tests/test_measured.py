@@ -48,7 +48,7 @@ def test_a_slow_run_elsewhere_makes_every_forecast_slower_and_surer(capsys: pyte
         assert sum(new["breakdown"].values()) == pytest.approx(new["stepSeconds"]["target"], rel=1e-3)
         widths = [one["stepSeconds"]["upperBound"] / one["stepSeconds"]["lowerBound"] for one in (old, new)]
         assert widths[1] < widths[0]
-        assert f"x{new['ownRunsRatio']:.2f} from your run on 8 a100-80" in new["reason"]
+        assert f"{new['ownRunsRatio']:.2f}x its forecast by your run on 8 a100-80" in new["reason"]
         assert "ownRunsRatio" not in old
 
 
@@ -177,7 +177,7 @@ def test_runs_of_the_cluster_and_of_the_job_count_both() -> None:
 def test_the_screen_tells_the_run(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*JOB, *POOLS, "--measured", "a100-80:8=700ms", "--measured", "l4:8=4s"]) == 0
     screen = capsys.readouterr().out
-    assert "from your 2 runs" in screen
+    assert "by your 2 runs" in screen
     assert "How sure?  your 2 runs; 0 runs seen on this cluster: " in screen
     assert "Your run on 8 a100-80 (" in screen and "took 0.7 s" in screen and "Your run on 8 l4 (" in screen
 

@@ -19,6 +19,8 @@ from tilecast import hardware, memory, zoo
 from tilecast.model import Model
 from tilecast.recomputation import CHECKPOINTING
 from tilecast.spec import Plan, Plans, Precision, Workload
+from tilecast.zoo import layers
+from tilecast.zoo.numerics import Numerics
 
 GIB = 2**30
 GPT_22B = Model("gpt-22b", "decoder", 48, 6144, 64, 64, 96, 24576, 51200, positions=2048, dropout=True,
@@ -305,3 +307,30 @@ def test_only_layers_of_the_library_leave_unused_gradients() -> None:
         footprint = bill(workload, Plan(data=8, zero_stage=1))
         assert bool(footprint.buffers[0] > 0) is has
         assert footprint.gradients[0] == pytest.approx(2 * footprint.parameters[0], rel=0.05)
+
+
+@pytest.mark.parametrize(("weights", "element"), [("autocast", 4.0), ("pure", 2.0)])
+def test_full_recomputation_keeps_the_residual_stream_in_its_own_type(weights: Any, element: float) -> None:
+    model = zoo.find_preset("llama-2-7b")
+    job = Workload(model, 512, 4, framework="huggingface", weights=weights, lora_rank=8, frozen_bits=4)
+    kept = layer_activations(job, Plan(micro_batch=4, checkpointing="full"))
+    assert kept == element * 4 * 512 * model.hidden * model.layers
+
+
+@pytest.mark.parametrize(
+    ("preset", "version", "frozen_bits", "kept"),
+    [
+        ("llama-2-7b", "2.6", 16, 6.0),
+        ("gpt2", "2.6", 16, 4.0),  # modeling_gpt2.py before 4.46 gave the loss 16-bit logits
+        ("gpt2", "2.6", 4, 6.0),
+        ("gpt2", "2.11", 16, 6.0),
+    ],
+)
+def test_bytes_of_logits_that_hugging_face_keeps_in_pure_16_bits(
+    preset: str, version: str, frozen_bits: int, kept: float
+) -> None:
+    adapters = {"lora_rank": 8, "frozen_bits": frozen_bits} if frozen_bits < 16 else {}
+    job = Workload(
+        zoo.find_preset(preset), 512, 4, framework="huggingface", framework_version=version, weights="pure", **adapters
+    )
+    assert layers.logit_bytes(Numerics.from_workload(job))[0] == kept

@@ -12,7 +12,7 @@ ROOT = Path(__file__).parent.parent
 TEXT = (ROOT / "docs" / "operations.md").read_text(encoding="utf-8")
 OPERATOR = ROOT / "operator" / "tilecast_operator"
 NAMES = (
-    "answer advisor controllers/capacity controllers/pools report/job_status report/better_placement report/pools "
+    "outcome advisor controllers/capacity controllers/pools report/job_status report/better_placement report/pools "
     "report/advice"
 )
 SOURCES = [OPERATOR / f"{name}.py" for name in NAMES.split()]

@@ -251,7 +251,7 @@ def test_what_the_spec_can_say_is_a_keyword_and_a_flag() -> None:
     assert fields - {"training", "constraints"} == paths | set(NOT_OPTIONS)
     assert not paths & set(NOT_OPTIONS)
     names = {one for name, option in JOB_OPTIONS.items() for one in (name, *option.aliases)}
-    of_pools = {"inputs", "gpus", "nodes", "context", "calibration", "link"}
+    of_pools = {"inputs", "gpus", "nodes", "context", "calibration", "link", "command", "lenient"}
     assert set(api.JobSettings.__annotations__) - of_pools == names
     (verbs,) = [item for item in build_parser(("advise",))._actions if isinstance(item, argparse._SubParsersAction)]
     flags = {flag for action in verbs.choices["advise"]._actions for flag in action.option_strings}

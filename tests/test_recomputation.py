@@ -105,6 +105,35 @@ def test_latent_up_projections_free_queries_keys_and_values() -> None:
     assert freed == pytest.approx(61 * queries_keys_values, rel=1e-9)
 
 
+SAVE_QKV = "layernorm+mlp+attn_out"
+"""MaxText's remat_policy save_qkv_proj."""
+
+
+def test_a_policy_that_saves_the_projections_keeps_them_and_the_input_of_the_layer() -> None:
+    job = replace(LLAMA, framework="jax")
+    plans = Plans.from_plans(Plan(data=8, zero_stage=3))
+    (layer,) = zoo.build_sharded_graph(job, plans).graph.layers
+    hidden, projected = 4096, 4096 + 2 * 1024
+    assert layer.kept_bytes(encode_modules(SAVE_QKV)) == pytest.approx(2 * 8192 * (hidden + projected), rel=1e-9)
+    assert layer.kept_bytes(encode_modules("full")) == pytest.approx(2 * 8192 * hidden, rel=1e-9)
+
+
+def test_a_policy_that_saves_the_projections_computes_all_but_them_again() -> None:
+    """The last product of a layer has no reader in the backward pass, so XLA computes it once in both cases."""
+    job = replace(LLAMA, framework="jax", execution="xla")
+    plans = [Plan(data=8, zero_stage=3, gradient_accumulation=4, checkpointing=value) for value in (SAVE_QKV, "full")]
+    runs = [{op.name: op.runs for op in explained(job, plan).operators} for plan in plans]
+    fewer = {name for name in runs[0] if runs[0][name] < runs[1][name]}
+    assert fewer and all(name.startswith(("attention.qkv", "attention.rotary")) for name in fewer)
+    saved, full = step_s(job, *plans)
+    assert saved < full
+
+
+def test_megatron_cannot_recompute_all_behind_the_projections() -> None:
+    with pytest.raises(SpecError, match=r"training.recomputeModules: megatron has no attn_out; use one of"):
+        search.enumerate_plans(replace(LLAMA, checkpointing="attn_out"), POOL)
+
+
 def test_norms_inside_products_are_not_recomputed() -> None:
     """Megatron's layers of Llama have no norm of their own; those of a job without a framework have two."""
     assert activations(LLAMA, "layernorm") == activations(LLAMA, "none")

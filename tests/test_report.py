@@ -21,13 +21,13 @@ from tilecast.api.status import Condition, Summary, TrainingJobStatus
 from tilecast.learning.calibration import Calibration, Correction
 from tilecast.render import units
 from tilecast.spec import SpecError, Workload
-from tilecast_operator.answer import AdviceOutcome, AdviceRefusal
 from tilecast_operator.assembly import ALTERNATIVES
 from tilecast_operator.free_gpus import FreeGpus
 from tilecast_operator.kube.documents import EventContent, WriterIdentity, make_event_document
 from tilecast_operator.kube.kinds import Key
 from tilecast_operator.metrics import Metrics
 from tilecast_operator.objects.documents import ADVICE_KEYS, GPUS, NODE_SELECTOR, PARALLELISM, POOL, STEP_SECONDS
+from tilecast_operator.outcome import AdviceOutcome, AdviceRefusal
 from tilecast_operator.report import better_placement, job_status, pools
 from tilecast_operator.report.advice import MAX_BYTES, make_advice_annotations, make_event, size_bytes
 

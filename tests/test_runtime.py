@@ -11,9 +11,9 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from tilecast_operator.controllers.runtime import Runtime, TryAgainError
+from tilecast_operator.kube.controller_state import ControllerState, StateTable
 from tilecast_operator.kube.kinds import Key
 from tilecast_operator.kube.queue import BACKGROUND_AT_ONCE, KeyQueue
-from tilecast_operator.kube.records import ControllerState, StateTable
 from tilecast_operator.metrics import Metrics
 from tilecast_operator.settings import Settings
 

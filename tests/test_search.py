@@ -13,10 +13,11 @@ from hypothesis import strategies as st
 
 from tilecast import kernels, memo, search, zoo
 from tilecast.hardware import Pool, find_gpu, find_link
+from tilecast.inputs.gpu_list import parse_gpu_list
 from tilecast.overlap import BucketLimits
 from tilecast.recomputation import CHECKPOINTING
 from tilecast.search import PlanLimits
-from tilecast.spec import Plan, Plans, SpecError, Workload, distinct_rows
+from tilecast.spec import Plan, Plans, Schedule, SpecError, Workload, distinct_rows
 from tilecast.step import PARTS, placement
 
 
@@ -44,20 +45,31 @@ def _has_equal_pieces(layers: int, pipeline: int, virtual: int) -> bool:
     return any((layers + one) % (pipeline * virtual) == 0 for one in ends)
 
 
+def _list_schedules(workload: Workload, plan: Plan) -> list[Schedule]:
+    """Return the schedules of torchtitan, other than 1F1B, that a plan can have."""
+    if workload.framework != "torchtitan" or plan.virtual_stages == 1:
+        return []
+    if plan.virtual_stages > 2:
+        return ["interleavedZeroBubble"]
+    is_fed = plan.gradient_accumulation >= 2 * plan.pipeline
+    return ["interleavedZeroBubble", "zbv", "dualPipeV"] if is_fed else ["interleavedZeroBubble", "zbv"]
+
+
 def naive(workload: Workload, where: Pool, experts: int = 1) -> list[Plan]:
     """Return every plan of a small pool, by nested loops that check one condition at a time."""
     model, plans = workload.model, []
     counts = range(1, where.max_gpus + 1)
     frameworks = [search.FRAMEWORKS[workload.framework]] if workload.framework else list(search.FRAMEWORKS.values())
     able = [one for one in frameworks if workload.precision in one.precisions and workload.offload in one.offload]
-    fair = max(count for count in range(1, where.gpus_per_node + 1) if workload.global_batch % count == 0)
     for tensor, context, pipeline, data in itertools.product(counts, repeat=4):
         gpus = tensor * context * pipeline * data
         if gpus > where.max_gpus:
             continue
-        if gpus % where.gpus_per_node and where.gpus_per_node % gpus and not gpus == data == fair:
+        part = max(size for size in range(1, where.gpus_per_node + 1) if gpus % size == 0)
+        is_spread = gpus > where.gpus_per_node
+        if is_spread and (2 * part < where.gpus_per_node or gpus // part > where.max_nodes):
             continue
-        if tensor > where.gpus_per_node or (gpus > where.gpus_per_node and where.gpus_per_node % tensor):
+        if tensor > where.gpus_per_node or (is_spread and part % tensor):
             continue
         if model.heads % tensor or model.kv_heads % tensor or model.ffn_hidden % tensor:
             continue
@@ -84,9 +96,12 @@ def naive(workload: Workload, where: Pool, experts: int = 1) -> list[Plan]:
                 continue
             if (spread and (tensor == 1 or tokens % tensor)) or workload.checkpointing not in (None, mode):
                 continue
-            plan = Plan(data, tensor, pipeline, context, expert, zero, micro, repeats, mode, spread, virtual)
-            if any(framework.executes(Plans.from_plans(plan))[0] for framework in able):
-                plans.append(plan)
+            for sharers in {1, tensor} if experts > 1 and data % expert == 0 else {1}:
+                plan = Plan(
+                    data, tensor, pipeline, context, expert, zero, micro, repeats, mode, spread, virtual, sharers
+                )
+                kinds = [plan, *(replace(plan, schedule=name) for name in _list_schedules(workload, plan))]
+                plans += [one for one in kinds if any(able_one.executes(Plans.from_plans(one))[0] for able_one in able)]
     return plans
 
 
@@ -247,11 +262,40 @@ def test_a_faster_network_never_makes_a_step_slower(name: str) -> None:
     assert np.all(search.price(workload, plans, fast).step_s <= search.price(workload, plans, slow).step_s)
 
 
-def test_a_number_of_gpus_that_is_asked_for_need_not_divide_a_node() -> None:
-    workload = Workload(zoo.find_preset("gpt2"), 1024, 24)
-    assert set(search.find(workload, pool(nodes=1)).plans.gpus.tolist()) == {1, 2, 4, 8}
-    assert set(search.find(workload, pool(nodes=1), PlanLimits(gpus=6)).plans.gpus.tolist()) == {6}
-    assert not len(search.find(workload, pool(nodes=2), PlanLimits(gpus=12)))
+def test_a_number_of_gpus_need_not_fill_a_node() -> None:
+    workload = Workload(zoo.find_preset("gpt2"), 1024, 840)
+
+    def counts(where: Pool, limits: PlanLimits = search.NO_LIMITS) -> set[int]:
+        return set(search.find(workload, where, limits).plans.gpus.tolist())
+
+    assert counts(pool(nodes=1)) == {*range(1, 9)}
+    assert counts(pool(nodes=1), PlanLimits(gpus=6)) == {6}
+    assert counts(pool(nodes=2)) == {*range(1, 9), 12, 16}
+    assert counts(pool(nodes=2), PlanLimits(gpus=12)) == {12}
+    assert not counts(pool(nodes=2), PlanLimits(gpus=14)), "a part is at least half of a node and divides it"
+    assert counts(replace(pool(nodes=1), spare_gpus=6)) == {*range(1, 9), 12}
+    # Of three nodes that lost a GPU each, equal parts are used.
+    assert counts(pool(nodes=3, per_node=7)) == {*range(1, 9), 10, 12, 14, 15, 18, 21}
+
+
+def test_a_part_of_a_node_is_a_node_of_that_size() -> None:
+    plans = search.enumerate_plans(
+        Workload(zoo.find_preset("llama-2-7b"), 2048, 24), pool(nodes=2), PlanLimits(gpus=12)
+    )
+    assert set(plans.tensor.tolist()) == {1, 2, 4}
+    where, gpus = pool(nodes=2), np.array([3, 8, 12, 16, 20])
+    assert placement.gpus_on_each_node(gpus, where).tolist() == [3, 8, 4, 8, 4]
+    group = placement.communication_group(gpus.astype(float), np.ones(5), gpus, where)
+    assert group.local.tolist() == [3, 8, 4, 8, 4]
+    assert group.node_ranks.tolist() == [3, 8, 8, 8, 8], "halves of a node share its network"
+
+
+@given(sizes=st.lists(st.integers(1, 40), min_size=2, max_size=2, unique=True), batch=st.sampled_from([24, 32, 60, 84]))
+@settings(max_examples=25)
+def test_more_gpus_offer_every_plan_that_fewer_offer(sizes: list[int], batch: int) -> None:
+    workload = Workload(zoo.find_preset("llama-3.2-1b"), 2048, batch, framework="megatron", micro_batch=1)
+    few, many = (set(search.enumerate_plans(workload, parse_gpu_list(f"h100-sxm:{size}")[0])) for size in sorted(sizes))
+    assert few <= many
 
 
 def test_tensor_groups_stay_inside_nodes() -> None:

@@ -50,6 +50,8 @@ TALL: dict[str, dict[str, Any]] = {
     },
 }
 
+LEFT_OUT = "some node counts, shared experts or pipeline schedules were left out"
+
 
 def asked(config: dict[str, Any], **training: Any) -> Request:
     spec = {"model": {"huggingFace": {"config": config}}, "training": TRAINING | training}
@@ -126,7 +128,7 @@ def test_where_there_are_too_many_plans_fewer_node_counts_are_tried(monkeypatch:
     monkeypatch.setattr(enumeration, "MOST_PLANS", everything.plans_evaluated - 1)
     fewer = advise(request, [pool("a"), pool("b")])
     assert fewer.best is not None and 0 < fewer.plans_evaluated < everything.plans_evaluated
-    note = "The job has more plans than one search prices: some node counts were left out."
+    note = f"The job has more plans than one search prices: {LEFT_OUT}."
     assert note in fewer.notes and note not in everything.notes
     monkeypatch.setattr(enumeration, "MOST_PLANS", 10)
     with pytest.raises(
@@ -142,7 +144,7 @@ def test_where_there_are_still_too_many_plans_fewer_global_batches_are_tried(mon
     pools = [pool("a"), pool("b")]
     advice = advise(request, pools)
     assert advice.best is not None and advice.plans_evaluated <= enumeration.MOST_PLANS
-    note = "The job has more plans than one search prices: some node counts were left out and 2 of 5 global batches"
+    note = f"The job has more plans than one search prices: {LEFT_OUT} and 2 of 5 global batches"
     assert f"{note} were tried." in advice.notes
     assert advise(request, pools) == advice
     tried = {item.global_batch for each in enumeration.enumerate_pools(request, pools) for item in each.variants}
@@ -150,7 +152,7 @@ def test_where_there_are_still_too_many_plans_fewer_global_batches_are_tried(mon
     monkeypatch.setattr(enumeration, "MOST_PLANS", 230_000)
     advice = advise(request, pools)
     assert advice.best is not None and advice.best.workload.global_batch == 720
-    assert "some node counts were left out and 1 of 5 global batches were tried." in " ".join(advice.notes)
+    assert f"{LEFT_OUT} and 1 of 5 global batches were tried." in " ".join(advice.notes)
     assert len(find_candidates(request, pool("a"))) <= 230_000
 
 

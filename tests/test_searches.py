@@ -25,11 +25,11 @@ from tilecast.api.status import Parallelism
 from tilecast.hardware import Pool, find_gpu, find_link
 from tilecast.learning.calibration import Calibration, Correction
 from tilecast.spec import Plan, SpecError, Workload
-from tilecast_operator import answer_memo, pickles
+from tilecast_operator import pickles, result_cache
 from tilecast_operator import searches as where_searches_run
-from tilecast_operator.answer_memo import ResultCache
 from tilecast_operator.kube.queue import BACKGROUND_AT_ONCE
 from tilecast_operator.pickles import measure_pickled_size
+from tilecast_operator.result_cache import ResultCache
 from tilecast_operator.search_process import SearchInterruptedError
 from tilecast_operator.searches import MOST_PATIENCE_S, SearchRunner
 
@@ -94,7 +94,7 @@ async def test_an_answer_of_a_process_shares_the_pools_of_the_operator_with_all_
 
 
 async def test_a_memo_keeps_no_more_bytes_than_it_may(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(answer_memo, "MOST_BYTES", 10_000)
+    monkeypatch.setattr(result_cache, "MOST_BYTES", 10_000)
     memo: ResultCache[bytes] = ResultCache(100)
 
     async def compute(size: int) -> bytes:

@@ -196,7 +196,7 @@ def test_a_stated_layout_gives_each_rank_its_pieces() -> None:
     )
     plans = Plans.from_plans(Plan(pipeline=16, virtual_stages=2, gradient_accumulation=32))
     sharded = zoo.build_sharded_graph(workload, plans)
-    kinds = stages.find_stage_kinds(sharded.graph, plans.pipeline)
+    kinds = stages.find_stage_kinds(sharded.graph, plans.pipeline, stages.find_folded(sharded.graph, plans))
     layers = kinds.layers.sum(axis=0)[:, 0]
     # The first rank has three dense layers and two with experts, the last one two and the loss.
     assert layers[kinds.first[:, 0] == 1.0].tolist() == [5.0] * int(kinds.first.sum())

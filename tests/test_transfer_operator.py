@@ -55,7 +55,7 @@ async def test_one_report_corrects_a_jobs_alternatives_and_not_its_forecast() ->
         for row in after["alternatives"]:
             assert 1.02 < row["ownRunsRatio"] <= 1.5
             assert row["stepSeconds"]["target"] == pytest.approx(row["ownRunsRatio"] * row["rawStepSeconds"], rel=1e-3)
-            assert f"x{row['ownRunsRatio']:.2f} from your run on 8 h100-sxm" in row["reason"]
+            assert f"{row['ownRunsRatio']:.2f}x its forecast by your run on 8 h100-sxm" in row["reason"]
         assert len(twin["alternatives"]) == 2 and "ownRunsRatio" in store.status("team", "twin")["alternatives"][0]
         assert store.status("team", "other")["alternatives"] == other["alternatives"]
         assert store.status("strangers", "a")["alternatives"] == stranger["alternatives"]
@@ -76,7 +76,7 @@ async def test_a_successor_is_corrected_after_a_restart_and_once_the_run_is_forg
         again.cache.remove_object(store.objects.pop(f"{TRAINING_JOBS.format('team')}/a"))
         successor = await advised(again, store, "team", "a")
         assert successor["recommendation"]["stepSeconds"]["target"] > 1.05 * target_s
-        assert "from your run on 8 h100-sxm" in successor["recommendation"]["reason"]
+        assert "by your run on 8 h100-sxm" in successor["recommendation"]["reason"]
         fresh = await advised(again, store, "strangers", "a")
         assert fresh["recommendation"]["stepSeconds"]["target"] == target_s
     async with operator(store, advise, NODES, discovery=True, learning=False) as off:
@@ -118,7 +118,7 @@ async def test_a_successor_of_the_name_with_another_batch_is_corrected_a_little(
         later = await advised(running, store, "team", "nightly-bcd24", 48)
         same = await advised(running, store, "team", "nightly-3")
     reason = later["recommendation"]["reason"]
-    assert "from the run of nightly-2, another workload" in reason
+    assert "by the run of nightly-2, another workload" in reason
     assert all(1 < row["ownRunsRatio"] < 1.2 for row in later["alternatives"])
     assert same["recommendation"]["stepSeconds"]["target"] > 1.05 * target_s, "its own workload counts in full"
     assert "your run on 8 h100-sxm" in same["recommendation"]["reason"]

@@ -41,6 +41,8 @@ def measure(rows: list[dict[str, str]]) -> memory.MemoryPeaks:
         ({"source": "Lightning-AI/litgpt", "notes": "measured peak memory 20.00 GB."}, "allocated", 20e9),
         ({"source": "pytorch/ao", "notes": "Peak memory 20.00 GB."}, "reserved", 20 * GIB),
         ({"source": "flagperf", "notes": "a machine of 96 GB"}, "device", 20 * GIB),
+        ({"source": "open-mmlab/mmaction2", "framework": "MMAction2 (PyTorch 1.4)"}, "allocated", 20 * GIB),
+        ({"source": "open-mmlab/mmaction2", "framework": "TSM repo (PyTorch 1.4)"}, "device", 20 * GIB),
     ],
 )
 def test_notes_and_sources_say_what_a_peak_is(change: dict[str, str], figure: str, size: float) -> None:

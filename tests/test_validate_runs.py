@@ -7,6 +7,7 @@ import os
 import re
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -165,6 +166,51 @@ def test_a_row_may_name_the_library_of_attention(change: dict[str, str], attenti
 
 
 @pytest.mark.parametrize(
+    ("gpu", "framework", "attention"),
+    [
+        ("GB200-NVL72", "NeMo (release 25.05)", "eager"),
+        ("GB200-NVL72", "Megatron-Bridge (NeMo 25.09)", "auto"),
+        ("H100-SXM-80GB", "NeMo (release 25.05)", "auto"),
+    ],
+)
+def test_latent_attention_is_fused_on_blackwell_from_nemo_25_09_on(gpu: str, framework: str, attention: str) -> None:
+    sizes = {"n_layers": "61", "hidden": "7168", "n_heads": "128", "n_kv_heads": "128", "vocab": "129280"}
+    row = {**ROW, **sizes, "model_name": "DeepSeek-V3-671B", "family": "moe", "gpu": gpu, "framework": framework,
+           "gated_mlp": "1", "ffn_hidden": "2048", "notes": "MoE 256 experts top-8 + 1 shared, MLA."}  # fmt: skip
+    assert table.read_published_row(row).workload.attention == attention
+
+
+@pytest.mark.parametrize(
+    ("framework", "date", "version"),
+    [
+        ("Megatron-LM (NGC 20.12)", "c89430b (2022-01-21)", "0.4"),
+        ("Megatron-LM", "937571cfd4 (table of 2021-04)", "0.4"),
+        ("Megatron-LM 2bc6cd3 (Jan 1 2024)", "b2646e4d (2024-05-13)", None),
+        ("Megatron-LM", "1b5a030398ab719e406f77877eb34c", None),
+    ],
+)
+def test_megatron_before_2024_is_read_as_megatron_core_0_4(framework: str, date: str, version: str | None) -> None:
+    row = {**ROW, "framework": framework, "commit_or_date": date}
+    assert table.read_published_row(row).workload.framework_version == version
+
+
+@pytest.mark.parametrize(
+    ("name", "notes", "side"),
+    [
+        ("timm/efficientnet_b4", "synthetic data, image size 320, layout nchw", 320),
+        ("timm/efficientnet_b4", "synthetic data", 380),
+        ("timm/vit_base_patch16_224", "image size 384", 384),
+        ("timm/efficientnet_b4", "image size 2", 380),
+    ],
+)
+def test_a_row_may_state_the_size_of_its_images(name: str, notes: str, side: int) -> None:
+    row = {**ROW, "model_name": name, "family": "vision", "notes": notes, "n_layers": "", "hidden": "", "n_heads": "",
+           "n_kv_heads": "", "ffn_hidden": "", "vocab": "", "seq_len": ""}  # fmt: skip
+    dimensions: Any = table.read_published_row(row).workload.model.dimensions
+    assert dimensions.image == side
+
+
+@pytest.mark.parametrize(
     ("change", "framework", "weights"),
     [
         ({"framework": "PyTorch 21.04 NGC"}, None, None),
@@ -172,6 +218,9 @@ def test_a_row_may_name_the_library_of_attention(change: dict[str, str], attenti
         ({"framework": "PyTorch 2.6 eager", "notes": "Autocast to BF16."}, None, "autocast"),
         ({"framework": "PyTorch 2.6 eager"}, None, None),
         ({"framework": "PyTorch 2.6", "notes": "Pure BF16, no autocast."}, "ddp", "pure"),
+        ({"framework": "HF Trainer", "notes": "accelerated-peft-bnb, base 4-bit"}, "huggingface", "pure"),
+        ({"framework": "HF Trainer", "notes": "baseline-peft-bnb, base 4-bit"}, "huggingface", None),
+        ({"framework": "HF Trainer + FSDP1", "notes": "baseline-peft-bnb, base 4-bit"}, "huggingface", "pure"),
     ],
 )
 def test_mixed_precision_is_that_of_the_trainer(

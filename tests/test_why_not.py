@@ -208,6 +208,8 @@ INPUTS = {
     "training.fusedLoss": 1,
     "training.offload": "optimizer",
     "training.framework": "fsdp2",
+    "targetStepSeconds": 2.5,
+    "plan": "fsdp8,mb1,ac-full",
     "training.gradientSync": "parameterServer",
     "plan.zeroStage": 2,
     "constraints.gpus": 8,

@@ -1,7 +1,7 @@
-"""Adviser that turns the question of a job into an answer. Equal questions are read once and searched once.
+"""Adviser that finds the advice for a job, or the reason why there is none. Equal requests are read and searched once.
 
-Reading and searching run in threads, so that the event loop goes on. Work that waits for a thread takes turns
-(`turns`).
+Reading and searching run in threads, so that the event loop goes on. Work that waits for a thread needs a permit
+(`FairLimiter`).
 """
 
 from __future__ import annotations
@@ -27,7 +27,19 @@ from tilecast.api.calibration import ObservedRun
 from tilecast.hardware import Pool, find_gpu, find_link
 from tilecast.nodes import NodesReport
 from tilecast.spec import PartialPlan, Plan, SpecError, Workload
-from tilecast_operator.answer import (
+from tilecast_operator.interruptions import InterruptedSearches
+from tilecast_operator.kube.client import Api, ApiError
+from tilecast_operator.kube.fair_limiter import FairLimiter, PermitRequest
+from tilecast_operator.kube.journal import Journal
+from tilecast_operator.kube.kinds import Document
+from tilecast_operator.objects.view import encode_canonical
+from tilecast_operator.observed.earlier_runs import (
+    EarlierRuns,
+    describe_pools,
+    digest_alternatives,
+    list_possible_workloads,
+)
+from tilecast_operator.outcome import (
     AdviceOutcome,
     AdviceRefusal,
     decline_failed,
@@ -36,20 +48,8 @@ from tilecast_operator.answer import (
     find_interruption,
     is_internal_error,
 )
-from tilecast_operator.answer_memo import ResultCache
-from tilecast_operator.interruptions import InterruptedSearches
-from tilecast_operator.kube.client import Api, ApiError
-from tilecast_operator.kube.journal import Journal
-from tilecast_operator.kube.kinds import Document
-from tilecast_operator.kube.turns import FairLimiter, PermitRequest
-from tilecast_operator.objects.view import encode_canonical
-from tilecast_operator.observed.own_runs import (
-    EarlierRuns,
-    describe_pools,
-    digest_alternatives,
-    list_possible_workloads,
-)
-from tilecast_operator.question import PoolVersions, SearchInputs
+from tilecast_operator.result_cache import ResultCache
+from tilecast_operator.search_inputs import PoolVersions, SearchInputs
 from tilecast_operator.search_process import SearchInterruptedError
 from tilecast_operator.searches import SearchRunner
 
@@ -63,7 +63,7 @@ READERS = 2
 """Questions that are read at once: with two, a slow one does not hold up the other."""
 
 UNPRICED: Any = {"mode": True, "observation_query": True, "training": {"checkpoint_seconds", "restart_seconds"}}
-"""Fields of a spec that no answer depends on."""
+"""Fields of a spec that no outcome depends on."""
 
 
 class Advisor:
@@ -77,7 +77,7 @@ class Advisor:
         size: Number of cached results of each kind.
         interruptions: Searches that were interrupted.
         journal: Journal in which an object is noted while a thread reads it.
-        read: Function that turns a spec, and the content of its ConfigMap, into a request.
+        read: Function that makes a request of a spec and the content of its ConfigMap.
     """
 
     def __init__(
@@ -133,7 +133,7 @@ class Advisor:
         return self._searches.turns.find_namespaces_behind_others()
 
     async def run_in_thread(self, function: Callable[..., ResultT], *arguments: object) -> ResultT:
-        """Call a function in a thread at once, without waiting for a turn, and return its result."""
+        """Call a function in a thread at once, without waiting for a permit, and return its result."""
         call = partial(contextvars.copy_context().run, self._journal.call_noted, function)
         return await asyncio.get_running_loop().run_in_executor(self._executor, call, *arguments)
 
@@ -161,12 +161,12 @@ class Advisor:
         self._searches.stop()
 
     async def read_search_inputs(self, namespace: str, document: Document, *, is_held: bool = False) -> SearchInputs:
-        """Read the question of a TrainingJob document and its ConfigMap.
+        """Read the search inputs of a TrainingJob document and its ConfigMap.
 
         Args:
             namespace: Namespace of the job.
             document: The document.
-            is_held: Whether a job is held until the answer is known.
+            is_held: Whether a job is held until the advice is known.
 
         Raises:
             ApiError, OSError: The job's ConfigMap cannot be read now.
@@ -229,7 +229,7 @@ class Advisor:
         )
 
     async def find_advice(self, search_inputs: SearchInputs) -> AdviceOutcome:
-        """Return the answer to a question."""
+        """Return the advice for these inputs, or the reason why there is none."""
         if isinstance(search_inputs.request, AdviceRefusal):
             if is_internal_error(search_inputs.request):
                 self._requests.drop(search_inputs.key)
@@ -253,14 +253,14 @@ class Advisor:
         pools: Sequence[Pool],
         permit_request: PermitRequest,
     ) -> AdviceOutcome:
-        """Return the answer to a request on some pools. Concurrent calls with equal keys share one search.
+        """Return the advice outcome of a request on some pools. Concurrent calls with equal keys share one search.
 
         Args:
-            key: Key of the answer.
-            search_key: Key of the question without the pools, under which an interrupted search is remembered.
+            key: Key under which the outcome is cached.
+            search_key: Key of the request without the pools, under which an interrupted search is remembered.
             request: The request.
             pools: The pools to search.
-            permit_request: Claim for a turn.
+            permit_request: Request for a permit to search.
         """
         if (refusal := self._interruptions.find_refusal(search_key)) is not None:
             return refusal
@@ -273,7 +273,7 @@ class Advisor:
     async def keep_incumbent(
         self, search_inputs: SearchInputs, outcome: AdviceOutcome, incumbent: Incumbent | None
     ) -> AdviceOutcome:
-        """Return the answer with the current recommendation first, unless that is invalid or clearly worse."""
+        """Return the advice outcome with the current recommendation first, unless that is invalid or clearly worse."""
         pools = self.list_pools(search_inputs)
         if isinstance(outcome, AdviceRefusal) or incumbent is None or not pools:
             return outcome
@@ -299,7 +299,7 @@ class Advisor:
         return () if report is None else search_inputs.own.correct_pools(report.pools)
 
     def _make_advice_key(self, search_inputs: SearchInputs) -> Hashable:
-        """Return the key of an answer, which is made of question, pools and runs."""
+        """Return the cache key of an advice outcome. It is made of the request, the pools and the measured runs."""
         return search_inputs.key, self.versions.get_version(search_inputs.namespace), search_inputs.own.own
 
     async def _compute_once(
@@ -354,7 +354,7 @@ class Advisor:
 
 
 async def _catch_errors(work: Awaitable[ResultT]) -> ResultT | AdviceRefusal:
-    """Return the result of `work`. If it fails, return the answer that declines the job. Raise interruptions."""
+    """Return the result of `work`. If it fails, return the outcome that declines the job. Raise interruptions."""
     try:
         return await work
     except SearchInterruptedError:
@@ -367,7 +367,7 @@ async def _catch_errors(work: Awaitable[ResultT]) -> ResultT | AdviceRefusal:
 
 
 def _hold_incumbent(outcome: Advice, pools: Sequence[Pool], incumbent: Incumbent) -> AdviceOutcome:
-    """Return the answer with the incumbent recommendation first, or the answer if the incumbent has no price."""
+    """Return the advice outcome with the incumbent first. If the incumbent has no price, return it unchanged."""
     try:
         return keep_incumbent(outcome, pools, incumbent)
     except Exception:

@@ -11,12 +11,12 @@ from tilecast.advice import advise
 from tilecast.api import gpu_pool, pool_learning, training_job
 from tilecast_operator.advisor import Advisor, ReadRequest
 from tilecast_operator.controllers.admission import AdmissionController
-from tilecast_operator.controllers.answer_times import AdviceWaits
+from tilecast_operator.controllers.advice_waits import AdviceWaits
+from tilecast_operator.controllers.advisor_client import AdvisorClient
 from tilecast_operator.controllers.capacity import FreeGpuCounter
 from tilecast_operator.controllers.contention import Contention
 from tilecast_operator.controllers.destinations import BetterPoolFinder
 from tilecast_operator.controllers.job_advice import JobAdvisor
-from tilecast_operator.controllers.job_answers import AdvisorClient
 from tilecast_operator.controllers.jobs import JobController
 from tilecast_operator.controllers.kueue_features import KueueDetector
 from tilecast_operator.controllers.learning import PoolLearningController
@@ -77,7 +77,7 @@ class Assembly:
         metrics: Metrics of the operator.
         search: Function that searches for plans.
         clock: Unix time, in seconds.
-        read: Function that turns a spec into a request.
+        read: Function that makes a request of a spec.
         timings: Waits of the controllers.
     """
 

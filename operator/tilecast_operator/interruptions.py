@@ -7,8 +7,8 @@ from collections import OrderedDict
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, replace
 
-from tilecast_operator.answer import SEARCH_INTERRUPTED, AdviceRefusal
 from tilecast_operator.kube.times import format_time
+from tilecast_operator.outcome import SEARCH_INTERRUPTED, AdviceRefusal
 from tilecast_operator.search_process import Cause, SearchInterruptedError
 
 FIRST_S, FACTOR, MOST_S = 60.0, 4.0, 6 * 3600.0
@@ -53,14 +53,14 @@ class InterruptedSearches:
         self._known: OrderedDict[Hashable, Interruption] = OrderedDict()
 
     def find_refusal(self, search_key: Hashable) -> AdviceRefusal | None:
-        """Return the answer to a question that may not be searched again yet. If it may, return None."""
+        """Return the refusal of a search that may not be repeated yet. If it may, return None."""
         known = self._known.get(search_key)
         if known is None or known.due_s <= self._monotonic():
             return None
         return replace(known.answer, again_s=known.due_s - self._monotonic())
 
     def add_interruption(self, search_key: Hashable, error: SearchInterruptedError) -> AdviceRefusal:
-        """Record an interruption. Return the answer that holds until the next attempt."""
+        """Record an interruption. Return the refusal that holds until the next attempt."""
         before = self._known.pop(search_key, None)
         tries = 1 if before is None else before.tries + 1
         pause_s = find_retry_wait_s(tries)
@@ -73,5 +73,5 @@ class InterruptedSearches:
         return answer
 
     def forget_search(self, search_key: Hashable) -> None:
-        """Forget the interruptions of a question that was answered."""
+        """Forget the interruptions of a search that has succeeded."""
         self._known.pop(search_key, None)

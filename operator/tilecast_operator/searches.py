@@ -19,8 +19,8 @@ from typing import TypeAlias
 from tilecast.advice import Advice, Request
 from tilecast.hardware import Pool
 from tilecast_operator import control_group, pickles
+from tilecast_operator.kube.fair_limiter import FairLimiter
 from tilecast_operator.kube.journal import Journal
-from tilecast_operator.kube.turns import FairLimiter
 from tilecast_operator.search_process import Cause, SearchLimits, SearchProcess
 
 Advise: TypeAlias = Callable[[Request, Sequence[Pool]], Advice]
@@ -84,13 +84,13 @@ class SearchRunner:
         on_search: Callable[[Advice, float], None] | None = None,
         key: Hashable = None,
     ) -> Advice:
-        """Run a search in turn and return its advice. If the search fails, raise its error.
+        """Wait for a permit, run a search and return its advice. If the search fails, raise its error.
 
         Args:
             request: The request.
             pools: The pools to search.
             on_search: Called with the advice and the seconds of the search without its wait.
-            key: The key under which the turn is claimed.
+            key: The key under which permits are requested.
 
         Raises:
             SearchInterruptedError: The search broke a limit of its process, or its process ended twice.

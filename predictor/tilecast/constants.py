@@ -82,6 +82,7 @@ class KernelConstants:
     block_threads: float
     resident_blocks: float
     random_number_cycles: float
+    cached_read_share: float
     sector_bytes: float
 
 

@@ -21,6 +21,7 @@ from tilecast.spec import PRECISIONS, Floats, GradientSync, Plan, Plans, ServerU
 from tilecast.step import blocks, passes, placement, weights
 from tilecast.step.distinct import StepInputs
 from tilecast.zoo import ShardedGraph
+from tilecast.zoo.model_flops import count_model_flops
 from tilecast.zoo.modules import is_repeated_in_full, list_modules_of_collective
 
 Bound = Literal["compute", "memory"]
@@ -173,10 +174,7 @@ def explain_plan(workload: Workload, plan: Plan, pool: Pool, step_s: float) -> E
     sharded = zoo.build_sharded_graph(workload, plans)
     table, rows = sharded.graph.kernels()
     times = kernels.predict_kernel_times(table, pool.gpu)
-    once = zip(_graph_operators(sharded.graph), rows, strict=True)
-    shard = int(sharded.index[0])
-    flops = sum(block.repeat * op.count * table.flops()[index[shard]] for (block, op), index in once)
-    model_flops = float(flops) * plan.tensor * plan.context * plan.data * plan.gradient_accumulation
+    model_flops = count_model_flops(plan, sharded.graph, int(sharded.index[0]))
     held = sharded.sum_fullest_stage("parameters", plans) * sharded.trainable_fraction(plans)
     inputs = StepInputs.from_plans(sharded, plans, pool)
     steps = step.Steps.from_plans(workload, plans, inputs, pool, blocks.kernel_seconds(workload, sharded, pool.gpu))
@@ -255,7 +253,8 @@ def _runs_per_micro_batch(workload: Workload, plan: Plan, sharded: ShardedGraph,
     if op.phase == "backward" or not workload.training or not any(block is layer for layer in sharded.graph.layers):
         return 1
     if modules := split_modules(plan.checkpointing):
-        return 1 + bool(blocks.modules_of(workload, op).intersection(modules, block.freed_bytes))
+        named = blocks.modules_of(workload, op).intersection(modules, block.freed_bytes)
+        return 1 + (bool(named) and is_repeated_in_full(workload, op.name))
     shares = {"full": 1.0, "selective": blocks.recomputed_fraction(workload)(op), "none": 0.0}
     layers = float(zoo.recomputed_layer_fraction(workload, sharded, Plans.from_plans(plan))[0])
     layers *= is_repeated_in_full(workload, op.name)
@@ -321,9 +320,10 @@ def _price_exchanges(workload: Workload, plans: Plans, sharded: ShardedGraph, po
     for block in graph.blocks:
         modules, layered = split_modules(plan.checkpointing), any(block is layer for layer in graph.layers)
         for call in block.collectives:
-            again = layers * (plan.checkpointing == "full" and is_repeated_in_full(workload, call.name))
+            again = layers * (plan.checkpointing == "full")
             if modules and list_modules_of_collective(call.name).intersection(modules, block.freed_bytes):
                 again = 1.0
+            again *= is_repeated_in_full(workload, call.name)
             alone_s = float(priced.seconds(call)[0])
             once_s = alone_s * factor
             if once_s == 0.0 or (call.phase == "backward" and not workload.training):

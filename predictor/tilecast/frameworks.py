@@ -31,6 +31,8 @@ from tilecast.spec import Framework as FrameworkName
 
 Gradients = Literal["weights", "fp32", "fp32-with-bf16"]
 Loss = Literal["eager", "parallel", "upcast", "fused"]
+UpcastLogits = Literal["none", "llama", "all"]
+"""Models whose logits a framework casts to FP32: none, those written like Llama (with RMS norm), or all."""
 Composed = Literal["rmsnorm", "layernorm", "channelnorm", "gelu", "tanh-gelu", "dropout"]
 
 
@@ -65,6 +67,8 @@ class Framework:
     """Type of a gradient: that of the held weight, FP32, or FP32 unless the job is in FP16."""
     gradient_copies: float
     """Copies of a gradient that replicas hold: 2 if gradients are copied into buckets and out of them."""
+    keeps_softmax_input: bool
+    """Whether a softmax keeps its input, besides its output, for its gradient."""
     holds_gradients: bool
     """Whether gradients stay allocated between steps. Others are allocated in the backward pass, as activations are
     freed, and freed by the update."""
@@ -99,8 +103,8 @@ class Framework:
     """Tensors that the cross-entropy keeps; `zoo.layers.logit_bytes` explains each value."""
     loss_chunks: float
     """Number of chunks into which the logits are cut; one of them is in the loss at a time."""
-    upcasts_logits: bool
-    """Whether the loss reads logits in FP32 where weights are in 16 bits alone, as it does in mixed precision."""
+    upcasts_logits: UpcastLogits
+    """Models whose loss reads logits in FP32 where weights are in 16 bits alone, as it does in mixed precision."""
     unties_embeddings: bool
     """Whether the output layer has a separate weight although the published model shares that of the embedding."""
     quantized_input_bytes: float

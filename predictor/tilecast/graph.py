@@ -439,10 +439,12 @@ class Graph:
     """Pipeline stages of a traced model. None for a model with layers."""
     counts_ends: bool = False
     """Whether embedding and loss may count as layers when layers are split over stages (`layout.split_layers`)."""
+    is_folded: bool = False
+    """Whether the job's pipeline schedule leaves the first and the last piece of the model on the first rank."""
     layout: tuple[int, ...] = ()
     """Layers of each virtual stage, in the order of a forward pass. Empty if the job sets no pipeline layout."""
-    stage_kinds: dict[int, Floats] = field(init=False, default_factory=dict, compare=False, repr=False)
-    """Cache of `zoo.stages` by number of stages."""
+    stage_kinds: dict[tuple[int, bool], Floats] = field(init=False, default_factory=dict, compare=False, repr=False)
+    """Cache of `zoo.stages` by number of stages, and by whether the first stage holds the last piece too."""
     fullest_stages: list[Any] = field(init=False, default_factory=list, compare=False, repr=False)
     """Cache of `zoo.stages.FullestStages` for the most recent plans."""
 

@@ -10,7 +10,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 
-from tilecast.spec import Schedule, SpecError
+import numpy as np
+
+from tilecast.spec import FOLDED_SCHEDULES, SCHEDULE_CODES, Ints, Schedule, SpecError
 
 
 def split_layers(layers: int, pipeline: int, *, counts_ends: bool) -> tuple[int, ...]:
@@ -114,6 +116,8 @@ class ScheduleCosts:
     """Micro-batches in flight on every stage, beyond the number of stages. None stands for the numbers of 1F1B."""
     weight_copies: float = 1.0
     """Copies of the weights that a rank holds."""
+    least_rounds: int = 0
+    """Least number of micro-batches, in multiples of the pipeline ranks."""
     source: str = ""
 
 
@@ -131,12 +135,14 @@ SCHEDULES: Mapping[Schedule, ScheduleCosts] = {
         is_bidirectional=True,
         extra_in_flight=1.0,
         weight_copies=2.0,
+        least_rounds=2,
         source="arXiv 2412.19437, section 3.2.1, table 2",
     ),
     "dualPipeV": ScheduleCosts(
         (2, 2),
         is_bidirectional=True,
         extra_in_flight=0.5,
+        least_rounds=2,
         source="deepseek-ai/DualPipe, README: DualPipeV, 2 p pieces on p ranks",
     ),
 }
@@ -145,3 +151,22 @@ SCHEDULES: Mapping[Schedule, ScheduleCosts] = {
 def find_schedule_costs(schedule: Schedule | None) -> ScheduleCosts:
     """Return the bubble and memory of a pipeline schedule. None stands for 1F1B with any number of virtual stages."""
     return ScheduleCosts((1, MOST_PIECES)) if schedule is None else SCHEDULES[schedule]
+
+
+def list_schedule_costs(codes: Ints, own: Schedule | None) -> list[tuple[ScheduleCosts, Ints | None]]:
+    """Return the costs of each schedule of n plans, and the rows of its plans. None stands for all rows.
+
+    Args:
+        codes: the column `Plans.schedule`, (n,).
+        own: the job's schedule, which plans without a schedule of their own have.
+    """
+    if not codes.any():
+        return [(find_schedule_costs(own), None)]
+    used = np.flatnonzero(np.bincount(codes))
+    names = [*SCHEDULE_CODES]
+    return [(find_schedule_costs(names[code] or own), np.flatnonzero(codes == code)) for code in used.tolist()]
+
+
+def is_folded(schedule: Schedule | None) -> bool:
+    """Return whether a schedule leaves the first and the last piece of the model on the first rank."""
+    return schedule in FOLDED_SCHEDULES

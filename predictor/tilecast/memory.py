@@ -31,7 +31,7 @@ from tilecast import constants, frameworks, fuse, overlap, zoo
 from tilecast.constants import ChannelBuffers
 from tilecast.frameworks import Framework
 from tilecast.hardware import Gpu
-from tilecast.layout import find_schedule_costs
+from tilecast.layout import list_schedule_costs
 from tilecast.model import Model
 from tilecast.recomputation import FULL, SELECTIVE, names_modules
 from tilecast.spec import (
@@ -48,7 +48,7 @@ from tilecast.spec import (
 )
 from tilecast.zoo import ShardedGraph
 from tilecast.zoo.cnn.images import Images
-from tilecast.zoo.stages import find_stage_kinds
+from tilecast.zoo.stages import find_folded, find_stage_kinds
 
 Figure = Literal["allocated", "reserved", "device"]
 
@@ -226,7 +226,7 @@ class FootprintTable:
     cached_fraction: float
     plans: Plans
     alike: DistinctRows
-    """Plans that differ from their neighbours in more than ZeRO stage and virtual stages."""
+    """Groups of neighbouring plans of `Plans.distinct_splits`."""
     degrees: DistinctRows
     """Rows of `alike` with distinct degrees."""
     states: _StateBytes
@@ -256,9 +256,11 @@ class FootprintTable:
         alike = plans.distinct_splits() if splits is None else splits
         sharded, some = sharded.take(alike.first), plans.take(alike.first)
         accumulates = (np.minimum(some.gradient_accumulation, 2),) if framework.updates_in_backward else ()
-        experts = (some.expert, some.expert_tensor)
-        degrees = distinct_rows(some.tensor, *experts, some.context, some.pipeline, some.data, *accumulates)
-        activations = distinct_rows(sharded.index, some.checkpointing, some.pipeline)
+        experts, pipeline = (some.expert, some.expert_tensor), some.pipeline
+        if some.schedule.any():
+            pipeline = 4 * pipeline + some.stage_holdings
+        degrees = distinct_rows(some.tensor, *experts, some.context, pipeline, some.data, *accumulates)
+        activations = distinct_rows(sharded.index, some.checkpointing, pipeline)
         four = np.tile(degrees.first, 4)
         staged = replace(some.take(four), zero_stage=np.repeat(np.arange(4), len(degrees)))
         states = _state_bytes(workload, sharded.take(four), staged, gpu)
@@ -286,10 +288,19 @@ class FootprintTable:
 
     def rows(self, rows: slice | Rows, *, updates: bool = True) -> Footprint:
         """Return the bills of some plans. They are for the fullest moment of a step, or for its passes alone."""
+        return replace(self._evaluate_rows(rows, updates=updates), context=self.context_of(rows))
+
+    def allocator_bytes(self, rows: slice | Rows) -> tuple[Floats, Floats]:
+        """Return `Footprint.least` and `Footprint.reserved` of some plans, (k,) each."""
+        bill = self._evaluate_rows(rows, updates=True)
+        least = bill.least
+        return least, least + bill.cached
+
+    def _evaluate_rows(self, rows: slice | Rows, *, updates: bool) -> Footprint:
+        """Return the bills of some plans as `rows` does, but without libraries and communicators."""
         plans, place = self.plans.take(rows), self.alike.index[rows]
         stage = np.clip(plans.zero_stage, 0, 3)  # a table may state any number
-        degrees = self.degrees.index.take(place)
-        states = self.states.take(stage * len(self.degrees) + degrees)
+        states = self.states.take(stage * len(self.degrees) + self.degrees.index.take(place))
         micro = self.micro.take(self.activations.index[place])
         activations = np.zeros(len(plans))
         if self.workload.training:
@@ -305,7 +316,7 @@ class FootprintTable:
             working,
             states.buffers,
             constants.shipped_constants().device_memory.fragmentation * dynamic,
-            self.context.take(degrees),
+            np.broadcast_to(0.0, len(plans)),
             self.cached_fraction * dynamic + micro.workspace if self.cached_fraction > 0 else np.zeros(len(plans)),
             self.error,
         )
@@ -323,10 +334,9 @@ class FootprintTable:
             # The loss needs less in the forward pass: an FP32 copy of the logits beside the normalised one.
             freed = micro.recomputed * casts
             loss, layer = np.where(freed > 0, np.maximum(loss - freed, 0.5 * loss), loss), layer - freed
-        head = np.where(plans.pipeline > 1, 0.0, micro.head)
         # The activations of the loss are freed when the gradient of the last layer is computed and reduced. In the
         # first layer all gradients are there.
-        begin = np.maximum(loss, layer + states.reduced + np.minimum(states.head_gradients, grown) - head)
+        begin = np.maximum(loss, layer + states.reduced + np.minimum(states.head_gradients, grown) - micro.head)
         end = micro.first + layer + states.reduced + grown
         at_end = end > activations + begin
         gradients = np.where(at_end, states.gradients, held)
@@ -479,8 +489,10 @@ def _held_parameters(workload: Workload, sharded: ShardedGraph, plans: Plans) ->
     A schedule may hold the weights of a stage on two ranks, whose states ZeRO spreads over both.
     """
     parameters, own = sharded.held_parameters(plans)
-    copies = np.where(plans.pipeline > 1, find_schedule_costs(workload.pipeline_schedule).weight_copies, 1.0)
-    return parameters * copies, own
+    copies = np.ones(len(plans))
+    for law, rows in list_schedule_costs(plans.schedule, workload.pipeline_schedule):
+        copies[slice(None) if rows is None else rows] = law.weight_copies
+    return parameters * np.where(plans.pipeline > 1, copies, 1.0), own
 
 
 def _weight_bytes(
@@ -571,7 +583,8 @@ class _MicroBatchBytes(Columns):
     """Bytes of one micro-batch, (n,).
 
     The first stage keeps `early` of each micro-batch in flight, a later one `later`, and the last one `late` of one
-    micro-batch. Without a pipeline, `early` has all activations. The other columns are scratch memory, except `head`.
+    micro-batch. Without a pipeline, `early` has all activations. The other columns but `head` and `tail` are scratch
+    memory.
     """
 
     early: Floats
@@ -582,7 +595,9 @@ class _MicroBatchBytes(Columns):
     layer_working: Floats
     head_working: Floats
     head: Floats
-    """Activations of the blocks after the layers."""
+    """Activations of the blocks after the layers if the first stage has them, or 0."""
+    tail: Floats
+    """Activations of these blocks that the first stage of a pipeline keeps of one micro-batch, beside `early`."""
     workspace: Floats
     recomputed: Floats
     """Share of the layers that is recomputed whole, which is no number of bytes."""
@@ -602,7 +617,9 @@ def _micro_batch_bytes(workload: Workload, sharded: ShardedGraph, plans: Plans) 
     if not workload.training:
         nothing = np.zeros(len(plans))
         working = 2 * layer_working + copied + head_working + first
-        return _MicroBatchBytes(nothing, nothing, nothing, nothing, working, nothing, nothing, nothing, nothing)
+        return _MicroBatchBytes(
+            nothing, nothing, nothing, nothing, working, nothing, nothing, nothing, nothing, nothing
+        )
     # The layer that is recomputed is whole again while its backward pass runs.
     whole = _gather_largest(
         sharded, [np.broadcast_to(item.activation_bytes, (3, graph.shards))[0] for item in graph.layers], len(plans)
@@ -621,7 +638,12 @@ def _micro_batch_bytes(workload: Workload, sharded: ShardedGraph, plans: Plans) 
     early = early + first + np.where(plans.pipeline > 1, 0.0, last)
     workspace = _gather_largest(sharded, [item.workspace_bytes for item in graph.blocks], len(plans))
     recomputed = (code == FULL) * zoo.recomputed_layer_fraction(workload, sharded, plans)
-    return _MicroBatchBytes(early, later, late + last, first, layer_working, head_working, last, workspace, recomputed)
+    # The backward pass of the loss follows its forward pass, so one micro-batch at a time has these activations.
+    tail = np.where((plans.pipeline > 1) & (find_folded(graph, plans) > 0), last, 0.0)
+    head = np.where(plans.pipeline > 1, tail, last)
+    return _MicroBatchBytes(
+        early, later, late + last, first, layer_working, head_working, head, tail, workspace, recomputed
+    )
 
 
 def _stage_activation_bytes(
@@ -637,9 +659,11 @@ def _stage_activation_bytes(
         total = sum((block.repeat * one for block, one in zip(graph.layers, layers, strict=True)), np.zeros(len(plans)))
         share = total * sharded.largest_layer_fraction(plans, "activations")
         return share, np.where(plans.pipeline > 1, share, 0.0), share
-    kinds = find_stage_kinds(graph, plans.pipeline)
+    folded = find_folded(graph, plans)
+    kinds = find_stage_kinds(graph, plans.pipeline, folded)
     each = kinds.sum_layers(layers)
-    alive = (plans.pipeline - kinds.number) / np.maximum(plans.pipeline - 1, 1)
+    # Ranks of a folded pipeline have equally many micro-batches in flight.
+    alive = np.where(folded > 0, 1.0, (plans.pipeline - kinds.number) / np.maximum(plans.pipeline - 1, 1))
     later = (each * alive * (1 - kinds.first)).max(axis=0)
     return (each * kinds.first).max(axis=0), later, (each * kinds.last).max(axis=0)
 
@@ -647,7 +671,7 @@ def _stage_activation_bytes(
 def _activation_bytes(plans: Plans, micro: _MicroBatchBytes, schedule: Schedule | None) -> Floats:
     """Return the bytes of the activations of all micro-batches in flight on the fullest stage, (n,)."""
     first, second = micro_batches_in_flight(plans, schedule)
-    return np.maximum(np.maximum(micro.early * first, micro.later * second), micro.late)
+    return np.maximum(np.maximum(micro.early * first + micro.tail, micro.later * second), micro.late)
 
 
 def micro_batches_in_flight(plans: Plans, schedule: Schedule | None = None) -> tuple[Floats, Floats]:
@@ -659,13 +683,19 @@ def micro_batches_in_flight(plans: Plans, schedule: Schedule | None = None) -> t
     on a rank, all ranks have equally many.
     """
     pieces, count = plans.virtual_stages, plans.gradient_accumulation.astype(float)
-    more = find_schedule_costs(schedule).extra_in_flight
-    if more is not None:
+    laws = list_schedule_costs(plans.schedule, schedule)
+    if laws[0][1] is None and (more := laws[0][0].extra_in_flight) is not None:
         every = np.minimum(plans.pipeline + np.where(plans.pipeline > 1, more, 0.0), count)
         return every, every
     each, share = np.minimum(pieces, 2), 1.0 / pieces
     first = (pieces - 1 + each) * plans.pipeline + (1 - each)
-    return np.minimum(first * share, count), np.minimum((first - each) * share, count)
+    first, second = np.minimum(first * share, count), np.minimum((first - each) * share, count)
+    for law, rows in laws:
+        if rows is not None and law.extra_in_flight is not None:
+            pipeline = plans.pipeline[rows]
+            every = np.minimum(pipeline + np.where(pipeline > 1, law.extra_in_flight, 0.0), count[rows])
+            first[rows] = second[rows] = every
+    return first, second
 
 
 def _largest_kept_bytes(sharded: ShardedGraph, code: Ints) -> Floats:

@@ -25,15 +25,22 @@ class Quantity:
     worse_code: str
     """Code of plans that are not recommended because they have more of the quantity."""
     gain: str
-    """Format string of a better plan's gain, from `ratio` (new amount over old) and its inverse `speedup`."""
+    """Format string of a better plan's gain, from `ratio` (new amount over old)."""
     per_gpu_hour: Callable[[Pool], float | None] | None = None
     """Function from a pool to the amount that one of its GPUs uses per hour, if known; None for plain seconds."""
     if_unknown: tuple[str, str, str] = ("", "", "")
     """Code, message and remedy of the rejection of a pool where `per_gpu_hour` is None."""
     winning_changes: tuple[Literal["nodes", "links", "price"], ...] = ("links",)
     """Changes of a pool that are tried, in this order, to make the pool the recommended one."""
+    noun: str = ""
+    """Word for the quantity in ratios, as in `1.4x the time`; empty if it is the name."""
     amount_format: str = ""
     """Format string of the amount for 1000 steps, to be added to reasons; empty if offers have a field for it."""
+
+    @property
+    def measure(self) -> str:
+        """Word for the quantity in ratios, as in `1.4x the time`."""
+        return self.noun or self.name
 
     @property
     def grows_with_gpus(self) -> bool:
@@ -53,10 +60,16 @@ class Quantity:
 
 
 SECONDS = Quantity(
-    "seconds", "shorter", "longer", "Slower", "be {speedup:.2f}x as fast", winning_changes=("nodes", "links")
+    "seconds",
+    "shorter",
+    "longer",
+    "Slower",
+    "take {ratio:.2f}x the time",
+    winning_changes=("nodes", "links"),
+    noun="time",
 )
 PRICE = Quantity(
-    "price", "cheaper", "dearer", "Dearer", "cost {ratio:.0%} as much",
+    "price", "cheaper", "dearer", "Dearer", "cost {ratio:.2f}x the price",
     per_gpu_hour=lambda pool: pool.price_per_gpu_hour,
     if_unknown=("PriceUnknown", "no price known", "give its GPUPool a price"),
     winning_changes=("price",),
@@ -121,6 +134,11 @@ OBJECTIVES: dict[str, ObjectiveRecord] = {
         ),
         ObjectiveRecord(
             "fewestGpus", "the fewest GPUs that hold the job", "fewest GPUs", "slower", fewest_gpus=True,
+        ),
+        ObjectiveRecord(
+            "fewestGpusBeforeDeadline", "the fewest GPUs whose run meets deadlineSeconds",
+            "fewest GPUs before the deadline", "slower", fewest_gpus=True, is_whole_run=True, bound="deadlineSeconds",
+            missed="DeadlineMissed",
         ),
     )
 }  # fmt: skip

@@ -62,6 +62,12 @@ PLAN_COLUMNS: Mapping[str, PlanColumn] = {
             example="vp2", legend="virtual stages of each pipeline rank",
         ),
         PlanColumn(
+            "schedule", "pipelineSchedule", "Order of the passes in the pipeline",
+            "; absent is 1F1B, interleaved where stages have several pieces, or the job's",
+            flag="schedule", words="pipeline schedule", example="zbv, dualPipeV",
+            legend="order of the passes in the pipeline, other than 1F1B",
+        ),
+        PlanColumn(
             "context", "context", "GPUs that share one sequence", flag="cp", example="cp2", legend="context parallel",
         ),
         PlanColumn(

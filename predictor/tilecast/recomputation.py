@@ -23,14 +23,17 @@ SELECTIVE, FULL = CHECKPOINTING.index("selective"), CHECKPOINTING.index("full")
 """Codes of the modes `selective` and `full`."""
 
 RecomputedModule = Literal[
-    "core_attn", "layernorm", "mla_up_proj", "mlp_act", "moe_act", "mlp", "moe", "shared_experts"
+    "core_attn", "layernorm", "mla_up_proj", "mlp_act", "moe_act", "mlp", "moe", "shared_experts", "attn_out"
 ]
 MODULES: tuple[RecomputedModule, ...] = get_args(RecomputedModule)
 """Modules of a layer that can be recomputed without the rest of the layer, by their names in Megatron-Core
-(transformer_config.py, recompute_modules). `mlp_act` is not in Megatron-Core. It is the activation function of a dense
-MLP, which policies of MaxText and forks of Megatron-LM recompute."""
+(transformer_config.py, recompute_modules). Two are not in Megatron-Core. `mlp_act` is the activation function of a
+dense MLP, which policies of MaxText and forks of Megatron-LM recompute. `attn_out` is what follows the projections of
+queries, keys and values: the core of attention, the output projection and the residual sum. Policies of MaxText that
+keep the three projections alone recompute it."""
 
 PARTS: Mapping[str, frozenset[str]] = {
+    "attn_out": frozenset({"core_attn"}),
     "mlp": frozenset({"mlp_act"}),
     "moe": frozenset({"moe_act", "shared_experts"}),
 }

@@ -82,6 +82,10 @@ SERVER_UPDATES: tuple[ServerUpdates, ...] = get_args(ServerUpdates)
 Schedule = Literal["1f1b", "interleaved", "zeroBubble", "interleavedZeroBubble", "zbv", "dualPipe", "dualPipeV"]
 PIPELINE_SCHEDULES: tuple[Schedule, ...] = get_args(Schedule)
 """Orders in which a pipeline's stages run the passes of micro-batches; `tilecast.layout.SCHEDULES` has their costs."""
+SCHEDULE_CODES: Mapping[Schedule | None, int] = {name: code for code, name in enumerate((None, *PIPELINE_SCHEDULES))}
+"""Number that stands for each schedule in the column `Plans.schedule`; None, the job's own schedule, is 0."""
+FOLDED_SCHEDULES: tuple[Schedule, ...] = ("zbv", "dualPipeV")
+"""Schedules that run through the ranks and back, so that the first rank holds the first and the last piece."""
 ExpertDispatch = Literal["allToAll", "allGather", "deepEP", "hybridEP"]
 EXPERT_DISPATCHES: tuple[ExpertDispatch, ...] = get_args(ExpertDispatch)
 """Ways in which tokens get to the ranks of their experts and back: NCCL's grouped sends, a gather of all tokens, or
@@ -256,6 +260,8 @@ class Plan:
     sequence_parallel: bool = False
     virtual_stages: int = 1
     expert_tensor: int = 1
+    schedule: Schedule | None = None
+    """Order of the passes in the pipeline; None is `Workload.pipeline_schedule`."""
 
     @property
     def gpus(self) -> int:
@@ -279,6 +285,8 @@ class Plan:
                 parts.append("sp")
         if self.virtual_stages > 1:
             parts.append(f"vp{self.virtual_stages}")
+        if self.schedule is not None:
+            parts.append(self.schedule)
         parts.append(f"mb{self.micro_batch}")
         if self.checkpointing != "none":
             parts.append(f"ac-{describe(self.checkpointing)}")
@@ -303,6 +311,7 @@ class PartialPlan:
     checkpointing: Checkpointing | None = None
     sequence_parallel: bool | None = None
     expert_tensor: int = 1
+    schedule: Schedule | None = None
 
     @classmethod
     def parse(cls, text: str, field: str) -> PartialPlan:
@@ -340,6 +349,8 @@ _OFF: Mapping[str, object] = {name: column.off for name, column in PLAN_COLUMNS.
 """Values of the columns that a complete plan leaves out."""
 _PRINTED = re.compile(r"(?:zero([123])-)?dp(\d+)|fsdp(?:-dp)?(\d+)|(e?tp|[pcev]p|mb|zero)(\d+)|ac-([a-z_+]+)|(sp)")
 """A part of the short form of a plan."""
+_SCHEDULES: Mapping[str, Schedule] = {name.lower(): name for name in PIPELINE_SCHEDULES}
+"""Schedules by their names in lower case, in which plans are read."""
 
 
 def _parse_assignment(text: str) -> list[tuple[str, str]]:
@@ -350,6 +361,8 @@ def _parse_assignment(text: str) -> list[tuple[str, str]]:
 
 def _parse_printed_part(text: str, field: str) -> list[tuple[str, str]]:
     """Return keys and values of a part of the short form."""
+    if text in _SCHEDULES:
+        return [("schedule", text)]
     part = _PRINTED.fullmatch(text)
     if part is None:
         raise SpecError(
@@ -378,6 +391,11 @@ def _parse_plan_value(column: PlanColumn, value: str, text: str, field: str) -> 
                 f"use ac=none, ac=sel, ac=full, ac=auto, or modules as in ac=layernorm+moe_act: {', '.join(MODULES)}"
             )
             raise SpecError(field, f"{text[:60]!r} is no recomputation", remedy) from None
+    if column.name == "schedule":
+        if value not in _SCHEDULES:
+            remedy = f"write one of {', '.join(PIPELINE_SCHEDULES)}"
+            raise SpecError(field, f"{text[:40]!r} is no pipeline schedule", remedy)
+        return _SCHEDULES[value]
     least, most = column.least, column.most
     if not (value.isascii() and value.isdecimal() and len(value) <= 7 and least <= int(value) <= most):
         raise SpecError(field, f"{text[:40]!r} is out of range", f"give a count from {least} to {most}")
@@ -400,20 +418,17 @@ class Columns:
         """Return the columns, of which those with one value throughout store it once. They are read-only."""
         columns = [getattr(self, name) for name in self.__dataclass_fields__]
         return type(self)(
-            *[
-                _repeat_number(one[:1].copy(), len(one)) if len(one) and (one == one[0]).all() else one
-                for one in columns
-            ]
+            *[repeat_number(one[:1].copy(), len(one)) if len(one) and (one == one[0]).all() else one for one in columns]
         )
 
 
 def _take_values(column: Any, places: npt.NDArray[Any]) -> Any:
     """Return the values of a column, or of a group of columns, at some places."""
     is_constant = isinstance(column, np.ndarray) and column.strides == (0,)
-    return _repeat_number(column[:1], len(places)) if is_constant else column.take(places)
+    return repeat_number(column[:1], len(places)) if is_constant else column.take(places)
 
 
-def _repeat_number(number: npt.NDArray[Any], count: int) -> npt.NDArray[Any]:
+def repeat_number(number: npt.NDArray[Any], count: int) -> npt.NDArray[Any]:
     """Return a read-only column that repeats one number, (1,), without storing it more than once, (count,)."""
     number.setflags(write=False)
     return np.ndarray((count,), number.dtype, number, strides=(0,))
@@ -494,6 +509,17 @@ def _renumber_codes(code: Rows, size: int) -> tuple[Rows, int]:
     return places[code], int(places[-1]) + 1
 
 
+_HOLDINGS = np.array([1 if name in FOLDED_SCHEDULES else 2 * (name == "dualPipe") for name in SCHEDULE_CODES])
+
+
+def holdings_of(schedule: Ints) -> Ints:
+    """Return a number for the stages that each schedule leaves on a rank, (n,). `schedule` has `SCHEDULE_CODES`.
+
+    It is 1 for a first and a last piece (`FOLDED_SCHEDULES`), 2 for two whole stages (DualPipe), and otherwise 0.
+    """
+    return _HOLDINGS.take(schedule)
+
+
 @dataclass(frozen=True, slots=True)
 class Plans(Columns):
     """A table of plans as integer columns, each of shape (n,).
@@ -501,7 +527,7 @@ class Plans(Columns):
     `expert` x `expert_tensor` divides `data` x `tensor` (experts fold over those ranks, as in Megatron-Core, where the
     ranks that share an expert are neighbours); `checkpointing` holds
     indexes into `recomputation.RECOMPUTED`; `gradient_accumulation` is the number of micro-batches per rank and
-    optimizer step.
+    optimizer step; `schedule` holds values of `SCHEDULE_CODES`.
     """
 
     data: Ints
@@ -516,17 +542,25 @@ class Plans(Columns):
     sequence_parallel: Ints
     virtual_stages: Ints
     expert_tensor: Ints
+    schedule: Ints
 
     def __len__(self) -> int:
         return len(self.data)
 
     def distinct_splits(self, *columns: Ints) -> DistinctRows:
-        """Return groups of neighbouring rows that differ in ZeRO stage and virtual stages only.
+        """Return groups of neighbouring rows that differ in ZeRO stage, virtual stages and pipeline schedule only.
 
-        Rows of a group are also equal in the further `columns`, (n,).
+        Rows of a group are also equal in the further `columns`, (n,), and in `stage_holdings`.
         """
-        names = (item.name for item in fields(self) if item.name not in ("zero_stage", "virtual_stages"))
-        return distinct_neighbours(*(getattr(self, name) for name in names), *columns)
+        open_names = ("zero_stage", "virtual_stages", "schedule")
+        names = (item.name for item in fields(self) if item.name not in open_names)
+        holdings = (self.stage_holdings,) if self.schedule.any() else ()
+        return distinct_neighbours(*(getattr(self, name) for name in names), *holdings, *columns)
+
+    @property
+    def stage_holdings(self) -> Ints:
+        """Return a number for the stages that the schedule leaves on a rank, (n,), by `holdings_of`."""
+        return holdings_of(self.schedule)
 
     @property
     def gpus(self) -> Ints:
@@ -553,7 +587,8 @@ class Plans(Columns):
         values = {column.name: int(getattr(self, column.name)[index]) for column in fields(self)}
         code = values.pop("checkpointing")
         parallel = bool(values.pop("sequence_parallel"))
-        return Plan(**values, checkpointing=RECOMPUTED[code], sequence_parallel=parallel)
+        schedule = (None, *PIPELINE_SCHEDULES)[values.pop("schedule")]
+        return Plan(**values, checkpointing=RECOMPUTED[code], sequence_parallel=parallel, schedule=schedule)
 
     def __iter__(self) -> Iterator[Plan]:
         return (self.row(index) for index in range(len(self)))
@@ -566,6 +601,8 @@ class Plans(Columns):
             values = [getattr(plan, name) for plan in plans]
             if name == "checkpointing":
                 values = [encode_modules(value) for value in values]
+            if name == "schedule":
+                values = [SCHEDULE_CODES[value] for value in values]
             return np.asarray(values, dtype=np.int64)
 
         return cls(*(column(item.name) for item in fields(cls)))

@@ -146,7 +146,7 @@ def _set_gpu_count(pool: Pool, count: float) -> Pool:
     Its nodes keep their size, or have the usual size where the pool is a part of a node.
     """
     if count < pool.gpus_per_node:
-        return replace(pool, gpus_per_node=int(count), max_nodes=1)
+        return replace(pool, gpus_per_node=int(count), max_nodes=1, spare_gpus=0)
     return grow_pool(pool, int(count))
 
 

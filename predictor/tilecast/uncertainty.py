@@ -53,14 +53,18 @@ def interval(
     The range is symmetric in the logarithm of the seconds. Runs measured on the pool's cluster narrow it, or widen it
     if they spread further than assumed.
     """
+    width, total = range_widths(workload, priced, widths)[row], priced.step_s[row]
+    return float(total * np.exp(-width)), float(total * np.exp(width))
+
+
+def range_widths(workload: Workload, priced: PricedPlans, widths: RangeWidths | None = None) -> Floats:
+    """Return the half-width of the 90 % range of the step of each plan, (n,), as the logarithm of a ratio."""
     widths = widths or constants.shipped_widths()
-    own = forecast_errors(priced, widths).take(np.array([row]))
+    own = forecast_errors(priced, widths)
     unstated = widths.unstated.get(workload.model.family, widths.unstated["other"])
     unmeasured = widths.unmeasured.get(workload.precision, 0.0)
-    width = np.sqrt(unstated**2 + unmeasured**2 + own.communication**2 + own.host**2 + own.kernels**2)[0]
-    width = width * priced.times.width[row]
-    total = priced.step_s[row]
-    return float(total * np.exp(-width)), float(total * np.exp(width))
+    width = np.sqrt(unstated**2 + unmeasured**2 + own.communication**2 + own.host**2 + own.kernels**2)
+    return np.asarray(width * priced.times.width)
 
 
 def slow_host_step_s(step_s: Floats, launch_s: Floats, widths: RangeWidths | None = None) -> Floats:

@@ -65,7 +65,10 @@ def shown_durations(rows: Samples, ceiling: BandwidthCeiling) -> Floats:
     result = np.zeros(len(rows))
     for name in sorted(set(rows.gpu)):
         here = rows.gpu == name
-        result[here] = formulas.bandwidth_bound_s(rows.moved[here], rows.rows[here], list_gpus()[name], ceiling)
+        gpu, written_share = list_gpus()[name], rows.written_share[here]
+        result[here] = formulas.bandwidth_bound_s(
+            rows.moved[here], rows.rows[here], gpu, ceiling, written_share=written_share
+        )
     return np.maximum(np.maximum(result, rows.roofline_s) + rows.added_s, rows.least_s)
 
 

@@ -126,6 +126,8 @@ class Samples:
     roofline_s: Floats
     moved: Floats
     rows: Floats
+    written_share: Floats
+    """Share of the bytes that an element-wise kernel writes; 1 for other kernels."""
     measured_s: Floats
     added_s: Floats
     least_s: Floats
@@ -267,7 +269,8 @@ def _one(
         die=np.full(count, utilization.name_die(gpu), object), gpu=np.full(count, gpu.name, object),
         clock_hz=np.full(count, gpu.boost_clock_hz),
         roofline_s=np.maximum(compute, kernels.formulas.memory_floor_s(moved, gpu)), moved=moved,
-        rows=kernels.formulas.count_rows(d, moved), measured_s=table.latency_s[rows] / times,
+        rows=kernels.formulas.count_rows(d, moved),
+        written_share=kernels.formulas.compute_written_share(d, moved), measured_s=table.latency_s[rows] / times,
         added_s=np.array([table.harness[row].added_s for row in rows]) / times,
         least_s=np.array([table.harness[row].least_s for row in rows]) / times,
         weight=np.full(count, source.weight),

@@ -16,7 +16,7 @@ from tilecast import untrusted
 from tilecast.graph import KernelTable
 from tilecast.spec import ELEMENT_BYTES, Floats, SpecError
 from tilecast_lab.validate import csvfile, megatron
-from tilecast_lab.validate.harness import harness_of
+from tilecast_lab.validate.harness import harness_of, is_hopper
 from tilecast_lab.validate.kernel_table import Builder, MeasuredKernels, add_copy_kernels, each_precision
 
 
@@ -30,7 +30,9 @@ def _gemm(b: Builder) -> None:
         add_copy_kernels(b, rows & split, precision, m * n)
     b.op = ["gemm accumulating" if added else "gemm" for added in accumulated]
     b.grouped("n", "k")
-    b.varied("kernel")
+    # TensorRT-LLM's rows name no kernel, so the dtype says whether the scales are per tensor or per block.
+    named = zip(b.text("kernel"), b.text("dtype"), strict=True)
+    b.variant = [f"{kernel} {dtype}" if kernel == "torch_flow" else str(kernel) for kernel, dtype in named]
     if b.rows and b.columns.get("source", [""])[0] == "apex_plus":
         b.harness = "apex_plus"
     if aceso.any():
@@ -72,11 +74,17 @@ def _attention(b: Builder) -> None:
     dims["head_dim"] = np.where(np.isfinite(value_dim), width + share * (value_dim - width), width)
     window = b.number("sliding_window", np.inf)
     b.refuse(window < dims["seq_kv"], "sliding-window")
+    whole = np.array(["trtllm" in text for text in b.text("kernel")], bool)
+    # FlashAttention-3 packs the query heads that share keys into one block, which TensorRT-LLM's kernels do not.
+    unpacked = whole & np.array([is_hopper(str(name)) for name in b.text("gpu")], bool)
+    dims["kv_heads"] = np.where(unpacked, dims["heads"], dims["kv_heads"])
     for precision, rows in each_precision(b):
         b.add(rows & ~(window < dims["seq_kv"]), "attention", precision, **dims)
     b.op = ["attention backward" if back else "attention" for back in dims["backward"]]
     b.grouped(*_names(b, ATTENTION_GROUP))
-    b.varied("kernel")
+    encoder = whole & (dims["causal"] == 0)
+    named = zip(b.text("kernel"), encoder, strict=True)
+    b.variant = [f"{kernel} encoder" if plain else str(kernel) for kernel, plain in named]
 
 
 def _rowwise(b: Builder) -> None:
@@ -87,6 +95,8 @@ def _rowwise(b: Builder) -> None:
     pointwise = {"add": (2, 1), "silu_and_mul": (2, 1), "gelu": (1, 1), "relu": (1, 1), "rope_qk": (1, 1)}
     pointwise |= {"mul": (2, 1), "copy": (1, 1), "sgd": (2, 1), "momentum": (3, 2), "adam": (4, 3), "adamw": (4, 3)}
     b.refuse(~np.isin(op, [*norms, *pointwise]), "unknown-op")
+    vidur = np.array(["vidur" in text for text in b.text("source")], bool)
+    added_twice = vidur & (op == "add") & (cols == PHI_2_WIDTH)
     for precision, chosen in each_precision(b):
         size = ELEMENT_BYTES[precision]
         for name, kind in norms.items():
@@ -94,10 +104,16 @@ def _rowwise(b: Builder) -> None:
         for name, (reads, writes) in pointwise.items():
             moved = {"read_bytes": size * reads, "written_bytes": size * writes}
             b.add(chosen & (op == name), "elementwise", precision, elements=rows * cols, **moved)
+        sums = {"read_bytes": 2 * size, "written_bytes": size}
+        b.add(chosen & added_twice, "elementwise", precision, elements=rows * cols, **sums)
     b.op = [f"{name} backward" if back else str(name) for name, back in zip(op, backward, strict=True)]
-    b.harness = "vidur" if "vidur" in b.text("source") else ""
+    b.harness = "vidur" if vidur.any() else ""
     b.grouped("rows", "cols")
     b.varied("impl")
+
+
+PHI_2_WIDTH = 2560.0
+"""Width of Phi-2, which adds the outputs of attention and MLP to the residual in two kernels; vidur times both."""
 
 
 PASSES = {"forward": (0.0,), "backward": (1.0,), "full": (0.0, 1.0)}

@@ -66,8 +66,10 @@ def predict(table: MeasuredKernels, model: Path | None = None) -> Prediction:
     added = np.array([cost.added_s for cost in table.harness])
     least = np.array([cost.least_s for cost in table.harness])
     slower = np.array([cost.times for cost in table.harness])
-    predicted = np.maximum(total * slower + added, least)
-    spread = spread * slower + HARNESS_SPREAD * (predicted - total * slower)
+    after = np.array([cost.times_after_s for cost in table.harness])
+    kernels_s = total + (slower - 1.0) * np.maximum(total - after, 0.0)
+    predicted = np.maximum(kernels_s + added, least)
+    spread = spread * slower + HARNESS_SPREAD * (predicted - kernels_s)
     nothing = np.where(blank, np.nan, 0.0)
     return Prediction(
         predicted + nothing,

@@ -31,6 +31,8 @@ _NOTED: tuple[tuple[str, Figure], ...] = (
     ("max reserved", "reserved"), ("nvidia-smi", "device"),
 )  # fmt: skip
 """Words in a row's notes, and the figure that they name."""
+_SILENT = ("tsm repo", "tsn repo")
+"""Frameworks that log no memory, beside which somebody read the device's."""
 _STATED: Mapping[str, Figure] = {
     "moorethreads/simumax": "allocated",  # the logs of Megatron-LM, which its notes set beside the reserved bytes
     "lightning-ai/litgpt": "allocated",  # finetune scripts print torch.cuda.max_memory_allocated() / 1e9
@@ -96,6 +98,8 @@ def peak_bytes(row: Row) -> float | None:
 def peak_figure(row: Row) -> Figure:
     """Return which of the three figures a row's peak is; "device" if neither its notes nor its source say so."""
     notes = row.get("notes", "").lower()
+    if row.get("framework", "").lower().startswith(_SILENT):
+        return "device"
     noted = next((kind for word, kind in _NOTED if word in notes), None)
     return noted or _STATED.get(row.get("source", "").lower(), "device")
 

@@ -89,8 +89,8 @@ _IDENTITIES = (("glint360k", 360232), ("emore", 85742), ("ms1mv", 85742))
 def _noted_dimensions(row: Row, model: Model) -> Model:
     """Return the model with the dimensions that the row's notes state.
 
-    These are the number of identities and the share of them that is sampled, the range of an image's short side, or the
-    sizes of Wide & Deep.
+    These are the number of identities and the share of them that is sampled, the side of an image, the range of an
+    image's short side, or the sizes of Wide & Deep.
     """
     dimensions: dict[str, float] = {}
     notes = row.get("notes", "").lower()
@@ -99,6 +99,9 @@ def _noted_dimensions(row: Row, model: Model) -> Model:
         dimensions["identities"] = next(known, model.dimensions.identities)
         if share := re.search(r"sample[ _]ratio ?= ?([01]\.\d+)", notes):
             dimensions["sampled"] = min(max(float(share[1]), 1e-3), 1.0)
+    side = noted_number(r"\bimage size (\d{2,4})\b", notes)
+    if side and side >= 32 and isinstance(model.dimensions, Images | Vision) and model.dimensions.image_width is None:
+        dimensions["image"] = side
     scales = re.search(r"short side (\d{2,4})-(\d{2,4})", notes)
     if scales and 32 <= int(scales[1]) <= int(scales[2]):
         drawn = read_integer(row, "global_batch") or 2

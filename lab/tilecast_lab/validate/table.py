@@ -175,7 +175,7 @@ _UNFUSED = re.compile(r"\bpytorch 1\.(?:\d|1[0-3])\b|\btimm 0\.[3-8]\b")
 def _attention(row: Row) -> Attention:
     """Return what ran a row's attention. Most tables say whether it was fused, but not by which library."""
     stated, words = row.get("flash_attention", ""), row.get("framework", "").lower()
-    if stated in _EAGER or (stated not in _FUSED_ATTENTION and _UNFUSED.search(words)):
+    if stated in _EAGER or (stated not in _FUSED_ATTENTION and _UNFUSED.search(words)) or _lacks_latent_kernel(row):
         return "eager"
     text = f"{words} {row.get('notes', '').lower()}"
     if library := next((library for pattern, library in _LIBRARIES if pattern.search(text)), None):
@@ -185,6 +185,17 @@ def _attention(row: Row) -> Attention:
     is_usual = _precision(row) in ("fp16", "bf16", *QUANTIZED)
     is_fused = is_usual and bool(FRAMEWORKS[framework(row) or UNSET].attention)
     return "flash" if stated in _FUSED_ATTENTION and not is_fused else "auto"
+
+
+def _lacks_latent_kernel(row: Row) -> bool:
+    """Return whether the libraries of a row had no fused kernel for the backward pass of its latent attention.
+
+    On Blackwell, cuDNN 9.11 brought the heads of DeepSeek-V3, 192 wide for queries and 128 for values (Transformer
+    Engine, common/fused_attn/fused_attn.cpp). Before release 25.09 NeMo's recipe for GB200 recomputes `core_attn`.
+    """
+    is_latent = "deepseek-v3" in row.get("model_name", "").lower() and framework(row) == "nemo"
+    is_blackwell = re.match(r"g?b[23]00", row.get("gpu", "").lower()) is not None
+    return is_latent and is_blackwell and (framework_version(row) or "26.04") < "25.09"
 
 
 def execution(row: Row) -> Execution:
@@ -353,12 +364,21 @@ def framework_version(row: Row) -> str | None:
     counted = name_versions(named or UNSET)
     if counted == "NeMo" and (found := _MLPERF.search(words)):
         return _MLPERF_RELEASES.get(found[1])
+    if counted == "Megatron-Core" and (found := _YEAR.search(row.get("commit_or_date", ""))):
+        return _LAST_OF_2023 if int(found[1]) < 2024 else None
     found = _VERSIONS[counted].search(words) if counted in _VERSIONS else None
     if found:
         return found[1]
+    if counted == "PyTorch" and (release := next((one for word, one in _RELEASES.items() if word in words), None)):
+        return release
     return _UNSTATED.get(counted) if row.get("url_or_repo_path") else None
 
 
+_RELEASES: Mapping[str, str] = {"mmsegmentation 0": "1.6"}
+"""Versions of PyTorch that releases were trained with, by words of the framework."""
+_YEAR = re.compile(r"\b(20\d\d)-\d\d")
+_LAST_OF_2023 = "0.4"
+"""Last version of Megatron-Core in 2023. Older rows of Megatron-LM are read as this version."""
 _UNSTATED: Mapping[str, str] = {"PyTorch": "2.6"}
 """Versions of rows that state none, by what `frameworks.toml` counts."""
 _VERSIONS = {
@@ -391,6 +411,14 @@ A model for adapters is loaded in 16 bits: fms-hf-tuning, without mixed precisio
 """
 
 
+_PREPARED = "baseline-peft-bnb"
+"""Words in the notes of QLoRA runs in which PEFT casts all weights that are not quantized to FP32.
+
+TRL has PEFT do so unless FSDP shards the weights (trl/trainer/sft_trainer.py, prepare_model_for_kbit_training). The
+plug-in of fms-acceleration leaves them in 16 bits.
+"""
+
+
 _AUTOCAST = re.compile(r"(?<!no )(?<!without )\bautocast\b")
 """Word in the notes of runs without a framework that hold FP32 weights and cast them in every pass."""
 
@@ -398,9 +426,11 @@ _AUTOCAST = re.compile(r"(?<!no )(?<!without )\bautocast\b")
 def _lacks_patches(row: Row, notes: str) -> bool:
     """Return whether fms-acceleration's fused kernels (FOAK) are installed without effect.
 
-    Peaks of adapters under FSDP are as high with them as without: read off its rows.
+    Peaks of adapters under FSDP are as high with them as without, and the loss of GPT-BigCode keeps as much as an eager
+    one: read off its rows.
     """
-    return "foak" in notes and "lora" in row.get("task", "") and "fsdp" in row.get("framework", "").lower()
+    unpatched = "fsdp" in row.get("framework", "").lower() or "santacoder" in row.get("model_name", "").lower()
+    return "foak" in notes and "lora" in row.get("task", "") and unpatched
 
 
 _CHUNKS = 64
@@ -430,6 +460,8 @@ def _held_weights(row: Row) -> Weights | None:
         return None
     if _LOADED in notes:
         return "sharded" if "fsdp" in words else "pure"
+    if _PREPARED in notes and "fsdp" not in words:
+        return None
     if _PURE.search(notes) or ("peft" in words and row["precision"] == "bf16"):
         return "pure"
     return "autocast" if _AUTOCAST.search(notes) and framework(row) is None else None
@@ -473,6 +505,11 @@ def _plan(row: Row, model: Model, gpus: int) -> dict[str, int | None]:
 
 _RECOMPUTED_LAYERS = r"activation checkpointing on (\d+) of \d+ layers"
 _RECOMPUTED_PARTS = "recompute of norms and mlp activation functions only"
+_REMAT_OF_RECIPE = "remat policy not restated"
+"""Words of rows of NVIDIA/dgxc-benchmarking with MaxText, whose recipe states it.
+
+maxtext/configure.sh has POLICY=save_qkv_proj, which keeps the projections of queries, keys and values alone.
+"""
 
 
 def _noted_recomputation(model: Model, notes: str) -> Checkpointing | None:
@@ -482,6 +519,8 @@ def _noted_recomputation(model: Model, notes: str) -> Checkpointing | None:
     own = zoo.list_modules(model)
     if _RECOMPUTED_PARTS in notes and own:
         return join_modules({"layernorm", "mlp_act", "moe_act"} & own)
+    if _REMAT_OF_RECIPE in notes and own:
+        return join_modules({"layernorm", "mlp", "attn_out"} & own)
     return None
 
 

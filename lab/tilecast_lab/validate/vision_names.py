@@ -47,7 +47,8 @@ _LARGE = {"image": 800, "image_width": 1216, "largest_image": 800, "largest_imag
 
 Sides are padded to multiples of 32.
 """
-_CITY = {"image": 1024, "image_width": 2048}
+_CITY = {"image": 1024, "image_width": 2048, "largest_boxes": 100}
+"""Cityscapes, whose streets have up to about 100 objects."""
 
 
 def _read_mmdetection(name: str, row: Row) -> Table | None:
@@ -73,7 +74,7 @@ def _read_mmdetection(name: str, row: Row) -> Table | None:
         return {
             "family": "retinanet", "frozen": True, "classes": 80, "from_backbone": not is_single, **dims,
             "anchors": 1 if is_single or dims["guided"] else 9, "tower_norm": normed, "centered": is_single,
-            "fused_loss": True,
+            "fused_loss": "freeanchor" not in words,
         }  # fmt: skip
     if _FEATURES.search(name):
         dims["region_stage"] = True
@@ -225,7 +226,7 @@ def _read_mmyolo(name: str, row: Row) -> Table | None:
     if kind == "yolov8":
         table["most_channels"] = _YOLOV8_CHANNELS.get(size, 1024)
     if kind == "yolov6":
-        table["partial"] = size in "ml"
+        table |= {"partial": size in "ml", "branched": size != "l"}
     return table
 
 

@@ -18,7 +18,6 @@ from tilecast.advice import Advice
 from tilecast.api import training_job
 from tilecast.jobs import HOLD_QUEUE, NEXT_QUEUE, QUEUE, Job, Placement, candidates
 from tilecast.spec import SpecError
-from tilecast_operator.answer import AdviceRefusal, get_ready_message, get_ready_reason
 from tilecast_operator.controllers import patches
 from tilecast_operator.controllers.job_advice import JobAdvisor, read_job_leniently
 from tilecast_operator.controllers.kueue_features import GATE, REMEDY
@@ -27,13 +26,14 @@ from tilecast_operator.controllers.requests import JobRequestIndex
 from tilecast_operator.controllers.runtime import SharedContext
 from tilecast_operator.kube.cache import CachedObject
 from tilecast_operator.kube.client import UNREACHABLE, ApiError, is_webhook_down
+from tilecast_operator.kube.controller_state import ControllerState, StateTable
 from tilecast_operator.kube.documents import EventContent
 from tilecast_operator.kube.kinds import Document, Key
 from tilecast_operator.kube.lease import NotLeaderError
-from tilecast_operator.kube.records import ControllerState, StateTable
 from tilecast_operator.kube.times import parse_time
 from tilecast_operator.metrics import Metrics
 from tilecast_operator.objects.kinds import make_object_path
+from tilecast_operator.outcome import AdviceRefusal, get_ready_message, get_ready_reason
 from tilecast_operator.report.advice import describe_gain
 from tilecast_operator.report.job_status import ConditionContent
 

@@ -15,12 +15,12 @@ from typing import Any, NamedTuple
 from tilecast.api import gpu_pool
 from tilecast.jobs import kueue
 from tilecast.nodes import NodesReport
-from tilecast_operator.answer import AdviceOutcome, AdviceRefusal
 from tilecast_operator.controllers.runtime import SharedContext
 from tilecast_operator.free_gpus import FreeGpus, GpuUsage
 from tilecast_operator.kube.cache import CachedObject
+from tilecast_operator.kube.controller_state import StateTable
 from tilecast_operator.kube.kinds import Key
-from tilecast_operator.kube.records import StateTable
+from tilecast_operator.outcome import AdviceOutcome, AdviceRefusal
 from tilecast_operator.report.job_status import CapacityStatus, ConditionContent
 
 CAPACITY = Key("Capacity")
@@ -46,7 +46,7 @@ class Destination(NamedTuple):
 
 
 def find_destination(outcome: AdviceOutcome) -> Destination | None:
-    """Return pool and nodes of an answer's best plan. Return None if the answer has no plan."""
+    """Return the pool and the nodes of the best plan. If the advice outcome has no plan, return None."""
     best = None if isinstance(outcome, AdviceRefusal) else outcome.best
     return None if best is None else Destination(best.pool.name, best.nodes, best.gpus_per_node)
 

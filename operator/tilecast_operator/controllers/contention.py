@@ -1,7 +1,7 @@
 """Detection of a second operator of Tilecast that answers the same objects differently.
 
-Two releases over the same namespaces with different settings would overwrite each other's answers for ever. Each
-release therefore signs its statuses (`status.writer`). An operator that finds its answer to an unchanged object
+Two releases over the same namespaces with different settings would overwrite each other's advice for ever. Each
+release therefore signs its statuses (`status.writer`). An operator that finds its advice on an unchanged object
 replaced leaves the object to the other operator, for a time that grows with each replacement. Replicas of one release
 sign alike and never contend.
 """
@@ -16,19 +16,19 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from tilecast_operator.controllers.runtime import SharedContext
+from tilecast_operator.kube.controller_state import StateTable
 from tilecast_operator.kube.documents import EventContent
 from tilecast_operator.kube.kinds import Key
-from tilecast_operator.kube.records import StateTable
 
 log = logging.getLogger("tilecast")
 
 FREE_OVERWRITES = 1
-"""Number of answers of another operator that are overwritten at once, since that operator may have ended."""
+"""Number of advice outcomes of another operator that are overwritten at once, since that operator may have ended."""
 FIRST_PAUSE_S, MOST_PAUSE_S = 60.0, 1800.0
 """Bounds of the time for which an object is left to the other operator, in seconds. It doubles each time
-that an answer of this operator is overwritten."""
+that advice of this operator is overwritten."""
 CALM_FACTOR = 4.0
-"""Multiple of the last pause after which an answer that nobody has overwritten is no longer contended."""
+"""Multiple of the last pause after which advice that nobody has overwritten is no longer contended."""
 TELL_S = 600.0
 """Shortest time between two log entries that name the same other operator, in seconds."""
 EARLIER = "an operator of an earlier release"
@@ -39,7 +39,7 @@ UNSIGNED = "another release"
 
 @dataclass(frozen=True, slots=True)
 class WrittenAdvice:
-    """Last answer that this operator wrote to an object, and how often another operator has overwritten it."""
+    """Last advice that this operator wrote to an object, and how often another operator has overwritten it."""
 
     generation: int
     digest: bytes
@@ -47,7 +47,7 @@ class WrittenAdvice:
     replaced: int = 0
     """Number of times that another operator has overwritten it."""
     by: bytes = b""
-    """Digest of the answer that overwrote it last."""
+    """Digest of the advice that overwrote it last."""
     until_s: float = 0.0
     """Time until which the object is left to the other operator."""
 
@@ -61,17 +61,17 @@ class WrittenAdvice:
         return now_s >= max(self.until_s, self.written_s) + CALM_FACTOR * self.pause_s
 
     def is_contended(self, now_s: float) -> bool:
-        """Return whether another operator has repeatedly overwritten the answer, until recently."""
+        """Return whether another operator has repeatedly overwritten the advice, until recently."""
         return self.replaced > FREE_OVERWRITES and not self.is_calm(now_s)
 
 
 def update_contested(written: WrittenAdvice, generation: int, digest: bytes, now_s: float) -> WrittenAdvice | None:
-    """Return the updated record of an answer that another operator may have overwritten. Return None if it was not.
+    """Return the updated record of advice that another operator has overwritten. Return None if none has.
 
     Args:
-        written: The last answer of this operator.
+        written: The last advice of this operator.
         generation: Generation of the object now.
-        digest: Digest of the answer that was found.
+        digest: Digest of the advice that was found.
         now_s: Time of a monotonic clock, in seconds.
     """
     if written.generation != generation or written.digest == digest:
@@ -93,7 +93,7 @@ class WriteConflicts:
 
 
 class Contention:
-    """Record of the answers that this operator wrote and others overwrote. Belongs to one event loop.
+    """Record of the advice that this operator wrote and others overwrote. Belongs to one event loop.
 
     Args:
         context: Shared context, whose settings identify this operator.
@@ -121,7 +121,7 @@ class Contention:
         return sum(claim.is_contended(now_s) for claim in self._claims.values())
 
     def record_write(self, key: Key, generation: int, digest: bytes) -> None:
-        """Record an answer that this operator wrote to an object."""
+        """Record advice that this operator wrote to an object."""
         before = self._claims.get(key)
         replaced = before.replaced if before is not None and before.generation == generation else 0
         self._claims[key] = WrittenAdvice(generation, digest, self._clock(), replaced)
@@ -156,9 +156,9 @@ class Contention:
         Args:
             key: Key of the object.
             uid: UID of the object.
-            writer: Signature of the answer on the object, or None if it is not signed.
+            writer: Signature of the advice on the object, or None if it is not signed.
             generation: Generation of the object.
-            digest: Digest of the answer on the object.
+            digest: Digest of the advice on the object.
         """
         claim, now_s = self._claims.get(key), self._clock()
         if (
@@ -178,9 +178,9 @@ class Contention:
         return True
 
     def _on_leadership_change(self, is_leading: bool) -> None:
-        """Forget the answers that this replica wrote when it loses the lead.
+        """Forget the advice that this replica wrote when it loses the lead.
 
-        Only answers to TrainingJobs are signed. Other answers by the new leader would look as if another operator had
+        Only advice for TrainingJobs is signed. Other advice by the new leader would look as if another operator had
         written them.
         """
         if not is_leading:

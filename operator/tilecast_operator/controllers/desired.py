@@ -9,7 +9,6 @@ from tilecast import jobs
 from tilecast.advice import Advice
 from tilecast.api.status import Summary, TrainingJobStatus
 from tilecast.jobs import Job
-from tilecast_operator.answer import AdviceOutcome, AdviceRefusal
 from tilecast_operator.controllers.admission import OUTCOMES
 from tilecast_operator.controllers.capacity import NOTHING_TO_FIT
 from tilecast_operator.controllers.targets import Target
@@ -18,6 +17,7 @@ from tilecast_operator.kube.times import format_time, parse_time
 from tilecast_operator.objects.documents import HASH, OBSERVED, STARTED
 from tilecast_operator.objects.view import View, annotations_digest, select_operator_annotations
 from tilecast_operator.observed.calibrator import MeasuredForecast
+from tilecast_operator.outcome import AdviceOutcome, AdviceRefusal
 from tilecast_operator.report import better_placement, job_status
 from tilecast_operator.report.advice import (
     make_advice_annotations,
@@ -74,7 +74,7 @@ class TrainingJobInputs:
     fit: CapacityStatus = NOTHING_TO_FIT
     """Whether the GPUs of the recommendation are free now."""
     answer: AdviceOutcome | None = None
-    """New answer to the job. None if the job keeps its recommendation."""
+    """New advice outcome of the job. None if the job keeps its recommendation."""
     current: TrainingJobStatus | None = None
     """Present status with updated alternatives. None if there is no update."""
     products: Mapping[str, str] = field(default_factory=dict)
@@ -107,7 +107,7 @@ def decide_training_job(inputs: TrainingJobInputs, now_s: float) -> DesiredTrain
 
 
 def _show_outcome(inputs: TrainingJobInputs, outcome: AdviceOutcome, now: str) -> DesiredTrainingJob:
-    """Return the status, annotations and Event that show a new answer to a job. `now` is the time (RFC 3339).
+    """Return the status, annotations and Event that show a new advice outcome. `now` is the time (RFC 3339).
 
     In mode Off there is no Event, and the annotations of Tilecast are removed. A quarantined job keeps its annotations.
     """
@@ -211,9 +211,9 @@ class DesiredJob:
     annotations: Mapping[str, str] | None
     """All annotations that Tilecast writes. None leaves the annotations as they are."""
     note: EventContent | None
-    """Event about the answer."""
+    """Event about the advice outcome."""
     is_change: bool = False
-    """Whether the job showed another answer before."""
+    """Whether the job showed another advice outcome before."""
 
 
 def decide_job(job: Job, advice: AdviceOutcome, *, writes_advice: bool) -> DesiredJob:
@@ -221,7 +221,7 @@ def decide_job(job: Job, advice: AdviceOutcome, *, writes_advice: bool) -> Desir
 
     Args:
         job: The job as it was seen.
-        advice: The answer about the job.
+        advice: The advice outcome of the job.
         writes_advice: Whether the job should be placed.
     """
     own, applied = select_operator_annotations(job.annotations), job.annotations.get(jobs.APPLIED)

@@ -7,14 +7,14 @@ import logging
 from tilecast.api.fields import as_mapping
 from tilecast.api.status import TrainingJobStatus
 from tilecast.objectives import OBJECTIVES
-from tilecast_operator.answer import AdviceRefusal
+from tilecast_operator.controllers.advisor_client import AdvisorClient
 from tilecast_operator.controllers.capacity import Destination, FreeGpuCounter
-from tilecast_operator.controllers.job_answers import AdvisorClient
 from tilecast_operator.controllers.runtime import SharedContext
 from tilecast_operator.controllers.targets import Target
 from tilecast_operator.kube.client import ApiError
 from tilecast_operator.kube.kinds import Document, Key
 from tilecast_operator.observed.calibrator import MeasuredForecast
+from tilecast_operator.outcome import AdviceRefusal
 from tilecast_operator.report import better_placement, job_status
 from tilecast_operator.report.better_placement import BetterPlacement, MoveCost
 from tilecast_operator.report.job_status import ConditionContent

@@ -13,9 +13,8 @@ from tilecast.api import training_job
 from tilecast.jobs import Job, candidates, kueue
 from tilecast.nodes import NodesReport
 from tilecast.spec import SpecError
-from tilecast_operator.answer import AdviceOutcome, AdviceRefusal, decline_without_pools
+from tilecast_operator.controllers.advisor_client import AdvisorClient
 from tilecast_operator.controllers.contention import UNSIGNED, Contention
-from tilecast_operator.controllers.job_answers import AdvisorClient
 from tilecast_operator.controllers.planned_jobs import QueuePositions
 from tilecast_operator.controllers.requests import JobRequestIndex, read_mode
 from tilecast_operator.controllers.runtime import SharedContext
@@ -26,8 +25,9 @@ from tilecast_operator.objects.documents import ADVICE_KEYS, make_training_job
 from tilecast_operator.objects.kinds import KINDS
 from tilecast_operator.objects.view import FOREIGN, annotations_digest, encode_canonical, select_operator_annotations
 from tilecast_operator.observed import reports
-from tilecast_operator.question import SearchInputs
+from tilecast_operator.outcome import AdviceOutcome, AdviceRefusal, decline_without_pools
 from tilecast_operator.report.advice import make_advice_annotations
+from tilecast_operator.search_inputs import SearchInputs
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +154,7 @@ class JobAdvisor:
     async def advise_job(
         self, job: Job, advice_request: AdviceRequest, *, writes_advice: bool
     ) -> tuple[AdviceOutcome, candidates.JobCandidates | None]:
-        """Return the answer to a job, and the pools that the job may use. Without advice, the pools are None.
+        """Return the advice outcome of a job, and the pools that the job may use. Without advice, the pools are None.
 
         Args:
             job: The job as `read_job` returns it.
@@ -183,7 +183,7 @@ class JobAdvisor:
             key: Key of the job.
             document: The job as it was seen.
             advice_request: The request for advice.
-            outcome: The answer to the request.
+            outcome: The advice outcome of the request.
         """
         shown = _shown_annotations(document)
         # If there are none, a person may have removed them. Another operator that did so finds ours next and yields.
@@ -193,7 +193,7 @@ class JobAdvisor:
         return await self._contention.must_yield(key, uid, UNSIGNED, _hash_request(document, advice_request), digest)
 
     def record_write(self, key: Key, document: Document, advice_request: AdviceRequest, outcome: AdviceOutcome) -> None:
-        """Record that an answer was written to a job, if it has changed the job's annotations.
+        """Record that advice was written to a job, if it has changed the job's annotations.
 
         The arguments are those of `must_yield`.
         """
@@ -291,5 +291,5 @@ def _shown_annotations(document: Document) -> dict[str, str]:
 
 
 def _advised_annotations(outcome: AdviceOutcome) -> dict[str, str]:
-    """Return the annotations that show an answer. A declined request has none."""
+    """Return the annotations that show an advice outcome. A declined request has none."""
     return {} if isinstance(outcome, AdviceRefusal) else make_advice_annotations(outcome)

@@ -14,13 +14,6 @@ from typing import Any
 from tilecast import jobs, untrusted
 from tilecast.api.fields import as_mapping
 from tilecast.jobs import JOB_KINDS, Job
-from tilecast_operator.answer import (
-    AdviceOutcome,
-    AdviceRefusal,
-    find_interruption,
-    get_ready_message,
-    is_internal_error,
-)
 from tilecast_operator.controllers import patches
 from tilecast_operator.controllers.admission import AdmissionController
 from tilecast_operator.controllers.desired import ALREADY_STARTED, decide_job
@@ -36,12 +29,19 @@ from tilecast_operator.controllers.requests import JobRequestIndex
 from tilecast_operator.controllers.requeues import RequeueController, is_preempted, is_requeued
 from tilecast_operator.controllers.runtime import SharedContext, TryAgainError
 from tilecast_operator.kube.cache import CachedObject
+from tilecast_operator.kube.controller_state import StateTable
 from tilecast_operator.kube.documents import EventContent
 from tilecast_operator.kube.kinds import Document, Key
-from tilecast_operator.kube.records import StateTable
 from tilecast_operator.objects.documents import HASH, NODE_SELECTOR
 from tilecast_operator.objects.kinds import make_object_path
 from tilecast_operator.objects.view import FOREIGN, select_operator_annotations
+from tilecast_operator.outcome import (
+    AdviceOutcome,
+    AdviceRefusal,
+    find_interruption,
+    get_ready_message,
+    is_internal_error,
+)
 from tilecast_operator.report.advice import make_advice_annotations, make_job_event
 
 log = logging.getLogger("tilecast")
@@ -54,7 +54,7 @@ class _JobState:
     """State of a job that the controller keeps in memory only."""
 
     is_owed: bool = False
-    """Whether the job still needs an answer. A job that was seen unfinished is answered even if it ends before."""
+    """Whether the job still needs advice. A job that was seen unfinished gets advice even if it ends before."""
     posted: EventContent | None = None
     """Event that was written last."""
     left_out: str = ""
@@ -97,7 +97,7 @@ class JobController:
     def _is_kept(self, key: Key, document: Document) -> bool:
         """Return whether the cache must keep a job.
 
-        The cache keeps jobs that wait for Tilecast or Kueue, targets of TrainingJobs, and jobs without an answer. It
+        The cache keeps jobs that wait for Tilecast or Kueue, targets of TrainingJobs, and jobs without advice. It
         also keeps jobs that could request advice by a label.
         """
         job = read_job_leniently(document)
@@ -314,7 +314,7 @@ class JobController:
         self._requeues.forget_wait(key)
 
     async def _write_outcome(self, key: Key, job: Job, outcome: AdviceOutcome, *, writes_advice: bool) -> None:
-        """Write the annotations and Events of an answer. The arguments are those of `decide_job`."""
+        """Write the annotations and Events of an advice outcome. The arguments are those of `decide_job`."""
         want = decide_job(job, outcome, writes_advice=writes_advice)
         if want.missed is not None:
             self._admission.held.count_outcome(ALREADY_STARTED)

@@ -20,15 +20,15 @@ from tilecast.spec import SpecError
 from tilecast_operator.controllers.runtime import SharedContext, TryAgainError
 from tilecast_operator.kube.cache import CachedObject
 from tilecast_operator.kube.client import ApiError
+from tilecast_operator.kube.controller_state import ControllerState, StateTable
 from tilecast_operator.kube.documents import EventContent, make_apply_document
 from tilecast_operator.kube.kinds import Document, Key
 from tilecast_operator.kube.lists import ListCheck
-from tilecast_operator.kube.records import ControllerState, StateTable
 from tilecast_operator.metrics import OWN_RUNS, Metrics
 from tilecast_operator.objects.kinds import KINDS, complete_item, make_object_path
 from tilecast_operator.objects.view import LearningView as LearningView
 from tilecast_operator.observed.calibrator import Calibrator, FittedCalibration, MeasuredForecast
-from tilecast_operator.observed.own_runs import get_run_setting
+from tilecast_operator.observed.earlier_runs import get_run_setting
 from tilecast_operator.observed.run_requesters import RunRequesters
 from tilecast_operator.observed.run_store import RunStore, name_template
 

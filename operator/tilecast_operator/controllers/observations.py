@@ -18,8 +18,8 @@ from tilecast_operator.controllers.scoring import ForecastComparison
 from tilecast_operator.controllers.targets import Target
 from tilecast_operator.controllers.token_reviews import TokenReviewer
 from tilecast_operator.kube.cache import CachedObject
+from tilecast_operator.kube.controller_state import StateTable
 from tilecast_operator.kube.kinds import Document, Key
-from tilecast_operator.kube.records import StateTable
 from tilecast_operator.objects.documents import OBSERVED
 from tilecast_operator.objects.view import View
 from tilecast_operator.observed import queries, reports

@@ -22,8 +22,8 @@ from tilecast_operator.controllers.kueue_features import KueueDetector
 from tilecast_operator.controllers.runtime import SharedContext
 from tilecast_operator.kube.client import UNREACHABLE, ApiError
 from tilecast_operator.kube.discovery import ServedApis
+from tilecast_operator.kube.fair_limiter import PermitRequest
 from tilecast_operator.kube.kinds import Key
-from tilecast_operator.kube.turns import PermitRequest
 from tilecast_operator.objects.kinds import KINDS, make_object_path
 from tilecast_operator.report.advice import make_advice_annotations
 

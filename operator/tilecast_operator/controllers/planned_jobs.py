@@ -9,9 +9,9 @@ from dataclasses import replace
 
 from tilecast.advice import Advice
 from tilecast.api.status import QueuePosition, TrainingJobStatus
-from tilecast_operator.answer import AdviceOutcome, AdviceRefusal
+from tilecast_operator.kube.controller_state import ControllerState, StateTable
 from tilecast_operator.kube.kinds import Key
-from tilecast_operator.kube.records import ControllerState, StateTable
+from tilecast_operator.outcome import AdviceOutcome, AdviceRefusal
 
 
 class QueuePositions:
@@ -67,7 +67,7 @@ class QueuePositions:
         return status if status.queue == position else status.model_copy(update={"queue": position})
 
     def prefer_planned_pool(self, key: Key, outcome: AdviceOutcome) -> AdviceOutcome:
-        """Return the answer to a waiting job, with the pool that the plan chose first."""
+        """Return the advice outcome of a waiting job, with the pool that the plan chose first."""
         position = self._positions.get(key)
         if isinstance(outcome, AdviceRefusal) or position is None or not position.position:
             return outcome

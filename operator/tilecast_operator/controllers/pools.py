@@ -25,8 +25,8 @@ from tilecast_operator.kube.lists import ListCheck
 from tilecast_operator.objects.kinds import KINDS
 from tilecast_operator.objects.view import View, digest_status
 from tilecast_operator.observed.calibrator import FittedCalibration
-from tilecast_operator.question import PoolVersions
 from tilecast_operator.report.pools import PoolInputs, decide_pool
+from tilecast_operator.search_inputs import PoolVersions
 
 log = logging.getLogger("tilecast")
 

@@ -6,13 +6,13 @@ import asyncio
 import logging
 from collections import Counter
 
-from tilecast_operator.answer import INPUT_QUARANTINED
 from tilecast_operator.controllers.runtime import SharedContext
 from tilecast_operator.kube.client import UNREACHABLE, ApiError
 from tilecast_operator.kube.documents import EventContent
 from tilecast_operator.kube.kinds import Key
 from tilecast_operator.kube.lease import NotLeaderError
 from tilecast_operator.objects.kinds import KINDS, complete_item
+from tilecast_operator.outcome import INPUT_QUARANTINED
 
 log = logging.getLogger("tilecast")
 

@@ -13,21 +13,21 @@ from tilecast.hardware import Pool
 from tilecast.planner.options import list_job_options
 from tilecast.planner.problem import JobOption, UnplannedJob
 from tilecast.spec import SpecError
-from tilecast_operator.answer import AdviceOutcome, AdviceRefusal, get_ready_message
-from tilecast_operator.answer_memo import ResultCache
 from tilecast_operator.controllers import patches
 from tilecast_operator.controllers.job_advice import JobAdvisor, JobSearchInputs
 from tilecast_operator.controllers.requests import read_mode, read_target
 from tilecast_operator.controllers.runtime import SharedContext
 from tilecast_operator.kube.cache import CachedObject
 from tilecast_operator.kube.client import UNREACHABLE, ApiError
+from tilecast_operator.kube.controller_state import StateTable
 from tilecast_operator.kube.kinds import Document, Key
-from tilecast_operator.kube.records import StateTable
 from tilecast_operator.kube.times import parse_time
 from tilecast_operator.objects.view import View
-from tilecast_operator.question import SearchInputs
+from tilecast_operator.outcome import AdviceOutcome, AdviceRefusal, get_ready_message
 from tilecast_operator.queue_rows import QueueRow, make_plan_name
 from tilecast_operator.report import job_status
+from tilecast_operator.result_cache import ResultCache
+from tilecast_operator.search_inputs import SearchInputs
 
 AT_ONCE = 64
 """Number of jobs that are read before other tasks of the event loop may run."""
@@ -216,5 +216,5 @@ def _list_quotas(search_inputs: JobSearchInputs) -> tuple[tuple[str, int], ...]:
 
 
 def _explain_no_option(key: Key, outcome: AdviceOutcome) -> UnplannedJob:
-    """Return a job that no pool can run, with the reason from its answer."""
+    """Return a job that no pool can run, with the reason from its advice outcome."""
     return UnplannedJob(make_plan_name(key), get_ready_message(outcome)[:MOST_TEXT], "")

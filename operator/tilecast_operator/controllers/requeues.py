@@ -23,8 +23,8 @@ from tilecast_operator.controllers.kueue_features import KueueDetector
 from tilecast_operator.controllers.placement import ChangedError, Placer
 from tilecast_operator.controllers.runtime import SharedContext
 from tilecast_operator.kube.client import ApiError
+from tilecast_operator.kube.controller_state import StateTable
 from tilecast_operator.kube.kinds import Key
-from tilecast_operator.kube.records import StateTable
 from tilecast_operator.kube.times import parse_time
 from tilecast_operator.objects.kinds import make_object_path
 

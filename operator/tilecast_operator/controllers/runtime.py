@@ -14,26 +14,26 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from tilecast_operator.answer import INPUT_QUARANTINED, AdviceRefusal
-from tilecast_operator.controllers.answer_times import AdviceWaits
+from tilecast_operator.controllers.advice_waits import AdviceWaits
 from tilecast_operator.kube.cache import CacheTable
 from tilecast_operator.kube.client import UNREACHABLE, Api, ApiError, compute_retry_wait_s
+from tilecast_operator.kube.controller_state import ControllerState, StateTable
 from tilecast_operator.kube.documents import EventContent
 from tilecast_operator.kube.journal import Journal
 from tilecast_operator.kube.kinds import Key
 from tilecast_operator.kube.lease import Leadership, NotLeaderError
 from tilecast_operator.kube.queue import KeyQueue
-from tilecast_operator.kube.records import ControllerState, StateTable
 from tilecast_operator.kube.times import format_time
 from tilecast_operator.kube.writer import Writer
 from tilecast_operator.metrics import Metrics
 from tilecast_operator.objects.tables import Cache
+from tilecast_operator.outcome import INPUT_QUARANTINED, AdviceRefusal
 from tilecast_operator.settings import Settings
 from tilecast_operator.timings import ControllerDelays
 
 CONDITIONAL_TRIES = 6
 """Number of tries in which a write requires the object to be as it was seen. That keeps two operators from overwriting
-each other's answers."""
+each other's advice."""
 
 TAKE_OVER_S = 30.0
 """Time within which a new leader reconciles all objects, in seconds. New jobs do not wait for that."""
@@ -63,7 +63,7 @@ class SharedContext:
         return self.runtime.records
 
     def find_quarantine(self, key: Key) -> AdviceRefusal | None:
-        """Return the answer about a quarantined object, or None if the object is not quarantined."""
+        """Return the refusal of a quarantined object, or None if the object is not quarantined."""
         text = self.cache.quarantine.find_quarantine_reason(key)
         return None if text is None else AdviceRefusal(INPUT_QUARANTINED, text)
 
@@ -99,7 +99,7 @@ class Runtime:
         self._failures: dict[Key, int] = {}
         """Number of failures in a row of each key that failed the last time."""
         self._unwritten: StateTable[bool] = self.records.add_table()
-        """Keys whose answers another replica has to write; they are reconciled again when this one leads."""
+        """Keys whose advice another replica has to write; they are reconciled again when this one leads."""
         self._tasks: list[asyncio.Task[None]] = []
 
     def register(
@@ -136,7 +136,7 @@ class Runtime:
     def take_over(self, other_keys: Iterable[Key]) -> None:
         """Queue all keys, because this replica becomes leader.
 
-        Keys with unwritten answers are due at once. The keys in `other_keys` are due within `TAKE_OVER_S`.
+        Keys with unwritten advice are due at once. The keys in `other_keys` are due within `TAKE_OVER_S`.
         """
         unwritten = sorted(self._unwritten)
         self._unwritten.clear()

@@ -1,4 +1,4 @@
-"""Reader of the job that a TrainingJob names in `spec.targetRef`, and of the answer to that job."""
+"""Reader of the job that a TrainingJob names in `spec.targetRef`, and of the advice for that job."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from dataclasses import dataclass, field
 
 from tilecast import jobs
 from tilecast.jobs import JOB_KINDS
-from tilecast_operator.answer import AdviceOutcome, AdviceRefusal
 from tilecast_operator.controllers import patches
 from tilecast_operator.controllers.admission import AdmissionController
 from tilecast_operator.controllers.job_advice import AdviceRequest, JobAdvisor
@@ -18,12 +17,13 @@ from tilecast_operator.kube.kinds import Document, Key
 from tilecast_operator.objects.documents import OBSERVED
 from tilecast_operator.objects.kinds import KINDS, make_object_path
 from tilecast_operator.objects.view import MAX_INPUT
+from tilecast_operator.outcome import AdviceOutcome, AdviceRefusal
 from tilecast_operator.report.job_status import ConditionContent
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Job that a TrainingJob targets, with the answer to it."""
+    """Job that a TrainingJob targets, with its advice outcome."""
 
     name: str
     """Kind and name of the target."""
@@ -58,7 +58,7 @@ class TargetReader:
         self._admission = admission
 
     async def find_target(self, key: Key, document: Document) -> Target | None:
-        """Return the job that a TrainingJob targets, with the answer to it. Return None if there is no target.
+        """Return the job that a TrainingJob targets, with its advice outcome. Return None if there is no target.
 
         Args:
             key: Key of the TrainingJob.

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 from tilecast.api import training_job
 from tilecast.api.status import TrainingJobStatus
-from tilecast_operator.answer import AdviceOutcome, find_interruption, get_ready_message, is_internal_error
 from tilecast_operator.controllers import capacity
+from tilecast_operator.controllers.advisor_client import AdvisorClient, add_run_notes
 from tilecast_operator.controllers.capacity import Destination
 from tilecast_operator.controllers.contention import Contention
 from tilecast_operator.controllers.desired import (
@@ -18,7 +18,6 @@ from tilecast_operator.controllers.desired import (
     decide_training_job,
 )
 from tilecast_operator.controllers.destinations import BetterPoolFinder
-from tilecast_operator.controllers.job_answers import AdvisorClient, add_run_notes
 from tilecast_operator.controllers.learning import CALIBRATION, PoolLearningController
 from tilecast_operator.controllers.observations import StepReportReceiver
 from tilecast_operator.controllers.planned_jobs import QueuePositions
@@ -29,9 +28,10 @@ from tilecast_operator.controllers.scoring import ForecastComparison
 from tilecast_operator.controllers.targets import TargetReader
 from tilecast_operator.kube.cache import CachedObject
 from tilecast_operator.kube.client import ApiError
+from tilecast_operator.kube.controller_state import StateTable
 from tilecast_operator.kube.kinds import Document, Key
-from tilecast_operator.kube.records import StateTable
 from tilecast_operator.objects.view import View, annotations_digest, digest_status
+from tilecast_operator.outcome import AdviceOutcome, find_interruption, get_ready_message, is_internal_error
 from tilecast_operator.report import job_status
 
 UNANSWERED = digest_status({})

@@ -18,9 +18,9 @@ from tilecast_operator.kube.documents import (
     make_event_document,
     make_status_patch,
 )
+from tilecast_operator.kube.fair_limiter import NOBODY, FairLimiter, PermitRequest
 from tilecast_operator.kube.kinds import Document, Key, Kinds
 from tilecast_operator.kube.lease import Leadership
-from tilecast_operator.kube.turns import NOBODY, FairLimiter, PermitRequest
 
 log = logging.getLogger("tilecast")
 
@@ -107,7 +107,7 @@ class Writer:
     async def patch(
         self, path: str, resource: str, operations: Sequence[Mapping[str, Any]], permit_request: PermitRequest = NOBODY
     ) -> dict[str, Any]:
-        """Apply a JSON patch to an object in a turn of the claim's namespace, and return the object."""
+        """Apply a JSON patch to an object with a permit of the requesting namespace, and return the object."""
         return await self._send_counted(resource, permit_request, lambda: self.client.patch(path, operations))
 
     async def delete(self, key: Key, cached: CachedObject[Any]) -> None:
@@ -191,5 +191,5 @@ class Writer:
 
 
 def _make_permit_request(key: Key) -> PermitRequest:
-    """Return the claim of an object's namespace to a turn."""
+    """Return the request of an object's namespace for a permit to write."""
     return PermitRequest(key.namespace)

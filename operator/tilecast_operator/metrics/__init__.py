@@ -10,12 +10,12 @@ import tilecast
 from tilecast.advice import Advice
 from tilecast.api.status import ModelVersion
 from tilecast.nodes import NodesReport
-from tilecast_operator.answer import AdviceOutcome, get_ready_reason
 from tilecast_operator.free_gpus import FreeGpus
 from tilecast_operator.metrics.families import STAGES, WATCHED, MetricFamilies
 from tilecast_operator.metrics.groups import BoundedGroups, Series
 from tilecast_operator.observed.calibrator import Calibrator, MeasuredForecast
 from tilecast_operator.observed.reports import relative_error
+from tilecast_operator.outcome import AdviceOutcome, get_ready_reason
 from tilecast_operator.queue_rows import PlannedQueue
 
 OWN_RUNS = ("own", "successor", "relative")
@@ -62,7 +62,7 @@ class Metrics(MetricFamilies):
         self.writes.labels(resource, outcome).inc()
 
     def count_advice(self, outcome: AdviceOutcome, is_changed: bool) -> None:
-        """Count an answer that was written to a job, and whether it changed."""
+        """Count an advice outcome that was written to a job. Count separately whether it changed."""
         self.recommendations.labels(get_ready_reason(outcome)).inc()
         if is_changed:
             self.changes.labels(get_ready_reason(outcome)).inc()

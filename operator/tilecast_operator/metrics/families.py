@@ -18,8 +18,8 @@ from prometheus_client import (
     disable_created_metrics,
 )
 
-from tilecast_operator.answer import REASONS
 from tilecast_operator.observed.reports import OUTCOMES, SOURCES
+from tilecast_operator.outcome import REASONS
 from tilecast_operator.search_process import CAUSES
 
 WATCHED = ("nodes", "gpupools", "trainingjobs")

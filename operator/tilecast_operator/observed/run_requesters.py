@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TypeAlias
 
+from tilecast_operator.kube.controller_state import ControllerState, StateTable
 from tilecast_operator.kube.kinds import Key
-from tilecast_operator.kube.records import ControllerState, StateTable
 
 _Name: TypeAlias = tuple[str, str, str]
 """Namespace, workload, and template of a job's name; one of the last two is empty."""

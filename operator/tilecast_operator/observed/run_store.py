@@ -11,7 +11,7 @@ from typing import Any
 from tilecast.api import pool_learning
 from tilecast.api.calibration import MAX_RUNS, ObservedRun, read_pool_runs
 from tilecast.api.pool_learning import MAX_FORGOTTEN, MAX_KEPT, ForgetRequest
-from tilecast_operator.observed.own_runs import round_run
+from tilecast_operator.observed.earlier_runs import round_run
 
 _BY_AGE = attrgetter("time", "uid")
 GENERATED = re.compile(r"-([bcdfghjklmnpqrstvwxz2456789]{5}|\d+)$")

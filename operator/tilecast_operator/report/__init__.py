@@ -1,1 +1,1 @@
-"""Pure functions that turn answers into statuses, annotations and Events."""
+"""Pure functions that turn advice outcomes into statuses, annotations and Events."""

@@ -1,4 +1,4 @@
-"""Annotations of advised jobs, and Events about answers."""
+"""Annotations of advised jobs, and Events about advice outcomes."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from collections.abc import Mapping
 from tilecast.advice import Advice
 from tilecast.api.status import Recommendation, Summary
 from tilecast.render import units
-from tilecast_operator.answer import AdviceOutcome, AdviceRefusal, get_ready_message, get_ready_reason
 from tilecast_operator.kube.documents import EventContent
 from tilecast_operator.objects.documents import NODE_SELECTOR, AdviceAnnotations
+from tilecast_operator.outcome import AdviceOutcome, AdviceRefusal, get_ready_message, get_ready_reason
 from tilecast_operator.report.job_status import format_short_plan, get_advice_status
 
 MAX_BYTES = 4096
@@ -54,7 +54,7 @@ def size_bytes(annotations: Mapping[str, str]) -> int:
 
 
 def make_event(outcome: AdviceOutcome, before: Summary, summary: Summary) -> EventContent | None:
-    """Return the Event about an answer to a TrainingJob. Return None if the status already showed that answer.
+    """Return the Event about a TrainingJob's advice outcome. If the status already showed it, return None.
 
     Args:
         outcome: The advice, or why there is none.
@@ -76,7 +76,7 @@ def make_event(outcome: AdviceOutcome, before: Summary, summary: Summary) -> Eve
 
 
 def make_job_event(outcome: AdviceOutcome, applied: str | None = None) -> EventContent:
-    """Return the Event about an answer to a job of any kind except TrainingJob.
+    """Return the Event about the advice outcome of a job of any kind except TrainingJob.
 
     Args:
         outcome: The advice, or why there is none.

@@ -17,8 +17,8 @@ from tilecast.api.status import Alternative, Condition, Summary, TrainingJobStat
 from tilecast.learning.calibration import PROVEN_RUNS
 from tilecast.memo import Memo
 from tilecast.render import units
-from tilecast_operator.answer import AdviceOutcome, AdviceRefusal, get_ready_message, get_ready_reason
 from tilecast_operator.observed.calibrator import MeasuredForecast
+from tilecast_operator.outcome import AdviceOutcome, AdviceRefusal, get_ready_message, get_ready_reason
 
 ModelT = TypeVar("ModelT", bound=StatusModel)
 State: TypeAlias = Literal["True", "False", "Unknown"]
@@ -31,7 +31,7 @@ unmeasured kernels together reach 57 % of that half-width."""
 
 
 ANSWERS: Memo[tuple[Advice, TrainingJobStatus]] = Memo(16)
-"""Statuses of the last answers, without generation and conditions: jobs that ask the same share one answer."""
+"""Cache of statuses by advice outcome, without generation and conditions. Jobs with equal requests share a status."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +64,7 @@ def parse_status(text: bytes) -> TrainingJobStatus:
 
 
 def make_status(outcome: AdviceOutcome, generation: int, conditions: list[Condition]) -> TrainingJobStatus:
-    """Return the status that shows an answer, with these conditions."""
+    """Return the status that shows an advice outcome, with these conditions."""
     if isinstance(outcome, AdviceRefusal):
         summary = Summary.from_cut_values(reason=outcome.reason)
         return TrainingJobStatus(observed_generation=generation, conditions=conditions, summary=summary)
@@ -88,7 +88,7 @@ def _make_advice_status(outcome: Advice) -> TrainingJobStatus:
         rejected=[api.RejectedPool.from_rejection(item) for item in outcome.rejections[:MAX_REJECTED]],
         why_not=[api.PassedOver.from_why_not(item) for item in outcome.why_not[:MAX_WHY_NOT]],
         ties=outcome.ties if best else None,
-        notes=[text[:256] for text in outcome.notes],
+        notes=[text[:256] for text in (*outcome.alerts, *outcome.notes)],
         plans_evaluated=outcome.plans_evaluated,
         model=api.ModelVersion.from_origin(outcome.provenance),
         inputs_hash=outcome.inputs_hash,
@@ -105,7 +105,7 @@ def make_conditions(
     fit: CapacityStatus,
     applied: ConditionContent | None = None,
 ) -> list[Condition]:
-    """Return all conditions for an answer. A condition whose status is unchanged keeps its transition time.
+    """Return all conditions for an advice outcome. A condition whose status is unchanged keeps its transition time.
 
     Args:
         outcome: The advice, or why there is none.
@@ -170,12 +170,12 @@ def update_conditions(
 
 
 def update_alternatives(status: TrainingJobStatus, outcome: Advice, digest: str | None) -> TrainingJobStatus:
-    """Return a copy of a status with the alternatives of a newer answer.
+    """Return a copy of a status with the alternatives of a newer advice outcome.
 
     Args:
         status: The previous status.
-        outcome: The newer answer.
-        digest: Digest of the inputs of the newer answer. None if no measured run corrects it.
+        outcome: The newer outcome.
+        digest: Digest of the inputs of the newer outcome. None if no measured run corrects it.
     """
     alternatives = [Alternative.from_offer(offer) for offer in outcome.offers[:MAX_ALTERNATIVES]]
     return _replace_fields(status, alternatives=alternatives, alternatives_hash=digest)
@@ -215,7 +215,7 @@ def remove_score(status: TrainingJobStatus) -> TrainingJobStatus:
 def _make_aspects(
     outcome: AdviceOutcome, is_off: bool, fit: CapacityStatus, applied: ConditionContent | None = None
 ) -> dict[str, ConditionContent]:
-    """Return status, reason and message of each condition for an answer, by type of condition."""
+    """Return status, reason and message of each condition for an advice outcome, by type of condition."""
     best = None if isinstance(outcome, AdviceRefusal) else outcome.best
     given = ConditionContent("True" if best else "False", get_ready_reason(outcome), get_ready_message(outcome))
     if best is None or isinstance(outcome, AdviceRefusal):

@@ -10,7 +10,6 @@ PlanEnumeration
    │ price                            pricing.py       seconds, price and memory of every plan, as columns
    ▼
 CandidatePlans
-   │ find_tied_plans                  choose.py        plans that the forecast cannot tell apart
    │ choose_or_reject                 choose.py        one plan for each pool, or the reason why it has none
    ▼
 Choice or Rejection
@@ -61,7 +60,15 @@ from tilecast.advice.values import (
     WhyNot,
     require,
 )
-from tilecast.advice.what_if.alternatives import best_without_constraints, price_baseline, suggest_changes
+from tilecast.advice.what_if.alternatives import (
+    best_without_constraints,
+    describe_assumed_networks,
+    describe_missing_usual_plan,
+    price_baseline,
+    price_safer_plan,
+    price_usual_plan,
+    suggest_changes,
+)
 from tilecast.advice.what_if.fits import add_remedies
 from tilecast.advice.what_if.wins import explain_why_not
 from tilecast.hardware import Pool
@@ -111,6 +118,9 @@ def advise(request: Request, pools: Sequence[Pool]) -> Advice:
         pareto=explain_pareto(request, ranking.choices),
         rejections=(*add_remedies(request, candidates, outcomes, ranking.choices), *refused),
         baseline=baseline,
+        alerts=tuple(describe_assumed_networks(offers)),
+        usual=price_usual_plan(request, ranking.choices),
+        safer=price_safer_plan(request, ranking.choices),
         uncapped=best_without_constraints(request, candidates),
         sharing=sharing,
         why_not=explain_why_not(request, ranking),
@@ -118,6 +128,7 @@ def advise(request: Request, pools: Sequence[Pool]) -> Advice:
         tie_ratio=ranking.ratio,
         notes=(
             *describe_offers(request, offers),
+            *describe_missing_usual_plan(request, ranking.choices),
             *describe_left_out(request, enumerations),
             *suggest_changes(request, ranking.choices),
             *describe_sharing(request, sharing),
@@ -164,9 +175,12 @@ def inputs_hash(request: Request, pools: Sequence[Pool], model_sha256: str) -> s
 def _list_advice_inputs(pool: Pool) -> dict[str, object]:
     """Return the specifications of a pool that can change an advice, by field name.
 
-    The job's own runs are included if there are any. The calibration's `software` is included if it is set.
+    The GPUs of a smaller node and the job's own runs are included if there are any. The calibration's `software` is
+    included if it is set.
     """
     facts = _fields_of(replace(pool, free_gpus=None, layers={}))
+    if not pool.spare_gpus:
+        del facts["spare_gpus"]
     if not pool.own.runs:
         del facts["own"]
     if not pool.calibration.software:

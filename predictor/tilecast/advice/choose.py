@@ -1,15 +1,19 @@
 """Choose the plan to recommend: first one on each pool, then one pool.
 
-On each pool, the plans that tie with the best one (`find_tied_plans`) are narrowed down in three steps:
+A recommended plan is at most `MOST_BEHIND` behind the best forecast in the quantity that the objective minimises. Of
+the plans that close to the best, these decide, one after the other:
 
 1. Plans with memory to spare stay.
-2. Plans that are not clearly behind in the quantity that the objective leaves open stay. It is the price where time is
-   minimised, otherwise the time.
-3. Plans that are not clearly behind on a slow host stay.
+2. The cheapest plans stay, then the fastest plans. Only one of both differs from the objective.
+3. The simplest plan is chosen, the one that a practitioner tries first: data parallelism before ZeRO before tensor
+   parallelism before pipelines, nothing recomputed, fewer GPUs.
 
-Of the rest, the plan is chosen that a practitioner tries first: data parallelism before ZeRO before tensor parallelism
-before pipelines, nothing recomputed, fewer GPUs. A plan that a practitioner tries even earlier replaces it if it is
-behind in neither quantity, however slow it is on a slow host.
+On a pool, this chooses one plan for each number of GPUs (`_choose_for_each_count`), and then among these plans. So jobs
+that use equally many GPUs get equal plans, however many there are. Between pools, it chooses among the chosen plans of
+the pools (`rank_choices`).
+
+A plan with a faster forecast may wait longer for its host, whose speed is not known. It does not beat a plan that is
+faster on a slow host, if the forecast is at most `uncertainty.MOST_TIED` apart (`_keep_near_best`).
 
 A pool without such a plan is rejected with a reason (`choose_or_reject`). `rank_choices` orders the others.
 """
@@ -20,22 +24,32 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import partial
+from typing import Literal, TypeAlias
 
 import numpy as np
 
 from tilecast import constants, memory, search, uncertainty, zoo
 from tilecast.advice.pricing import CandidatePlans, DetailedForecasts, find_candidates
-from tilecast.advice.values import Offer, Rejection, Request
+from tilecast.advice.values import Offer, Rejection, Request, format_excess, round_up
 from tilecast.hardware import Pool
 from tilecast.memo import Memo
 from tilecast.recomputation import CHECKPOINTING
 from tilecast.search import NO_LIMITS, Mask, PlanLimits
-from tilecast.spec import PRECISIONS, Floats, Ints, Plan, Plans, Precision, Workload, distinct_rows
+from tilecast.spec import PRECISIONS, Floats, Ints, Plan, Plans, Precision, Workload
 from tilecast.step.blocks import can_attend
+from tilecast.step.placement import gpus_on_each_node
 from tilecast.uncertainty import ErrorWidths
 
 MAX_TIED = 128
 """Most plans of a pool that are compared with its best plan to find ties."""
+MOST_BEHIND = 1.02
+"""Most that a recommended plan takes, relative to the best forecast in the quantity that the objective minimises."""
+MOST_DEARER = 1.01
+"""Most that a recommended plan costs, relative to another plan as close to the best, with as much memory to spare."""
+_NEAR, _SAME_COST = MOST_BEHIND**0.5, MOST_DEARER**0.5
+"""Ratios that count as equal among plans of one GPU count, and once more among the counts."""
+Decision: TypeAlias = Literal["best", "host", "memory", "price", "time", "simplicity"]
+"""What decided for a plan: the best forecast, less waiting for the host, memory to spare, price, time or simplicity."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +76,10 @@ class Choice:
     """Index of the plan in `details`."""
     errors: ErrorWidths
     """Uncertainties of the plan's forecast, in columns of length one."""
+    slow: float
+    """Amount of the quantity that the objective minimises, as forecast for a slow host CPU."""
+    decision: Decision
+    """What decided for the plan, against the best plan of the pool."""
 
     @property
     def gpus(self) -> int:
@@ -76,9 +94,13 @@ class Choice:
         return self.details.offer(self.place)
 
     def scale_amounts(self, factor: float, counterpart: float = 1.0) -> Choice:
-        """Return a copy with `value` and `best` multiplied by `factor`, and `self.counterpart` by the given factor."""
+        """Return a copy with the amounts of the objective multiplied by `factor`, and `self.counterpart` by its own."""
         return replace(
-            self, value=self.value * factor, best=self.best * factor, counterpart=self.counterpart * counterpart
+            self,
+            value=self.value * factor,
+            best=self.best * factor,
+            slow=self.slow * factor,
+            counterpart=self.counterpart * counterpart,
         )
 
 
@@ -115,59 +137,6 @@ def choose_or_reject(request: Request, candidates: CandidatePlans) -> Choice | R
 
 def choose_plan(request: Request, candidates: CandidatePlans, eligible: Mask) -> Choice | None:
     """Return the plan to recommend among the eligible rows (n,). If no row has a known value, return None."""
-    ties = find_tied_plans(request, candidates, eligible)
-    return None if ties is None else _choose_among_tied(request, ties)
-
-
-@dataclass(frozen=True, slots=True)
-class TiedPlans:
-    """The best eligible plan of a table and the plans that may tie with it: k plans, best first."""
-
-    candidates: CandidatePlans
-    """The table with all plans."""
-    eligible: Mask
-    """Rows of the table that the objective may choose from."""
-    rows: Ints
-    """Rows of the k plans in the table, (k,)."""
-    near: CandidatePlans
-    """The k plans alone."""
-    value: Floats
-    """Amount of the quantity that the objective minimises, (k,)."""
-    details: DetailedForecasts
-    errors: ErrorWidths
-    """Uncertainties of the forecasts of the k plans."""
-
-    def select_tied(self, indices: Ints, column: Floats) -> Ints:
-        """Return the indices of the plans that tie with the lowest value of a column.
-
-        Every plan below the highest tied value is included. All indices are returned if a value is unknown
-        or zero.
-
-        Args:
-            indices: indices of some of the k plans.
-            column: values of all k plans, (k,).
-        """
-        values = column[indices]
-        if not np.all(values > 0):
-            return indices
-        first = int(indices[np.argmin(values)])
-        tied = np.log(values / values.min()) <= self._tie_widths(first)[indices]
-        return np.asarray(indices[values <= values[tied].max()])
-
-    def _tie_widths(self, first: int) -> Floats:
-        """Return the logarithm of the largest ratio at which each plan ties with the plan at index `first`, (k,)."""
-        plans = self.near.plans
-        columns = [getattr(plans, item.name) for item in fields(Plans) if item.name not in _REPLICAS]
-        same_but_replicas = np.all([column == column[first] for column in (*columns, self.near.variant)], axis=0)
-        return uncertainty.tie_width_on_pool(self.errors, self.errors.take(np.array([first])), same_but_replicas)
-
-
-_REPLICAS = ("data", "gradient_accumulation")
-"""Columns of plans that change how often a GPU's work is repeated."""
-
-
-def find_tied_plans(request: Request, candidates: CandidatePlans, eligible: Mask) -> TiedPlans | None:
-    """Return the best eligible plan and the plans that may tie with it. If no eligible value is known, return None."""
     value = candidates.objective_value(request)
     eligible = eligible & np.isfinite(value)
     if not eligible.any():
@@ -176,61 +145,128 @@ def find_tied_plans(request: Request, candidates: CandidatePlans, eligible: Mask
         eligible = eligible & (candidates.gpus == candidates.gpus[eligible].min())
     rows = np.flatnonzero(eligible)
     best = float(value[rows].min())
-    rows = _keep_best_of_each_kind(
-        candidates, rows[value[rows] <= best * np.exp(uncertainty.largest_tie_width())], request
-    )
-    details = DetailedForecasts.from_rows(candidates, rows)
-    return TiedPlans(candidates, eligible, rows, candidates.take(rows), value[rows], details, details.errors())
-
-
-def _keep_best_of_each_kind(candidates: CandidatePlans, rows: Ints, request: Request) -> Ints:
-    """Return the best `MAX_TIED` rows and the best row of each kind of plan, best first.
-
-    Plans of one kind are equal in memory to spare and in `simplicity_columns`. The best plan of each kind and the best
-    plan of each kind on a slow host are kept.
-    """
-    some = candidates.take(rows)
-    order = np.lexsort((some.step_s, some.objective_value(request)))
-    rows, some = rows[order], some.take(order)
-    if len(rows) <= MAX_TIED:
-        return rows
-    mask = np.arange(len(rows)) < MAX_TIED
-    slow = np.argsort(_value_on_slow_host(some, request), kind="stable")
-    kinds = [*simplicity_columns(some), some.tight.astype(np.int64)]
-    mask[distinct_rows(*kinds).first] = True
-    mask[slow[distinct_rows(*(column[slow] for column in kinds)).first]] = True
-    return rows[mask]
-
-
-def _choose_among_tied(request: Request, ties: TiedPlans) -> Choice:
-    """Return the plan to recommend among tied plans, by the three steps of the module docstring."""
-    near, value = ties.near, ties.value
-    indices = ties.select_tied(np.arange(len(near)), value)
-    count = len(indices) - 1
-    tight = near.tight[indices]
-    indices = indices if tight.all() else indices[~tight]
-    counterpart, slow = near.counterpart_value(request), _value_on_slow_host(near, request)
-    indices = ties.select_tied(indices, counterpart)
-    columns = simplicity_columns(near.take(indices))
-    order = np.lexsort((near.step_s[indices], slow[indices], *columns[::-1]))
-    ordered = indices[order]
-    robust = ordered[np.isin(ordered, ties.select_tied(indices, slow))][0]
-    no_worse = (value[ordered] <= value[robust]) & ~(counterpart[ordered] > counterpart[robust])
-    first = order[no_worse][0]
-    index = int(indices[first])
+    near = rows[value[rows] <= best * np.exp(uncertainty.MOST_TIED)]
+    table = _PlanTraits.from_candidates(request, candidates.take(near))
+    chosen, decision = _choose_among(table, _choose_for_each_count(table, candidates.gpus[near]))
+    row = int(near[chosen])
+    tied = _find_tied_rows(request, candidates, near, row)
+    details = DetailedForecasts.from_rows(candidates, tied)
+    errors = details.errors()
+    place = int(np.flatnonzero(tied == row)[0])
+    widths = uncertainty.tie_width_on_pool(errors, errors.take(np.array([0])), _differ_in_replicas(candidates, tied))
     return Choice(
-        candidates=ties.candidates,
-        eligible=ties.eligible,
-        row=int(ties.rows[index]),
-        value=float(value[index]),
-        best=float(value.min()),
-        counterpart=float(counterpart[index]),
-        preference=tuple(int(column[first]) for column in columns),
-        ties=count,
-        details=ties.details,
-        place=index,
-        errors=ties.errors.take(np.array([index])),
+        candidates=candidates,
+        eligible=eligible,
+        row=row,
+        value=float(value[row]),
+        best=best,
+        counterpart=float(table.counterpart[chosen]),
+        preference=tuple(int(column[chosen]) for column in table.simplicity),
+        ties=int(np.count_nonzero(value[tied] <= best * np.exp(widths))) - 1 if best > 0 else len(tied) - 1,
+        details=details,
+        place=place,
+        errors=errors.take(np.array([place])),
+        slow=float(table.slow[chosen]),
+        decision=decision,
     )
+
+
+@dataclass(frozen=True, slots=True)
+class _PlanTraits:
+    """All that decides between n plans, as columns of shape (n,)."""
+
+    value: Floats
+    """Amount of the quantity that the objective minimises."""
+    slow: Floats
+    """That amount on a slow host."""
+    tight: Mask
+    cost: Floats
+    """Price of the plan for the samples of a step; NaN if it is unknown."""
+    seconds: Floats
+    """Seconds for the samples of a step."""
+    counterpart: Floats
+    """Amount of the quantity that the objective leaves open."""
+    simplicity: tuple[Ints, ...]
+    """`simplicity_columns` of the plans."""
+
+    @classmethod
+    def from_candidates(cls, request: Request, candidates: CandidatePlans) -> _PlanTraits:
+        value, counterpart = candidates.objective_value(request), candidates.counterpart_value(request)
+        cost, seconds = (value, counterpart) if request.goal.quantity.grows_with_gpus else (counterpart, value)
+        slow = _value_on_slow_host(candidates, request)
+        return cls(value, slow, candidates.tight, cost, seconds, counterpart, simplicity_columns(candidates))
+
+    @classmethod
+    def from_choices(cls, request: Request, choices: Sequence[Choice]) -> _PlanTraits:
+        """Return the traits of choices. Prices in several currencies count as unknown."""
+        columns = ((item.value, item.slow, float(item.is_tight), item.counterpart) for item in choices)
+        value, slow, tight, counterpart = np.array(list(columns)).T
+        cost, seconds = (value, counterpart) if request.goal.quantity.grows_with_gpus else (counterpart, value)
+        if len({item.candidates.pool.currency for item in choices}) > 1:
+            cost = np.full(len(choices), np.nan)
+        simplicity = tuple(np.array([item.preference for item in choices]).T)
+        return cls(value, slow, tight > 0, cost, seconds, counterpart, simplicity)
+
+
+def _choose_for_each_count(table: _PlanTraits, gpus: Ints) -> Ints:
+    """Return the indices of the plans to choose from, one for each number of GPUs, (n,), in ascending order.
+
+    Each is chosen without regard to plans with other numbers of GPUs.
+    """
+    groups = (np.flatnonzero(gpus == count) for count in np.unique(gpus))
+    return np.array([_choose_among(table, members)[0] for members in groups])
+
+
+def _choose_among(table: _PlanTraits, indices: Ints) -> tuple[int, Decision]:
+    """Return the index of the plan to recommend among plans, by the steps of the module docstring, and what decided."""
+    decisions: list[tuple[Decision, Ints]] = [("host", near := _keep_near_best(table, indices))]
+    roomy = near[~table.tight[near]]
+    decisions.append(("memory", near := roomy if len(roomy) else near))
+    decisions.append(("price", near := _keep_least(table.cost, near, _SAME_COST)))
+    decisions.append(("time", near := _keep_least(table.seconds, near, MOST_BEHIND)))
+    order = np.lexsort((table.slow[near], table.value[near], *(column[near] for column in table.simplicity[::-1])))
+    chosen = int(near[order[0]])
+    first = indices[np.argmin(table.value[indices])]
+    if chosen == first or table.value[chosen] <= table.value[first]:
+        return chosen, "best"
+    return chosen, next((reason for reason, kept in decisions if first not in kept), "simplicity")
+
+
+def _keep_near_best(table: _PlanTraits, indices: Ints) -> Ints:
+    """Return the indices of plans that are near the best one, on a usual host or on a slow one.
+
+    On a usual host all are at most `uncertainty.MOST_TIED` behind the best. Of those that are not near it, those stay
+    that a slow host makes better than the best.
+    """
+    value, slow = table.value[indices], table.slow[indices]
+    best = int(np.argmin(value))
+    behind = value <= value[best] * np.exp(uncertainty.MOST_TIED)
+    near = (value <= value[best] * _NEAR) | (behind & (slow <= slow[best]))
+    return np.asarray(indices[near & (slow <= slow[near].min() * _NEAR)])
+
+
+def _keep_least(amounts: Floats, indices: Ints, ratio: float) -> Ints:
+    """Return the indices with at most `ratio` times the least of the amounts. An unknown amount decides nothing."""
+    some = amounts[indices]
+    return np.asarray(indices[some <= some.min() * ratio]) if np.all(np.isfinite(some)) else indices
+
+
+def _find_tied_rows(request: Request, candidates: CandidatePlans, rows: Ints, row: int) -> Ints:
+    """Return the best `MAX_TIED` of some rows, best first, and one more row."""
+    some = candidates.take(rows)
+    ordered = rows[np.lexsort((some.step_s, some.objective_value(request)))][:MAX_TIED]
+    return ordered if row in ordered else np.append(ordered, row)
+
+
+def _differ_in_replicas(candidates: CandidatePlans, rows: Ints) -> Mask:
+    """Return which plans, (k,), differ from the first only in how often the work of a GPU is repeated."""
+    plans, variant = candidates.plans.take(rows), candidates.variant[rows]
+    columns = [getattr(plans, item.name) for item in fields(Plans) if item.name not in _REPLICAS]
+    return np.asarray(np.all([column == column[0] for column in (*columns, variant)], axis=0))
+
+
+_REPLICAS = ("data", "gradient_accumulation")
+"""Columns of plans that change how often a GPU's work is repeated."""
 
 
 def _value_on_slow_host(candidates: CandidatePlans, request: Request) -> Floats:
@@ -246,15 +282,15 @@ def simplicity_columns(candidates: CandidatePlans) -> tuple[Ints, ...]:
     """Return sort keys, (n,) each, that order plans as a practitioner would try them, the most important key first.
 
     The columns are: the variant of the job (its own batch and precision first); the most complex way of splitting
-    (none, ZeRO, tensor, context or expert, pipeline); the number of degrees above one; recomputation; the ZeRO stage;
-    the ranks of a replica; the GPUs.
+    (none, ZeRO, tensor, context or expert, pipeline); the number of degrees above one, and of
+    schedules other than 1F1B; recomputation; the ZeRO stage; the ranks of a replica; the GPUs.
     """
     plans = candidates.plans
     sharded = np.minimum(plans.zero_stage, 1)
     split = [sharded, plans.tensor > 1, (plans.context > 1) | (plans.expert > 1), plans.pipeline > 1]
     rung = np.max([step * np.asarray(used, np.int64) for step, used in enumerate(split, 1)], axis=0)
     degrees = (plans.tensor, plans.pipeline, plans.context, plans.expert, plans.virtual_stages, plans.expert_tensor)
-    several = np.sum([degree > 1 for degree in degrees], axis=0)
+    several = np.sum([*(degree > 1 for degree in degrees), plans.schedule > 0], axis=0)
     replica = plans.tensor * plans.pipeline * plans.context
     return candidates.variant, rung, several, plans.checkpointing, plans.zero_stage, replica, candidates.gpus
 
@@ -373,57 +409,47 @@ class Ranking:
     """Value of the recommended plan over the lowest value among the plans that tie with it."""
     is_tied: tuple[bool, ...]
     """For each choice, whether the forecast cannot tell it apart from the recommended one."""
+    decision: Decision = "best"
+    """What decided for the recommended plan, against the best one."""
 
 
 def rank_choices(request: Request, choices: Iterable[Choice]) -> Ranking:
     """Return the choices in order: the recommended choice first, then the others by value.
 
-    Among pools that tie, a plan with memory to spare is preferred, then one that is not clearly behind in the quantity
-    that the objective leaves open, then the simplest one (`simplicity_columns`).
+    The recommended one is chosen by the steps of the module docstring. If the objective is to use the fewest GPUs, it
+    is one of the choices with the fewest.
     """
     ranked = sorted(choices, key=lambda choice: _ranking_key(request, choice))
     if not ranked:
         return Ranking((), 0, 1.0, ())
-    first, tied = _find_tied_choices(request, ranked)
-    chosen = _select_simplest(tied)
+    few = [item for item in ranked if _ranking_key(request, item)[0] == _ranking_key(request, ranked[0])[0]]
+    first = min(few, key=lambda item: item.best)
+    chosen, decision = _recommend(request, few)
     ordered = (chosen, *(choice for choice in ranked if choice is not chosen))
     ratio = chosen.value / first.best if first.best > 0 else 1.0
     is_tied = tuple(choice is chosen or _are_tied(request, chosen, choice) for choice in ordered)
-    return Ranking(ordered, len(tied) - 1 + chosen.ties, ratio, is_tied)
+    others = sum(_ties_with_best(request, first, choice) for choice in ranked if choice is not first)
+    return Ranking(ordered, others + first.ties, ratio, is_tied, decision)
 
 
 def recommend_choice(request: Request, choices: Iterable[Choice]) -> Choice:
     """Return the recommended choice of a sequence that is not empty."""
-    return _select_simplest(
-        _find_tied_choices(request, sorted(choices, key=lambda choice: _ranking_key(request, choice)))[1]
-    )
-
-
-def _find_tied_choices(request: Request, ranked: Sequence[Choice]) -> tuple[Choice, list[Choice]]:
-    """Return the choice of the pool with the best plan, and the choices that tie with that best plan."""
+    ranked = sorted(choices, key=lambda choice: _ranking_key(request, choice))
     few = _ranking_key(request, ranked[0])[0]
-    first = min(
-        (choice for choice in ranked if _ranking_key(request, choice)[0] == few), key=lambda choice: choice.best
-    )
-    return first, [choice for choice in ranked if choice is first or _ties_with_best(request, first, choice)]
+    return _recommend(request, [item for item in ranked if _ranking_key(request, item)[0] == few])[0]
 
 
-def _select_simplest(tied: list[Choice]) -> Choice:
-    """Return the preferred choice with the simplest plan."""
-    return min(_select_preferred(tied), key=lambda choice: (*choice.preference, choice.value))
+def _recommend(request: Request, ranked: Sequence[Choice]) -> tuple[Choice, Decision]:
+    """Return the recommended choice of pools, and what decided for it, against the pool of the best plan.
 
-
-def _select_preferred(tied: list[Choice]) -> list[Choice]:
-    """Return the tied choices with memory to spare that are not clearly behind in the quantity left open.
-
-    That quantity decides nothing if it is unknown for one of the choices or if prices are in two currencies.
+    Every choice that is near the best plan of all pools may be recommended. The choice of the pool with that plan is
+    always one of them.
     """
-    roomy = [choice for choice in tied if not choice.is_tight] or tied
-    currencies = {choice.candidates.pool.currency for choice in roomy}
-    if len(currencies) > 1 or not all(choice.counterpart > 0 for choice in roomy):
-        return roomy
-    least = min(roomy, key=lambda choice: choice.counterpart)
-    return [item for item in roomy if item is least or item.counterpart <= least.counterpart * _tie_ratio(least, item)]
+    first = min(ranked, key=lambda item: item.best)
+    table = _PlanTraits.from_choices(request, ranked)
+    near = np.array([item is first or item.value <= first.best * MOST_BEHIND for item in ranked])
+    index, decision = _choose_among(table, np.flatnonzero(near))
+    return ranked[index], decision if ranked[index] is not first else ranked[index].decision
 
 
 def _ties_with_best(request: Request, best: Choice, choice: Choice) -> bool:
@@ -472,9 +498,10 @@ def _reject_gpu_count(request: Request, pool: Pool) -> Rejection:
     if limits.gpus is not None and limits.gpus > most:
         remedy = f"ask for at most {most}" if most == pool.max_gpus else "raise maxGpus or maxNodes"
         return Rejection(pool.name, "TooFewGpus", f"{limits.gpus} GPUs asked, {most} may be used", remedy)
-    if limits.gpus is not None and limits.gpus > pool.gpus_per_node and limits.gpus % pool.gpus_per_node:
-        message = f"{limits.gpus} GPUs do not fill nodes of {pool.gpus_per_node} evenly"
-        return Rejection(pool.name, "UnevenNodes", message, f"ask for a multiple of {pool.gpus_per_node}")
+    size = pool.gpus_per_node
+    if limits.gpus is not None and limits.gpus > size and 2 * gpus_on_each_node(np.array(limits.gpus), pool) < size:
+        message = f"{limits.gpus} GPUs fill neither nodes of {size} nor halves of them evenly"
+        return Rejection(pool.name, "UnevenNodes", message, f"ask for a multiple of {size if size % 2 else size // 2}")
     count = "no GPU count" if limits.gpus is None else f"no split of {limits.gpus} GPUs"
     message = f"{count} divides batch {batch} and the model"
     other = "" if limits.gpus is None else "ask for another GPU count, or "
@@ -489,11 +516,11 @@ def _reject_memory(request: Request, candidates: CandidatePlans, within: Mask) -
     bill = candidates.tables[candidates.table[row]].itemize_memory(candidates.origin[row : row + 1]).items(0)
     largest = max(bill, key=lambda name: bill[name])
     needed, available = float(candidates.memory_bytes[row]), memory.usable_bytes(candidates.pool.gpu)
-    over = needed - available
     gib = 2**30
-    message = f"{largest} {bill[largest] / gib:.1f} GiB; {over / gib:.1f} GiB too much"
+    message = f"needs {needed / gib:.1f} GiB a GPU, {format_excess(needed - available)} too much"
+    message += f" ({largest}: {bill[largest] / gib:.1f} GiB)"
     if request.plan is not None:
-        message = f"{plan} needs {message}"
+        message = f"{plan} {message}"
     code = "OutOfMemory"
     if workload.model.trace is not None:
         code, message = "TensorParallelUnsupported", f"{message}; a graph is split by data and pipeline, not by tensor"
@@ -505,6 +532,7 @@ def _reject_memory(request: Request, candidates: CandidatePlans, within: Mask) -
         plan,
         needed,
         available,
+        memory=bill,
     )
 
 
@@ -524,13 +552,26 @@ _REMEDIES: Mapping[str, str] = {
 
 def _reject_bound(request: Request, candidates: CandidatePlans, fitting: Mask) -> Rejection:
     """Return the rejection of a pool where every plan misses the deadline or costs more than the budget."""
-    if request.budget is not None:
+    target = request.target_step_s
+    if target is not None and (not request.goal.bound or not _meets_target(request, candidates, fitting)):
+        least, end = candidates.least_step_s(request, fitting), ""
+        if request.limits_at == "upperBound":
+            end = " at the upper end of its range"
+        message = f"the fastest plan takes {least:,.3g} s a step{end}, not {target:,.3g} s"
+        return Rejection(candidates.pool.name, "TargetMissed", message, f"allow {round_up(least):g} s a step")
+    if request.goal.bound == "budget" and request.budget is not None:
         least = float(candidates.cost_to_finish[fitting].min())
         message = f"the cheapest plan costs {least:,.0f} {request.budget.currency}, not {request.budget.amount:,.0f}"
         return Rejection(candidates.pool.name, "OverBudget", message, f"raise the budget to {least:,.0f}")
     least = float(candidates.finish_s[fitting].min())
     message = f"the fastest plan takes {_format_time(least)}, not {_format_time(request.deadline_s or 0)}"
     return Rejection(candidates.pool.name, "DeadlineMissed", message, f"allow {np.ceil(least):,.0f} s")
+
+
+def _meets_target(request: Request, candidates: CandidatePlans, fitting: Mask) -> bool:
+    """Return whether a plan that fits meets the target for a step, whatever the deadline and the budget are."""
+    alone = replace(request, objective="time", deadline_s=None, budget=None)
+    return bool((fitting & candidates.keeps_bound(alone)).any())
 
 
 def _format_time(seconds: float) -> str:

@@ -19,7 +19,16 @@ from tilecast.hardware import Pool
 from tilecast.layout import find_schedule_costs, parse_layout
 from tilecast.recomputation import Checkpointing, split_modules
 from tilecast.search import NO_LIMITS, PlanLimits, PlanTable
-from tilecast.spec import PRECISIONS, PartialPlan, Plan, Plans, SearchTooLargeError, SpecError, Workload
+from tilecast.spec import (
+    PIPELINE_SCHEDULES,
+    PRECISIONS,
+    PartialPlan,
+    Plan,
+    Plans,
+    SearchTooLargeError,
+    SpecError,
+    Workload,
+)
 from tilecast.step.blocks import can_attend
 
 # Each operator takes 0.1 ms and 3 KB. The largest published model whose layers all differ may have 13 combinations.
@@ -157,7 +166,7 @@ def describe_left_out(request: Request, enumerations: Sequence[PlanEnumeration])
     """
     parts = []
     if any(table.is_bounded for each in enumerations for _, table in each.tables):
-        parts.append("some node counts were left out")
+        parts.append("some node counts, shared experts or pipeline schedules were left out")
     possible_batches, searched_batches = (
         {item.global_batch for group in groups for item in group}
         for groups in (
@@ -263,6 +272,9 @@ def enumerate_partial_plan(workload: Workload, gpus: int, partial_plan: PartialP
         virtual, pipeline, repeats = partial_plan.virtual_stages, partial_plan.pipeline, share // micro
         problem = f"vp={virtual} needs micro-batches that pp={pipeline} divides, not {repeats}"
         require(virtual == 1 or repeats % pipeline == 0, field, problem, "change mb, or leave vp out")
+        rounds = find_schedule_costs(partial_plan.schedule).least_rounds
+        problem = f"{partial_plan.schedule} with pp={pipeline} needs {rounds * pipeline} micro-batches, not {repeats}"
+        require(repeats >= rounds * pipeline, field, problem, "lower mb or pp, or leave the schedule out")
     micros = [micro] if micro is not None else [b for b in search.divisors(share) if b & (b - 1) == 0 or b == share]
     checkpointing = partial_plan.checkpointing or workload.checkpointing
     if checkpointing:
@@ -295,6 +307,7 @@ def enumerate_partial_plan(workload: Workload, gpus: int, partial_plan: PartialP
                 sequence_parallel=split,
                 virtual_stages=partial_plan.virtual_stages,
                 expert_tensor=partial_plan.expert_tensor,
+                schedule=partial_plan.schedule,
             )
             for size, stage, mode, split in itertools.product(micros, stages, modes, norms)
         )
@@ -371,11 +384,7 @@ def _require_divisible(workload: Workload, data: int, partial_plan: PartialPlan,
         problem += ", with or without embedding and loss as layers"
     is_cut = virtual == 1 or (pipeline > 1 and search.has_equal_virtual_stages(workload, pipeline, virtual))
     require(is_cut, field, problem, "choose a divisor, or leave vp out")
-    if pipeline > 1 and workload.pipeline_schedule is not None:
-        least, most = find_schedule_costs(workload.pipeline_schedule).virtual
-        problem = f"vp={virtual} does not suit training.pipelineSchedule {workload.pipeline_schedule}"
-        remedy = f"write vp={least}" if least == most else f"write vp={least} or more"
-        require(search.allows_virtual_stages(workload, virtual), field, problem, remedy)
+    _require_schedule(workload, partial_plan, field)
     pieces = 2 * context if model.causal else context
     problem = f"cp={context} does not cut {workload.sequence_length} tokens into {pieces} pieces"
     require(context == 1 or workload.sequence_length % pieces == 0, field, problem, "choose a divisor")
@@ -399,6 +408,26 @@ def _require_divisible(workload: Workload, data: int, partial_plan: PartialPlan,
         f"etp={sharers} with ep={partial_plan.expert} does not divide {data * tensor} ranks and experts of {width}"
     )
     require(divides, field, problem, "choose a divisor of both, usually tp or 1")
+
+
+def _require_schedule(workload: Workload, partial_plan: PartialPlan, field: str) -> None:
+    """Raise SpecError unless the pipeline of a plan can run by the schedule of the plan and of the job."""
+    own, stated, virtual = workload.pipeline_schedule, partial_plan.schedule, partial_plan.virtual_stages
+    if stated is not None:
+        remedy = "leave the schedule out"
+        require(partial_plan.pipeline > 1, field, f"{stated} schedules a pipeline, and pp is 1", remedy)
+        problem = f"{stated} contradicts training.pipelineSchedule {own}"
+        require(own in (None, stated), field, problem, "leave one of them out")
+        known = search.abilities(workload.framework).schedules if workload.framework else PIPELINE_SCHEDULES
+        problem, names = f"{workload.framework} has no {stated}", [name for name in PIPELINE_SCHEDULES if name in known]
+        require(stated in known, field, problem, f"use {', '.join(names)}" if names else remedy)
+    if partial_plan.pipeline > 1 and (schedule := stated or own) is not None:
+        least, most = find_schedule_costs(schedule).virtual
+        problem = (
+            f"vp={virtual} does not suit " + f"training.pipelineSchedule {schedule}" * (not stated) + (stated or "")
+        )
+        remedy = f"write vp={least}" if least == most else f"write vp={least} or more"
+        require(least <= virtual <= most, field, problem, remedy)
 
 
 def _data_degree(gpus: int, partial_plan: PartialPlan, field: str) -> int:

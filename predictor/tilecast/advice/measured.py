@@ -277,7 +277,7 @@ def _add_to_reasons(advice: Advice, source: str) -> Advice:
     """Return the advice with the source of the correction appended to each offer's reason."""
 
     def add_source(offer: Offer) -> Offer:
-        return replace(offer, reason=f"{offer.reason}; x{offer.carried:.2f} from {source}")
+        return replace(offer, reason=f"{offer.reason}; {offer.carried:.2f}x its forecast by {source}")
 
     offers, baseline = tuple(map(add_source, advice.offers)), advice.baseline
     return replace(advice, offers=offers, baseline=add_source(baseline) if baseline else None)

@@ -19,6 +19,7 @@ from tilecast.hardware import Pool
 from tilecast.objectives import Quantity
 from tilecast.search import NO_LIMITS, Mask, PlanLimits, PlanTable, PricedPlans
 from tilecast.spec import Floats, Ints, Plans, Workload
+from tilecast.step.placement import gpus_on_each_node
 from tilecast.uncertainty import ErrorWidths
 
 
@@ -112,13 +113,30 @@ class CandidatePlans:
         return quantity.amount(self.pool, self.gpus.astype(float), self.step_s * steps)
 
     def keeps_bound(self, request: Request) -> Mask:
-        """Return which plans meet the deadline or the budget that bounds the objective, (n,)."""
+        """Return which plans keep the deadline, the budget and the target that limit the job, (n,)."""
         mask = np.ones(len(self), dtype=bool)
-        if request.goal.bound == "deadlineSeconds" and request.deadline_s is not None:
-            mask &= self.finish_s <= request.deadline_s
         if request.goal.bound == "budget" and request.budget is not None:
             mask &= self.cost_to_finish <= request.budget.amount
+        limits = []
+        if request.goal.bound == "deadlineSeconds" and request.deadline_s is not None:
+            limits.append((self.finish_s, request.deadline_s))
+        if request.target_step_s is not None:
+            limits.append((self.step_s, request.target_step_s))
+        for seconds, limit in limits:
+            mask &= seconds <= limit
+        if limits and request.limits_at == "upperBound":
+            rows = np.flatnonzero(mask)
+            ratio = DetailedForecasts.from_rows(self, rows).upper_ratios()
+            mask[rows] = np.all([seconds[rows] * ratio <= limit for seconds, limit in limits], axis=0)
         return mask
+
+    def least_step_s(self, request: Request, mask: Mask) -> float:
+        """Return the seconds of the fastest masked plan's step that the job's limits on time are compared with."""
+        rows = np.flatnonzero(mask)
+        seconds = self.step_s[rows]
+        if request.limits_at == "upperBound":
+            seconds = seconds * DetailedForecasts.from_rows(self, rows).upper_ratios()
+        return float(seconds.min())
 
 
 _COLUMNS = (
@@ -146,7 +164,8 @@ def price(enumeration: PlanEnumeration) -> CandidatePlans:
 
     plans = Plans.concatenate([table.plans for _, table in tables]) if tables else Plans.from_plans()
     sizes = [len(table.plans) for _, table in tables]
-    variant = np.repeat([index for index, _ in tables], sizes).astype(np.int64)
+    # Columns of indices are narrow, since a search of the most plans is near its limit of memory.
+    variant = np.repeat(np.array([index for index, _ in tables], np.int32), sizes)
     batches = np.array([float(item.global_batch) for item in enumeration.variants])
     steps = np.array([np.nan if item.steps is None else float(item.steps) for item in enumeration.variants])
     return CandidatePlans(
@@ -154,8 +173,8 @@ def price(enumeration: PlanEnumeration) -> CandidatePlans:
         variants=enumeration.variants,
         variant=variant,
         tables=tuple(table for _, table in tables),
-        table=np.repeat(np.arange(len(tables)), sizes),
-        origin=np.concatenate([np.zeros(0, np.int64), *(np.arange(size) for size in sizes)]),
+        table=np.repeat(np.arange(len(tables), dtype=np.int32), sizes),
+        origin=np.concatenate([np.zeros(0, np.int32), *(np.arange(size, dtype=np.int32) for size in sizes)]),
         plans=plans,
         gpus=plans.gpus,
         memory_bytes=column("memory_bytes"),
@@ -202,13 +221,23 @@ class DetailedForecasts:
             *(np.concatenate([getattr(part, item.name) for part in parts])[rows] for item in fields(ErrorWidths))
         )
 
+    def upper_ratios(self) -> Floats:
+        """Return the upper end of the 90 % range of the step of each row over its forecast, (k,)."""
+        if not self.priced:
+            return np.ones(0)
+        firsts = (int(self.rows[self.table == index][0]) for index in range(len(self.priced)))
+        jobs = [self.candidates.variants[self.candidates.variant[row]] for row in firsts]
+        widths = [uncertainty.range_widths(job, priced) for job, priced in zip(jobs, self.priced, strict=True)]
+        starts = np.cumsum([0, *map(len, widths)])
+        return np.asarray(np.exp(np.concatenate(widths)[starts[self.table] + self.place]))
+
     def offer(self, index: int) -> Offer:
         """Return the row at an index as an offer without a reason."""
         candidates, row = self.candidates, int(self.rows[index])
         priced, place = self.priced[self.table[index]], int(self.place[index])
         pool, workload = candidates.pool, candidates.variants[candidates.variant[row]]
         plan = candidates.plans.row(row)
-        per_node = min(plan.gpus, pool.gpus_per_node)
+        per_node = int(gpus_on_each_node(np.array(plan.gpus), pool))
         seconds = float(priced.step_s[place])
         lower, upper = uncertainty.interval(workload, priced, place)
         one = candidates.take(slice(row, row + 1))
@@ -217,7 +246,7 @@ class DetailedForecasts:
         cost, finish_s, cost_to_finish = (None if np.isnan(amount) else amount for amount in amounts)
         return Offer(
             pool=pool,
-            nodes=-(-plan.gpus // pool.gpus_per_node),
+            nodes=plan.gpus // per_node,
             gpus_per_node=per_node,
             plan=plan,
             workload=workload,

@@ -11,7 +11,7 @@ from tilecast import zoo
 from tilecast.advice.choose import Choice, Ranking
 from tilecast.advice.pricing import CandidatePlans, DetailedForecasts
 from tilecast.advice.sharing import SharingAdvice, sharing_options
-from tilecast.advice.values import Offer, Request
+from tilecast.advice.values import Offer, Request, format_ratio
 from tilecast.search import Mask
 from tilecast.spec import Floats
 
@@ -36,6 +36,8 @@ def _explain_choice(request: Request, place: int, ranking: Ranking) -> Offer:
         bound += "; memory is tight"
     if request.deadline_s is not None and (offer.finish_s or 0.0) * offer.upper_s / offer.step_s > request.deadline_s:
         bound += "; may miss the deadline"
+    if request.target_step_s is not None and offer.upper_s > request.target_step_s:
+        bound += "; may miss the target"
     goal = request.goal
     if goal.quantity.amount_format:
         amount = goal.quantity.amount(offer.pool, offer.gpus, offer.step_s)
@@ -49,9 +51,9 @@ def _explain_choice(request: Request, place: int, ranking: Ranking) -> Offer:
         standing = "costs more than nothing"
     elif ranking.is_tied[place]:
         more = " with more GPUs" if choice.gpus > best.gpus else ""
-        standing = f"a tie ({choice.value / best.value:.2f}x){more}"
+        standing = f"a tie, {choice.value / best.value:.2f}x the {goal.quantity.measure}{more}"
     else:
-        standing = f"{choice.value / best.value:.1f}x {goal.other}"
+        standing = f"{format_ratio(choice.value / best.value)} the {goal.quantity.measure}"
     return replace(offer, reason=f"{standing}; {bound}")
 
 
@@ -229,8 +231,8 @@ def describe_sharing(request: Request, shared: SharingAdvice | None) -> list[str
     where = f"{_SHARED[best.kind]} {best.profile}".rstrip()
     note = (
         f"The job does not fill a GPU: {where} of {shared.pool.name} ({best.resource}; {best.jobs} such jobs per GPU) "
-        f"takes {best.slowdown:.2f}x as long, {best.lower_s * 1e3:.3g}-{best.upper_s * 1e3:.3g} ms a step, at "
-        f"{best.relative_cost:.0%} of the cost"
+        f"takes {best.slowdown:.2f}x the time, {best.lower_s * 1e3:.3g}-{best.upper_s * 1e3:.3g} ms a step, at "
+        f"{best.relative_cost:.2f}x the price"
     )
     return [note + ("." if request.constraints.allow_sharing else "; constraints.allowSharing lets it.")]
 
@@ -243,4 +245,6 @@ def describe_confidence(offers: Sequence[Offer]) -> str:
     low, high = best.lower_s / best.step_s - 1, best.upper_s / best.step_s - 1
     seen = best.pool.calibration.find_workload_correction(best.pool.gpu.name, best.workload, best.gpus)
     own = f", {seen.own} like this one" if seen.own else ""
-    return f"{seen.runs} runs seen on this cluster{own}: {low:+.0%}/{high:+.0%}"
+    return (
+        f"{seen.runs} runs seen on this cluster{own}: 9 of 10 steps lie within {low:+.0%}/{high:+.0%} of the forecast"
+    )

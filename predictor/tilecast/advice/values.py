@@ -2,20 +2,42 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, TypeAlias
 
+from tilecast import zoo
 from tilecast.advice.sharing import SharingAdvice
 from tilecast.hardware import Pool
 from tilecast.objectives import OBJECTIVES, Objective, ObjectiveRecord
-from tilecast.spec import PartialPlan, Plan, Precision, SpecError, Workload
+from tilecast.spec import PartialPlan, Plan, Plans, Precision, SpecError, Workload
+from tilecast.zoo.model_flops import count_model_flops
 
 
 def require(is_met: object, field: str, problem: str, remedy: str) -> None:
     """Raise SpecError about a field unless a requirement is met."""
     if not is_met:
         raise SpecError(field, problem, remedy)
+
+
+def format_ratio(ratio: float) -> str:
+    """Return a ratio to the recommendation as text, such as `1.42x` or `23.2x`."""
+    digits = 2 if round(ratio, 2) < 10 else 1 if round(ratio, 1) < 100 else 0
+    return f"{ratio:,.{digits}f}x"
+
+
+def round_up(seconds: float) -> float:
+    """Return seconds rounded up to three significant figures."""
+    grain = 10.0 ** (math.floor(math.log10(seconds)) - 2)
+    return float(f"{math.ceil(seconds / grain - 1e-9) * grain:.6g}")
+
+
+def format_excess(over_bytes: float) -> str:
+    """Return bytes that a plan has too many as text with at least two significant digits, such as `310 MiB`."""
+    unit, name = (2**30, "GiB") if over_bytes >= 2**30 else (2**20, "MiB")
+    size = over_bytes / unit
+    return f"{size:.1f} {name}" if size < 100 else f"{size:,.0f} {name}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +73,10 @@ class Budget:
     currency: str = "USD"
 
 
+LimitsAt: TypeAlias = Literal["forecast", "upperBound"]
+"""Which end of a forecast has to meet limits on time."""
+
+
 @dataclass(frozen=True, slots=True)
 class Request:
     """All inputs of an advice except the pools."""
@@ -71,6 +97,15 @@ class Request:
     """Tokens of the whole run, if its length is given in tokens."""
     plan: PartialPlan | None = None
     """The only plan to price; None leaves it to the search."""
+    target_step_s: float | None = None
+    """Longest step that a plan may take, in seconds; None sets no limit."""
+    limits_at: LimitsAt = "forecast"
+    """Time that has to meet the target and the deadline: the forecast, or the upper end of its 90 % range."""
+
+    @property
+    def is_bounded(self) -> bool:
+        """Whether a limit on time or money excludes plans that fit."""
+        return bool(self.goal.bound) or self.target_step_s is not None
 
     @property
     def goal(self) -> ObjectiveRecord:
@@ -121,6 +156,17 @@ class Offer:
         return self.nodes * self.gpus_per_node
 
     @property
+    def tokens_per_s_and_gpu(self) -> float:
+        return self.tokens_per_s / self.gpus
+
+    @property
+    def mfu(self) -> float:
+        """Model FLOPs utilization: the model's FLOPs over what the peaks of all GPUs allow in a step."""
+        sharded = zoo.build_sharded_graph(self.workload, Plans.from_plans(self.plan))
+        flops = count_model_flops(self.plan, sharded.graph, int(sharded.index[0]))
+        return flops / (self.gpus * self.pool.gpu.peak(self.workload.precision) * self.step_s)
+
+    @property
     def is_tight(self) -> bool:
         """Whether the upper end of the memory range does not fit."""
         return self.memory_upper_bytes > self.memory_available_bytes
@@ -144,6 +190,11 @@ class Change:
     effect: Literal["fits", "wins"]
     text: str
     """The change as a phrase: `micro-batch 4 -> 1`."""
+    step_s: float | None = None
+    """Seconds of a step of the plan after the change; None if it was not priced."""
+    cost_per_1000_steps: float | None = None
+    """Price of 1000 such steps; None if it is not known."""
+    currency: str = "USD"
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,6 +213,8 @@ class Rejection:
     memory_available_bytes: float | None = None
     change: Change | None = None
     """The remedy as a change that was tried and helps; None if none was found."""
+    memory: Mapping[str, float] | None = None
+    """Bytes of the fullest GPU of `plan` by purpose; they sum to `memory_bytes`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,7 +229,7 @@ class WhyNot:
     """Code of the reason.
 
     One of the `worse_code` of a quantity (`Slower`, `Dearer`), `MoreGpus`, `OutOfMemory`, `PoolTooSmall`,
-    `Constraint`, `DeadlineMissed`, `OverBudget`, `NotNeeded` or `Tie`.
+    `Constraint`, `DeadlineMissed`, `OverBudget`, `TargetMissed`, `NotNeeded` or `Tie`.
     """
     message: str
     value: float | None
@@ -226,6 +279,15 @@ class Advice:
     """Reason for the width of the range, in one sentence."""
     provenance: AdviceOrigin
     inputs_hash: str
+    alerts: tuple[str, ...] = ()
+    """What a reader must know before the plans: assumptions that decide the forecast, one sentence each."""
+    usual: Offer | None = None
+    """Data parallelism or FSDP alone on the recommended pool, as most people would run the job.
+
+    It is None if it is what is recommended, if it does not fit, or if the user states the plan.
+    """
+    safer: Offer | None = None
+    """Best plan with memory to spare on the recommended pool, if the recommended plan is tight and one exists."""
     sharing: SharingAdvice | None = None
     """Ways to share a GPU, if the best plan uses a single one and sharing is worthwhile or allowed."""
 

@@ -54,6 +54,8 @@ class DetailedOffer(UnboundedModel, Recommendation):
 
     plan: str = Field(description="The split in short, as tables print it and --plan reads it.")
     gpu: str = Field(description="Name of the pool's GPU.")
+    mfu: float | None = optional_field("Model FLOPs utilization: FLOPs of the model over the peak of all GPUs.")
+    tokens_per_second_per_gpu: float | None = optional_field("Throughput of one GPU, in tokens or samples.")
     memory: dict[str, int] = Field(description="The bill of the fullest GPU in bytes; it sums to memoryBytes.used.")
     own_runs_ratio: float | None = optional_field(
         "What the job's own measured runs (--measured) multiply its step by.", gt=0
@@ -66,6 +68,8 @@ class DetailedOffer(UnboundedModel, Recommendation):
             offer,
             plan=str(offer.plan),
             gpu=offer.pool.gpu.name,
+            mfu=round_to_six_digits(offer.mfu),
+            tokens_per_second_per_gpu=round_to_six_digits(offer.tokens_per_s_and_gpu),
             memory={name: round(value) for name, value in offer.memory.items()},
             own_runs_ratio=round_to_six_digits(offer.carried) if offer.pool.own.runs else None,
             **more,
@@ -79,6 +83,10 @@ class AppliedChange(StatusModel):
     value: Number | str = Field(description="What it has to be, in that field's unit.")
     effect: Literal["fits", "wins"] = Field(description="What the plan then does.")
     text: str = Field(description="The change as a phrase.")
+    step_seconds: float | None = optional_field("A step of the plan after the change, where it was priced.")
+    cost_per1000_steps: float | None = optional_field(
+        "Price of 1000 such steps, where it is known.", alias="costPer1000Steps"
+    )
 
     @classmethod
     def from_change(cls, change: Change | None) -> Self | None:
@@ -86,7 +94,14 @@ class AppliedChange(StatusModel):
         if change is None:
             return None
         value = round_to_six_digits(change.value) if isinstance(change.value, float) else change.value
-        return cls(input=change.input, value=value, effect=change.effect, text=change.text)
+        return cls(
+            input=change.input,
+            value=value,
+            effect=change.effect,
+            text=change.text,
+            step_seconds=round_if_known(change.step_s),
+            cost_per1000_steps=round_if_known(change.cost_per_1000_steps),
+        )
 
 
 class DetailedRejection(UnboundedModel, RejectedPool):
@@ -338,6 +353,9 @@ class Launched(ApiModel):
     files: dict[str, str] = Field(default_factory=dict, description="Files that it reads, by name.")
     script: list[str] = list_field("Lines of Python for the training script.")
     notes: list[str] = list_field("What the reader has to know besides.")
+    safer: dict[str, Any] | None = optional_field(
+        "Where the recommendation is tight: the plan with memory to spare, and its launch with the same keys."
+    )
 
 
 SCHEMA_VERSION: Literal["1"] = "1"
@@ -353,6 +371,10 @@ class AdviceDocument(StatusModel):
     workload: PricedModel = Field(description="What is trained.")
     recommendation: DetailedOffer | None = optional_field("The best plan of all pools.")
     baseline: DetailedOffer | None = optional_field("What the user would run today.")
+    usual: DetailedOffer | None = optional_field("Data parallelism or FSDP alone, as most people would run the job.")
+    safer: DetailedOffer | None = optional_field(
+        "The best plan with memory to spare, where the recommendation is tight."
+    )
     uncapped: DetailedOffer | None = optional_field("The best without the job's own constraints.")
     alternatives: list[DetailedOffer] = Field(description="The best plan of every other pool, best first.")
     pareto: list[Alternative] = Field(description="Plans that none beats in time, cost and GPUs at once.")
@@ -360,6 +382,7 @@ class AdviceDocument(StatusModel):
     why_not: list[DetailedPassedOver] = Field(description="What binds the others.")
     ties: int = Field(description="Plans that the forecast cannot tell from the recommendation.")
     tie_ratio: float = Field(description="How far the recommendation is behind the best of them; 1 is not at all.")
+    alerts: list[str] = list_field("Assumptions that decide the forecast, a sentence each.")
     notes: list[str] = Field(description="What else a reader must know.")
     confidence: str = Field(description="Why the range is as wide as it is.")
     plans_evaluated: int = Field(description="How many plans were compared.")
@@ -375,9 +398,9 @@ class AdviceDocument(StatusModel):
     @classmethod
     def from_advice(cls, advice: Advice) -> Self:
         """Return the document for an advice, with all offers, rejections and notes."""
-        best, baseline, uncapped = (
+        best, baseline, usual, safer, uncapped = (
             None if offer is None else DetailedOffer.from_offer(offer)
-            for offer in (advice.best, advice.baseline, advice.uncapped)
+            for offer in (advice.best, advice.baseline, advice.usual, advice.safer, advice.uncapped)
         )
         return cls(
             schema_version=SCHEMA_VERSION,
@@ -386,6 +409,9 @@ class AdviceDocument(StatusModel):
             workload=PricedModel.from_workload(advice.request.workload),
             recommendation=best,
             baseline=baseline,
+            usual=usual,
+            safer=safer,
+            alerts=list(advice.alerts),
             uncapped=uncapped,
             alternatives=[DetailedOffer.from_offer(offer) for offer in advice.offers[1:]],
             pareto=[Alternative.from_offer(offer) for offer in advice.pareto],

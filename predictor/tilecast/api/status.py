@@ -24,7 +24,7 @@ from tilecast.api.base import (
 )
 from tilecast.api.parts import PartSeconds
 from tilecast.recomputation import PATTERN, Checkpointing
-from tilecast.spec import Plan, Precision
+from tilecast.spec import Plan, Precision, Schedule
 
 
 class Condition(StatusModel):
@@ -52,6 +52,7 @@ class Parallelism(StatusModel):
     checkpointing: Checkpointing = plan_field("checkpointing", ge=None, pattern=PATTERN, max_length=96)
     expert_tensor: int = plan_field("expert_tensor", default=1)
     virtual_stages: int = plan_field("virtual_stages", default=1)
+    schedule: Schedule | None = plan_field("schedule", ge=None, default=None)
     sequence_parallel: bool = plan_field("sequence_parallel", ge=None, default=False)
 
     @classmethod

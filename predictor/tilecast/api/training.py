@@ -127,7 +127,8 @@ class Training(ApiModel):
     )
     recompute_modules: list[RecomputedModule] = list_field(
         "Modules of a layer that the backward pass computes again, and no others, in the words of Megatron-Core's "
-        "--recompute-modules; mlp_act is the activation of a dense MLP. Empty leaves it to activationCheckpointing.",
+        "--recompute-modules; mlp_act is the activation of a dense MLP, attn_out all of attention behind the "
+        "projections of queries, keys and values. Empty leaves it to activationCheckpointing.",
         max_length=8,
     )
     recompute_layers: int | None = optional_field(

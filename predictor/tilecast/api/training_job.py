@@ -15,6 +15,7 @@ from pydantic.alias_generators import to_snake
 
 from tilecast import zoo
 from tilecast.advice import Baseline, Budget, Constraints, Request
+from tilecast.advice.values import LimitsAt
 from tilecast.api.base import (
     API_VERSION,
     MAX_BATCH,
@@ -42,7 +43,7 @@ from tilecast.objectives import OBJECTIVES, Objective, objectives_bounded_by
 from tilecast.recomputation import PATTERN, Checkpointing, join_modules, split_modules
 from tilecast.search import FRAMEWORKS as ABILITIES
 from tilecast.search import abilities
-from tilecast.spec import PIPELINE_SCHEDULES, PartialPlan, SpecError, Workload
+from tilecast.spec import PIPELINE_SCHEDULES, PartialPlan, Schedule, SpecError, Workload
 from tilecast.zoo.families import FAMILIES
 
 KIND = "TrainingJob"
@@ -95,6 +96,7 @@ class BaselinePlan(ApiModel):
     expert: int = plan_field("expert", default=1, le=4096)
     expert_tensor: int = plan_field("expert_tensor", default=1, le=4096)
     virtual_stages: int = plan_field("virtual_stages", default=1, le=1024)
+    schedule: Schedule | None = plan_field("schedule", ge=None, default=None)
     zero_stage: int | None = open_plan_field("zero_stage", le=3)
     micro_batch: int | None = open_plan_field("micro_batch", le=MAX_BATCH)
     checkpointing: Checkpointing | None = open_plan_field("checkpointing", ge=None, pattern=PATTERN, max_length=96)
@@ -198,7 +200,17 @@ class TrainingJobSpec(ApiModel):
         default="time", description=f"What is best: {', '.join(_OBJECTIVES[:-1])}, or {_OBJECTIVES[-1]}."
     )
     deadline_seconds: int | None = optional_field(
-        "How long the run may take, for cheapestBeforeDeadline.", ge=1, le=10**11
+        "How long the run may take, for cheapestBeforeDeadline and fewestGpusBeforeDeadline.", ge=1, le=10**11
+    )
+    target_step_seconds: float | None = optional_field(
+        "How long a step may take, with any objective: with fewestGpus the fewest GPUs for such a step, with cost the "
+        "least money.",
+        gt=0,
+        le=10**9,
+    )
+    limits_at: LimitsAt | None = optional_field(
+        "What has to meet targetStepSeconds and deadlineSeconds: the forecast (absent), or the upper end of its 90 % "
+        "range (upperBound)."
     )
     budget: JobBudget | None = optional_field("What the run may cost, for fastestWithinBudget.")
     baseline: JobBaseline | None = optional_field("What you would run today, for comparison.")
@@ -301,7 +313,8 @@ def to_request(name: str, spec: TrainingJobSpec, stored: bytes | None = None) ->
 
     Raises:
         SpecError: the model is unknown, unreadable or too large, or the sequence length is invalid for it. The
-            framework does not support the spec's precision, pipeline or gradient reduction.
+            framework does not support the spec's precision, pipeline or gradient reduction. The model has no experts
+            of which the spec speaks.
     """
     training = spec.training
     model = read_model(name, spec.model, model_reference(spec), stored, training.sequence_length)
@@ -309,6 +322,7 @@ def to_request(name: str, spec: TrainingJobSpec, stored: bytes | None = None) ->
     _check_precision(training)
     _check_gradient_sync(training)
     _check_pipeline(training, model)
+    _check_experts(training, model)
     _check_data_types(training)
     if spec.model.hugging_face is not None or spec.model.graph_ref is not None:
         zoo.count_operators(workload)  # refuses models that are too large, while the job is read
@@ -324,6 +338,8 @@ def to_request(name: str, spec: TrainingJobSpec, stored: bytes | None = None) ->
         batches=(batches.min, batches.max) if batches else None,
         precisions=tuple(training.allowed_precisions),
         tokens=training.tokens,
+        target_step_s=spec.target_step_seconds,
+        limits_at=spec.limits_at or "forecast",
     )
 
 
@@ -414,6 +430,13 @@ def _check_pipeline(training: Training, model: Model) -> None:
     if stated.layers != model.layers:
         problem = f"lays out {stated.layers} layers t, {model.name} has {model.layers}"
         raise SpecError(field, problem, f"write {model.layers} layers t in all, or leave it out")
+
+
+def _check_experts(training: Training, model: Model) -> None:
+    """Raise SpecError if a spec states how tokens get to experts for a model that has none."""
+    for field, value in (("expertDispatch", training.expert_dispatch), ("expertOverlap", training.expert_overlap)):
+        if value is not None and not zoo.count_experts(model):
+            raise SpecError(f"spec.training.{field}", f"{model.name} has no experts", "leave it out")
 
 
 def _check_data_types(training: Training) -> None:

@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 
 from tilecast import __version__, environment
-from tilecast.cli.parser import BAD_INPUT, OneLineErrorParser
+from tilecast.cli.parser import BAD_INPUT, OneLineErrorParser, write_example
 from tilecast.inputs.reading import InputWarning
 from tilecast.spec import SpecError
 
@@ -37,6 +37,8 @@ VERBS: Mapping[str, str] = {
 }
 """Verbs, which are modules of this package, and the purpose of each."""
 
+_JOB_VERBS = ("advise", "fits", "sweep")
+"""Verbs that read a job, also from a launch command behind `--`."""
 _PURPOSE = "Which GPU pool, how many GPUs, split how: forecast before anything runs."
 _FIRST_STEPS = f"""\
 {_PURPOSE}
@@ -55,7 +57,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if not given:
         print(_FIRST_STEPS)
         return EXIT_BAD_INPUT
-    options = build_parser(given[:1]).parse_args(given)
+    parser = build_parser(given[:1])
+    given, command = _split_command(given)
+    options = parser.parse_args(given)
+    if given[0] in _JOB_VERBS:
+        options.command = command
+        if options.job is None and not command:
+            parser.exit(EXIT_BAD_INPUT, f"tilecast: job: is missing; for instance `{write_example(given[0])}`\n")
     run: Callable[[argparse.Namespace], int] = options.run
     environment.apply_environment(os.environ)
     try:
@@ -74,6 +82,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"tilecast: standard output: cannot be written: {error.strerror or error}", file=sys.stderr)
         return EXIT_BAD_INPUT
     return status
+
+
+def _split_command(given: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Return the arguments before `--`, and the words of a launch command behind it, of a verb that reads a job."""
+    place = given.index("--") if given[0] in _JOB_VERBS and "--" in given else len(given)
+    return list(given[:place]), list(given[place + 1 :])
 
 
 def _print_warning(message: Warning | str, category: type[Warning], *_: object, **__: object) -> None:

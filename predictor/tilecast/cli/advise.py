@@ -18,10 +18,11 @@ from tilecast.cli.arguments import add_job_arguments, add_pool_arguments
 from tilecast.hardware import Pool
 from tilecast.inputs.job_options import JobOptions
 from tilecast.inputs.pools import PoolOptions
-from tilecast.public.asking import AdviceInputs, AdviceResult, compute_advice, measured_offer
+from tilecast.public.advising import AdviceInputs, AdviceResult, compute_advice, measured_offer
 from tilecast.render import launch as launched
 from tilecast.render.document import FORMATS, dump_document
 from tilecast.render.launch import LAUNCHERS, LaunchSetting
+from tilecast.render.launch.setting import list_launch_settings
 from tilecast.render.wide import LEGEND, wide_text
 from tilecast.spec import SpecError
 
@@ -172,8 +173,7 @@ def _requested_sections(
         screen = layers.layers_text(best, varied, cut)
         extras.append(_Section("perLayer", "Layer by layer", screen, layers.layers_document(varied, cut)))
     if options.launch:
-        name, setting = options.launch, LaunchSetting.from_offer(advice.request.name, best)
-        extras.append(
-            _Section("launch", "Launch", launched.launch_text(name, setting), launched.launch_document(name, setting))
-        )
+        name, setting, safer = options.launch, *list_launch_settings(advice, best)
+        text = launched.launch_text(name, setting, safer, is_stated=options.plan is not None)
+        extras.append(_Section("launch", "Launch", text, launched.launch_document(name, setting, safer)))
     return extras

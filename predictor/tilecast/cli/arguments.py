@@ -13,9 +13,16 @@ def add_job_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the argument that names a job, and the flags for its options, to a parser."""
     parser.add_argument(
         "job",
+        nargs="?",
         help=f"a file with a TrainingJob, or with an annotated {list_job_kinds()}; a Hugging Face "
         "config.json, PEFT's adapter_config.json, or a folder with either; an ONNX file, a graph that `tilecast trace` "
-        "wrote, or the name of a model preset",
+        "wrote, or the name of a model preset; or a shell script with a launch line. Everything behind -- is a launch "
+        "command: -- torchrun …",
+    )
+    parser.add_argument(
+        "--lenient",
+        action="store_true",
+        help="ignore options of a launch command that change speed or memory and are not priced",
     )
     every = parser.add_argument_group("the run and its limits")
     bare = parser.add_argument_group("how a bare model is trained (a preset, a config.json, an ONNX file or a graph)")

@@ -9,7 +9,7 @@ from tilecast.cli import EXIT_NO_RECOMMENDATION, EXIT_OK
 from tilecast.cli.arguments import add_job_arguments, add_pool_arguments
 from tilecast.inputs.job_options import JobOptions
 from tilecast.inputs.pools import PoolOptions
-from tilecast.public.asking import AdviceInputs, compute_advice
+from tilecast.public.advising import AdviceInputs, compute_advice
 from tilecast.public.results import Fits
 
 

@@ -224,6 +224,8 @@ class Pool:
     """Earlier runs of the job on any pool, which correct its forecasts."""
     usual_gpus_per_node: int = 0
     """GPUs of a whole node, if the pool is only a fraction of a node. It is 0 if the nodes of the pool are whole."""
+    spare_gpus: int = 0
+    """GPUs of one more node, which has fewer than the others. It is 0 if all nodes are equal."""
 
     def __hash__(self) -> int:
         return hash(self.name)
@@ -231,12 +233,12 @@ class Pool:
     @property
     def is_partial_node(self) -> bool:
         """Whether the pool is only a fraction of one node."""
-        return self.max_nodes == 1 and self.usual_gpus_per_node > self.gpus_per_node
+        return self.max_nodes == 1 and not self.spare_gpus and self.usual_gpus_per_node > self.gpus_per_node
 
     @property
     def max_gpus(self) -> int:
         """Number of GPUs of the whole pool."""
-        return self.gpus_per_node * self.max_nodes
+        return self.gpus_per_node * self.max_nodes + self.spare_gpus
 
     @property
     def domain(self) -> int:

@@ -48,20 +48,12 @@ def parse_gpu_list(text: str, links: Sequence[str] = ()) -> list[Pool]:
 
 
 def assumed_pool(gpu: Gpu, count: int) -> Pool:
-    """Return a pool of `count` GPUs in nodes of the GPU's usual instance type.
-
-    Raises:
-        SpecError: the GPUs do not fill whole nodes.
-    """
+    """Return a pool of `count` GPUs in nodes of the GPU's usual instance type, of which the last may be smaller."""
     offered, server_gpus = instances.find_usual_node_type(gpu), instances.find_default_gpus_per_node(gpu)
     # A virtual machine with a single GPU has the GPU's price, but it is not what larger jobs run on.
     usual = None if offered and offered.gpus == 1 < server_gpus else offered
     whole = usual.gpus if usual else server_gpus
     per_node = min(count, whole)
-    if count % per_node:
-        example = f"{gpu.name}:{_format_equal_nodes(count, whole)}"
-        remedy = f"give a multiple of {per_node}, fewer, or nodes x GPUs, for instance {example}"
-        raise SpecError("--gpus", f"{gpu.name}:{count} does not fill nodes of {per_node} GPUs", remedy)
     return Pool(
         name=gpu.name,
         gpu=gpu,
@@ -74,6 +66,7 @@ def assumed_pool(gpu: Gpu, count: int) -> Pool:
         currency=offered.currency if offered else "USD",
         layers=dict.fromkeys(("gpusPerNode", "interNode"), ASSUMED),
         usual_gpus_per_node=whole,
+        spare_gpus=count % per_node,
     )
 
 
@@ -183,12 +176,6 @@ def _set_link(pool: Pool, link: Link) -> Pool:
     if link.per_node:
         return replace(pool, inter=link, layers={**pool.layers, "interNode": STATED})
     return replace(pool, intra=link, layers={**pool.layers, "intraNode": STATED})
-
-
-def _format_equal_nodes(count: int, max_per_node: int) -> str:
-    """Return `NODESxGPUS` for `count` GPUs in equal nodes, as large as possible with at most `max_per_node` GPUs."""
-    per_node = max(size for size in range(1, max_per_node + 1) if count % size == 0)
-    return f"{count // per_node}x{per_node}"
 
 
 def _pool_name(node_type: str) -> str:

@@ -19,7 +19,7 @@ from tilecast import zoo
 from tilecast.advice import Request
 from tilecast.api import base, training_job
 from tilecast.api.job_kinds import list_job_kinds
-from tilecast.inputs import adapters
+from tilecast.inputs import adapters, hub
 from tilecast.inputs.job_options import ANY_OPTIONS, BARE_OPTIONS, JOB_OPTIONS, JobOptions
 from tilecast.inputs.reading import (
     InputWarning,
@@ -37,6 +37,7 @@ from tilecast.zoo.traced import onnx_file
 if TYPE_CHECKING:
     from tilecast.api.documents import Document
     from tilecast.inputs.manifest import ManifestJob
+    from tilecast.readers import LaunchReading
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +50,10 @@ class JobInput:
     """Paths of fields that flags filled, and the flag for each."""
     source: ManifestJob | None = None
     """Job of another kind from which the TrainingJob was derived."""
+    notes: tuple[str, ...] = ()
+    """Sentences for the reader of the advice, such as the revision of a model."""
+    launch: LaunchReading | None = None
+    """The launch command or configuration from which the TrainingJob was derived."""
 
     def request(self) -> Request:
         """Return the checked request for advice that the document describes.
@@ -78,6 +83,11 @@ class JobInput:
         if place in ("spec", "spec.training") and "spec.training.globalBatchSize" in self.flags:
             return _cite_flags(error)
         return error
+
+    @classmethod
+    def from_model(cls, options: JobOptions, name: str, model: dict[str, Any]) -> JobInput:
+        """Return a new TrainingJob for a `spec.model`, with training options from the flags."""
+        return _job_of_model(options, name, model)
 
     def with_field(self, path: Sequence[str], value: object, flag: str) -> JobInput:
         """Return a copy of the job with `value` at `path` in its spec. Later errors about the field name `flag`.
@@ -140,13 +150,26 @@ def read_job(options: JobOptions) -> JobInput:
     Raises:
         SpecError: the file cannot be read or contains no job, or an option does not apply to the job.
     """
-    result = (
-        _read_named_job(options, options.job) if isinstance(options.job, str) else _read_object(options, options.job)
-    )
+    from tilecast.inputs import launches
+
+    if launches.is_launch(options):
+        result = launches.read_launch_job(options, read_model_job)
+    else:
+        result = read_model_job(options)
     for name, option in ANY_OPTIONS.items():
         if name in options.values:
             result = result.with_field(option.path.split("."), options.values[name], to_flag(name))
     return result
+
+
+def read_model_job(options: JobOptions) -> JobInput:
+    """Return the job for a name, a path, or an object, with the values of flags for a bare model.
+
+    Raises:
+        SpecError: as in `read_job`.
+    """
+    named = isinstance(options.job, str)
+    return _read_named_job(options, str(options.job)) if named else _read_object(options, options.job)
 
 
 def _read_named_job(options: JobOptions, name: str) -> JobInput:
@@ -163,8 +186,31 @@ def _read_named_job(options: JobOptions, name: str) -> JobInput:
         raise SpecError(name, "holds weights, not what is computed with them", remedy)
     if means_file(name):
         return _read_job_file(options, name)
+    if hub.is_hub_name(name) and (name.startswith(hub.PREFIX) or not zoo.is_preset(name)):
+        return _read_hub_job(options, name)
     preset = _find_preset(name)
     return _job_of_model(options, preset, {"preset": preset})
+
+
+def _read_hub_job(options: JobOptions, name: str) -> JobInput:
+    """Return the job for a model of the Hugging Face Hub.
+
+    Raises:
+        SpecError: the model is not found. Without `hf://` the error is that of an unknown preset.
+    """
+    try:
+        found = hub.read_hub_config(name)
+    except SpecError as error:
+        if name.startswith(hub.PREFIX) or "huggingface_hub is not installed" not in error.problem:
+            raise
+        try:
+            _find_preset(name)
+        except SpecError as unknown:
+            raise unknown.at(unknown.field, f"{unknown.remedy}; or {error.remedy}") from None
+        raise
+    text = json.dumps(found.config)
+    job = _job_from_documents(options, [dict(found.config)], text, name)
+    return replace(job, notes=(*job.notes, found.note))
 
 
 def _read_object(options: JobOptions, job: object) -> JobInput:

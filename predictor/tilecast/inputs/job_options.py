@@ -155,6 +155,12 @@ class JobOptions:
     Transformers, or a `Trace`."""
     values: Mapping[str, Any] = field(default_factory=dict)
     """Values by the name of the option, a key of `JOB_OPTIONS`. Options left out keep the job's value."""
+    command: Sequence[str] = ()
+    """Words of a launch command, or a configuration file of a launcher, that say the job; `job` may name its model."""
+    lenient: bool = False
+    """Whether options of the command that are not priced are ignored."""
+    gpus: int | None = None
+    """GPUs of the job if its command does not say their number."""
 
     @classmethod
     def from_values(cls, job: object, values: Mapping[str, Any]) -> JobOptions:
@@ -171,7 +177,7 @@ class JobOptions:
             elif value is not None:
                 is_text = isinstance(value, str) or option.takes_texts
                 given[name] = option.read(str(value), to_flag(name)) if is_text else value
-        return cls(job, given)
+        return cls(job, given, tuple(values.get("command") or ()), bool(values.get("lenient")))
 
     @property
     def title(self) -> str:

@@ -91,8 +91,8 @@ def read_pools(options: PoolOptions) -> Sequence[Pool]:
         amount = f"{len(item.nodes)} nodes" if len(item.nodes) > 1 else f"node {item.nodes[0]}"
         text = f"left out {amount}: {item.message}; {item.remedy}"
         warnings.warn(text, InputWarning, stacklevel=2)
-    found = report.require_pools()
-    return [set_links(pool, links, "--link") for pool in found] if links else found
+    usable = report.require_pools()
+    return [set_links(pool, links, "--link") for pool in usable] if links else usable
 
 
 def _read_corrections(file: str) -> calibration.Calibration:
@@ -153,10 +153,12 @@ def describe_nodes(pool: Pool) -> str:
     count = f"{pool.max_nodes} nodes" if pool.max_nodes > 1 else "1 node"
     wide = min(pool.domain, pool.max_gpus)
     inside = [f"{pool.intra.name} {f'over {wide} GPUs' if wide > pool.gpus_per_node else 'inside'}"]
-    between = [f"{pool.inter.name} {'beyond' if wide > pool.gpus_per_node else 'between'}"] * (pool.max_nodes > 1)
+    several = pool.max_gpus > pool.gpus_per_node
+    between = [f"{pool.inter.name} {'beyond' if wide > pool.gpus_per_node else 'between'}"] * several
     typed = [f"as {pool.node_type}"] if pool.node_type else []
     reached = [] if pool.gpu.mig else [*inside, *between]
-    return ", ".join([f"{pool.name} {count} of {pool.gpus_per_node}", *reached, *typed])
+    spare = f" and one of {pool.spare_gpus}" if pool.spare_gpus else ""
+    return ", ".join([f"{pool.name} {count} of {pool.gpus_per_node}{spare}", *reached, *typed])
 
 
 def pools_by_node(options: PoolOptions) -> dict[str, str]:

@@ -196,7 +196,8 @@ def _price_by_formula(
     count = formulas.count_rows(dims, work.moved_bytes)[mask]
     cols = dims["cols"][mask] if "cols" in dims else formulas.THREADS
     drawn_s = formulas.random_numbers_s(dims["drawn"] * dims["elements"], gpu)[mask] if "drawn" in dims else 0.0
-    return formulas.bandwidth_bound_s(moved, count, gpu, ceiling, cols) + drawn_s
+    written_share = formulas.compute_written_share(dims, work.moved_bytes)[mask]
+    return formulas.bandwidth_bound_s(moved, count, gpu, ceiling, cols, written_share) + drawn_s
 
 
 _LEAST_BATCH = 4

@@ -1,9 +1,12 @@
 """Durations of kernels that memory bandwidth bounds, from formulas with fitted constants.
 
-    t = ramp + max(traffic / (l2_share · L2), spilled / (dram_share · DRAM), rows · row_cycles · block / (SMs · clock),
+    t = ramp + max(cached, spilled / (dram_share · DRAM), rows · row_cycles · block / (SMs · clock),
                    row bytes / (rate · clock))
 
-L2 and DRAM are the bandwidths of the cache and of memory. No bytes spill to DRAM if the traffic fits into the L2. All
+    cached = min(traffic / (l2_share · L2), reads / (cached_read_share · L2) + writes / (dram_share · DRAM))
+
+L2 and DRAM are the bandwidths of the cache and of memory. The reads and writes of element-wise kernels are known. For
+other kernels `cached` is the first of the two times. No bytes spill to DRAM if the traffic fits into the L2. All
 bytes do if the traffic exceeds twice the size of the L2.
 
 A row-wise kernel may read a row several times. The rows in flight are one row per SM. If they fit into the L2, further
@@ -54,7 +57,12 @@ def direct_conv_s(flops: Floats, moved: Floats, gpu: Gpu, ceiling: BandwidthCeil
 
 
 def bandwidth_bound_s(
-    moved: Floats, rows: Floats, gpu: Gpu, ceiling: BandwidthCeiling, cols: Floats | float = THREADS
+    moved: Floats,
+    rows: Floats,
+    gpu: Gpu,
+    ceiling: BandwidthCeiling,
+    cols: Floats | float = THREADS,
+    written_share: Floats | float = 1.0,
 ) -> Floats:
     """Return the seconds of kernels that are bound by memory bandwidth, (N,).
 
@@ -64,6 +72,7 @@ def bandwidth_bound_s(
         gpu: the GPU.
         ceiling: fitted constants of the kernels.
         cols: elements of a row.
+        written_share: share of the bytes that a kernel writes, or 1 if it is unknown.
     """
     block = np.clip(cols / THREADS, 1 / constants.shipped_constants().kernels.resident_blocks, 1.0)
     row_bytes = np.where(rows > 0, moved / np.maximum(rows, 1.0), 0.0)
@@ -74,6 +83,9 @@ def bandwidth_bound_s(
     streamed = dram_share * gpu.memory_bandwidth_bytes_per_s
     # Data from memory pass through the cache, so the cache is no slower.
     cached = traffic / np.maximum(ceiling.l2_share * gpu.l2_bandwidth_bytes_per_s, streamed)
+    cached_read_share = constants.shipped_constants().kernels.cached_read_share
+    read = (1.0 - written_share) / (cached_read_share * gpu.l2_bandwidth_bytes_per_s)
+    cached = np.minimum(cached, traffic * (read + written_share / streamed))
     spilled = count_dram_bytes(traffic, gpu) / streamed
     each_row = rows * ceiling.row_cycles * block / (gpu.sm_count * gpu.boost_clock_hz)
     one_row = row_bytes / (ceiling.sm_bytes_per_clock * gpu.boost_clock_hz)
@@ -89,3 +101,14 @@ def random_numbers_s(numbers: Floats, gpu: Gpu) -> Floats:
 def count_rows(dims: Dims, moved: Floats) -> Floats:
     """Return the number of rows of N kernels of one kind, (N,). Kernels of a kind without rows have 0 rows."""
     return dims["rows"] if "rows" in dims else np.zeros(len(moved))
+
+
+def compute_written_share(dims: Dims, moved: Floats) -> Floats:
+    """Return the share of the bytes of N kernels of one kind that they write, (N,).
+
+    It is 1 for kinds that are not element-wise, for which it is unknown, and for kernels that move no bytes.
+    """
+    if "written_bytes" not in dims:
+        return np.ones(len(moved))
+    both = dims["read_bytes"] + dims["written_bytes"]
+    return np.where(both > 0, dims["written_bytes"] / np.where(both > 0, both, 1.0), 1.0)

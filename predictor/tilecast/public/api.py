@@ -7,7 +7,7 @@
     print(advice.best.plan, advice.best.step_s)
 
 Most functions return an immutable result that prints as the command line's table and has `rows` and `to_dict()`. They
-raise `SpecError` for bad input. The module `asking` computes advice for this API and for the command line.
+raise `SpecError` for bad input. The module `advising` computes advice for this API and for the command line.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from tilecast.inputs.pools import PoolOptions
 from tilecast.inputs.reading import InputWarning as InputWarning
 from tilecast.planner.policies import POLICIES
 from tilecast.public import catalog
-from tilecast.public.asking import AdviceInputs, compute_advice
+from tilecast.public.advising import AdviceInputs, compute_advice
 from tilecast.public.queueing import QueueInputs, plan_queue
 from tilecast.public.results import Advice, Fits, Forecast, Queue, Sweep
 from tilecast.public.results import PoolFit as PoolFit
@@ -144,6 +144,14 @@ class JobSettings(TypedDict, total=False):
     """The same as `deadline`."""
     budget: str | float
     """US dollars, or a text such as "5000EUR"; for objective fastestWithinBudget."""
+    target_step_seconds: float | str
+    """How long a step may take."""
+    limits_at: str
+    """forecast or upperBound: the end of the range at which deadline and target must hold."""
+    command: Sequence[str]
+    """Words of a launch command that says the job."""
+    lenient: bool
+    """Whether options of a launch command that are not priced are ignored."""
     inputs: Any
     """Example inputs of a `torch.nn.Module`: a tensor, or a tuple of them."""
     gpus: str | Mapping[str, int]
@@ -188,7 +196,7 @@ def advise(
     'h100-sxm'
     """
     with _errors_about_arguments():
-        question = _build_question(model, settings, plan, baseline, measured, launcher)
+        question = _build_inputs(model, settings, plan, baseline, measured, launcher)
         return Advice.from_advice(compute_advice(question).advice)
 
 
@@ -240,9 +248,7 @@ def fits(model: object, *, plan: str | None = None, **settings: Unpack[JobSettin
     False
     """
     with _errors_about_arguments():
-        return Fits.from_advice(
-            compute_advice(replace(_build_question(model, settings, plan), seeks_fewest=True)).advice
-        )
+        return Fits.from_advice(compute_advice(replace(_build_inputs(model, settings, plan), seeks_fewest=True)).advice)
 
 
 def sweep(model: object, *, over: str, **settings: Unpack[JobSettings]) -> Sweep:
@@ -263,7 +269,7 @@ def sweep(model: object, *, over: str, **settings: Unpack[JobSettings]) -> Sweep
     [4, 8]
     """
     with _errors_about_arguments():
-        question = _build_question(model, settings)
+        question = _build_inputs(model, settings)
         over_ = SweepRange.parse(over, "over")
         return Sweep.from_rows(over_.field, run_sweep(question.job, question.pools, over_))
 
@@ -347,7 +353,7 @@ def launchers() -> tuple[str, ...]:
     return tuple(LAUNCHERS)
 
 
-def _build_question(
+def _build_inputs(
     model: object,
     settings: Mapping[str, Any],
     plan: str | None = None,
@@ -355,7 +361,7 @@ def _build_question(
     measured: str | Sequence[str] | Mapping[str, float] = (),
     launcher: str | None = None,
 ) -> AdviceInputs:
-    """Return the arguments of a public function as a `Question`.
+    """Return the arguments of a public function as `AdviceInputs`.
 
     Raises:
         TypeError: `settings` contains an unknown name.

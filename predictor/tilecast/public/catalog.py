@@ -143,7 +143,7 @@ def _describe_assumed_pool(pool: Pool) -> Row:
     return {
         "name": pool.name,
         "most nodes": pool.max_nodes,
-        "GPUs": pool.max_nodes * pool.gpus_per_node,
+        "GPUs": pool.max_gpus,
         "node type": pool.node_type,
         "facts": {
             "gpu": pool.gpu.name,

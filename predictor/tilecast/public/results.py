@@ -13,6 +13,7 @@ from typing import Any
 from tilecast import advice as core
 from tilecast import diagnose as diagnosing
 from tilecast import explain as explaining
+from tilecast.advice.what_if.alternatives import find_roomy_plan
 from tilecast.api.advice import AdviceDocument
 from tilecast.api.status import Recommendation
 from tilecast.planner.problem import UnplannedJob
@@ -20,11 +21,12 @@ from tilecast.render import launch as launched
 from tilecast.render import queue as queue_screen
 from tilecast.render import sweep as sweep_screen
 from tilecast.render.columns import align_columns
+from tilecast.render.launch.setting import list_launch_settings
 from tilecast.render.queue import QueueScreen
 from tilecast.render.rows import format_properties, rows_html, rows_table
-from tilecast.render.table import advice_headline
+from tilecast.render.table import advice_headline, describe_priced
 from tilecast.render.table import advice_text as advice_table
-from tilecast.render.units import format_gibibytes
+from tilecast.render.units import GIB, format_duration, format_gibibyte_range, format_gibibytes
 from tilecast.spec import SpecError
 from tilecast.sweeps import FIELDS, SweepRow
 
@@ -126,7 +128,8 @@ class Advice(core.Advice):
         """
         if self.best is None:
             raise SpecError("launch", "nothing is recommended", "see rejections")
-        return launched.launch_text(launcher, launched.LaunchSetting.from_offer(self.request.name, self.best))
+        setting, safer = list_launch_settings(self, self.best)
+        return launched.launch_text(launcher, setting, safer, is_stated=self.request.plan is not None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,6 +150,72 @@ class PoolFit:
     available_bytes: float | None
     remedy: str
     """The nearest change that would make it fit; empty where it does."""
+    memory: Mapping[str, float] | None = None
+    """The bytes by purpose; None where no plan was tried."""
+    step_seconds: float | None = None
+    """A step of the plan; None where it does not fit."""
+    cost_per_1000_steps: float | None = None
+    currency: str = "USD"
+    remedy_step_seconds: float | None = None
+    """A step of the plan after the remedy, where it was priced."""
+    remedy_cost_per_1000_steps: float | None = None
+    roomy_gpus: int | None = None
+    """Fewest GPUs on which a plan has memory to spare, if this plan is tight."""
+    roomy_plan: str = ""
+    roomy_step_seconds: float | None = None
+
+    @classmethod
+    def from_offer(cls, offer: core.Offer, roomy: core.Offer | None) -> PoolFit:
+        """Return the answer for a plan that fits, and for a plan with memory to spare if the first one is tight."""
+        if roomy is not None and roomy.gpus <= offer.gpus:
+            offer, roomy = roomy, None
+        return cls(
+            pool=offer.pool.name,
+            fits=True,
+            is_tight=offer.is_tight,
+            plan=str(offer.plan),
+            gpus=offer.gpus,
+            memory_bytes=offer.memory_bytes,
+            memory_upper_bytes=offer.memory_upper_bytes,
+            available_bytes=offer.memory_available_bytes,
+            remedy="",
+            memory=offer.memory,
+            step_seconds=offer.step_s,
+            cost_per_1000_steps=offer.cost_per_1000_steps,
+            currency=offer.pool.currency,
+            roomy_gpus=None if roomy is None else roomy.gpus,
+            roomy_plan="" if roomy is None else str(roomy.plan),
+            roomy_step_seconds=None if roomy is None else roomy.step_s,
+        )
+
+    @classmethod
+    def from_rejection(cls, rejection: core.Rejection) -> PoolFit:
+        """Return the answer for a pool that cannot run the job."""
+        change = rejection.change
+        is_known = rejection.code == "OutOfMemory"
+        return cls(
+            pool=rejection.pool,
+            fits=False,
+            is_tight=False,
+            plan="" if rejection.plan is None else str(rejection.plan),
+            gpus=None,
+            memory_bytes=rejection.memory_bytes,
+            memory_upper_bytes=None,
+            available_bytes=rejection.memory_available_bytes,
+            remedy=rejection.remedy if is_known else f"{rejection.message}: {rejection.remedy}",
+            memory=rejection.memory,
+            currency="USD" if change is None else change.currency,
+            remedy_step_seconds=None if change is None else change.step_s,
+            remedy_cost_per_1000_steps=None if change is None else change.cost_per_1000_steps,
+        )
+
+    def describe_remedy(self) -> str:
+        """Return the remedy as text, with the step time and the price of the plan after it."""
+        return describe_priced(self.remedy, self.remedy_step_seconds, self.remedy_cost_per_1000_steps, self.currency)
+
+
+_BILL = ("parameters", "gradients", "optimizer", "activations")
+"""Purposes of memory that have a column in the table of `Fits`; the others are summed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,38 +227,35 @@ class Fits:
     @classmethod
     def from_advice(cls, advice: core.Advice) -> Fits:
         """Return the memory needs of each pool's plan or rejection in the predictor's advice."""
-        pools = []
-        for offer in advice.offers:
-            sizes = (offer.memory_bytes, offer.memory_upper_bytes, offer.memory_available_bytes)
-            pools.append(PoolFit(offer.pool.name, True, offer.is_tight, str(offer.plan), offer.gpus, *sizes, ""))
-        for item in advice.rejections:
-            needed = (item.memory_bytes, None, item.memory_available_bytes)
-            plan = "" if item.plan is None else str(item.plan)
-            remedy = item.remedy if item.code == "OutOfMemory" else f"{item.message}: {item.remedy}"
-            pools.append(PoolFit(item.pool, False, False, plan, None, *needed, remedy))
-        return cls(tuple(pools))
+        is_free = advice.request.plan is None
+        pools = [
+            PoolFit.from_offer(
+                offer, find_roomy_plan(advice.request, offer.pool) if offer.is_tight and is_free else None
+            )
+            for offer in advice.offers
+        ]
+        return cls((*pools, *map(PoolFit.from_rejection, advice.rejections)))
 
     def __bool__(self) -> bool:
         """Return whether the job fits into the memory of any pool."""
         return any(one.fits for one in self.pools)
 
     def __str__(self) -> str:
-        """Return a text table with one line for each pool."""
-        rows = [
-            (
-                one.pool,
-                "tight" if one.is_tight else "fits" if one.fits else "no",
-                "" if one.gpus is None else str(one.gpus),
-                one.plan,
-                "" if one.memory_bytes is None else format_gibibytes(one.memory_bytes),
-                "" if one.available_bytes is None else format_gibibytes(one.available_bytes),
-                one.remedy,
-            )
+        """Return a text table with one line for each pool, and a line for each remedy."""
+        titles = ("POOL", "FITS", "GPUS", "PLAN", "GiB/GPU", "OF", *map(str.upper, _BILL), "OTHER", "STEP")
+        rows = [(*_fit_cells(one), *_bill_cells(one.memory), format_duration(one.step_seconds)) for one in self.pools]
+        lines = align_columns(titles, rows, tuple(title for title in titles if title not in ("POOL", "FITS", "PLAN")))
+        more = [
+            f"{one.pool}: memory to spare from {one.roomy_gpus} GPUs, {one.roomy_plan}, "
+            f"{format_duration(one.roomy_step_seconds)} a step"
             for one in self.pools
+            if one.roomy_gpus is not None
         ]
-        return "\n".join(
-            align_columns(("POOL", "FITS", "GPUS", "PLAN", "GiB", "OF", "REMEDY"), rows, ("GPUS", "GiB", "OF"))
-        )
+        more += [
+            f"{one.pool} would fit with {one.describe_remedy()}" for one in self.pools if one.memory and one.remedy
+        ]
+        more += [f"{one.pool}: {one.describe_remedy()}" for one in self.pools if one.remedy and not one.memory]
+        return "\n".join([*lines, *(["", *more] if more else [])])
 
     def _repr_html_(self) -> str:
         return rows_html(self.rows)
@@ -291,6 +357,23 @@ class Table(tuple[Mapping[str, Any], ...]):
         return [dict(row) for row in self]
 
 
+def _fit_cells(fit: PoolFit) -> tuple[str, ...]:
+    """Return pool, verdict, GPUs, plan, needed and usable memory of a pool as cells of a table."""
+    verdict = "tight" if fit.is_tight else "fits" if fit.fits else "no"
+    upper = fit.memory_upper_bytes
+    needed = "" if fit.memory_bytes is None else format_gibibyte_range(fit.memory_bytes, upper or fit.memory_bytes)
+    usable = "" if fit.available_bytes is None else format_gibibytes(fit.available_bytes)
+    return fit.pool, verdict, "" if fit.gpus is None else str(fit.gpus), fit.plan, needed, usable
+
+
+def _bill_cells(memory: Mapping[str, float] | None) -> tuple[str, ...]:
+    """Return the GiB of each purpose in `_BILL`, and of all other purposes, as cells of a table."""
+    if memory is None:
+        return ("",) * (len(_BILL) + 1)
+    sizes = [memory.get(name, 0.0) for name in _BILL]
+    return tuple(f"{size / GIB:.1f}" for size in (*sizes, sum(memory.values()) - sum(sizes)))
+
+
 def _offer_row(offer: core.Offer, is_best: bool) -> dict[str, Any]:
     return {
         "pool": offer.pool.name,
@@ -304,6 +387,8 @@ def _offer_row(offer: core.Offer, is_best: bool) -> dict[str, Any]:
         "lower_seconds": offer.lower_s,
         "upper_seconds": offer.upper_s,
         "tokens_per_second": offer.tokens_per_s,
+        "tokens_per_second_per_gpu": offer.tokens_per_s_and_gpu,
+        "mfu": offer.mfu,
         "finish_seconds": offer.finish_s,
         "cost_per_1000_steps": offer.cost_per_1000_steps,
         "cost_to_finish": offer.cost_to_finish,

@@ -14,6 +14,7 @@ from tilecast.render import charts
 from tilecast.render.charts import Axis, Chart, Point, Series, group_points
 from tilecast.render.explain import SHOWN, exchange_rows, format_kernel_shape, operator_cells
 from tilecast.render.page import definition_list, fraction_bar, html_figure, html_page, html_table
+from tilecast.render.table import is_usual_shown
 from tilecast.render.units import (
     format_bytes,
     format_count,
@@ -87,7 +88,7 @@ def _recommendation_card(advice: Advice, explanation: Explanation | None) -> str
     lines = [
         f"<p>{escape(selector)}</p>" if selector else "",
         f"<p>{escape(best.reason)}. {escape(_ties_sentence(advice))}</p>",
-        *(f"<p>{escape(note)}</p>" for note in advice.notes),
+        *(f"<p>{escape(note)}</p>" for note in (*advice.alerts, *advice.notes)),
     ]
     where = f"{best.pool.name}, {best.nodes} x {best.gpus_per_node} GPUs"
     plan = f"<code>{escape(str(best.plan))}</code>"
@@ -102,6 +103,8 @@ def _ties_sentence(advice: Advice) -> str:
 
 def _pools_section(advice: Advice) -> str:
     rows = [("best" if offer is advice.best else "", _offer_cells(offer)) for offer in advice.offers]
+    if advice.usual is not None and is_usual_shown(advice, advice.usual):
+        rows.append(("", _offer_cells(advice.usual)))
     if advice.baseline is not None:
         rows.append(("", _offer_cells(advice.baseline)))
     for item in advice.rejections:

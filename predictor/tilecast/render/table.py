@@ -6,8 +6,10 @@ import textwrap
 from dataclasses import replace
 
 from tilecast import zoo
-from tilecast.advice import Advice, Offer, WhyNot
+from tilecast.advice import Advice, Change, Offer, WhyNot
 from tilecast.advice.choose import MAX_TIED
+from tilecast.advice.reasons import BOUND_BY
+from tilecast.advice.values import format_ratio
 from tilecast.objectives import OBJECTIVES
 from tilecast.render.columns import align_columns
 from tilecast.render.units import (
@@ -18,13 +20,17 @@ from tilecast.render.units import (
     format_interval,
     format_money,
     format_parameters,
+    format_rate,
 )
 from tilecast.step import PARTS
 
-_TITLES = ("", "POOL", "GPUS", "PLAN", "STEP", "(90%)", "FINISH", "COST", "COST/1K", "GiB/GPU", "WHY")
-_RIGHT = ("GPUS", "STEP", "FINISH", "COST", "COST/1K", "GiB/GPU")
+_TITLES = (
+    *("", "POOL", "GPUS", "PLAN", "STEP", "90% RANGE", "TOK/S/GPU", "SAMPLES/S/GPU", "MFU", "RUN TIME", "RUN COST"),
+    *("COST/1K STEPS", "GiB/GPU", "WHY"),
+)
+_RIGHT = tuple(title for title in _TITLES if title not in ("", "POOL", "PLAN", "90% RANGE", "WHY"))
 
-_PART_NAMES = {"communication": "exposed communication", "bubble": "pipeline bubble"}
+_PART_NAMES = {"communication": "exposed communication", "bubble": "pipeline bubble", "launch": "kernel launches"}
 
 
 WIDTH = 128
@@ -43,16 +49,18 @@ def advice_text(advice: Advice) -> str:
     names = [offer.pool.name for offer in advice.offers] + [item.pool for item in advice.rejections]
     width = max(map(len, (*names, advice.baseline.pool.name if advice.baseline else "", "POOL")))
     rows = [_offer_cells(">" if offer is best else " ", offer, width) for offer in advice.offers]
+    if advice.usual is not None and is_usual_shown(advice, advice.usual):
+        rows.append(_offer_cells("~", advice.usual, width))
     if advice.baseline is not None:
         rows.append(_offer_cells("=", advice.baseline, width))
-    lines = [advice_headline(advice), "", *(align_columns(_TITLES, rows, _RIGHT) if rows else [])]
+    alerts = [line for alert in advice.alerts for line in wrap_text("! ", alert)]
+    lines = [advice_headline(advice), *alerts, "", *(align_columns(_TITLES, rows, _RIGHT) if rows else [])]
     for item in advice.rejections:
-        lines += wrap_text(f"x  {item.pool.ljust(width)}  ", f"{item.message}: {item.remedy}")
+        remedy = item.remedy if item.change is None else describe_change(item.change)
+        lines += wrap_text(f"x  {item.pool.ljust(width)}  ", f"{item.message}: {remedy}")
     lines.append("")
     if best is None:
-        lines.append(
-            "No pool can run this job. The nearest change that would help each of them stands behind the colon."
-        )
+        lines.append("No pool can run this job as asked. Behind each colon stands the smallest change that would help.")
         return "\n".join([*lines, *_note_lines(advice)]) + "\n"
     return "\n".join([*lines, *_footer_lines(advice, best)]) + "\n"
 
@@ -70,17 +78,29 @@ def advice_headline(advice: Advice) -> str:
     """Return a text line with the job's name, model, parameters, precision, batch and objective."""
     workload = advice.request.workload
     unit = "tokens" if workload.samples_are_tokens else "samples"
-    batch = f"{format_count(workload.tokens_per_step)} {unit}/step"
+    amount = workload.tokens_per_step
+    batch = f"{f'{amount:,}' if amount < 100_000 else format_count(amount)} {unit}/step"
     precision = advice.best.workload.precision if advice.best else workload.precision
     size = format_parameters(zoo.count_parameters(replace(workload, lora_rank=0)))
     head = (advice.request.name, workload.model.name, f"{size} parameters", precision, batch)
     return "  ".join((*head, f"objective: {advice.request.objective}"))
 
 
+def is_usual_shown(advice: Advice, usual: Offer) -> bool:
+    """Return whether the usual plan is on the recommended pool and is no other row of the table."""
+    best, base = advice.best, advice.baseline
+    if best is None or usual.pool.name != best.pool.name or usual.plan == best.plan:
+        return False
+    return base is None or (usual.pool.name, usual.plan) != (base.pool.name, base.plan)
+
+
 def _offer_cells(mark: str, offer: Offer, width: int) -> tuple[str, ...]:
     currency = offer.pool.currency
     each = offer.cost_per_1000_steps if offer.cost_to_finish is None else None
     taken = format_gibibyte_range(offer.memory_lower_bytes, offer.memory_upper_bytes)
+    rate, has_tokens = format_rate(offer.tokens_per_s_and_gpu), offer.workload.samples_are_tokens
+    # That a step is bound by compute is the rule, and MFU says how well it computes.
+    reason = offer.reason.replace(f"; {BOUND_BY['compute']}", "")
     return (
         mark,
         offer.pool.name.ljust(width),
@@ -88,11 +108,14 @@ def _offer_cells(mark: str, offer: Offer, width: int) -> tuple[str, ...]:
         str(offer.plan),
         format_duration(offer.step_s),
         format_interval(offer.lower_s, offer.upper_s),
+        rate if has_tokens else "",
+        "" if has_tokens else rate,
+        f"{offer.mfu:.0%}",
         format_duration(offer.finish_s),
         format_money(offer.cost_to_finish, currency),
         format_money(each, currency),
         f"{taken}/{format_gibibytes(offer.memory_available_bytes)}",
-        f"{offer.reason}; not free now" if offer.fits_now is False else offer.reason,
+        f"{reason}; not free now" if offer.fits_now is False else reason,
     )
 
 
@@ -103,9 +126,15 @@ def _why_not_lines(advice: Advice) -> list[str]:
     for item in telling[:MAX_WHY_NOT]:
         what = f"{item.pool}: {item.message}" if item.subject == "pool" else f"{item.plan}: {item.message}"
         change = item.change
-        would = "" if change is None else f"; would {'win' if change.effect == 'wins' else 'fit'}: {change.text}"
+        # Back to the recommendation is no change that a reader asks for.
+        if change is not None and advice.best is not None and change.value == str(advice.best.plan):
+            change = None
+        would = "" if change is None else f"; would {_EFFECTS[change.effect]} with {describe_change(change)}"
         lines += wrap_text("  ", what + would)
     return ["Why not", *lines] if lines else []
+
+
+_EFFECTS = {"wins": "be ahead", "fits": "fit"}
 
 
 def _is_no_better(why_not: WhyNot) -> bool:
@@ -122,7 +151,7 @@ def _pareto_lines(advice: Advice) -> list[str]:
     parts = []
     for offer in advice.pareto:
         cost = offer.cost_per_1000_steps
-        each = f" {format_money(cost, offer.pool.currency)}/1k" if cost is not None else ""
+        each = f" {format_money(cost, offer.pool.currency)}/1k steps" if cost is not None else ""
         size = offer.workload.global_batch
         batch = "" if size == advice.offers[0].workload.global_batch else f" batch {size}"
         where = f"{offer.pool.name} {offer.nodes}x{offer.gpus_per_node} {offer.plan}{batch}"
@@ -134,18 +163,65 @@ def _note_lines(advice: Advice) -> list[str]:
     return [line for note in advice.notes for line in wrap_text("", note)]
 
 
+def _because_sentence(advice: Advice, best: Offer) -> str:
+    """Return a sentence that says why the recommended pool and plan are best, from the numbers that decided."""
+    goal = advice.request.goal
+    least = _LEAST.get(goal.quantity.name, f"uses the least {goal.quantity.measure}")
+    least = "needs the fewest GPUs" if goal.fewest_gpus else least
+    gpus = f"{best.gpus} GPUs" if best.gpus > 1 else "1 GPU"
+    where = f"{best.pool.name} with {gpus}"
+    others = [offer for offer in advice.offers[1:] if offer.pool.name != best.pool.name]
+    if others:
+        mine, ratios = _amount_per_sample(advice, best), []
+        for offer in others:
+            amount = offer.gpus / best.gpus if goal.fewest_gpus else _amount_per_sample(advice, offer) / (mine or 1.0)
+            ratios.append((amount, offer.pool.name))
+        ratio, name = min(ratios)
+        noun = "GPUs" if goal.fewest_gpus else goal.quantity.measure
+        least += "" if ratio >= 1 else ", within the forecast's error"
+        first = f"{where} {least} ({name}, the next pool: {format_ratio(ratio)} the {noun})"
+    else:
+        alone = "pool that can run the job" if advice.rejections else "pool given"
+        first = f"{where} is the only {alone}, and this plan {least} on it"
+        first += "" if advice.tie_ratio < 1.0005 or goal.fewest_gpus else ", within the forecast's error"
+    busy = best.breakdown["compute"] / best.step_s
+    part = best.bottleneck
+    share = f"{best.breakdown[part] / best.step_s:.0%}"
+    waits = "" if part == "compute" else f" and {share} on {_PART_NAMES.get(part, part)}"
+    room = "may run out of memory" if best.is_tight else "have memory to spare"
+    return f"Why: {first}; the GPUs spend {busy:.0%} of a step on compute{waits}, and {room}."
+
+
+_LEAST = {"seconds": "takes the least time", "price": "costs the least"}
+"""Verb phrase of a pool or plan with the least of a quantity, by the quantity's name."""
+
+
+def _amount_per_sample(advice: Advice, offer: Offer) -> float:
+    """Return the amount per sample of the quantity that the objective minimises."""
+    return advice.request.goal.quantity.amount(offer.pool, offer.gpus, offer.step_s) / offer.workload.global_batch
+
+
+def _baseline_sentence(best: Offer, base: Offer) -> str:
+    """Return a sentence that compares the baseline with the recommendation."""
+    if (base.pool.name, base.plan, base.workload) == (best.pool.name, best.plan, best.workload):
+        return "Your baseline is what is recommended."
+    text = f"Your baseline takes {format_ratio(base.step_s / best.step_s)} the time"
+    if base.cost_per_1000_steps and best.cost_per_1000_steps:
+        text += f" and {format_ratio(base.cost_per_1000_steps / best.cost_per_1000_steps)} the price"
+    return f"{text} of what is recommended."
+
+
 def _footer_lines(advice: Advice, best: Offer) -> list[str]:
-    lines = []
-    base = advice.baseline
-    if base is not None:
-        ratio = base.step_s / best.step_s
-        text = f"{ratio:.1f}x as fast as your baseline" if ratio >= 1 else f"{1 / ratio:.1f}x slower than your baseline"
-        if (base.pool.name, base.plan, base.workload) == (best.pool.name, best.plan, best.workload):
-            text = "Your baseline is what is recommended"
-        elif base.cost_per_1000_steps and best.cost_per_1000_steps:
-            change = best.cost_per_1000_steps / base.cost_per_1000_steps - 1
-            text += f" at {abs(change):.0%} {'more' if change > 0 else 'less'} cost"
-        lines.append(text + ".")
+    lines = wrap_text("", _because_sentence(advice, best))
+    if advice.baseline is not None:
+        lines.append(_baseline_sentence(best, advice.baseline))
+    if advice.safer is not None and advice.safer.pool.name == best.pool.name:
+        safer = advice.safer
+        taken = format_gibibyte_range(safer.memory_lower_bytes, safer.memory_upper_bytes)
+        lines.append(
+            f"With memory to spare: {safer.plan} on {safer.gpus} GPUs, {format_duration(safer.step_s)} a step, "
+            f"{taken} of {format_gibibytes(safer.memory_available_bytes)} GiB."
+        )
     free = advice.uncapped
     if free is not None and (free.pool.name, free.plan) != (best.pool.name, best.plan):
         lines.append(
@@ -171,6 +247,17 @@ def _footer_lines(advice: Advice, best: Offer) -> list[str]:
         prices = (f"{pool.name} {format_money(pool.price_per_gpu_hour or 0.0, pool.currency)}" for pool in priced)
         lines += wrap_text("Prices per GPU and hour (list prices unless a GPUPool says otherwise): ", ", ".join(prices))
     lines.append(f"How sure?  {advice.confidence}")
-    model = f"model {advice.provenance.model_version}, {advice.provenance.model_sha256[:12]}"
-    lines.append(f"{advice.plans_evaluated:,} plans priced; {model}; inputs {advice.inputs_hash}")
     return lines
+
+
+def describe_change(change: Change) -> str:
+    """Return a change as text with the step time and the price that a plan has after it, if they are known."""
+    return describe_priced(change.text, change.step_s, change.cost_per_1000_steps, change.currency)
+
+
+def describe_priced(text: str, step_s: float | None, cost_per_1000_steps: float | None, currency: str) -> str:
+    """Return a text with a step time and the price of 1000 steps in parentheses, as far as they are known."""
+    parts = [] if step_s is None else [f"{format_duration(step_s)} a step"]
+    if cost_per_1000_steps is not None:
+        parts.append(f"{format_money(cost_per_1000_steps, currency)}/1k steps")
+    return f"{text} ({', '.join(parts)})" if parts else text

@@ -57,6 +57,11 @@ def format_count(value: float) -> str:
     return f"{value:.0f}"
 
 
+def format_rate(per_s: float) -> str:
+    """Format an amount per second with at most three significant figures and no prefix, such as `11,800` or `0.43`."""
+    return f"{float(f'{per_s:.3g}'):,g}"
+
+
 def format_parameters(value: float) -> str:
     """Format a number of parameters, such as `124M`, `8.03B` or `1.03T`."""
     return format_count(value).replace("G", "B")

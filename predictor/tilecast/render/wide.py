@@ -11,12 +11,12 @@ from tilecast.step import PARTS
 LEGEND = """\
 A plan reads dp16 data, tp2 tensor, pp2 pipeline, cp2 context, ep8 expert parallel; zero1, zero2 or fsdp (ZeRO 3) over
 the data and context ranks; sp norms split by sequence over the tensor ranks; vp2 virtual stages of each pipeline rank;
-mb2 samples per micro-batch; ac-full or ac-sel recomputed activations. In the table > is the recommendation, = your
-baseline, x a pool that cannot run the job."""
+mb2 samples per micro-batch; ac-full or ac-sel recomputed activations. In the table > is the recommendation, ~ data
+parallelism or FSDP alone, = your baseline, x a pool that cannot run the job."""
 """Explanation of the notation of plans and of the marks in the table."""
 
 _PARTS = tuple(part.upper() for part in PARTS)
-_TITLES = ("POOL", "PLAN", "BATCH", "PRECISION", "/S", *_PARTS, "NODE TYPE", "FREE NOW", "SELECTOR")
+_TITLES = ("POOL", "PLAN", "BATCH", "PRECISION", "TOK/S", "SAMPLES/S", *_PARTS, "NODE TYPE", "FREE NOW", "SELECTOR")
 
 
 def wide_text(advice: Advice) -> str:
@@ -24,9 +24,8 @@ def wide_text(advice: Advice) -> str:
     offers = [*advice.offers, *([advice.baseline] if advice.baseline else [])]
     sections = [advice_text(advice).rstrip()]
     if offers:
-        sections.append(
-            "\n".join(align_columns(_TITLES, [_part_cells(offer) for offer in offers], ("BATCH", "/S", *_PARTS)))
-        )
+        right = ("BATCH", "TOK/S", "SAMPLES/S", *_PARTS)
+        sections.append("\n".join(align_columns(_TITLES, [_part_cells(offer) for offer in offers], right)))
     if advice.best is not None:
         memory = [(name, format_bytes(value)) for name, value in advice.best.memory.items() if value]
         ends = format_gibibyte_range(advice.best.memory_lower_bytes, advice.best.memory_upper_bytes)
@@ -40,10 +39,13 @@ def wide_text(advice: Advice) -> str:
         titles = ("INSTEAD OF", "POOL", "PLAN", "WHY NOT", "WHAT WOULD CHANGE THAT")
         sections.append("\n".join(align_columns(titles, rows)))
     if advice.pareto:
-        titles = ("PARETO", "GPUS", "PLAN", "STEP", "COST/1K")
+        titles = ("TRADE-OFF", "GPUS", "PLAN", "STEP", "COST/1K STEPS")
         sections.append(
             "\n".join(align_columns(titles, [_pareto_cells(offer) for offer in advice.pareto], titles[1:2]))
         )
+    source = advice.provenance
+    model = f"model {source.model_version}, {source.model_sha256[:12]}"
+    sections.append(f"{advice.plans_evaluated:,} plans priced; {model}; inputs {advice.inputs_hash}")
     return "\n\n".join([*sections, LEGEND]) + "\n"
 
 
@@ -52,7 +54,9 @@ def _part_cells(offer: Offer) -> tuple[str, ...]:
     free = {True: "yes", False: "no", None: ""}[offer.fits_now]
     selector = ",".join(f"{key}={value}" for key, value in offer.pool.node_selector.items())
     job = offer.workload
-    head = (offer.pool.name, str(offer.plan), f"{job.global_batch}", job.precision, format_count(offer.tokens_per_s))
+    rate = format_count(offer.tokens_per_s)
+    rates = (rate, "") if job.samples_are_tokens else ("", rate)
+    head = (offer.pool.name, str(offer.plan), f"{job.global_batch}", job.precision, *rates)
     return (*head, *times, offer.pool.node_type, free, selector)
 
 

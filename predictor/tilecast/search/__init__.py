@@ -32,10 +32,11 @@ from tilecast.search.enumeration import (
     has_equal_virtual_stages,
     has_whole_groups,
     recomputations,
+    searched_schedules,
     splits_heads,
     stages_are_full,
 )
-from tilecast.spec import Floats, Ints, Plans, Workload
+from tilecast.spec import DistinctRows, Floats, Ints, Plans, Workload
 from tilecast.step import StepTimes, blocks
 from tilecast.step.distinct import StepInputs
 from tilecast.zoo import ShardedGraph
@@ -63,6 +64,7 @@ __all__ = [
     "price",
     "price_sharded",
     "recomputations",
+    "searched_schedules",
     "splits_heads",
     "stages_are_full",
     "tabulate_plans",
@@ -112,7 +114,7 @@ class PlanTable:
     plans: Plans
     usable_bytes: float
     is_bounded: bool
-    """Whether the search left out some node counts, because there were more plans than its limit."""
+    """Whether the search left out some plans, because there were more than its limits."""
     _space: _SearchSpace
     _memory: Callable[[], tuple[Floats, Floats, memory.FootprintTable]]
     _steps: Callable[[], tuple[step.Steps | None, Floats, Floats]]
@@ -192,8 +194,13 @@ def _find_search_space(workload: Workload, pool: Pool, limits: PlanLimits) -> _S
     """Return all plans of a workload on a pool, from a cache that pools of equal shape share."""
     gpu = pool.gpu
     gpu_key = bool(gpu.mig), memory.reads_both_layouts(gpu)
-    key = workload, pool.gpus_per_node, pool.max_nodes, pool.domain, *gpu_key, limits
-    return _SPACES.get(key, lambda: _SearchSpace.from_plans(workload, *enumerate_bounded(workload, pool, limits), pool))
+    key = workload, pool.gpus_per_node, pool.max_nodes, pool.spare_gpus, pool.domain, *gpu_key, limits
+
+    def enumerate_space() -> _SearchSpace:
+        found = enumerate_bounded(workload, pool, limits)
+        return _SearchSpace.from_plans(workload, found.plans, found.is_bounded, pool, found.splits)
+
+    return _SPACES.get(key, enumerate_space)
 
 
 def _build_plan_table(workload: Workload, space: _SearchSpace, pool: Pool) -> PlanTable:
@@ -216,8 +223,7 @@ def _price_steps(workload: Workload, space: _SearchSpace, pool: Pool) -> tuple[s
         kernels = blocks.kernel_seconds(workload, sharded, pool.gpu)
         steps = step.Steps.from_plans(workload, plans, space.inputs(), pool, kernels)
         for rows in _split_rows(plans):
-            times = steps.rows(rows)
-            step_s[rows], launch_s[rows] = times.total, times.launch
+            step_s[rows], launch_s[rows] = steps.total_seconds(rows)
     for column in (step_s, launch_s):
         column.setflags(write=False)
     return steps, step_s, launch_s
@@ -236,9 +242,14 @@ class _SearchSpace:
     reserves if the GPU has room, (n,). Neither column counts the CUDA context."""
 
     @classmethod
-    def from_plans(cls, workload: Workload, plans: Plans, is_bounded: bool, pool: Pool) -> _SearchSpace:
-        """Return the search space of plans of a workload. Intermediate results are computed at the first access."""
-        splits = cache(plans.distinct_splits)
+    def from_plans(
+        cls, workload: Workload, plans: Plans, is_bounded: bool, pool: Pool, known: DistinctRows | None = None
+    ) -> _SearchSpace:
+        """Return the search space of plans of a workload. Intermediate results are computed at the first access.
+
+        `known` is `plans.distinct_splits()`, if known.
+        """
+        splits = cache(plans.distinct_splits if known is None else lambda: known)
 
         def shard() -> ShardedGraph:
             return zoo.build_sharded_graph(workload, plans.take(splits().first)).take(splits().index)
@@ -249,9 +260,7 @@ class _SearchSpace:
             least, reserved = np.empty((2, len(plans)))
             bills = memory.FootprintTable.from_plans(workload, sharded(), plans, pool.gpu, splits())
             for rows in _split_rows(plans):
-                bill = bills.rows(rows)
-                least[rows] = bill.least
-                reserved[rows] = least[rows] + bill.cached
+                least[rows], reserved[rows] = bills.allocator_bytes(rows)
             return bills, least, reserved
 
         return cls(

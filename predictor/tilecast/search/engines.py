@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from tilecast import frameworks
 from tilecast.recomputation import BY_CODE, CHECKPOINTING, MODULES, Checkpointing, encode_modules
-from tilecast.spec import Framework, Plans, Weights
+from tilecast.spec import SCHEDULE_CODES, Framework, Plans, Schedule, Weights
 
 Mask: TypeAlias = npt.NDArray[np.bool_]
 Dimension = Literal["recomputation", "zero", "tensor", "expert"]
@@ -36,6 +36,8 @@ class FrameworkFeatures:
     source: str
     sequence_parallel: Sequence[bool] = (False,)
     """Allowed values of sequence parallelism (splitting norms and residuals) in plans with tensor parallelism."""
+    schedules: frozenset[Schedule] = frozenset()
+    """Schedules of its pipelines."""
     per_layer: tuple[Dimension, ...] = ()
     """Properties of a plan that may differ from layer to layer."""
     expert_dispatch: Sequence[str] = ("allToAll",)
@@ -88,6 +90,8 @@ class FrameworkFeatures:
             used = getattr(plans, "virtual_stages" if name == "virtual" else name) > 1
             allowed = shards[*self.zero_stages.get(name, alone)] if name in self.parallelism else False
             fine &= ~used | allowed
+        if plans.schedule.any():
+            fine &= np.isin(plans.schedule, [0, *(SCHEDULE_CODES[name] for name in self.schedules)])
         return fine
 
 
@@ -95,14 +99,19 @@ _KEYS_OF_CELLS = ("cells", "since", "version")
 """Keys of a table of `frameworks.toml` that `frameworks.Framework` reads, and `FrameworkFeatures` does not have."""
 
 
-def _read_abilities(table: Mapping[str, Any]) -> FrameworkFeatures:
+def _read_abilities(name: str, table: Mapping[str, Any]) -> FrameworkFeatures:
     """Return the plans and options that a framework executes, from its table in `frameworks.toml`."""
     abilities = {name: value for name, value in table.items() if name not in _KEYS_OF_CELLS}
-    return FrameworkFeatures(**{**abilities, "per_layer": tuple(abilities.get("per_layer", ()))})
+    schedules = (
+        frameworks.FRAMEWORKS[name].schedules if "pipeline" in abilities["parallelism"] else frozenset[Schedule]()
+    )
+    return FrameworkFeatures(
+        **{**abilities, "per_layer": tuple(abilities.get("per_layer", ())), "schedules": schedules}
+    )
 
 
 FRAMEWORKS: Mapping[Framework, FrameworkFeatures] = {
-    name: _read_abilities(frameworks.TABLES[name]) for name in get_args(Framework) if name in frameworks.ENGINES
+    name: _read_abilities(name, frameworks.TABLES[name]) for name in get_args(Framework) if name in frameworks.ENGINES
 }
 """Plans and options of every framework that executes plans itself, by name.
 

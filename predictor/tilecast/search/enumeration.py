@@ -1,9 +1,9 @@
 """List all training plans of a GPU pool that divide the model, the batch and the GPUs without remainder.
 
 The space is pools x nodes x GPUs of a node x tensor x context x pipeline x data x expert x expert tensor x micro-batch
-x ZeRO stage x recomputation x sequence parallelism x virtual stages, under exact divisibility:
+x ZeRO stage x recomputation x sequence parallelism x virtual stages x pipeline schedule, under exact divisibility:
 
-- a GPU count divides a node or fills nodes;
+- a GPU count is a part of one node, or fills nodes or equal parts of nodes;
 - tensor divides heads, key/value heads (or replicates them) and the MLP, and stays inside a node unless the job
   allows more;
 - an expert is whole on a rank, or shared by a tensor-parallel group;
@@ -30,7 +30,20 @@ from tilecast.memo import Memo
 from tilecast.model import Model
 from tilecast.recomputation import Checkpointing, encode_modules, names_modules, split_modules
 from tilecast.search.engines import FRAMEWORKS, FrameworkFeatures, Mask, abilities
-from tilecast.spec import Ints, Plans, Rows, SpecError, Workload, distinct_rows
+from tilecast.spec import (
+    PIPELINE_SCHEDULES,
+    SCHEDULE_CODES,
+    DistinctRows,
+    Ints,
+    Plans,
+    Rows,
+    Schedule,
+    SpecError,
+    Workload,
+    distinct_rows,
+    holdings_of,
+    repeat_number,
+)
 from tilecast.step import placement
 from tilecast.zoo import traced
 from tilecast.zoo.families import FAMILIES
@@ -61,6 +74,10 @@ DEEP = 64
 """Fewest layers for which the search tries more than `USUAL_VIRTUAL` virtual stages, as published plans do."""
 MOST_PLANS_TO_SHARE = 25_000
 """Most plans of a pool, with whole experts, to which the search adds plans with shared experts."""
+MOST_PLANS_TO_SCHEDULE = 50_000
+"""Most plans of a pool, in pipelines of 1F1B, to which the search adds the framework's other pipeline schedules."""
+MOST_PARTED = 32
+"""Most nodes of which a job may use parts. Of more nodes it uses whole ones."""
 MAX_MICRO_TOKENS = 1 << 22
 """Most tokens of a micro-batch. No GPU has memory for the activations of more tokens."""
 # With down to 128 tokens allowed, no best plan of six models from 2,048 to 8,192 tokens on H100 and L4 had fewer.
@@ -77,7 +94,7 @@ def enumerate_plans(workload: Workload, pool: Pool, limits: PlanLimits = NO_LIMI
         SpecError: the workload's framework cannot run the precision, the offloading or the recomputation. If the
             workload names no framework, no framework can.
     """
-    return enumerate_bounded(workload, pool, limits)[0]
+    return enumerate_bounded(workload, pool, limits).plans
 
 
 def divisors(number: int) -> list[int]:
@@ -97,18 +114,32 @@ _DECIDING = (
 _WAYS: Memo[tuple[_Table, Mask]] = Memo(8)
 
 
-def enumerate_bounded(workload: Workload, pool: Pool, limits: PlanLimits) -> tuple[Plans, bool]:
+@dataclass(frozen=True, slots=True)
+class EnumeratedPlans:
+    """Plans of a search."""
+
+    plans: Plans
+    is_bounded: bool
+    """Whether plans were left out to respect `limits.max_plans`."""
+    splits: DistinctRows
+    """`plans.distinct_splits()`."""
+
+
+def enumerate_bounded(workload: Workload, pool: Pool, limits: PlanLimits) -> EnumeratedPlans:
     """Return the plans of `enumerate_plans`, and whether plans were left out to respect `limits.max_plans`.
 
-    Shared experts are left out first, from `MOST_PLANS_TO_SHARE` plans on. Then some node counts are left out,
-    then recomputation of single modules and more than four virtual stages.
+    Shared experts are left out first, from `MOST_PLANS_TO_SHARE` plans on. Then pipeline schedules other than 1F1B are
+    left out, from `MOST_PLANS_TO_SCHEDULE` plans on. Then some node counts are left out, then recomputation of single
+    modules and more than four virtual stages.
     """
     deciding = (
         recomputations(workload),
         tuple(_virtual_stages(workload)),
+        schedules := searched_schedules(workload),
         *(getattr(workload, name) for name in _DECIDING),
     )
-    ways, allowed = _WAYS.get(deciding, lambda: _enumerate_ways(workload))
+    ways, scheduled = _WAYS.get(deciding, lambda: _enumerate_ways(workload))
+    allowed = scheduled & (ways["schedule"] == 0) if schedules else scheduled
     usual = ways["virtual_stages"] <= USUAL_VIRTUAL
     if workload.checkpointing is None:
         usual &= ~names_modules(ways["checkpointing"])
@@ -124,6 +155,12 @@ def enumerate_bounded(workload: Workload, pool: Pool, limits: PlanLimits) -> tup
         if counts.sum() <= limits.max_plans:
             break
     is_bounded = digits < 64
+    if schedules:
+        most = min(MOST_PLANS_TO_SCHEDULE, limits.max_plans // (1 + len(schedules)))
+        if counts.sum() <= most and not is_bounded:
+            outer, kinds, mask, counts = list_rows(64, scheduled, shares_experts=False)
+        else:
+            is_bounded = is_bounded or bool((outer["pipeline"] > 1).any())
     if _can_share_experts(workload):
         # Shared experts double the rows of tensor parallelism, so only a small search has them.
         if counts.sum() <= min(MOST_PLANS_TO_SHARE, limits.max_plans // 4) and not is_bounded:
@@ -135,18 +172,42 @@ def enumerate_bounded(workload: Workload, pool: Pool, limits: PlanLimits) -> tup
     flat = np.nonzero(mask)[1]
     starts = np.cumsum(np.count_nonzero(mask, axis=1)) - np.count_nonzero(mask, axis=1)
     ends = np.cumsum(counts)
-    chosen = flat[np.arange(counts.sum()) + np.repeat(starts[kinds] - ends + counts, counts)]
+    places = np.arange(counts.sum()) + np.repeat(starts[kinds] - ends + counts, counts)
+    chosen = flat[places]
     columns = {name: np.repeat(column, counts) for name, column in outer.items()} | {
         name: column.take(chosen) for name, column in ways.items()
     }
-    return Plans(*(columns[item.name] for item in fields(Plans))), is_bounded
+    if not schedules or not columns["schedule"].any():
+        columns["schedule"] = repeat_number(np.zeros(1, np.int32), len(chosen))
+    plans = Plans(*(columns[item.name] for item in fields(Plans)))
+    return EnumeratedPlans(plans, is_bounded, _find_splits(ways, flat, places, ends - counts, counts))
+
+
+def _find_splits(ways: _Table, flat: Rows, places: Rows, begins: Rows, counts: Ints) -> DistinctRows:
+    """Return `Plans.distinct_splits` of the enumerated plans, without comparing their columns.
+
+    Args:
+        ways: the W combinations of `_enumerate_ways`.
+        flat: the combinations of each kind of row, one kind after the other.
+        places: index into `flat` of each plan, (n,).
+        begins: first plan of each row of degrees and micro-batches.
+        counts: number of plans of each such row.
+    """
+    same = [ways[name][flat] for name in ("sequence_parallel", "checkpointing")]
+    same.append(holdings_of(ways["schedule"])[flat])
+    is_head = np.ones(len(flat), bool)
+    is_head[1:] = np.any([column[1:] != column[:-1] for column in same], axis=0)
+    heads = is_head[places]
+    heads[begins[counts > 0]] = True
+    return DistinctRows(np.flatnonzero(heads), np.cumsum(heads) - 1)
 
 
 def _enumerate_splits(workload: Workload, pool: Pool, limits: PlanLimits, digits: int) -> _Table:
     """Return the tensor, context, pipeline and data degrees of every split of the pool's GPUs, as columns.
 
-    If `limits.gpus` is not set, a GPU count divides a node or fills whole nodes. Plain data parallelism may also use
-    the largest number of GPUs in one node that divides the batch.
+    A GPU count is any part of one node, or it fills nodes or equal parts of nodes that are at least half of a node.
+    With fewer than 64 digits it divides a node or fills whole nodes, and plain data parallelism may use the largest
+    number of GPUs in one node that divides the batch.
 
     A node count is kept if its binary form has only zeros after the first `digits` digits. With 4 digits, these are all
     counts up to 16 and every second count up to 32. The node count of the whole pool is always kept.
@@ -168,14 +229,13 @@ def _enumerate_splits(workload: Workload, pool: Pool, limits: PlanLimits, digits
     tensor, context, pipeline, data = (column.ravel() for column in grid)
     gpus = tensor * context * pipeline * data
     nodes = gpus // pool.gpus_per_node
-    whole = gpus % pool.gpus_per_node == 0
     inside = gpus if limits.tensor_across_nodes else placement.joined_gpus(gpus, pool)
     # If there are several nodes, each node, or each NVLink domain of nodes, holds whole tensor-parallel groups.
-    keep = (gpus <= most) & ((gpus <= pool.gpus_per_node) | (whole & (inside % tensor == 0)))
-    if limits.gpus is None:
-        # A count that divides a node leaves GPUs that other jobs can use.
-        fair = max((count for count in datas if count <= pool.gpus_per_node), default=0)
-        keep &= whole | (pool.gpus_per_node % gpus == 0) | ((gpus == fair) & (data == fair))
+    keep = (gpus <= most) & ((gpus <= pool.gpus_per_node) | (_fills_nodes(gpus, pool) & (inside % tensor == 0)))
+    if digits < 64 and limits.gpus is None:
+        # A search with too many plans has no parts of nodes, except those that divide a node.
+        size, most_data = pool.gpus_per_node, max((count for count in datas if count <= pool.gpus_per_node), default=0)
+        keep &= (gpus % size == 0) | (size % gpus == 0) | ((gpus == most_data) & (data == most_data))
     length = np.frexp(nodes)[1]
     keep &= (nodes <= 1) | (nodes % (1 << np.maximum(length - digits, 0)) == 0) | (nodes == pool.max_nodes)
     if limits.gpus is not None:
@@ -185,6 +245,21 @@ def _enumerate_splits(workload: Workload, pool: Pool, limits: PlanLimits, digits
     kind = np.int32 if workload.global_batch < 1 << 31 else np.int64
     names = ("tensor", "context", "pipeline", "data")
     return {name: column.ravel()[rows].astype(kind) for name, column in zip(names, grid, strict=True)}
+
+
+def _fills_nodes(gpus: Ints, pool: Pool) -> Mask:
+    """Return whether each GPU count fills nodes of the pool, or equal parts of at most `MOST_PARTED` nodes, (n,).
+
+    A part is at least half of a node.
+    """
+    size = pool.gpus_per_node
+    part = placement.gpus_on_each_node(gpus, pool)
+    are_few = gpus <= MOST_PARTED * size
+    if size & (size - 1) == 0:
+        # Equal parts that divide a node can be packed into any nodes that have as many GPUs in total.
+        return np.asarray((part == size) | ((2 * part >= size) & are_few))
+    nodes = pool.max_nodes + (pool.spare_gpus >= part)
+    return np.asarray((part == size) | ((2 * part >= size) & are_few & (gpus // part <= nodes)))
 
 
 def splits_heads(workload: Workload, tensor: int) -> bool:
@@ -258,6 +333,18 @@ def allows_virtual_stages(workload: Workload, virtual: int) -> bool:
     """Return whether the workload's pipeline schedule can run `virtual` virtual stages on each pipeline rank."""
     least, most = find_schedule_costs(workload.pipeline_schedule).virtual
     return least <= virtual <= most
+
+
+def searched_schedules(workload: Workload) -> tuple[Schedule, ...]:
+    """Return the pipeline schedules that the search tries beside 1F1B, which is interleaved with virtual stages.
+
+    They are those of the job's framework. A job that names a schedule or no framework is searched with one alone.
+    """
+    is_open = workload.framework is not None and workload.pipeline_schedule is None and workload.training
+    if not is_open or workload.model.trace is not None or workload.framework is None:
+        return ()
+    own = abilities(workload.framework).schedules - {"1f1b", "interleaved"}
+    return tuple(name for name in PIPELINE_SCHEDULES if name in own)
 
 
 def _virtual_stages(workload: Workload) -> list[int]:
@@ -349,7 +436,9 @@ def _experts_fold_over_tensor(workload: Workload) -> bool:
 
 
 def _enumerate_ways(workload: Workload) -> tuple[_Table, Mask]:
-    """Return all W combinations of ZeRO stage, recomputation, sequence parallelism and virtual stages, as columns.
+    """Return all W combinations of the columns of a plan that are not degrees of parallelism, except the micro-batch.
+
+    They are the ZeRO stage, recomputation, sequence parallelism, virtual stages and pipeline schedule, as columns.
 
     The mask, (2 ** 6, W), says which combinations are allowed for each set of degrees of `_DEGREES` above one.
     """
@@ -363,17 +452,19 @@ def _enumerate_ways(workload: Workload) -> tuple[_Table, Mask]:
         recompute = [encode_modules(workload.checkpointing)]
     elif workload.training:
         recompute = [encode_modules(value) for value in recomputations(workload)]
-    sizes = ([0, 1], recompute, zero, _virtual_stages(workload))
-    names = ("sequence_parallel", "checkpointing", "zero_stage", "virtual_stages")
-    grid = np.meshgrid(*(np.array(size, np.int32) for size in sizes), indexing="ij")
-    ways = {name: column.ravel() for name, column in zip(names, grid, strict=True)}
+    schedules = searched_schedules(workload)
+    codes = [0, *(SCHEDULE_CODES[name] for name in schedules)]
+    virtual = np.array(_virtual_stages(workload), np.int32)
+    # Frameworks tell one virtual stage from several alone.
+    few = 1 + np.unique(virtual > 1)
+    ways, some = (_combine_ways(codes, recompute, zero, numbers) for numbers in (virtual, few))
     kinds = np.arange(1 << len(_DEGREES), dtype=np.int32)
     degrees = {name: 1 + (kinds >> place & 1) for place, name in enumerate(_DEGREES)}
-    count = len(ways["zero_stage"])
+    count = len(some["zero_stage"])
     one = np.ones(count * len(kinds), np.int32)
     table = Plans(
         **{name: np.repeat(column, count) for name, column in degrees.items()},
-        **{name: np.tile(column, len(kinds)) for name, column in ways.items()},
+        **{name: np.tile(column, len(kinds)) for name, column in some.items()},
         micro_batch=one,
         gradient_accumulation=one,
     )
@@ -385,11 +476,26 @@ def _enumerate_ways(workload: Workload) -> tuple[_Table, Mask]:
         allowed &= frameworks.find_framework(workload).sizes_buckets(table)
     allowed &= (table.sequence_parallel == 0) | (table.tensor > 1)
     allowed &= (table.virtual_stages == 1) | (table.pipeline > 1)
+    allowed &= (table.schedule == 0) | (table.pipeline > 1)
     if workload.offload == "parameters":
         allowed &= table.pipeline == 1
     else:
         allowed &= (table.zero_stage == 0) | (table.replicas > 1)
-    return ways, allowed.reshape(len(kinds), count)
+    by_virtual = allowed.reshape(-1, len(few))
+    allowed = by_virtual[:, np.searchsorted(few, 1 + (virtual > 1))].reshape(len(kinds), -1)
+    for name in schedules:
+        least, most = find_schedule_costs(name).virtual
+        fits = (ways["virtual_stages"] >= least) & (ways["virtual_stages"] <= most)
+        allowed &= (ways["schedule"] != SCHEDULE_CODES[name]) | fits
+    return ways, allowed
+
+
+def _combine_ways(schedules: list[int], recompute: list[int], zero: list[int], virtual: Ints) -> _Table:
+    """Return every combination of the arguments and of sequence parallelism, as columns."""
+    sizes = (schedules, [0, 1], recompute, zero, virtual)
+    names = ("schedule", "sequence_parallel", "checkpointing", "zero_stage", "virtual_stages")
+    grid = np.meshgrid(*(np.array(size, np.int32) for size in sizes), indexing="ij")
+    return {name: column.ravel() for name, column in zip(names, grid, strict=True)}
 
 
 def recomputations(workload: Workload) -> tuple[Checkpointing, ...]:
@@ -419,7 +525,12 @@ def _allow_combinations(workload: Workload, outer: _Table, ways: _Table, allowed
     pipeline = outer["pipeline"]
     divides = outer["gradient_accumulation"] % pipeline == 0
     spread = workload.sequence_length // outer["context"] % outer["tensor"] == 0
-    groups = (outer["data"],) if workload.shard_degree is not None else ()
+    groups = [outer["data"]] if workload.shard_degree is not None else []
+    laws = {SCHEDULE_CODES[name]: find_schedule_costs(name) for name in searched_schedules(workload)}
+    most_rounds = max((law.least_rounds for law in laws.values()), default=0)
+    rounds = np.minimum(outer["gradient_accumulation"] // pipeline, most_rounds)
+    if most_rounds:
+        groups.append(rounds)
     kinds = distinct_rows(used, pipeline, divides.astype(int), spread.astype(int), *groups)
     used, pipeline, divides, spread = (column[kinds.first] for column in (used, pipeline, divides, spread))
     # Interleaving needs equal pieces, and micro-batches that divide by the stages (arXiv 2104.04473, section 2.2).
@@ -431,6 +542,9 @@ def _allow_combinations(workload: Workload, outer: _Table, ways: _Table, allowed
     interleaves = _keep_one_per_octave(np.array(virtual), pieces[pipeline, divides.astype(int)])
     mask: Mask = allowed[used] & interleaves[:, np.searchsorted(virtual, ways["virtual_stages"])]
     mask &= spread[:, None] | (ways["sequence_parallel"] == 0)
+    for code, law in laws.items():
+        if law.least_rounds:
+            mask &= (ways["schedule"] != code) | (rounds[kinds.first, None] >= law.least_rounds)
     if workload.shard_degree is not None:
         data = outer["data"][kinds.first, None]
         mask &= has_whole_groups(workload.shard_degree, data) & allows_groups(data, ways["zero_stage"])

@@ -253,10 +253,25 @@ class Steps:
             update_s=inputs.per_zero_stage(("degrees",), update_at),
         )
 
+    def total_seconds(self, rows: slice) -> tuple[Floats, Floats]:
+        """Return the seconds of the steps of some rows, and their host stalls, (k,), as `rows` gives them.
+
+        Columns that neither needs are left out if nothing corrects the steps.
+        """
+        is_corrected = self.pool.calibration.corrections or self.pool.own.runs
+        is_whole = bool(is_corrected) or self.workload.input_samples_per_s is not None
+        times = self._evaluate_rows(rows, is_whole=is_whole)
+        return times.total, times.launch
+
     def rows(self, rows: slice | Rows) -> StepTimes:
+        """Return the steps of some rows of the table, with corrections."""
+        return self._evaluate_rows(rows, is_whole=True)
+
+    def _evaluate_rows(self, rows: slice | Rows, *, is_whole: bool) -> StepTimes:
         """Return the steps of some rows of the table, with corrections.
 
-        Neighbouring plans that differ only in ZeRO stage and virtual stages share one row of the inputs.
+        Neighbouring plans of one group of `Plans.distinct_splits` share one row of the inputs. Unless `is_whole`, the
+        columns that are no parts of a step are not those of the plans, and no correction may need them.
         """
         plans, (some, place) = self.plans.take(rows), self.inputs.rows_of(rows)
         shared = self._shared_seconds(some, interleaves=bool((plans.virtual_stages > 1).any()))
@@ -277,12 +292,12 @@ class Steps:
             optimizer=self.update_s.take(some).take(updated),
             launch=shared.launch_s.take(place),
             input=shared.input_s.take(staged),
-            hidden=shared.hidden_s.take(staged),
-            spread=shared.micro.spread.take(place),
+            hidden=shared.hidden_s.take(staged) if is_whole else ones,
+            spread=shared.micro.spread.take(place) if is_whole else ones,
             correction=ones,
             carried=ones,
             width=ones,
-            least=shared.least_s.take(place),
+            least=shared.least_s.take(place) if is_whole else ones,
         )
         return self._apply_corrections(times, plans, some, place)
 

@@ -143,11 +143,12 @@ def _kernel_seconds(
             launches_s = np.zeros(1) if op.host_paced else np.atleast_1d(launches * launch_s)
             kernels_pass = _Pass(seconds, launches_s)
             passes[op.phase] = passes[op.phase] + kernels_pass
-            if op.phase == "forward" and is_repeated_in_full(workload, op.name):
+            is_repeated = op.phase == "forward" and is_repeated_in_full(workload, op.name)
+            if is_repeated:
                 passes["repeated"] = passes["repeated"] + kernels_pass
             if op.phase == "forward" and (share := recomputed(op)):
                 passes["core"] = passes["core"] + kernels_pass.scaled(share)
-            if op.phase == "forward" and modules:
+            if is_repeated and modules:
                 for name in modules_of(workload, op) & modules.keys():
                     modules[name] = modules[name] + kernels_pass
             weight = weight + seconds * block.repeat

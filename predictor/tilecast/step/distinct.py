@@ -14,7 +14,7 @@ import numpy as np
 
 from tilecast.hardware import Pool
 from tilecast.spec import Columns, DistinctRows, Floats, Ints, Plans, Rows, distinct_rows
-from tilecast.step.placement import joined_gpus
+from tilecast.step.placement import link_classes
 from tilecast.zoo import ShardedGraph
 
 Value = TypeVar("Value", bound="Floats | Columns")
@@ -38,6 +38,7 @@ class DistinctValues(Generic[Value]):
 Column = Literal["shard", "checkpointing", "links", "pipeline", "degrees", "accumulates"]
 """Integer columns of plans that formulas of a step depend on.
 
+Rows with equal `pipeline` have equally many stages that hold the same pieces of the model (`Plans.stage_holdings`).
 Rows with equal `links` have equally many ranks that a fast link joins. Rows with equal `degrees` have equal degrees of
 parallelism. Both columns differ between rows with other speeds or bucket sizes. `accumulates` is 1 for a single
 micro-batch, otherwise 2.
@@ -46,7 +47,7 @@ micro-batch, otherwise 2.
 
 @dataclass(frozen=True, slots=True)
 class StepInputs:
-    """The n rows of a table of plans that differ in more than ZeRO stage and virtual stages, with their shards."""
+    """The n rows of a table of plans that `Plans.distinct_splits` tells apart, with their shards."""
 
     sharded: ShardedGraph
     plans: Plans
@@ -85,14 +86,16 @@ class StepInputs:
         neighbours = plans.distinct_splits(*trials) if splits is None else splits
         rows, trials = neighbours.first, [column[neighbours.first] for column in trials]
         sharded, plans = sharded.take(rows), plans.take(rows)
-        links = joined_gpus(plans.gpus, pool)
-        experts = (plans.expert, plans.expert_tensor)
-        degrees = distinct_rows(plans.tensor, *experts, plans.context, plans.pipeline, plans.data, *trials)
+        links = link_classes(plans.gpus, pool)
+        experts, pipeline = (plans.expert, plans.expert_tensor), plans.pipeline
+        if plans.schedule.any():
+            pipeline = 4 * pipeline + plans.stage_holdings
+        degrees = distinct_rows(plans.tensor, *experts, plans.context, pipeline, plans.data, *trials)
         columns: dict[Column, Ints] = {
             "shard": sharded.index,
             "checkpointing": plans.checkpointing,
             "links": distinct_rows(links, *trials).index if trials else links,
-            "pipeline": plans.pipeline,
+            "pipeline": pipeline,
             "degrees": degrees.index,
             "accumulates": np.minimum(plans.gradient_accumulation, 2),
         }

@@ -21,7 +21,7 @@ import numpy as np
 
 from tilecast import constants
 from tilecast.graph import Graph
-from tilecast.layout import find_schedule_costs
+from tilecast.layout import ScheduleCosts, list_schedule_costs
 from tilecast.spec import Floats, Plans, Schedule
 from tilecast.step.passes import MicroBatch, StageSeconds
 
@@ -46,16 +46,24 @@ def bubble_seconds(plans: Plans, micro: StageSeconds, sends_s: Floats, schedule:
     of it. The gradients of weights take as long as the forward pass, but no more than half of the backward pass.
     """
     waited = (micro.all_s + sends_s * (plans.pipeline - 1) - micro.slowest_s) / plans.virtual_stages
-    law = find_schedule_costs(schedule)
-    if law.filled or law.is_bidirectional:
-        later, both, backward = plans.pipeline - 1.0, micro.slowest_s, micro.backward_s
-        weights_s = np.minimum(both - backward, backward / 2)
-        rest = both - law.filled * weights_s
-        if law.is_bidirectional:
-            rest, later = both + backward - 3 * weights_s, plans.pipeline * plans.virtual_stages / 2 - 1.0
-        share = np.maximum(rest, 0.0) * later / np.maximum(both * (plans.pipeline - 1.0), 1e-30)
-        waited = waited * share
+    for law, rows in list_schedule_costs(plans.schedule, schedule):
+        if not (law.filled or law.is_bidirectional):
+            continue
+        if rows is None:
+            waited = waited * _bubble_share(law, plans, micro)
+        else:
+            waited[rows] *= _bubble_share(law, plans.take(rows), micro.take(rows))
     return np.where(plans.pipeline > 1, np.maximum(waited, 0.0), 0.0)
+
+
+def _bubble_share(law: ScheduleCosts, plans: Plans, micro: StageSeconds) -> Floats:
+    """Return the share of the bubble of 1F1B that a schedule has, (n,)."""
+    later, both, backward = plans.pipeline - 1.0, micro.slowest_s, micro.backward_s
+    weights_s = np.minimum(both - backward, backward / 2)
+    rest = both - law.filled * weights_s
+    if law.is_bidirectional:
+        rest, later = both + backward - 3 * weights_s, plans.pipeline * plans.virtual_stages / 2 - 1.0
+    return np.asarray(np.maximum(rest, 0.0) * later / np.maximum(both * (plans.pipeline - 1.0), 1e-30))
 
 
 def launch_seconds(repeats: Floats, micro: MicroBatch, once_s: Floats) -> Floats:

@@ -16,10 +16,10 @@ from tilecast.hardware import Pool
 from tilecast.recomputation import BY_CODE, FULL, MODULES, SELECTIVE, names_modules
 from tilecast.spec import Columns, Floats, Plans, Rows, Workload, distinct_rows
 from tilecast.step.blocks import BlockTimes, KernelSeconds, launch_host
-from tilecast.step.placement import communication_group, joined_gpus
+from tilecast.step.placement import communication_group, link_classes
 from tilecast.zoo import ShardedGraph
 from tilecast.zoo.modules import is_repeated_in_full, list_modules_of_collective
-from tilecast.zoo.stages import find_stage_kinds
+from tilecast.zoo.stages import find_folded, find_stage_kinds
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +79,7 @@ class LayerCollectives:
         All seconds are divided by `speed`: a number, or one for each plan, (n,).
         """
         degrees = (plans.tensor, plans.context, plans.expert, plans.expert_tensor)
-        senders = distinct_rows(sharded.index, *degrees, joined_gpus(plans.gpus, pool))
+        senders = distinct_rows(sharded.index, *degrees, link_classes(plans.gpus, pool))
         self._index, self._speed, self._pool = senders.index, speed, pool
         self._sharded, self._plans = sharded.take(senders.first), plans.take(senders.first)
         self._groups: dict[str, tuple[Rows, RankGroup]] = {}
@@ -214,7 +214,8 @@ def micro_batch(sharded: ShardedGraph, plans: Plans, priced: KernelSeconds, pass
     A stage of a pipeline has its layers, and the first and the last one an end of the model too.
     """
     first, layers, last = passes.first, passes.layers, passes.last
-    kinds = find_stage_kinds(sharded.graph, plans.pipeline) if sharded.graph.has_stages else None
+    graph = sharded.graph
+    kinds = find_stage_kinds(graph, plans.pipeline, find_folded(graph, plans)) if graph.has_stages else None
 
     def of_stages(column: str) -> Floats:
         """Return a column of the passes through each unlike stage, (K, n)."""
@@ -299,9 +300,10 @@ def block_seconds(
             dispatched[transfer.phase] = dispatched[transfer.phase] + sent_s
         exchanged[transfer.phase] = exchanged[transfer.phase] + transfer.count * exposed_s
         if transfer.phase == "forward":
-            repeated = again * is_repeated_in_full(workload, transfer.name)
+            repeated = again
             for module in list_modules_of_collective(transfer.name) & named.keys():
                 repeated = repeated + named[module]
+            repeated = repeated * is_repeated_in_full(workload, transfer.name)
             exchanged["backward"] = exchanged["backward"] + repeated * transfer.count * exposed_s
             if is_beside:
                 dispatched["backward"] = dispatched["backward"] + repeated * sent_s

@@ -12,20 +12,42 @@ from tilecast.hardware import Pool
 from tilecast.spec import Floats, Ints, distinct_rows
 
 
+def gpus_on_each_node(gpus: Ints, pool: Pool) -> Ints:
+    """Return the number of GPUs that each job takes of each of its nodes, (n,).
+
+    A job takes equally many GPUs of each node. A job that does not fill whole nodes takes equal parts of nodes: 12 GPUs
+    in nodes of 8 are three halves of a node. Two parts may be on one node.
+    """
+    whole = pool.gpus_per_node
+    # Parts that divide a node always fill it. Of nodes with an odd number of GPUs, a part may leave some GPUs idle.
+    is_power = whole & (whole - 1) == 0
+    part = np.ones_like(gpus)
+    for size in range(2, whole + 1):
+        if not is_power or whole % size == 0:
+            part = np.where(gpus % size == 0, size, part)
+    return np.where(gpus <= whole, gpus, part)
+
+
 def joined_gpus(gpus: Ints, pool: Pool) -> Ints:
     """Return the number of a job's GPUs that the link inside nodes joins, (n,).
 
     It joins the GPUs of a node, or of an NVLink domain of several nodes. A job larger than a domain takes equally many
-    whole nodes of each domain, as many as divide its number of GPUs.
+    whole nodes of each domain, as many as divide its number of GPUs. A part of a node counts as a node of that size.
 
     Args:
         gpus: number of GPUs of each job, (n,).
         pool: the pool that the jobs run on.
     """
-    ranks = np.minimum(gpus, pool.gpus_per_node)
+    ranks = gpus_on_each_node(gpus, pool)
     for width in range(2 * pool.gpus_per_node, pool.domain + 1, pool.gpus_per_node):
         ranks = np.where(gpus % width == 0, width, ranks)
     return np.where(gpus <= pool.domain, gpus, ranks)
+
+
+def link_classes(gpus: Ints, pool: Pool) -> Ints:
+    """Return a number for each job, (n,), that is equal for jobs whose groups of ranks use links equally."""
+    joined = joined_gpus(gpus, pool)
+    return np.asarray(2 * joined + ((gpus > pool.gpus_per_node) & (joined < pool.gpus_per_node)))
 
 
 def communication_group(ranks: Floats, inner: Floats, gpus: Ints, pool: Pool) -> RankGroup:
@@ -47,4 +69,6 @@ def communication_group(ranks: Floats, inner: Floats, gpus: Ints, pool: Pool) ->
     candidates = np.arange(1, max(2, int(most.max(initial=1)) + 1))
     divides = (sizes[few.first, None] % candidates == 0) & (candidates <= most[few.first, None])
     local = np.where(divides, candidates, 1).max(axis=1).astype(float)[few.index]
-    return RankGroup(ranks, local, node, np.maximum(node / pool.gpus_per_node, 1.0))
+    # A part of a node has its share of the node's network, which other parts use at the same time.
+    sharing = np.where(gpus > pool.gpus_per_node, np.maximum(node, pool.gpus_per_node), node)
+    return RankGroup(ranks, local, sharing, np.maximum(node / pool.gpus_per_node, 1.0))

@@ -88,22 +88,35 @@ def sync_seconds(
     weights = [parameters * held.gathered_bytes for parameters in exchanged]
     renewed = [parameters * updated * held.trainable for parameters in exchanged]
     exchange = partial(_exchange_seconds, workload, [group for _, group in groups], pool, fitted)
-    copied_s = nil
+    copied_s, sharing_sums, sharing_weights, sharing_renewed = nil, sums, weights, renewed
     if workload.shard_degree is not None:
         # Shards are gathered and scattered inside a group; then all groups sum their gradients, shard by shard.
         shards = plans.shard_ranks(workload.shard_degree)
-        inner = plans.tensor.astype(float)
-        near = communication_group(shards, inner, plans.gpus, pool)
-        far = communication_group(plans.replicas / shards, inner * shards, plans.gpus, pool)
-        across = [np.where(plans.replicas > shards, sums[0] / shards, 0.0)]
-        (copied_s,) = _exchange_seconds(workload, [far], pool, fitted, "all_reduce", (across, [scattered[0]]))
-        sharing = partial(_exchange_seconds, workload, [near, *(group for _, group in groups[1:])], pool, fitted)
+        splits = [(shards, plans.replicas, plans.tensor.astype(float))]
+        if experts.any():
+            # A group of ranks holds all experts too, and its ranks that hold the same ones share them.
+            alike = np.maximum(plans.expert_replicas * shards / plans.replicas, 1.0)
+            splits.append((alike, plans.expert_replicas, spread))
+        near = [communication_group(ranks, inner, plans.gpus, pool) for ranks, _, inner in splits]
+        far = [communication_group(every / ranks, inner * ranks, plans.gpus, pool) for ranks, every, inner in splits]
+        across = [
+            np.where(every > ranks, size / ranks, 0.0) for (ranks, every, _), size in zip(splits, sums, strict=True)
+        ]
+        (copied_s,) = _exchange_seconds(workload, far, pool, fitted, "all_reduce", (across, scattered))
+        sharing = partial(_exchange_seconds, workload, near, pool, fitted)
+        sharing_sums, sharing_weights, sharing_renewed = (
+            [np.where(group.ranks > 1, size, 0.0) for group, size in zip(near, sizes, strict=True)]
+            for sizes in (sums, weights, renewed)
+        )
     else:
         sharing = exchange
     first_s, reduce_s = exchange("all_reduce", ([first, nil], [nil + 1] * 2), (rest, reduced))
     # A gather takes as long as a scatter.
     scatter_s, gather_s, updated_s = sharing(
-        "all_gather", (sums, scattered), (weights, [gathered] * len(exchanged)), (renewed, scattered)
+        "all_gather",
+        (sharing_sums, scattered),
+        (sharing_weights, [gathered] * len(exchanged)),
+        (sharing_renewed, scattered),
     )
     return SyncSeconds(
         first_s,

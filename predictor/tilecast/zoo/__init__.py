@@ -22,7 +22,7 @@ import numpy as np
 
 from tilecast import frameworks, fuse, shipped
 from tilecast.graph import Block, Graph, Op, Shards, require_few_operators
-from tilecast.layout import parse_layout
+from tilecast.layout import is_folded, parse_layout
 from tilecast.memo import Memo
 from tilecast.model import Model
 from tilecast.recomputation import CHECKPOINTING, Checkpointing, split_modules
@@ -45,7 +45,7 @@ from tilecast.zoo.layers import QUANTIZE
 from tilecast.zoo.modules import list_modules
 from tilecast.zoo.reading import build_model
 from tilecast.zoo.recommender import Tables
-from tilecast.zoo.stages import FullestStages, find_stage_kinds
+from tilecast.zoo.stages import FullestStages, find_folded, find_stage_kinds
 
 __all__ = ["ADAPTED", "FAMILIES", "Family", "Tables", "Transformer", "build_model", "list_modules"]
 
@@ -56,7 +56,7 @@ def recomputed_layer_fraction(workload: Workload, sharded: ShardedGraph, plans: 
         return np.ones(len(plans))
     graph = sharded.graph
     if graph.has_stages:
-        held = find_stage_kinds(graph, plans.pipeline).layers.sum(axis=0).max(axis=0)
+        held = find_stage_kinds(graph, plans.pipeline, find_folded(graph, plans)).layers.sum(axis=0).max(axis=0)
     else:
         held = sum(block.repeat for block in graph.layers) * sharded.largest_layer_fraction(plans)
     return np.asarray(np.minimum(workload.recompute_layers / np.maximum(held, 1.0), 1.0))
@@ -124,7 +124,8 @@ def build(workload: Workload, shards: Shards) -> Graph:
         SpecError: the model's family is unknown, or LoRA cannot train it.
     """
     graph = find_builder(workload)(workload, shards)
-    graph = replace(graph, counts_ends=frameworks.find_framework(workload).counts_ends)
+    ends, folds = frameworks.find_framework(workload).counts_ends, is_folded(workload.pipeline_schedule)
+    graph = replace(graph, counts_ends=ends, is_folded=folds)
     if workload.pipeline_layout is not None:
         graph = replace(graph, layout=parse_layout(workload.pipeline_layout).pieces)
     if workload.model.towers:
@@ -218,9 +219,9 @@ class ShardedGraph:
         """
         # Several formulas ask one after the other for the same plans.
         stages = next(iter(self.graph.fullest_stages), None)
-        if stages is None or stages.index is not self.index or stages.pipeline is not plans.pipeline:
+        if stages is None or not stages.describes(self.index, plans):
             shares = self.largest_layer_fraction(plans, "parameters")
-            stages = FullestStages.from_plans(self.graph, self.index, plans.pipeline, shares)
+            stages = FullestStages.from_plans(self.graph, self.index, plans, shares)
             self.graph.fullest_stages[:] = [stages]
         return (*(stages.sum(self.graph, column) for column in columns), stages.layers)
 

@@ -23,11 +23,13 @@ _OPERATORS: Mapping[str, re.Pattern[str]] = {
     "moe_act": re.compile(r"experts\.activation(\..*)?"),
     "shared_experts": re.compile(r"experts\.shared-.*"),
     "moe": re.compile(r"experts\.(?!norm|residual).*"),
+    "attn_out": re.compile(r"(.*-)?attention\.(output|residual)(\..*)?"),
 }
-"""Names of the forward operators of each module."""
+"""Names of the forward operators of each module, without those of the core of attention."""
 _EXCHANGES: Mapping[str, re.Pattern[str]] = {
     "mlp": re.compile(r"mlp\.(gather|scatter|reduce)"),
     "moe": re.compile(r"experts\.(dispatch|combine).*"),
+    "attn_out": re.compile(r"(.*-)?attention\.(scatter|reduce)"),
 }
 """Names of the forward collectives of each module that has any."""
 _LAST = re.compile(r"mlp\.(down|residual|reduce|scatter)(\..*)?")
@@ -47,7 +49,7 @@ def list_modules_of_operator(name: str, *, selective: bool, fuses_norms: bool, l
         latent: whether the model has latent attention, whose norms are not fused with its down-projections.
     """
     if selective:
-        return frozenset({"core_attn"})
+        return frozenset({"core_attn", "attn_out"})
     found = {module for module, pattern in _OPERATORS.items() if pattern.fullmatch(name)}
     if not latent:
         found.discard("mla_up_proj")
@@ -57,7 +59,7 @@ def list_modules_of_operator(name: str, *, selective: bool, fuses_norms: bool, l
 
 
 def is_repeated_in_full(workload: Workload, name: str) -> bool:
-    """Return whether full recomputation of a layer runs the forward operator or collective `name` again.
+    """Return whether recomputation of the whole layer, or of the module, runs the operator or collective `name` again.
 
     Some frameworks stop before the last product of a layer, unless dropout or a norm comes after that product.
     """
@@ -82,9 +84,7 @@ def list_modules(model: Model) -> frozenset[str]:
     dims = model.dimensions
     if model.trace is not None or not isinstance(dims, Transformer) or model.family not in _FAMILIES:
         return frozenset()
-    names = {"core_attn", "layernorm"}
-    if isinstance(dims, Deepseek):
-        names.add("mla_up_proj")
+    names = {"core_attn", "layernorm", "mla_up_proj" if isinstance(dims, Deepseek) else "attn_out"}
     if dims.experts:
         names |= {"moe", "moe_act"}
         if dims.shared_ffn_hidden:

@@ -22,6 +22,9 @@ class Numerics:
     """Precision of everything else. Activations of FP8 jobs stay in BF16, those of TF32 jobs in FP32."""
     element: float
     """Bytes of one activation."""
+    residual_element: float
+    """Bytes of an element of the residual stream, which is the input of a layer. Under autocast the embeddings, and so
+    all sums that follow, are in FP32."""
     autocast: bool
     """Whether eager autocast runs norms, softmax and powers in FP32, keeps the residual stream in FP32, and casts what
     each product reads."""
@@ -45,6 +48,8 @@ class Numerics:
     """Number of chunks that the loss cuts the logits into."""
     loss_element: float
     """Bytes of a logit in the loss."""
+    keeps_softmax_input: bool
+    """Whether a softmax over pixels keeps its input, besides its output, for its gradient."""
     product_input: float
     """Bytes per element of a matrix product's input, as it is kept for the gradient of the weight."""
     frozen_input: float
@@ -109,6 +114,7 @@ class Numerics:
             matrix=workload.precision,
             vector=vector,
             element=element,
+            residual_element=4.0 if autocasts else element,
             autocast=autocasts and "norm" not in passes,
             wide_softmax=_count_extra_score_bytes(workload, framework, autocasts) > 0,
             composed=framework.composed,
@@ -118,7 +124,8 @@ class Numerics:
             fused_gate="elementwise" in passes,
             loss=_choose_loss(workload, framework.loss),
             loss_chunks=framework.loss_chunks,
-            loss_element=element if framework.weights == "pure" and not framework.upcasts_logits else 4.0,
+            loss_element=element if framework.weights == "pure" and not _upcasts_logits(workload, framework) else 4.0,
+            keeps_softmax_input=framework.keeps_softmax_input,
             frozen_input=framework.quantized_input_bytes if quantizes else 0.0,
             product_input=ELEMENT_BYTES[workload.precision] if keeps_fp8 else element,
             norm_extra=_count_extra_norm_bytes(workload, framework, autocasts),
@@ -141,9 +148,19 @@ def _choose_loss(workload: Workload, usual: Loss) -> Loss:
         return "fused"
     if frameworks.has_fused_kernels(workload) and usual == "eager":
         # Fused kernels in Hugging Face's Llama and its like read the FP32 logits that these shift and copy.
-        upcasts = frameworks.find_framework(workload).upcasts_logits and workload.model.rms_norm
+        upcasts = workload.model.rms_norm and _upcasts_logits(workload, frameworks.find_framework(workload))
         return "upcast" if upcasts else "parallel"
     return usual
+
+
+def _upcasts_logits(workload: Workload, framework: Framework) -> bool:
+    """Return whether the loss reads a copy of the logits in FP32.
+
+    Adapters beside quantized weights are trained in mixed precision, whose autocast runs any loss in FP32 (PEFT,
+    tuners/tuners_utils.py: autocast_adapter_dtype).
+    """
+    chosen = framework.upcasts_logits
+    return chosen == "all" or (chosen == "llama" and (workload.model.rms_norm or workload.frozen_bits < 16))
 
 
 def _count_extra_score_bytes(workload: Workload, framework: Framework, autocasts: bool) -> float:

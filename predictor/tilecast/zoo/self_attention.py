@@ -110,7 +110,9 @@ def build_attention(name: str, workload: Workload, rank: Rank, *, key_rank: Rank
     linears = [Linear(f"{name}.output", tokens, width / t, float(h)), *linears]
     hidden = np.zeros(1) if numerics.flash else score
     selected = e * tokens * (2 * width / t + kv_heads * model.head_dim) + statistic  # q, v and the output of attention
-    freed = [("core_attn", hidden)]
+    # What comes before the MLP is computed again from the layer's input and the output of attention.
+    behind = (e + (narrow if narrow < e else 0.0)) * tokens * width / t + (statistic if numerics.flash else score)
+    freed = [("core_attn", hidden), ("attn_out", behind + (e * outer * h if key_rank is rank else 0.0))]
     if not numerics.fuses_norms:
         freed.append(("layernorm", narrow * outer * h))
     return Sublayer(

@@ -5,7 +5,9 @@ framework may count the embedding as a layer, the loss as a layer, or both. The 
 layers (Megatron-Core, transformer/transformer_block.py: account_for_embedding_in_pipeline_split and
 account_for_loss_in_pipeline_split). A job may also set the layers of every stage (`tilecast.layout`).
 
-With virtual stages (interleaving), a rank holds several model chunks. Its layers are the sum over these chunks.
+With virtual stages (interleaving), a rank holds several model chunks. Its layers are the sum over these chunks. Under
+ZB-V and DualPipeV the pieces run through the ranks and back, so that rank k of p holds the pieces k and 2 p - 1 - k,
+and the first rank both ends of the model (PyTorch, distributed/pipelining/_utils.py: generate_stage_to_rank_mapping).
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ import numpy as np
 
 from tilecast.graph import Block, Graph
 from tilecast.layout import split_layers
-from tilecast.spec import DistinctRows, Floats, Ints, Rows, distinct_rows
+from tilecast.spec import DistinctRows, Floats, Ints, Plans, Rows, distinct_rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,40 +63,61 @@ class StageKinds:
         return total
 
 
-def find_stage_kinds(graph: Graph, pipeline: Ints) -> StageKinds:
-    """Return the distinct pipeline stages of n plans, where `pipeline`, (n,), is the number of pipeline ranks."""
-    degrees = np.flatnonzero(np.bincount(pipeline))
-    kinds_by_degree = [_find_kinds_of_degree(graph, int(degree)) for degree in degrees]
-    most = max((kinds.shape[1] for kinds in kinds_by_degree), default=1)
-    table = np.zeros((len(graph.layers) + 3, most, int(pipeline.max(initial=0)) + 1))
-    for degree, kinds in zip(degrees, kinds_by_degree, strict=True):
-        table[:, :, degree] = kinds[:, np.minimum(np.arange(most), kinds.shape[1] - 1)]
-    columns = table.take(pipeline, axis=2)
+def find_folded(graph: Graph, plans: Plans) -> Ints:
+    """Return 1 for plans whose first rank holds the first and the last piece of the model, and 0 for others, (n,)."""
+    if not plans.schedule.any():
+        return np.full(len(plans), int(graph.is_folded))
+    own = (plans.schedule == 0) & graph.is_folded
+    return np.asarray((plans.stage_holdings == 1) | own).astype(np.int64)
+
+
+def find_stage_kinds(graph: Graph, pipeline: Ints, folded: Ints) -> StageKinds:
+    """Return the distinct pipeline stages of n plans.
+
+    Args:
+        graph: the graph of the model.
+        pipeline: number of pipeline ranks of each plan, (n,).
+        folded: result of `find_folded`, (n,).
+    """
+    codes = 2 * pipeline + folded
+    used = np.flatnonzero(np.bincount(codes))
+    kinds_by_code = [_find_kinds_of_degree(graph, int(code) // 2, is_folded=bool(code % 2)) for code in used]
+    most = max((kinds.shape[1] for kinds in kinds_by_code), default=1)
+    table = np.zeros((len(graph.layers) + 3, most, int(codes.max(initial=0)) + 1))
+    for code, kinds in zip(used, kinds_by_code, strict=True):
+        table[:, :, code] = kinds[:, np.minimum(np.arange(most), kinds.shape[1] - 1)]
+    columns = table.take(codes, axis=2)
     return StageKinds(columns[3:], columns[0], columns[1], columns[2])
 
 
-def _find_kinds_of_degree(graph: Graph, pipeline: int) -> Floats:
+def _find_kinds_of_degree(graph: Graph, pipeline: int, *, is_folded: bool) -> Floats:
     """Return the k distinct stages of a pipeline with `pipeline` ranks, as an array (3 + B, k).
 
     Its rows tell whether the stage is the first, whether it is the last, the position of the first such stage from 0,
     and the number of layers of each of the B blocks.
     """
-    if pipeline not in graph.stage_kinds:
-        counts, seen = _count_layers(graph, pipeline), dict[tuple[float, ...], int]()
+    if (pipeline, is_folded) not in graph.stage_kinds:
+        counts, seen = _count_layers(graph, pipeline, is_folded=is_folded), dict[tuple[float, ...], int]()
+        last = 0 if is_folded else pipeline - 1
         for number, row in enumerate(counts.tolist()):
-            seen.setdefault((number == 0, number == pipeline - 1, *row), number)
+            seen.setdefault((number == 0, number == last, *row), number)
         rows = [(*key[:2], number, *key[2:]) for key, number in seen.items()]
-        graph.stage_kinds[pipeline] = np.array(rows, float).T
-    return graph.stage_kinds[pipeline]
+        graph.stage_kinds[pipeline, is_folded] = np.array(rows, float).T
+    return graph.stage_kinds[pipeline, is_folded]
 
 
-def _count_layers(graph: Graph, pipeline: int) -> Floats:
+def _count_layers(graph: Graph, pipeline: int, *, is_folded: bool) -> Floats:
     """Return the number of layers of each block on each rank, (pipeline, B)."""
     if pipeline == 1:
         return np.array([[block.repeat for block in graph.layers]], float)
     order = graph.list_layer_indexes()
     counts = np.zeros((pipeline, len(graph.layers)))
-    if graph.layout and len(graph.layout) % pipeline == 0 and sum(graph.layout) == len(order):
+    pieces = 2 * pipeline
+    if is_folded:
+        has_layout = len(graph.layout) == pieces and sum(graph.layout) == len(order)
+        split = graph.layout if has_layout else split_layers(len(order), pieces, counts_ends=graph.counts_ends)
+        owners = np.repeat(np.minimum(np.arange(pieces), pieces - 1 - np.arange(pieces)), split)
+    elif graph.layout and len(graph.layout) % pipeline == 0 and sum(graph.layout) == len(order):
         # Piece k of every rank comes before piece k + 1 of any rank.
         owners = np.repeat(np.arange(len(graph.layout)) % pipeline, graph.layout)
     else:
@@ -111,8 +134,10 @@ class FullestStages:
     """Shard of each plan, (n,)."""
     pipeline: Ints
     """Ranks of each pipeline, (n,)."""
+    schedule: Ints
+    """Schedule of each pipeline, (n,)."""
     distinct_pairs: DistinctRows
-    """The m distinct pairs of shard and pipeline ranks."""
+    """The m distinct pairs of shard and pipeline ranks, apart for folded pipelines."""
     shares: Floats
     """Largest fraction of a traced model's parameters in a stage, (m,)."""
     kinds: StageKinds | None
@@ -124,29 +149,36 @@ class FullestStages:
     _sums: dict[str, Floats]
 
     @classmethod
-    def from_plans(cls, graph: Graph, index: Rows, pipeline: Ints, shares: Floats) -> FullestStages:
+    def from_plans(cls, graph: Graph, index: Rows, plans: Plans, shares: Floats) -> FullestStages:
         """Return the fullest stages of n plans.
 
         Args:
             graph: the graph of the model.
             index: index of each plan's shard, (n,).
-            pipeline: number of pipeline ranks of each plan, (n,).
+            plans: the plans, (n,).
             shares: largest fraction of a traced model's parameters in a stage, (n,).
         """
-        distinct_pairs = distinct_rows(index, pipeline)
+        pipeline, folded = plans.pipeline, find_folded(graph, plans)
+        distinct_pairs = distinct_rows(index, pipeline, folded)
         first_rows = distinct_pairs.first
         here, degrees, shares = index[first_rows], pipeline[first_rows], shares[first_rows]
         if not graph.has_stages:
             layers = shares * _sum_repeats(graph.layers, "parameters", here)
             fullest = np.zeros((1, len(here)), np.intp)
-            return cls(index, pipeline, distinct_pairs, shares, None, fullest, layers[distinct_pairs.index], {})
-        kinds = find_stage_kinds(graph, degrees)
+            every = layers[distinct_pairs.index]
+            return cls(index, pipeline, plans.schedule, distinct_pairs, shares, None, fullest, every, {})
+        kinds = find_stage_kinds(graph, degrees, folded[first_rows])
         inside = kinds.sum_layers([_select_shards(block.parameters, here) for block in graph.layers])
         first, last = (_sum_repeats(blocks, "parameters", here) for blocks in (graph.first, graph.last))
         whole = kinds.add_ends(first, last, inside)
         fullest = whole.argmax(axis=0)[None]
         layers, most = (np.take_along_axis(one, fullest, axis=0)[0][distinct_pairs.index] for one in (inside, whole))
-        return cls(index, pipeline, distinct_pairs, shares, kinds, fullest, layers, {"parameters": most})
+        sums = {"parameters": most}
+        return cls(index, pipeline, plans.schedule, distinct_pairs, shares, kinds, fullest, layers, sums)
+
+    def describes(self, index: Rows, plans: Plans) -> bool:
+        """Return whether these are the fullest stages of plans whose shards have the indexes `index`, (n,)."""
+        return self.index is index and self.pipeline is plans.pipeline and self.schedule is plans.schedule
 
     def sum(self, graph: Graph, column: str) -> Floats:
         """Return the sum of a column of `Block` over the blocks of each plan's fullest stage, (n,)."""

@@ -235,7 +235,8 @@ def build_layer(
     if numerics.frozen_input:
         read = sum((item.rows * item.inputs for item in whole.linears), zeros())
         parts.append(Sublayer.from_kept_bytes(numerics.frozen_input * read))
-    activation_bytes = _stack_activation_bytes(numerics, parts, numerics.element * rank.outer_tokens * model.hidden)
+    inputs = numerics.residual_element * rank.outer_tokens * model.hidden
+    activation_bytes = _stack_activation_bytes(numerics, parts, inputs)
     gathered = sum((call.size_bytes for call in whole.collectives if call.group == "context"), zeros())
     return Block(
         name,

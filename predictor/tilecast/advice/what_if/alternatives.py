@@ -1,4 +1,4 @@
-"""Price the baseline, the job without its constraints, another batch, other buckets and fewer GPUs."""
+"""Price the baseline, the usual plan, the job without its constraints, another batch, buckets, links, fewer GPUs."""
 
 from __future__ import annotations
 
@@ -8,16 +8,23 @@ from dataclasses import replace
 
 import numpy as np
 
-from tilecast import frameworks, overlap, step, uncertainty
-from tilecast.advice.choose import Choice, choose_on_pool, choose_or_reject, rank_choices
+from tilecast import frameworks, memory, overlap, search, step, uncertainty
+from tilecast.advice.choose import (
+    Choice,
+    choose_on_pool,
+    choose_or_reject,
+    choose_plan,
+    keep_sensible_plans,
+    rank_choices,
+)
 from tilecast.advice.enumeration import enumerate_partial_plan
-from tilecast.advice.pricing import CandidatePlans
+from tilecast.advice.pricing import CandidatePlans, DetailedForecasts, find_candidates
 from tilecast.advice.reasons import BOUND_BY
-from tilecast.advice.values import Change, Constraints, Offer, Rejection, Request
-from tilecast.advice.what_if.changes import apply_change
+from tilecast.advice.values import Change, Constraints, Offer, Rejection, Request, format_ratio
+from tilecast.advice.what_if.changes import apply_change, speed_up_link
 from tilecast.cost import price_of_1000_steps
-from tilecast.hardware import Pool
-from tilecast.search import PlanLimits
+from tilecast.hardware import Link, Pool, instances
+from tilecast.search import Mask, PlanLimits
 from tilecast.spec import Plans, Workload
 from tilecast.step import blocks
 
@@ -43,6 +50,7 @@ def price_baseline(request: Request, pools: Sequence[Pool]) -> tuple[Offer | Non
             f"Your baseline of {baseline.gpus} GPUs is larger than pool {pool.name}, which has {pool.max_gpus}."
         )
     own = replace(request, objective="time", constraints=Constraints(gpus=baseline.gpus), batches=None, precisions=())
+    own = replace(own, target_step_s=None)
     table = None
     if baseline.plan is not None and pool.gpu.supports(request.workload.precision):
         table = enumerate_partial_plan(request.workload, baseline.gpus, baseline.plan, "spec.baseline.plan")
@@ -63,6 +71,148 @@ def best_without_constraints(request: Request, candidates: Sequence[CandidatePla
         return None
     offer = rank_choices(free, choices).choices[0].offer()
     return replace(offer, reason=f"without the job's own constraints; {BOUND_BY[offer.bottleneck]}")
+
+
+USUAL_STAGES = (0, 3, 1, 2)
+"""ZeRO stages in the order in which people try them: replicas, then FSDP, then what a framework has beside them."""
+
+
+def price_usual_plan(request: Request, choices: Sequence[Choice]) -> Offer | None:
+    """Return the plan that most people would run on the recommended pool: data parallelism or FSDP alone.
+
+    It uses as many GPUs as the recommended plan, or the most below that if no such plan exists. Plans with memory to
+    spare and without recomputation come first, then replicas before FSDP, then the fastest micro-batch. Return None if
+    no such plan fits, if it is the recommended plan, or if the user states the plan.
+    """
+    if not choices or request.plan is not None:
+        return None
+    best = choices[0]
+    candidates, plans = best.candidates, best.candidates.plans
+    rows = np.flatnonzero(_is_usual(request, best) & candidates.fits)
+    if not len(rows):
+        return None
+    stages = np.argsort(USUAL_STAGES)[plans.zero_stage[rows]]
+    tight, recomputed = candidates.take(rows).tight, plans.checkpointing[rows]
+    order = np.lexsort((candidates.step_s[rows], stages, recomputed, tight, -candidates.gpus[rows]))
+    row = int(rows[order[0]])
+    if row == best.row:
+        return None
+    offer = DetailedForecasts.from_rows(candidates, np.array([row])).offer(0)
+    name = "data parallelism alone" if offer.plan.zero_stage < 3 else "FSDP alone"
+    amount = float(candidates.objective_value(request)[row])
+    ratio = "" if best.value <= 0 else f", {format_ratio(amount / best.value)} the {request.goal.quantity.measure}"
+    more = "; memory is tight" if offer.is_tight else ""
+    more += "" if candidates.take(np.array([row])).keeps_bound(request)[0] else "; misses the job's limit"
+    return replace(offer, reason=f"{name}{ratio}; {BOUND_BY[offer.bottleneck]}{more}")
+
+
+def describe_missing_usual_plan(request: Request, choices: Sequence[Choice]) -> list[str]:
+    """Return a list with a sentence that data parallelism or FSDP alone does not fit the recommended pool.
+
+    If it fits, or if the user states the plan, the list is empty.
+    """
+    if not choices or request.plan is not None:
+        return []
+    candidates = choices[0].candidates
+    rows = np.flatnonzero(_is_usual(request, choices[0]))
+    if not len(rows) or candidates.fits[rows].any():
+        return []
+    row = int(rows[np.argmin(candidates.memory_bytes[rows])])
+    plan, needed = candidates.plans.row(row), candidates.memory_bytes[row] / 2**30
+    usable = memory.usable_bytes(candidates.pool.gpu) / 2**30
+    name = "Data parallelism" if plan.zero_stage < 3 else "FSDP"
+    return [f"{name} alone does not fit: {plan} needs {needed:.0f} of {usable:.0f} GiB a GPU."]
+
+
+def _is_usual(request: Request, best: Choice) -> Mask:
+    """Return which plans of the recommended pool are data parallelism or FSDP alone, (n,).
+
+    They have at most as many GPUs as the recommended plan, and its precision and global batch.
+    """
+    candidates, plans = best.candidates, best.candidates.plans
+    is_alone = np.all([getattr(plans, name) == 1 for name in _DEGREES], axis=0)
+    mask = is_alone & (candidates.variant == candidates.variant[best.row])
+    return np.asarray(mask & (candidates.gpus <= best.gpus) & candidates.within(request.constraints))
+
+
+_DEGREES = ("tensor", "pipeline", "context", "expert", "expert_tensor", "virtual_stages")
+"""Columns of plans that are 1 where data parallelism is the only way of splitting."""
+
+
+def price_safer_plan(request: Request, choices: Sequence[Choice]) -> Offer | None:
+    """Return the best plan with memory to spare on the recommended pool, if the recommended plan is tight.
+
+    If the user states the plan, or seeks the fewest GPUs, the safer plan uses as many GPUs.
+    """
+    if not choices or not choices[0].is_tight:
+        return None
+    best = choices[0]
+    candidates, eligible = best.candidates, best.eligible
+    if request.plan is not None:
+        request = replace(request, plan=None)
+        candidates = find_candidates(request, candidates.pool, PlanLimits(gpus=best.gpus))
+        eligible = candidates.within(request.constraints) & candidates.fits & candidates.keeps_bound(request)
+        eligible = keep_sensible_plans(request, candidates, eligible)
+    if request.goal.fewest_gpus:
+        eligible = eligible & (candidates.gpus == best.gpus)
+    roomy = choose_plan(request, candidates, eligible & ~candidates.tight)
+    if roomy is None:
+        return None
+    offer = roomy.offer()
+    return replace(offer, reason=f"memory to spare; {BOUND_BY[offer.bottleneck]}")
+
+
+def find_roomy_plan(request: Request, pool: Pool) -> Offer | None:
+    """Return the plan on the fewest GPUs of a pool that leaves memory to spare. If there is none, return None."""
+    candidates = find_candidates(request, pool)
+    eligible = candidates.within(request.constraints) & candidates.fits
+    choice = choose_plan(replace(request, objective="fewestGpus"), candidates, eligible & ~candidates.tight)
+    return None if choice is None else choice.offer()
+
+
+ASSUMED_LAYERS = ("assumed", "default")
+"""Sources of a pool's network that are guesses: of `--gpus`, and of nodes that nothing names a network for."""
+DECISIVE = 0.1
+"""Fraction of a step that waits for an assumed network, from which the reader is told before anything else."""
+
+
+def describe_assumed_networks(offers: Sequence[Offer]) -> list[str]:
+    """Return a sentence for each offer whose step waits for an assumed network for more than `DECISIVE` of its time.
+
+    The sentence has the step with the usual network of the GPU instead. If the usual network is the assumed one, it has
+    the step with Ethernet of 100 Gb/s.
+    """
+    sentences = []
+    for offer in offers:
+        pool = offer.pool
+        if pool.layers.get("interNode") not in ASSUMED_LAYERS or offer.nodes == 1 or offer.gpus <= pool.domain:
+            continue
+        fraction = 1 - _step_on_network(offer, speed_up_link(pool.inter, ENDLESS)) / offer.step_s
+        if fraction <= DECISIVE:
+            continue
+        usual = instances.find_default_network(pool.gpu, instances.find_default_gpus_per_node(pool.gpu))
+        other = usual if usual.name != pool.inter.name else instances.build_ethernet_link(100)
+        if other.name == pool.inter.name:
+            other = instances.build_ethernet_link(400)
+        seconds = _step_on_network(offer, other)
+        kind = "the usual " if other is usual else ""
+        is_listed = pool.layers["interNode"] == "assumed"
+        state = f"--gpus {pool.gpu.name}:{pool.max_gpus}@LINK" if is_listed else "labels of the nodes or a GPUPool"
+        sentences.append(
+            f"The network of {pool.name} is a guess: {fraction:.0%} of its step waits for {pool.inter.name}. "
+            f"With {kind}{other.name} it takes {format_ratio(seconds / offer.step_s)} the time. State yours: {state}."
+        )
+    return sentences
+
+
+ENDLESS = 1e3
+"""Factor on the speed of a link after which a step no longer waits for it."""
+
+
+def _step_on_network(offer: Offer, network: Link) -> float:
+    """Return the seconds of an offer's step if its pool had another network between nodes."""
+    pool = replace(offer.pool, inter=network)
+    return float(search.price(offer.workload, Plans.from_plans(offer.plan), pool).step_s[0])
 
 
 def suggest_changes(request: Request, choices: Sequence[Choice]) -> list[str]:
@@ -98,7 +248,7 @@ def _suggest_batch(request: Request, best: Choice) -> str | None:
             continue
         ratio = _amount_per_sample(request, outcome, batch) / _amount_per_sample(request, best, own)
         if ratio * math.exp(uncertainty.MOST_TIED) < 1:
-            gain = request.goal.quantity.gain.format(ratio=ratio, speedup=1 / ratio)
+            gain = request.goal.quantity.gain.format(ratio=ratio)
             plan = outcome.candidates.plans.row(outcome.row)
             parts = f"{most} GPUs" + (f" at micro-batch {part // most}" if own % most == 0 else "")
             better = f"{batch} would {gain} per sample, with {plan} on {outcome.gpus} GPUs."
@@ -174,7 +324,7 @@ def _suggest_fewer_gpus(request: Request, choice: Choice) -> str | None:
     The GPU count is halved as long as the last doubling cost at least `SEVERAL` times as much as it gained. The result
     is None if no halving meets that rule, or if the objective is not about time alone.
     """
-    if request.goal.saves_gpus or request.goal.bound:
+    if request.goal.saves_gpus or request.is_bounded:
         return None
     candidates = choice.candidates
     same = candidates.batch == candidates.batch[choice.row]
@@ -199,9 +349,9 @@ def _suggest_fewer_gpus(request: Request, choice: Choice) -> str | None:
         cost = price_of_1000_steps(float(candidates.hourly[row]), seconds)
         return f"{time} and {cost:,.3g} {candidates.pool.currency} per 1000 steps"
 
-    count, faster = int(candidates.gpus[chosen]), float(candidates.step_s[chosen] / candidates.step_s[choice.row])
+    count, ratio = int(candidates.gpus[chosen]), float(candidates.step_s[choice.row] / candidates.step_s[chosen])
     few = "Half of the GPUs take" if 2 * count == choice.gpus else f"{count} of the {choice.gpus} GPUs take"
     return (
         f"{few} {text(chosen)} with {candidates.plans.row(chosen)}, instead of {text(choice.row)}: "
-        f"the rest make a step {faster:.2f}x as fast at {choice.gpus / count / faster:.3g}x the price."
+        f"all {choice.gpus} take {ratio:.2f}x the time at {choice.gpus / count * ratio:.3g}x the price."
     )

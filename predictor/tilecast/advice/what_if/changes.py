@@ -14,6 +14,7 @@ from tilecast.advice.values import Change, Request
 from tilecast.frameworks import with_framework
 from tilecast.hardware import Link, Pool
 from tilecast.search import divisors
+from tilecast.spec import PartialPlan
 
 GIB = 2**30
 
@@ -24,7 +25,7 @@ def apply_change(change: Change, request: Request, pool: Pool) -> tuple[Request,
     """Return the request and the pool after a change.
 
     Raises:
-        KeyError: the change names no input; a change of a neighbour's plan (`plan`) names none.
+        KeyError: the change names no input.
     """
     return CHANGES[change.input](request, pool, change.value)
 
@@ -79,7 +80,7 @@ def _allow_pool(request: Request, value: Any) -> Request:
 def grow_pool(pool: Pool, gpus: int) -> Pool:
     """Return a copy of the pool with `gpus` GPUs. A partly used node is filled before nodes are added."""
     per_node = max(pool.gpus_per_node, min(gpus, pool.usual_gpus_per_node))
-    return replace(pool, gpus_per_node=per_node, max_nodes=-(-gpus // per_node))
+    return replace(pool, gpus_per_node=per_node, max_nodes=-(-gpus // per_node), spare_gpus=0)
 
 
 def select_first_sizes(pool: Pool, possible: Sequence[int]) -> list[int]:
@@ -112,8 +113,9 @@ def list_pool_sizes(pool: Pool) -> list[int]:
         FURTHER[-1] * pool.max_nodes,
     )
     parts = [part for part in divisors(whole) if pool.max_gpus < part < whole]
-    own = [pool.max_gpus, *parts] if pool.is_partial_node else []
-    return [*own, *range(whole * pool.max_nodes, whole * most + 1, whole)]
+    own = [pool.max_gpus, *parts] if pool.is_partial_node else [pool.max_gpus] if pool.spare_gpus else []
+    first = pool.max_nodes + (pool.spare_gpus > 0)
+    return [*own, *range(whole * first, whole * most + 1, whole)]
 
 
 def describe_growth(pool: Pool, gpus: int, effect: Literal["fits", "wins"]) -> Change:
@@ -132,10 +134,11 @@ def describe_growth(pool: Pool, gpus: int, effect: Literal["fits", "wins"]) -> C
 
 def speed_up_links(pool: Pool, factor: float) -> Pool:
     """Return the pool with the bandwidth of every link multiplied by `factor` and its latency divided by it."""
-    return replace(pool, intra=_speed_up_link(pool.intra, factor), inter=_speed_up_link(pool.inter, factor))
+    return replace(pool, intra=speed_up_link(pool.intra, factor), inter=speed_up_link(pool.inter, factor))
 
 
-def _speed_up_link(link: Link, factor: float) -> Link:
+def speed_up_link(link: Link, factor: float) -> Link:
+    """Return a link with its bandwidth multiplied by `factor` and its latency divided by it."""
     return replace(
         link,
         bandwidth_bytes_per_s=link.bandwidth_bytes_per_s * factor,
@@ -146,7 +149,7 @@ def _speed_up_link(link: Link, factor: float) -> Link:
         peer_s=link.peer_s / factor,
         reduction_bytes_per_s=link.reduction_bytes_per_s * factor,
         reduction_start_s=link.reduction_start_s / factor,
-        beyond=_speed_up_link(link.beyond, factor) if link.beyond else None,
+        beyond=speed_up_link(link.beyond, factor) if link.beyond else None,
     )
 
 
@@ -160,6 +163,7 @@ CHANGES: Mapping[str, Apply] = {
     "training.offload": _set_request_field("workload", "offload", str),
     "training.framework": _adapt_job_change(_set_framework),
     "training.gradientSync": _set_request_field("workload", "gradient_sync", str),
+    "plan": _adapt_job_change(lambda request, value: replace(request, plan=PartialPlan.parse(str(value), "plan"))),
     "plan.zeroStage": _set_request_field("plan", "zero_stage", int),
     "constraints.gpus": _set_request_field("constraints", "gpus", int),
     "constraints.maxGpus": _set_request_field("constraints", "max_gpus", int),
@@ -167,6 +171,7 @@ CHANGES: Mapping[str, Apply] = {
     "constraints.maxTensorParallel": _set_request_field("constraints", "max_tensor", int),
     "constraints.allowedPools": _adapt_job_change(_allow_pool),
     "constraints.allowSharing": _set_request_field("constraints", "allow_sharing", lambda value: value == "true"),
+    "targetStepSeconds": _adapt_job_change(lambda request, value: replace(request, target_step_s=float(value))),
     "deadlineSeconds": _adapt_job_change(lambda request, value: replace(request, deadline_s=float(value))),
     "budget.amount": _set_request_field("budget", "amount", float),
     "pool.gpus": _adapt_pool_change(lambda pool, value: grow_pool(pool, int(value))),

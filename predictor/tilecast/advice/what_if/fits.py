@@ -7,10 +7,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
+
 from tilecast import search
 from tilecast.advice.choose import Choice, choose_or_reject, list_usable_precisions
 from tilecast.advice.pricing import CandidatePlans, find_candidates
-from tilecast.advice.values import Change, Rejection, Request
+from tilecast.advice.values import Change, Rejection, Request, round_up
 from tilecast.advice.what_if.changes import (
     FURTHER,
     apply_change,
@@ -21,11 +23,12 @@ from tilecast.advice.what_if.changes import (
     list_pool_sizes,
 )
 from tilecast.advice.what_if.wins import find_winning_price
+from tilecast.cost import price_of_1000_steps
 from tilecast.frameworks import FRAMEWORKS
-from tilecast.hardware import Pool
+from tilecast.hardware import Pool, list_gpus
 from tilecast.recomputation import CHECKPOINTING
 from tilecast.search import NO_LIMITS, PlanLimits
-from tilecast.spec import PartialPlan, Workload
+from tilecast.spec import PartialPlan, Plans, Workload
 
 MAX_COUNTS = 3
 """Number of GPU counts that are tried to see whether a changed job fits, the largest first."""
@@ -68,11 +71,50 @@ def _add_remedy(
     for change in _CHANGES_BY_CODE[rejection.code](request, candidates, rejection):
         outcome = _rejection_after(change, request, candidates)
         if outcome is None:
-            change = _minimise_change(change, request, candidates)
+            change = _add_price(_minimise_change(change, request, candidates), request, candidates)
             return replace(rejection, remedy=change.text, change=change)
         if outcome.code != rejection.code and remedy is rejection.remedy:
             remedy = f"{change.text}, and then: {outcome.message}"
     return replace(rejection, remedy=remedy)
+
+
+def _add_price(change: Change, request: Request, candidates: CandidatePlans) -> Change:
+    """Return a helpful change with the step time and the price of the plan that the pool then offers."""
+    if change.input == "pool.gpu.memoryGib":  # no such GPU has to exist, so it has neither speed nor price
+        return change
+    after, pool = apply_change(change, request, candidates.pool)
+    outcome: Choice | Rejection | None = None
+    if change.input in _MASKS:
+        outcome = choose_or_reject(after, candidates)
+    else:
+        for count in _tried_counts(after, pool):
+            outcome = choose_or_reject(after, _find_executable(after, pool, PlanLimits(gpus=count)))
+            if isinstance(outcome, Choice):
+                break
+    if not isinstance(outcome, Choice):
+        return change
+    chosen = outcome.candidates.take(np.array([outcome.row]))
+    seconds, hourly = float(chosen.step_s[0]), float(chosen.hourly[0])
+    cost = None if math.isnan(hourly) else price_of_1000_steps(hourly, seconds)
+    return replace(change, step_s=seconds, cost_per_1000_steps=cost, currency=pool.currency)
+
+
+def _find_executable(request: Request, pool: Pool, limits: PlanLimits) -> CandidatePlans:
+    """Return the plans of a pool. Plans that the framework of the job cannot execute do not count as fitting."""
+    candidates, framework = find_candidates(request, pool, limits), request.workload.framework
+    if framework is None:
+        return candidates
+    is_executable = search.abilities(framework).executes(candidates.plans)
+    return replace(candidates, fits=candidates.fits & is_executable)
+
+
+def _tried_counts(request: Request, pool: Pool) -> list[int]:
+    """Return the GPU counts with which a changed job is tried, the largest first."""
+    limits = request.constraints
+    if limits.gpus is not None:
+        return [limits.gpus]
+    most = min(pool.max_gpus, limits.max_gpus or pool.max_gpus, (limits.max_nodes or 2**40) * pool.gpus_per_node)
+    return _gpu_counts(pool, most)[: -MAX_COUNTS - 1 : -1]
 
 
 def _minimise_change(change: Change, request: Request, candidates: CandidatePlans) -> Change:
@@ -119,19 +161,14 @@ def _rejection_after(change: Change, request: Request, candidates: CandidatePlan
     if change.input in _MASKS:
         return _rejection_or_none(choose_or_reject(after, candidates))
     limits = after.constraints
-    if limits.gpus is not None:
-        counts = [limits.gpus]
-    else:
-        most = min(pool.max_gpus, limits.max_gpus or pool.max_gpus, (limits.max_nodes or 2**40) * pool.gpus_per_node)
-        counts = _gpu_counts(pool, most)[: -MAX_COUNTS - 1 : -1]
     needs_only_to_fit, first = _needs_only_to_fit(after, pool), None
 
     def rejection_with(search_limits: PlanLimits) -> Rejection | None:
-        smaller = find_candidates(after, pool, search_limits)
+        smaller = _find_executable(after, pool, search_limits)
         fits = needs_only_to_fit and (smaller.within(limits) & smaller.fits).any()
         return None if fits else _rejection_or_none(choose_or_reject(after, smaller))
 
-    for count in counts:
+    for count in _tried_counts(after, pool):
         outcome = rejection_with(PlanLimits(gpus=count))
         if outcome is None:
             return None
@@ -152,9 +189,14 @@ def _needs_only_to_fit(request: Request, pool: Pool) -> bool:
     """
     limits = request.constraints
     allowed = not limits.allowed_pools or pool.name in limits.allowed_pools
-    bounded = bool(request.goal.bound)
     known = all(quantity.is_known(pool) for quantity in request.goal.needed_quantities)
-    return request.plan is None and allowed and known and not bounded and (limits.allow_sharing or not pool.gpu.mig)
+    return (
+        request.plan is None
+        and allowed
+        and known
+        and not request.is_bounded
+        and (limits.allow_sharing or not pool.gpu.mig)
+    )
 
 
 def _gpu_counts(pool: Pool, limit: int) -> list[int]:
@@ -172,6 +214,7 @@ _MASKS = (
     "constraints.maxTensorParallel",
     "deadlineSeconds",
     "budget.amount",
+    "targetStepSeconds",
 )
 """Inputs that only choose among the plans that are priced already."""
 
@@ -220,30 +263,36 @@ def _other_batches(request: Request, candidates: CandidatePlans, rejection: Reje
         yield Change("training.globalBatchSize", batch, "fits", f"global batch {own} -> {batch}")
 
 
+MUCH = 4.0
+"""Needed over present memory of a GPU from which a pool may also grow by the factors `FAR`."""
+FAR = (16, 32, 64)
+
+
 def _save_memory(request: Request, candidates: CandidatePlans, rejection: Rejection) -> Iterator[Change]:
     """Yield changes that reduce a job's memory on each GPU, in order of what they cost the user."""
     yield from _looser_limits(request, candidates)
     yield from _other_frameworks(request)
     workload, pool, over = request.workload, candidates.pool, rejection.memory_bytes or 0.0
     yield from _leaner_settings(request)
+    if workload.gradient_sync == "parameterServer":
+        yield Change("training.gradientSync", "allReduce", "fits", "gradients summed by replicas, which may shard them")
+    yield from _leaner_plans(request, pool, rejection)
     if workload.model.vocab and workload.training and not workload.fused_loss:
         yield Change("training.fusedLoss", 1, "fits", "a fused loss (training.fusedLoss)")
     if request.constraints.gpus is None and pool.is_partial_node:
         for gpus in list_pool_sizes(pool)[1:]:
             yield describe_growth(pool, gpus, "fits")
     elif request.constraints.gpus is None:
-        for times in FURTHER:
+        for times in FURTHER if over <= MUCH * pool.gpu.memory_bytes else (*FURTHER, *FAR):
             nodes = pool.max_nodes * times
             yield Change("pool.maxNodes", nodes, "fits", _nodes_text(nodes, pool))
-    if workload.gradient_sync == "parameterServer":
-        yield Change("training.gradientSync", "allReduce", "fits", "gradients summed by replicas, which may shard them")
     if workload.training and workload.offload == "none" and workload.framework in (None, "deepspeed", "megatron"):
         yield Change("training.offload", "optimizer", "fits", "optimizer states in the host's memory")
     if workload.samples_are_tokens and workload.model.trace is None:
         for length in (workload.sequence_length // part // TOKEN_MULTIPLE * TOKEN_MULTIPLE for part in (2, 4)):
             if length:
                 yield Change("training.sequenceLength", length, "fits", _length_text(length, pool))
-    if over:
+    if 0 < over <= max(gpu.memory_bytes for gpu in list_gpus().values()):
         yield describe_larger_memory(pool, over)
 
 
@@ -264,6 +313,31 @@ def _leaner_settings(request: Request) -> Iterator[Change]:
         for more in leaner:
             words = {"selective": "recompute attention (selective)", "full": "recompute every layer (full)"}[more]
             yield Change("training.activationCheckpointing", more, "fits", words)
+
+
+def _leaner_plans(request: Request, pool: Pool, rejection: Rejection) -> Iterator[Change]:
+    """Yield the plan that fits on the GPUs of the user's plan and differs from it in the fewest columns, if any fits.
+
+    Of plans that differ in equally many columns, the fastest is taken.
+    """
+    if request.plan is None or rejection.plan is None:
+        return
+    free = replace(request, plan=None)
+    candidates = _find_executable(free, pool, PlanLimits(gpus=rejection.plan.gpus))
+    rows = np.flatnonzero(candidates.within(request.constraints) & candidates.fits)
+    if not len(rows):
+        return
+    plans, own = candidates.plans.take(rows), Plans.from_plans(rejection.plan)
+    changes = np.sum([getattr(plans, name) != getattr(own, name)[0] for name in _PLAN_COLUMNS], axis=0)
+    plan = candidates.plans.row(int(rows[np.lexsort((candidates.step_s[rows], changes))[0]]))
+    yield Change("plan", str(plan), "fits", f"{plan} instead")
+
+
+_PLAN_COLUMNS = (
+    *("data", "tensor", "pipeline", "context", "expert", "virtual_stages"),
+    *("micro_batch", "zero_stage", "checkpointing"),
+)
+"""Columns that the user's plan and a leaner plan are compared by."""
 
 
 def _other_frameworks(request: Request) -> Iterator[Change]:
@@ -322,6 +396,16 @@ def _looser_bound(request: Request, candidates: CandidatePlans, rejection: Rejec
         yield Change("budget.amount", needed, "fits", f"budget {request.budget.amount:,.0f} -> {needed:,}")
 
 
+def _reach_target(request: Request, candidates: CandidatePlans, rejection: Rejection) -> Iterator[Change]:
+    """Yield larger pools, and then the target for a step that the fastest plan that fits meets."""
+    pool, limits = candidates.pool, request.constraints
+    if limits.gpus is None and limits.max_gpus is None and limits.max_nodes is None and not pool.is_partial_node:
+        for times in FURTHER:
+            yield Change("pool.maxNodes", pool.max_nodes * times, "fits", _nodes_text(pool.max_nodes * times, pool))
+    needed = round_up(candidates.least_step_s(request, candidates.within(limits) & candidates.fits))
+    yield Change("targetStepSeconds", needed, "fits", f"targetStepSeconds {request.target_step_s:g} -> {needed:g}")
+
+
 _CHANGES_BY_CODE = {
     "NotAllowed": _allow_pool,
     "SharingNotAllowed": _allow_sharing,
@@ -334,6 +418,7 @@ _CHANGES_BY_CODE = {
     "TensorParallelUnsupported": _save_memory,
     "DeadlineMissed": _looser_bound,
     "OverBudget": _looser_bound,
+    "TargetMissed": _reach_target,
 }
 """Functions that yield the changes to try, the least costly first, by the code of the rejection."""
 

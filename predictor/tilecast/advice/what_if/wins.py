@@ -26,9 +26,8 @@ from tilecast.advice.choose import (
     simplicity_columns,
 )
 from tilecast.advice.pricing import CandidatePlans, DetailedForecasts
-from tilecast.advice.values import Change, Request, WhyNot
+from tilecast.advice.values import Change, Request, WhyNot, format_excess
 from tilecast.advice.what_if.changes import (
-    GIB,
     bisect_integers,
     describe_growth,
     describe_larger_memory,
@@ -37,6 +36,7 @@ from tilecast.advice.what_if.changes import (
     select_first_sizes,
     speed_up_links,
 )
+from tilecast.cost import price_of_1000_steps
 from tilecast.hardware import Pool
 from tilecast.search import Mask, PlanLimits
 from tilecast.spec import Floats, Ints, Plan, Plans, Workload
@@ -64,7 +64,7 @@ def _explain_pool(request: Request, choices: Sequence[Choice], choice: Choice, i
         choice: the choice to explain.
         is_tied: whether the forecast cannot tell the choice from the recommended one.
     """
-    best = choices[0]
+    best, noun = choices[0], request.goal.quantity.measure
     ratio = choice.value / best.value if best.value > 0 else None
     change = _find_winning_change(request, choices, choice)
     if request.goal.fewest_gpus and choice.gpus > best.gpus:
@@ -73,10 +73,11 @@ def _explain_pool(request: Request, choices: Sequence[Choice], choice: Choice, i
     elif ratio is not None and is_tied:
         more = "" if choice.gpus == best.gpus else f", with {choice.gpus} GPUs against {best.gpus}"
         more = ", but tight in memory" if choice.is_tight and not best.is_tight else more
-        code, message = "Tie", f"{ratio:.2f}x, within the forecast's error{more}"
+        code, message = "Tie", f"{ratio:.2f}x the {noun}, within the forecast's error{more}"
     else:
         code = request.goal.quantity.worse_code
-        message = "costs more than nothing" if ratio is None else f"{ratio:.2f}x on {_gpus_text(choice.gpus)}"
+        times = "" if ratio is None else f"{ratio:.2f}x the {noun}"
+        message = f"{times} on {_gpus_text(choice.gpus)}" if times else "costs more than nothing"
     return WhyNot(
         "pool", choice.candidates.pool.name, choice.candidates.plans.row(choice.row), code, message, ratio, change
     )
@@ -185,7 +186,7 @@ def _find_winning_links(request: Request, best: Choice, choice: Choice, others: 
 
 
 def _describe_links(speed: float) -> Change:
-    return Change("pool.links", speed, "wins", f"links {speed:g}x as fast")
+    return Change("pool.links", speed, "wins", f"{speed:g}x the speed of all links")
 
 
 def find_winning_price(request: Request, choice: Choice, others: tuple[Choice, ...]) -> Change | None:
@@ -297,6 +298,9 @@ def _neighbour_plans(plan: Plan, workload: Workload) -> Iterator[tuple[str, Plan
             changed: dict[str, Any] = {name: other}
             if other:
                 yield subject, replace(plan, **changed)
+    for schedule in (None, *search.searched_schedules(workload)):
+        if schedule != plan.schedule and plan.pipeline > 1:
+            yield "pipelineSchedule", replace(plan, schedule=schedule)
     for stage in (0, 1, 2, 3) if workload.gradient_sync == "allReduce" else ():
         if stage != plan.zero_stage:
             yield "zeroStage", replace(plan, zero_stage=stage)
@@ -392,14 +396,14 @@ class _Neighbour:
             needed_bytes: bytes that the neighbour needs.
             speed: factor on the speed of all links that puts the neighbour ahead. None if no factor does.
         """
-        candidates, goal, ratio = self.best.candidates, self.request.goal, f"{self.ratio:.2f}x"
+        candidates, goal, ratio = self.best.candidates, self.request.goal, self._ratio_text()
         if over_bytes > 0:
             change = self._describe_leaner(needed_bytes)
-            return self._to_why_not("OutOfMemory", f"{over_bytes / GIB:.1f} GiB too much", change, over_bytes)
+            return self._to_why_not("OutOfMemory", f"{format_excess(over_bytes)} too much", change, over_bytes)
         if self.row < 0:
             return self._explain_small_pool()
         if not candidates.keeps_bound(self.request)[self.row]:
-            return self._to_why_not(goal.missed, f"{ratio}, beyond the job's own limit")
+            return self._to_why_not(goal.missed or "TargetMissed", f"{ratio}, beyond the job's own limit")
         if not candidates.within(self.request.constraints)[self.row]:
             return self._explain_constraint()
         if goal.fewest_gpus and self.plan.gpus > self.best.gpus:
@@ -414,6 +418,10 @@ class _Neighbour:
         """Return the reason with its code. Without `value`, its value is the ratio to the recommended plan."""
         pool, value = self.best.candidates.pool.name, self.ratio if value is None else value
         return WhyNot(self.subject, pool, self.plan, code, message, value, change)
+
+    def _ratio_text(self) -> str:
+        """Return the ratio to the recommended plan as text, such as `1.42x the time`."""
+        return f"{self.ratio:.2f}x the {self.request.goal.quantity.measure}"
 
     def _why_unusual(self) -> str:
         """Return why the neighbour, though better, is recommended only if the user asks for that plan."""
@@ -434,7 +442,7 @@ class _Neighbour:
     def _explain_small_pool(self) -> WhyNot:
         pool = self.best.candidates.pool
         change = describe_growth(pool, self.plan.gpus, "wins") if self.ratio < 1 else None
-        message = f"{self.ratio:.2f}x on {self.plan.gpus} GPUs, but the pool has {pool.max_gpus}"
+        message = f"{self._ratio_text()} on {self.plan.gpus} GPUs, but the pool has {pool.max_gpus}"
         return self._to_why_not("PoolTooSmall", message, change)
 
     def _explain_constraint(self) -> WhyNot:
@@ -449,8 +457,8 @@ class _Neighbour:
             if is_broken:
                 text = f"{name} {limit} -> {needed}"
                 change = Change(f"constraints.{name}", needed, "wins", text) if self.ratio < 1 else None
-                return self._to_why_not("Constraint", f"{self.ratio:.2f}x, but {name} is {limit}", change)
-        return self._to_why_not("Constraint", f"{self.ratio:.2f}x, but outside the job's constraints")
+                return self._to_why_not("Constraint", f"{self._ratio_text()}, but {name} is {limit}", change)
+        return self._to_why_not("Constraint", f"{self._ratio_text()}, but outside the job's constraints")
 
     def _describe_leaner(self, needed_bytes: float) -> Change:
         """Return the change to a fitting plan with equal parallel degrees that differs in the fewest fields of `_OPEN`.
@@ -459,11 +467,12 @@ class _Neighbour:
         """
         candidates, one = self.best.candidates, Plans.from_plans(self.plan)
         mask = candidates.fits & (candidates.variant == candidates.variant[self.best.row])
-        for name in ("data", "tensor", "pipeline", "context", "expert", "expert_tensor", "virtual_stages"):
+        for name in ("data", "tensor", "pipeline", "context", "expert", "expert_tensor", "virtual_stages", "schedule"):
             mask &= getattr(candidates.plans, name) == getattr(one, name)[0]
         rows = np.flatnonzero(mask)
         if not len(rows):
             return describe_larger_memory(candidates.pool, needed_bytes)
+        # Of plans that differ in equally many fields, the fastest.
         changes = [getattr(candidates.plans, name)[rows] != getattr(one, name)[0] for name in _OPEN]
         first = rows[np.lexsort((candidates.step_s[rows], np.sum(changes, axis=0)))[0]]
         leaner = candidates.plans.row(int(first))
@@ -472,10 +481,22 @@ class _Neighbour:
             for name, word in _OPEN.items()
             if getattr(self.plan, name) != getattr(leaner, name)
         ]
-        return Change("plan", str(leaner), "fits", ", ".join(texts))
+        seconds, hourly = float(candidates.step_s[first]), float(candidates.hourly[first])
+        return Change(
+            input="plan",
+            value=str(leaner),
+            effect="fits",
+            text=", ".join(texts),
+            step_s=seconds,
+            cost_per_1000_steps=None if math.isnan(hourly) else price_of_1000_steps(hourly, seconds),
+            currency=candidates.pool.currency,
+        )
 
 
-_OPEN = {"micro_batch": "micro-batch", "zero_stage": "ZeRO stage", "checkpointing": "recomputation"}
+_OPEN = {
+    "micro_batch": "micro-batch", "zero_stage": "ZeRO stage", "checkpointing": "recomputation",
+    "sequence_parallel": "sequence parallelism",
+}  # fmt: skip
 """Columns of a plan besides its degrees that decide its memory, and their names in texts."""
 
 

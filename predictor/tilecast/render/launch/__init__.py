@@ -132,29 +132,67 @@ def write_launch(launcher: str, setting: LaunchSetting) -> LaunchScript:
     return LAUNCHERS[launcher].write(chosen)
 
 
-def launch_text(launcher: str, setting: LaunchSetting) -> str:
+def launch_text(
+    launcher: str, setting: LaunchSetting, safer: LaunchSetting | None = None, is_stated: bool = False
+) -> str:
     """Return the launch as text. Comment lines at the top name pool, plan, step time, memory and data types.
+
+    Args:
+        launcher: a key of `LAUNCHERS`.
+        setting: the plan and its job.
+        safer: a plan with memory to spare, if the plan is tight. If the launcher can run it, it is printed instead.
+        is_stated: whether the user states the plan. Then it is printed, and a comment names the safer plan.
 
     Raises:
         SpecError: as in `write_launch`.
     """
+    risk = []
+    if setting.is_tight:
+        can_run = safer is not None and _can_launch(launcher, safer)
+        tight = f"{setting.plan} ({_describe_amounts(setting)}) may run out of memory"
+        if safer is not None and can_run and not is_stated:
+            risk.append(f"{tight}: this is the safer plan; --plan {setting.plan} prints the tight one")
+            setting = safer
+        elif safer is not None and can_run:
+            risk.append(f"tight: {tight}; safer is --plan {safer.plan} ({_describe_amounts(safer)})")
+        else:
+            risk.append(f"tight: {tight}, and no plan here has memory to spare")
     line, chosen = write_launch(launcher, setting), _with_framework(launcher, setting)
     where = f"{setting.name} on {setting.pool}, {setting.nodes}x{setting.gpus_per_node} GPUs"
-    head = f"{where}: {setting.plan}, {format_duration(setting.step_s)} a step"
-    if setting.memory_bytes is not None:
-        lower, upper, available = setting.memory_bytes
-        head += f", {format_gibibyte_range(lower, upper)} of {format_gibibytes(available)} GiB a GPU"
-    return line.text([head, f"priced as {chosen.workload.framework}: {_describe_states(chosen)}"])
+    head = f"{where}: {setting.plan}, {_describe_amounts(setting)}"
+    return line.text([head, *risk, f"priced as {chosen.workload.framework}: {_describe_states(chosen)}"])
 
 
-def launch_document(launcher: str, setting: LaunchSetting) -> dict[str, object]:
-    """Return the launch as JSON-compatible data.
+def _can_launch(launcher: str, setting: LaunchSetting) -> bool:
+    """Return whether a launcher can run a plan as it is priced."""
+    try:
+        write_launch(launcher, setting)
+    except SpecError:
+        return False
+    return True
+
+
+def _describe_amounts(setting: LaunchSetting) -> str:
+    """Return the step time and the memory of a plan as text."""
+    text = f"{format_duration(setting.step_s)} a step"
+    if setting.memory_bytes is None:
+        return text
+    lower, upper, available = setting.memory_bytes
+    return f"{text}, {format_gibibyte_range(lower, upper)} of {format_gibibytes(available)} GiB a GPU"
+
+
+def launch_document(launcher: str, setting: LaunchSetting, safer: LaunchSetting | None = None) -> dict[str, object]:
+    """Return the launch as JSON-compatible data, and that of a safer plan under `safer` if the launcher can run it.
 
     Raises:
         SpecError: as in `write_launch`.
     """
     line = write_launch(launcher, setting)
-    return {"launcher": launcher, "framework": _with_framework(launcher, setting).workload.framework, **line.document()}
+    framework = _with_framework(launcher, setting).workload.framework
+    document: dict[str, object] = {"launcher": launcher, "framework": framework, **line.document()}
+    if safer is not None and _can_launch(launcher, safer):
+        document["safer"] = {"plan": str(safer.plan), **launch_document(launcher, safer)}
+    return document
 
 
 def check_launchable(launcher: str, workload: Workload) -> None:
@@ -242,7 +280,7 @@ def find_unsupported_feature(framework: Framework, workload: Workload, plan: Pla
         return "it offloads activations without pipeline and recomputation"
     if workload.recompute_layers is not None and "recomputation" not in supported.per_layer:
         return "it recomputes all layers or none"
-    cells, schedule = frameworks.FRAMEWORKS[framework], workload.pipeline_schedule
+    cells, schedule = frameworks.FRAMEWORKS[framework], plan.schedule or workload.pipeline_schedule
     if plan.pipeline > 1 and schedule is not None and schedule not in cells.schedules:
         return f"it has no pipeline schedule {schedule}"
     if plan.pipeline > 1 and workload.pipeline_layout is not None and not cells.states_layouts:

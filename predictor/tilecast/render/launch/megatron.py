@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from tilecast import zoo
 from tilecast.frameworks import expert_dispatch, expert_overlap, gradient_bytes, holds_fp8_weights_only
 from tilecast.layout import count_virtual_stage_end_layers, parse_layout, split_layers
+from tilecast.overlap import hides_gradients
 from tilecast.recomputation import split_modules
 from tilecast.render.launch.setting import (
     LaunchScript,
@@ -254,9 +255,10 @@ _TRAINING: Table = (
      lambda s: s.plan.expert_tensor
      if zoo.count_experts(s.model) and max(s.plan.tensor, s.plan.expert_tensor) > 1 else None),
     ("--use-distributed-optimizer", lambda s: s.plan.zero_stage == 1 or s.workload.offload == "optimizer"),
-    ("--overlap-grad-reduce", lambda s: _replica_count(s) > 1 and s.workload.overlap),
+    ("--overlap-grad-reduce", lambda s: _replica_count(s) > 1 and hides_gradients(s.workload)),
     ("--ddp-bucket-size", _bucket_parameters),
-    ("--overlap-param-gather", lambda s: s.plan.zero_stage == 1 and _replica_count(s) > 1 and s.workload.overlap),
+    ("--overlap-param-gather",
+     lambda s: s.plan.zero_stage == 1 and _replica_count(s) > 1 and hides_gradients(s.workload)),
     ("--optimizer-cpu-offload", lambda s: s.workload.offload == "optimizer"),
     ("--use-precision-aware-optimizer",
      lambda s: s.workload.offload == "optimizer" or s.workload.moment_precision is not None),

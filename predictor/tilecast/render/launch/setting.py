@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
 from tilecast import frameworks
-from tilecast.advice import Offer
+from tilecast.advice import Advice, Offer
 from tilecast.frameworks import Framework
 from tilecast.model import Model
 from tilecast.spec import Plan, Workload
@@ -50,6 +50,11 @@ class LaunchSetting:
         )
 
     @property
+    def is_tight(self) -> bool:
+        """Whether the upper end of the memory forecast is above what a GPU has."""
+        return self.memory_bytes is not None and self.memory_bytes[1] > self.memory_bytes[2]
+
+    @property
     def model(self) -> Model:
         """Model that the job trains."""
         return self.workload.model
@@ -70,6 +75,13 @@ class LaunchSetting:
         """Transformer dimensions of the model. For other models, they are the defaults, such as no experts."""
         own = self.model.dimensions
         return own if isinstance(own, Transformer) else Transformer()
+
+
+def list_launch_settings(advice: Advice, best: Offer) -> tuple[LaunchSetting, LaunchSetting | None]:
+    """Return the launch setting of the recommended offer and, if it is tight, that of a plan with memory to spare."""
+    name, safer = advice.request.name, advice.safer
+    is_beside = safer is not None and best.is_tight and safer.pool.name == best.pool.name
+    return LaunchSetting.from_offer(name, best), LaunchSetting.from_offer(name, safer) if safer and is_beside else None
 
 
 @dataclass(frozen=True, slots=True)

@@ -57,7 +57,7 @@ def _local_batch(setting: LaunchSetting) -> int:
 
 def _pipeline_schedule(setting: LaunchSetting) -> str:
     """Return PyTorch's name of the pipeline schedule. The default is 1F1B, interleaved with virtual stages."""
-    stated = setting.workload.pipeline_schedule
+    stated = setting.plan.schedule or setting.workload.pipeline_schedule
     return _SCHEDULES[stated or ("interleaved" if setting.plan.virtual_stages > 1 else "1f1b")]
 
 
@@ -120,6 +120,9 @@ _JOB: Mapping[str, Table] = {
         ("tensor_parallel_degree", lambda s: s.plan.tensor),
         ("pipeline_parallel_degree", lambda s: s.plan.pipeline),
         ("pipeline_parallel_schedule", lambda s: _pipeline_schedule(s) if s.plan.pipeline > 1 else None),
+        # Its DualPipeV overlaps a forward and a backward pass unless told otherwise, which is not priced.
+        ("pipeline_parallel_expert_parallel_overlap",
+         lambda s: False if s.plan.pipeline > 1 and _pipeline_schedule(s) == "DualPipeV" else None),
         ("pipeline_parallel_layers_per_stage", _layers_per_virtual_stage),
         ("pipeline_parallel_first_stage_less_layers",
          lambda s: int(_counted_ends(s) == 2) if s.plan.pipeline > 1 else None),

@@ -104,6 +104,13 @@ class NetworkBuilder:
         if self.numerics.training:
             self.activation_bytes = self.activation_bytes + elements * self.numerics.element
 
+    def keep_output(self) -> None:
+        """Keep the current tensor, the output of an activation whose gradient needs it, for no later layer does.
+
+        Examples are a branch that is concatenated or added, and a tensor that dropout or a padding copies.
+        """
+        self.keep_elements(self.elements)
+
     def raise_peak(self, elements: Floats) -> None:
         """Raise `peak` to the bytes alive in the latest operator's backward pass.
 

@@ -14,6 +14,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 
+import numpy as np
+
 from tilecast.model import numbered
 from tilecast.zoo import layers
 from tilecast.zoo.cnn import resnet
@@ -23,6 +25,12 @@ from tilecast.zoo.cnn.resnet import Residual
 
 MATCHING = 45.0
 """Kernels that match the anchors or regions of one image to its boxes: overlaps, maxima, thresholds, sampling."""
+_OVERLAP = 7.0
+"""Numbers in FP32 for each pair of an anchor and a box while overlaps are computed: two corners, their distance (two
+numbers each) and a product (mmdet/core/bbox/geometry.py bbox_overlaps; detectron2, structures/boxes.py pairwise_iou).
+"""
+_SIZED = 9
+"""Anchors of a pixel that guided anchoring matches in place of the predicted one (approxs, octaves and ratios)."""
 PYRAMID = 256
 """Channels of every level of a feature pyramid and of the heads on it."""
 
@@ -39,6 +47,8 @@ class Detector(Residual):
     pretraining (MMDetection), where fixed scales and offsets do not."""
     head_norm: bool = False
     """Whether all norms are group norms, which the convolutions of the pyramid and of the heads have too."""
+    largest_boxes: int = 50
+    """Boxes of the image that has most, which the memory bill assumes. A few images of COCO have 50 and more."""
     guided: bool = False
     """Whether anchors are predicted, and features sampled to fit them (arXiv 1901.03278)."""
 
@@ -154,6 +164,7 @@ def build_retinanet(net: NetworkBuilder, dims: RetinaNet) -> None:
         pyramid.append(net.shape)
     classes, anchors = dims.classes, dims.anchors
     normed = dims.tower_norm
+    net.split_norms = normed
 
     def add_tower(outputs: int, *, has_loss: bool) -> None:
         """Add a head: four 3x3 convolutions and a convolution to `outputs` channels."""
@@ -171,8 +182,17 @@ def build_retinanet(net: NetworkBuilder, dims: RetinaNet) -> None:
 
     add_shared_head(net, pyramid, lambda: add_tower(anchors * classes, has_loss=True))
     add_shared_head(net, pyramid, lambda: add_tower(anchors * 4, has_loss=False))
+    net.split_norms = False
+    raise_peak_to_overlaps(net, dims, pyramid, anchors)
     forward, backward = (0.0, 0.0) if dims.fused_loss else net.numerics.image_loss_launches
     net.run_on_host("match", net.batch * (MATCHING + forward), net.batch * backward)
+
+
+def raise_peak_to_overlaps(net: NetworkBuilder, dims: Detector, levels: Sequence[Shape], anchors: int) -> None:
+    """Raise the peak to the overlaps of the anchors of one image, `anchors` per pixel, with all of its boxes."""
+    pixels = sum(size[1] * size[2] for _, size in levels)
+    pairs = float(pixels * (_SIZED if dims.guided else anchors) * dims.largest_boxes)
+    net.raise_peak(np.full_like(net.batch, _OVERLAP * 4.0 / net.numerics.element * pairs))
 
 
 def add_focal_loss(net: NetworkBuilder, *, fused: bool = False) -> None:

@@ -156,6 +156,10 @@ def add_block(
     net.activate()
 
 
+_SAMPLED_IMAGES = 64.0
+"""Images whose copies of a deformable convolution exist at a time."""
+
+
 def add_deformable_sampling(net: NetworkBuilder, stride: int) -> None:
     """Add the offsets of a 3x3 deformable convolution and the copy of the features at these offsets.
 
@@ -170,7 +174,8 @@ def add_deformable_sampling(net: NetworkBuilder, stride: int) -> None:
     net.shape = entry
     sectors = constants.shipped_constants().kernels.sector_bytes / net.numerics.element
     net.pointwise("sample", samples, reads=_NEIGHBOURS, absorbed=False, backward=(9.0, 1.0 + _NEIGHBOURS * sectors))
-    net.raise_peak(2 * samples / np.maximum(net.batch, 1.0))
+    # The copies of up to 64 images, and their gradients, exist at a time (mmdet/ops/dcn/deform_conv.py: im2col_step).
+    net.raise_peak(2 * samples * np.minimum(_SAMPLED_IMAGES / np.maximum(net.batch, 1.0), 1.0))
     net.sum_branch_gradients(2)
 
 

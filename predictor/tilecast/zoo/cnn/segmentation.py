@@ -20,6 +20,8 @@ from tilecast.zoo.cnn.resnet import Residual
 
 _PYRAMID_SIDES = (1, 2, 3, 6)
 """Sides to which the pyramid of PSPNet pools the features."""
+_FILTER_SIDES = (1, 3, 5, 7)
+"""Sides of the computed filters of DMNet."""
 _DILATIONS = 3
 """Dilated convolutions of a spatial pyramid (DeepLab)."""
 _LOSS_BYTES = 4.0
@@ -74,9 +76,8 @@ class _Attention:
 _ATTENTION: Mapping[str, _Attention] = {
     "nonlocal": _Attention(), "dnl": _Attention(), "gcnet": _Attention(4, 1),
     "ccnet": _Attention(8, is_cross=True, maps=2), "danet": _Attention(8, losses=3, merges=False),
-    "ann": _Attention(2, 110, maps=2), "psanet": _Attention(1, maps=2), "emanet": _Attention(1, 64, maps=3),
-    "encnet": _Attention(1, 1, codes=32, merges=False), "apcnet": _Attention(1, 14, maps=4, merges=False),
-    "dmnet": _Attention(1, 35, maps=4, merges=False),
+    "ann": _Attention(2, 110, maps=2), "emanet": _Attention(1, 64, maps=3),
+    "encnet": _Attention(1, 1, codes=32, merges=False),
 }  # fmt: skip
 """Attention of heads by name (mmseg/models/decode_heads, files `NAME_head.py`)."""
 
@@ -87,6 +88,10 @@ def _build_segmenter(
     """Build the backbone, the head and the auxiliary head. Each loss reads logits at the size of the image."""
     image = net.shape
     features = _add_backbone(net, dims)
+    if not (dims.branch_width or dims.base):
+        # The gradient of the last activation needs its output, which some heads only pool or join with others.
+        net.keep_output()
+        net.is_kept = True
     head(net, dims, features)
     _classify_pixels(net, dims, image)
     if dims.auxiliary and net.numerics.training:
@@ -99,18 +104,21 @@ def _build_segmenter(
 def _classify_pixels(net: NetworkBuilder, dims: Segmenter, image: Shape) -> None:
     """Add the class logits of every pixel of the image and their loss.
 
-    The loss keeps the log-softmax. During the loss, memory also holds the logits, and a sorted copy with its indexes,
-    from which the accuracy is computed (mmseg/models/losses/accuracy.py).
+    Whole channels are dropped, whose mask is small. The loss keeps the log-softmax. During the loss, memory also holds
+    the logits, and a sorted copy with its indexes, from which the accuracy is computed
+    (mmseg/models/losses/accuracy.py). Where a softmax keeps its input, the logits stay.
     """
-    net.dropout()
+    net.keep_output()
+    net.training_pointwise("dropout", mask_bytes=0.0, backward=(1.0, 1.0), kind="dropout")
     net.conv(dims.classes, 1, bias=True)
     small = net.size
     net.size = image[1]
     net.resize(small[1] * small[2] / (net.size[1] * net.size[2]))
     net.cross_entropy()
     logits = net.elements * _LOSS_BYTES / net.numerics.element
-    net.keep_elements(logits)
-    net.raise_peak(3 * logits)
+    kept = 2.0 if net.numerics.keeps_softmax_input else 1.0
+    net.keep_elements(kept * logits)
+    net.raise_peak((4.0 - kept) * logits)
 
 
 def _add_backbone(net: NetworkBuilder, dims: Segmenter) -> list[Shape]:
@@ -176,6 +184,7 @@ def _add_hrnet(net: NetworkBuilder, dims: Segmenter) -> list[Shape]:
                 net.shape = shape
                 for _ in range(dims.branch_blocks):
                     resnet.add_block(net, dims, shape[0])
+                net.keep_output()
             _exchange_branches(net, branches)
     net.shape = sum(channels for channels, _ in branches), finest[1]
     net.pointwise("resize", backward=(1.0, 1.0))
@@ -243,13 +252,16 @@ def _add_spatial_pyramid(net: NetworkBuilder, dims: Segmenter, *, separable: boo
     net.pointwise("mean", writes=0.0, absorbed=False, backward=(0.0, 1.0))
     net.size = 1, 1, 1
     net.conv_norm_act(width, 1)
+    net.keep_output()
     net.continue_from(entry)
     net.conv_norm_act(width, 1)
+    net.keep_output()
     for _ in range(_DILATIONS):
         net.continue_from(entry)
         if separable:
             net.conv_norm_act(entry[0], 3, groups=entry[0], dilated=True)
         net.conv_norm_act(width, 1 if separable else 3, dilated=not separable)
+        net.keep_output()
     net.concatenate((2 + _DILATIONS) * width)
     net.conv_norm_act(width, 3)
 
@@ -263,9 +275,11 @@ def _add_deeplab_v3_plus(net: NetworkBuilder, dims: Segmenter, features: list[Sh
     """Add the DeepLab v3+ head: a separable ASPP, and a decoder that also reads the first stage's features."""
     _add_spatial_pyramid(net, dims, separable=True)
     width, coarse, fine = dims.head_width, net.size, features[0]
+    net.keep_output()
     net.continue_from(fine)
     narrow = 48 if width > 128 else 12
     net.conv_norm_act(narrow, 1)
+    net.keep_output()
     net.channels = width
     net.resize(coarse[1] * coarse[2] / (fine[1][1] * fine[1][2]))
     net.concatenate(width + narrow)
@@ -310,7 +324,10 @@ def _add_ocrnet(net: NetworkBuilder, dims: Segmenter, features: list[Shape]) -> 
     for _ in range(2):
         net.continue_from(net.shape)
         net.conv_norm_act(width // 2, 1)
+        net.keep_output()
         net.channels = width
+    net.conv_norm_act(width, 1)
+    net.keep_output()
     net.concatenate(2 * width)
     net.conv_norm_act(width, 1)
 
@@ -329,7 +346,8 @@ def _add_attention(kind: _Attention, net: NetworkBuilder, dims: Segmenter, featu
         net.batched_matmul(pixels, keys, float(inner))
         net.pointwise("softmax", net.batch * pixels * keys, reads=2.0, absorbed=False)
         net.batched_matmul(pixels, float(inner), keys)
-        net.keep_elements(net.batch * pixels * (keys + 3 * inner))
+        scores = 2 * keys if net.numerics.keeps_softmax_input else keys
+        net.keep_elements(net.batch * pixels * (scores + 3 * inner))
         net.raise_peak(2.0 * net.batch * pixels * keys)
         net.shape = inner, shape[1]
         net.conv_norm_act(width, 1, activation="none")
@@ -351,9 +369,72 @@ def _add_attention(kind: _Attention, net: NetworkBuilder, dims: Segmenter, featu
         net.shape = shape
 
 
+def _add_context_pyramid(net: NetworkBuilder, dims: Segmenter, features: list[Shape], *, dynamic: bool) -> None:
+    """Add the head of APCNet or DMNet: contexts of several sizes, concatenated with the features.
+
+    APCNet weights the pooled features of a size for every pixel. A `dynamic` context of DMNet is a depthwise
+    convolution with filters that are computed from the pooled features.
+    """
+    entry, width = net.shape, dims.head_width
+    pixels = float(entry[1][1] * entry[1][2])
+    for side in _FILTER_SIDES if dynamic else _PYRAMID_SIDES:
+        net.continue_from(entry)
+        net.conv_norm_act(width, 1)
+        net.keep_output()
+        if dynamic:
+            net.parameters += entry[0] * width
+            net.conv_norm_act(width, side, groups=width)
+        else:
+            net.parameters += (entry[0] + width) * width
+            net.pointwise("add")
+            net.conv(side * side, 1, bias=True)
+            net.batched_matmul(pixels, float(width), float(side * side))
+            net.channels = width
+            net.conv_norm_act(width, 1)
+            net.keep_output()
+            net.add_branch()
+            net.activate()
+            net.conv_norm_act(width, 1)
+        net.keep_output()
+    net.concatenate(entry[0] + len(_PYRAMID_SIDES) * width)
+    net.conv_norm_act(width, 3)
+
+
+def _add_psanet(net: NetworkBuilder, dims: Segmenter, features: list[Shape]) -> None:
+    """Add the PSANet head: two attention maps of all pixels to all pixels, at half the size of the features.
+
+    A convolution computes the map of a pixel relative to its place, from which the scores are collected.
+    """
+    entry, width = net.shape, dims.head_width
+    half = 1, max(entry[1][1] // 2, 1), max(entry[1][2] // 2, 1)
+    pixels = float(half[1] * half[2])
+    for _ in range(2):
+        net.continue_from(entry)
+        net.conv_norm_act(width, 1)
+        net.keep_output()
+        net.size = half
+        net.resize(4.0)
+        net.conv_norm_act(width, 1)
+        net.conv((2 * half[1] - 1) * (2 * half[2] - 1), 1)
+        net.raise_peak(2.0 * net.elements)
+        scores = net.batch * pixels * pixels
+        net.pointwise("softmax", scores, reads=2.0, absorbed=False)
+        net.keep_elements(scores * (2.0 if net.numerics.keeps_softmax_input else 1.0))
+        net.batched_matmul(pixels, float(width), pixels)
+    net.shape = 2 * width, half
+    net.conv_norm_act(entry[0], 1)
+    net.keep_output()
+    net.size = entry[1]
+    net.resize(0.25)
+    net.concatenate(2 * entry[0])
+    net.conv_norm_act(width, 3)
+
+
 _HEADS: Mapping[str, Callable[[NetworkBuilder, Segmenter, list[Shape]], None]] = {
     "fcn": _add_fcn, "pspnet": _add_pspnet, "deeplab-v3": _add_deeplab_v3, "deeplab-v3-plus": _add_deeplab_v3_plus,
     "upernet": _add_upernet, "semantic-fpn": _add_fpn, "ocrnet": _add_ocrnet,
+    "psanet": _add_psanet,
+    "apcnet": partial(_add_context_pyramid, dynamic=False), "dmnet": partial(_add_context_pyramid, dynamic=True),
     **{name: partial(_add_attention, kind) for name, kind in _ATTENTION.items()},
 }  # fmt: skip
 

@@ -56,7 +56,10 @@ def build_stylegan(net: NetworkBuilder, dims: StyleGan) -> None:
 
 @contextmanager
 def _repeat_passes(net: NetworkBuilder, passes: float) -> Iterator[None]:
-    """Run the layers that are added inside this context `passes` times in sequence. Memory holds one pass."""
+    """Run the layers that are added inside this context `passes` times in sequence. Memory holds one pass.
+
+    Scratch memory is that of all passes: penalties keep a second graph, that of their gradient.
+    """
     batch, kept = net.batch, net.activation_bytes
     net.batch = batch * (passes if net.numerics.training else 1.0)
     yield
@@ -90,7 +93,7 @@ def _add_generator(net: NetworkBuilder, dims: StyleGan, sides: list[int]) -> Non
     for side in sides:
         with _set_precision_at_side(net, dims, side):
             for layer in range(1 if side == 4 else 2):
-                _add_modulated_conv(net, _count_channels(dims, side), doubles_side=side > 4 and layer == 0)
+                add_modulated_conv(net, _count_channels(dims, side), doubles_side=side > 4 and layer == 0)
             entry = net.shape
             net.continue_from(entry)
             _add_style(net)
@@ -108,13 +111,15 @@ def _add_style(net: NetworkBuilder) -> None:
     net.pointwise("modulate", absorbed=False, backward=(3.0, 1.0))
 
 
-def _add_modulated_conv(net: NetworkBuilder, out: int, *, doubles_side: bool) -> None:
+def add_modulated_conv(net: NetworkBuilder, out: int, *, doubles_side: bool) -> None:
     """Add a style-modulated convolution, its demodulation, noise, a bias and an activation.
 
     If `doubles_side`, the convolution is transposed and doubles the side, and a 4x4 filter follows.
     """
     _add_style(net)
     _, height, width = net.size
+    # Demodulation scales a copy of the weight for every image, in FP32.
+    net.keep_elements(net.batch * net.channels * out * 9 * 4.0 / net.numerics.element)
     if doubles_side:
         # The transposed convolution has the work of one over the smaller image.
         net.conv(out, 3)
@@ -129,8 +134,7 @@ def _add_modulated_conv(net: NetworkBuilder, out: int, *, doubles_side: bool) ->
 
 
 def _add_filter(net: NetworkBuilder) -> None:
-    """Add a low-pass filter over the current tensor."""
-    net.keep_elements(net.elements)
+    """Add a low-pass filter over the current tensor, whose gradient needs no tensor."""
     net.pointwise("filter", reads=2.0, absorbed=False, backward=(2.0, 1.0))
 
 
@@ -141,10 +145,12 @@ def _add_discriminator(net: NetworkBuilder, dims: StyleGan, sides: list[int]) ->
     for side in sides[:0:-1]:
         with _set_precision_at_side(net, dims, side):
             entry, out = net.shape, _count_channels(dims, side // 2)
+            net.keep_output()
             _add_filter(net)
             net.conv(out, 1, 2)
             net.continue_from(entry)
             _add_activated_conv(net, entry[0], 3)
+            net.keep_output()
             _add_filter(net)
             _add_activated_conv(net, out, 3, 2)
             net.add_branch()

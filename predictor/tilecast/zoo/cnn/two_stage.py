@@ -25,6 +25,7 @@ from tilecast.zoo.cnn.detection import (
     add_pyramid_conv,
     add_shared_head,
     join_levels,
+    raise_peak_to_overlaps,
 )
 
 _SIZES = 5
@@ -235,6 +236,7 @@ def _add_region_proposals(net: NetworkBuilder, dims: TwoStage, levels: list[Shap
         net.conv(anchors * 4, 1, bias=True)
 
     add_shared_head(net, levels, add_anchors)
+    raise_peak_to_overlaps(net, dims, levels, anchors)
     net.run_on_host("propose", _JOINED + (MATCHING + _PROPOSING) * net.batch)
 
 

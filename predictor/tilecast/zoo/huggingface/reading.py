@@ -78,8 +78,8 @@ def _convert_dimension(name: str, value: object, kind: str, field: str) -> Any:
         return bool(value)
     if kind.startswith("tuple") and isinstance(value, list):
         return tuple(_convert_dimension(name, item, "int", f"{field}[{place}]") for place, item in enumerate(value))
-    is_truth = isinstance(value, bool) and name in _POSITIVE
-    if not isinstance(value, int | float) or is_truth or not 0 <= value <= 2**40:
+    is_flag = isinstance(value, bool) and name in _POSITIVE
+    if is_flag or not isinstance(value, int | float) or not 0 <= value <= 2**40:
         raise SpecError(field, f"{str(value)[:40]!r} is no size", _COUNT if name in _POSITIVE else _SIZE)
     if kind == "float" and value < _LARGEST:
         return float(value)

@@ -1,4 +1,4 @@
-"""Answer to the question of a job: advice, or the reason why there is none."""
+"""Advice outcome of a job: advice, or the reason why there is none."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ AdviceOutcome: TypeAlias = Advice | AdviceRefusal
 
 
 def get_ready_reason(outcome: AdviceOutcome) -> str:
-    """Return the reason of the condition Ready that an answer gives."""
+    """Return the reason of the condition Ready that an advice outcome gives."""
     if isinstance(outcome, AdviceRefusal):
         return outcome.reason
     return "Advised" if outcome.best else "NoFittingPlan"
 
 
 def get_ready_message(outcome: AdviceOutcome) -> str:
-    """Return the message of the condition Ready that an answer gives."""
+    """Return the message of the condition Ready that an advice outcome gives."""
     if isinstance(outcome, AdviceRefusal):
         return outcome.message[:MAX_MESSAGE]
     best = outcome.best
@@ -53,28 +53,28 @@ def get_ready_message(outcome: AdviceOutcome) -> str:
 
 
 def is_internal_error(outcome: AdviceOutcome) -> bool:
-    """Return whether an answer is an internal error, which a new attempt may avoid."""
+    """Return whether an advice outcome is an internal error, which a new attempt may avoid."""
     return isinstance(outcome, AdviceRefusal) and outcome.reason == INTERNAL_ERROR
 
 
 def find_interruption(outcome: AdviceOutcome) -> AdviceRefusal | None:
-    """Return the answer if its search was interrupted. For any other answer, return None."""
+    """Return the refusal if the search was interrupted. For any other advice outcome, return None."""
     return outcome if isinstance(outcome, AdviceRefusal) and outcome.reason == SEARCH_INTERRUPTED else None
 
 
 def decline_invalid(error: SpecError) -> AdviceRefusal:
-    """Return the answer to an invalid job, or to a job whose search would be too large."""
+    """Return the refusal of an invalid job, or of a job whose search would be too large."""
     is_too_large = isinstance(error, SearchTooLargeError)
     return AdviceRefusal(SEARCH_TOO_LARGE if is_too_large else "InvalidSpec", str(error))
 
 
 def decline_failed(error: Exception) -> AdviceRefusal:
-    """Return the answer that reports an internal error."""
+    """Return the refusal that reports an internal error."""
     return AdviceRefusal(INTERNAL_ERROR, f"advice failed with {type(error).__name__}; the operator's log has the rest")
 
 
 def decline_without_pools(report: NodesReport | None) -> AdviceRefusal:
-    """Return the answer that declines a job because the cluster has no known pool."""
+    """Return the refusal that declines a job because the cluster has no known pool."""
     if report is None:
         return AdviceRefusal("NoPools", "nodes are not read yet")
     try:

@@ -19,14 +19,14 @@ WINDOW_S = 60.0
 """Seconds over which the use of a namespace is added up."""
 HELD_FIRST_S = 10.0
 """Seconds that the held jobs of a namespace may use within that time ahead of everybody else's jobs. Later ones wait
-for the turn of their namespace, so that holding many jobs stops nobody."""
+for the permits of their namespace, so that holding many jobs stops nobody."""
 LEAST_S = 1e-3
-"""Shortest time that a turn is expected to take, in seconds, so that a turn of unknown length counts too."""
+"""Shortest time that a permit is expected to take, in seconds, so that a permit of unknown length counts too."""
 
 
 @dataclass(frozen=True, slots=True)
 class PermitRequest:
-    """Request of a namespace for a turn, and whether a job in the namespace waits for the turn before it starts."""
+    """Request of a namespace for a permit, and whether a job in the namespace waits for it before it starts."""
 
     namespace: str = ""
     is_held: bool = False
@@ -83,22 +83,22 @@ class Permit:
 
     def __init__(self, permit_request: PermitRequest, queue: FairQueue[_Waiter]) -> None:
         self.request = permit_request
-        """For whom the turn is."""
+        """Request that received the permit."""
         self.queue = queue
-        """The queue in which the turn is charged."""
+        """Queue that charges the use of the permit to its namespace."""
         self.seconds: float | None = None
-        """Seconds that the turn took, if they differ from the time for which it was held."""
+        """Seconds of the work, if they differ from the time for which it was held."""
 
 
 @dataclass(eq=False, slots=True)
 class _Waiter:
-    """Caller that waits for a turn."""
+    """Caller that waits for a permit."""
 
     rank: float
     expected_s: float
-    turn: asyncio.Future[Permit]
+    permit: asyncio.Future[Permit]
     is_held_by: dict[str, bool] = field(default_factory=dict)
-    """Namespaces that the ticket waits for, and whether a job of each waits for it to start."""
+    """Namespaces that the waiter waits for, and whether a job of each waits for it to start."""
 
 
 class FairLimiter:
@@ -121,135 +121,135 @@ class FairLimiter:
         self._clock = clock
         self._used, self._used_held = RecentUse(clock), RecentUse(clock)
         self._held: FairQueue[_Waiter] = FairQueue()
-        """Tickets of all namespaces that the start of a job waits for."""
+        """Waiters of all namespaces that the start of a job waits for."""
         self._everybody: FairQueue[_Waiter] = FairQueue()
-        self._claims: dict[Hashable, list[PermitRequest]] = {}
-        """Claims by key: what is requested now, and by whom."""
-        self._tickets: dict[Hashable, list[_Waiter]] = {}
-        """Waiting tickets by key."""
+        self._requests: dict[Hashable, list[PermitRequest]] = {}
+        """Pending requests by key."""
+        self._waiters: dict[Hashable, list[_Waiter]] = {}
+        """Waiting waiters by key."""
 
     def find_namespaces_over_budget(self) -> dict[str, float]:
         """Return the namespaces over their budget, each with its used seconds of the last minute."""
         return self._used.find_namespaces_over(self._budget_s)
 
     def find_namespaces_behind_others(self) -> dict[str, float]:
-        """Return the namespaces over their budget. If no other namespace had a turn lately, return none."""
+        """Return the namespaces over their budget. If no other namespace had a permit lately, return none."""
         return self.find_namespaces_over_budget() if len(self._used.find_namespaces_over(0.0)) > 1 else {}
 
     @contextmanager
     def add_request(self, key: Hashable, permit_request: PermitRequest) -> Iterator[None]:
-        """Record in a `with` block that the claim's namespace waits for the search with this key."""
-        claims = self._claims.setdefault(key, [])
-        claims.append(permit_request)
-        for ticket in self._tickets.get(key, ()):
-            self._enqueue(ticket, permit_request)
+        """Record in a `with` block that the requesting namespace waits for the search with this key."""
+        requests = self._requests.setdefault(key, [])
+        requests.append(permit_request)
+        for waiter in self._waiters.get(key, ()):
+            self._enqueue(waiter, permit_request)
         try:
             yield
         finally:
-            claims.remove(permit_request)
-            for ticket in self._tickets.get(key, ()):
-                self._withdraw_request(ticket, permit_request, claims)
-            if not claims:
-                del self._claims[key]
+            requests.remove(permit_request)
+            for waiter in self._waiters.get(key, ()):
+                self._withdraw_request(waiter, permit_request, requests)
+            if not requests:
+                del self._requests[key]
 
     @asynccontextmanager
     async def acquire(
         self, key: Hashable, permit_request: PermitRequest = NOBODY, rank: float = 0.0, expected_s: float = 0.0
     ) -> AsyncIterator[Permit]:
-        """Wait for a turn, which lasts until the end of a `with` block.
+        """Wait for a permit, which lasts until the end of a `with` block.
 
         Args:
             key: key of the work, under which `add_request` recorded namespaces.
-            permit_request: namespace that takes the turn if no namespace claims the key.
+            permit_request: namespace that takes the permit if `add_request` recorded none.
             rank: order within the namespace. The lowest rank is next.
-            expected_s: how long the turn is expected to take, in seconds.
+            expected_s: how long the permit is expected to take, in seconds.
         """
-        claims, expected_s = self._claims.get(key) or [permit_request], max(expected_s, LEAST_S)
+        requests, expected_s = self._requests.get(key) or [permit_request], max(expected_s, LEAST_S)
         if self._free:
             self._free -= 1
-            turn = Permit(max(claims, key=lambda one: one.is_held), self._everybody)
-            turn.queue.charge(turn.request.namespace, expected_s)
+            permit = Permit(max(requests, key=lambda one: one.is_held), self._everybody)
+            permit.queue.charge(permit.request.namespace, expected_s)
         else:
-            turn = await self._wait_for_permit(key, claims, rank, expected_s)
-        namespace, began_s = turn.request.namespace, self._clock()
+            permit = await self._wait_for_permit(key, requests, rank, expected_s)
+        namespace, began_s = permit.request.namespace, self._clock()
         try:
-            yield turn
+            yield permit
         finally:
-            seconds = self._clock() - began_s if turn.seconds is None else turn.seconds
-            turn.queue.charge(namespace, seconds - expected_s)
+            seconds = self._clock() - began_s if permit.seconds is None else permit.seconds
+            permit.queue.charge(namespace, seconds - expected_s)
             if namespace:
                 self._used.add(namespace, seconds)
-            if turn.request.is_held:
+            if permit.request.is_held:
                 self._used_held.add(namespace, seconds)
             self._pass_permit_on()
 
     async def _wait_for_permit(
         self, key: Hashable, requests: Iterable[PermitRequest], rank: float, expected_s: float
     ) -> Permit:
-        ticket = _Waiter(rank, expected_s, asyncio.get_running_loop().create_future())
-        for claim in requests:
-            self._enqueue(ticket, claim)
-        tickets = self._tickets.setdefault(key, [])
-        tickets.append(ticket)
+        waiter = _Waiter(rank, expected_s, asyncio.get_running_loop().create_future())
+        for request in requests:
+            self._enqueue(waiter, request)
+        waiters = self._waiters.setdefault(key, [])
+        waiters.append(waiter)
         try:
-            return await ticket.turn
+            return await waiter.permit
         except asyncio.CancelledError:
-            self._remove_ticket(ticket)
-            if ticket.turn.done() and not ticket.turn.cancelled():
+            self._remove_waiter(waiter)
+            if waiter.permit.done() and not waiter.permit.cancelled():
                 self._pass_permit_on()
             raise
         finally:
-            tickets.remove(ticket)
-            if not tickets:
-                del self._tickets[key]
+            waiters.remove(waiter)
+            if not waiters:
+                del self._waiters[key]
 
-    def _enqueue(self, ticket: _Waiter, permit_request: PermitRequest) -> None:
-        """Add a ticket to the queue of the claim's namespace."""
-        namespace, known = permit_request.namespace, ticket.is_held_by
-        if ticket.turn.done() or known.get(namespace) in (True, permit_request.is_held):
+    def _enqueue(self, waiter: _Waiter, permit_request: PermitRequest) -> None:
+        """Add a waiter to the queue of the requesting namespace."""
+        namespace, known = permit_request.namespace, waiter.is_held_by
+        if waiter.permit.done() or known.get(namespace) in (True, permit_request.is_held):
             return
         known[namespace] = permit_request.is_held
-        self._everybody.push(ticket, namespace, (not permit_request.is_held, ticket.rank))
+        self._everybody.push(waiter, namespace, (not permit_request.is_held, waiter.rank))
         if permit_request.is_held:
-            self._held.push(ticket, namespace, (ticket.rank,))
+            self._held.push(waiter, namespace, (waiter.rank,))
 
-    def _withdraw_request(self, ticket: _Waiter, permit_request: PermitRequest, others: list[PermitRequest]) -> None:
-        """Remove a claim from a ticket. The ticket then waits only for its other claims.
+    def _withdraw_request(self, waiter: _Waiter, permit_request: PermitRequest, others: list[PermitRequest]) -> None:
+        """Remove a request from a waiter. The waiter then waits only for its other requests.
 
-        A ticket without claims keeps its place, because the next caller with its key needs its result.
+        A waiter without requests keeps its place, because the next caller with its key needs its result.
         """
-        if permit_request in others or ticket.turn.done():
+        if permit_request in others or waiter.permit.done():
             return
         namespace = permit_request.namespace
         if permit_request.is_held:
-            ticket.is_held_by[namespace] = False
-            self._held.withdraw(ticket, namespace)
-            self._everybody.push(ticket, namespace, (True, ticket.rank))
+            waiter.is_held_by[namespace] = False
+            self._held.withdraw(waiter, namespace)
+            self._everybody.push(waiter, namespace, (True, waiter.rank))
         if others and all(other.namespace != namespace for other in others):
-            del ticket.is_held_by[namespace]
-            self._everybody.withdraw(ticket, namespace)
+            del waiter.is_held_by[namespace]
+            self._everybody.withdraw(waiter, namespace)
 
-    def _remove_ticket(self, ticket: _Waiter) -> None:
-        self._held.remove(ticket)
-        self._everybody.remove(ticket)
+    def _remove_waiter(self, waiter: _Waiter) -> None:
+        self._held.remove(waiter)
+        self._everybody.remove(waiter)
 
     def _pass_permit_on(self) -> None:
-        """Pass an ended turn to the next ticket, if there is one."""
-        while (chosen := self._next_ticket()) is not None:
-            ticket, turn = chosen
-            self._remove_ticket(ticket)
-            if not ticket.turn.done():
-                turn.queue.charge(turn.request.namespace, ticket.expected_s)
-                ticket.turn.set_result(turn)
+        """Pass a returned permit to the next waiter, if there is one."""
+        while (chosen := self._find_next_waiter()) is not None:
+            waiter, permit = chosen
+            self._remove_waiter(waiter)
+            if not waiter.permit.done():
+                permit.queue.charge(permit.request.namespace, waiter.expected_s)
+                waiter.permit.set_result(permit)
                 return
         self._free += 1
 
-    def _next_ticket(self) -> tuple[_Waiter, Permit] | None:
+    def _find_next_waiter(self) -> tuple[_Waiter, Permit] | None:
         def may_overtake(_: _Waiter, namespace: str) -> bool:
             return self._used_held.sum_used_s(namespace) < HELD_FIRST_S
 
-        def is_within_budget(ticket: _Waiter, namespace: str) -> bool:
-            return ticket.is_held_by[namespace] or self._used.sum_used_s(namespace) < self._budget_s
+        def is_within_budget(waiter: _Waiter, namespace: str) -> bool:
+            return waiter.is_held_by[namespace] or self._used.sum_used_s(namespace) < self._budget_s
 
         queue = self._held
         if (chosen := queue.pop(may_overtake)) is None:
@@ -257,5 +257,5 @@ class FairLimiter:
             chosen = queue.pop(is_within_budget) or queue.pop()
         if chosen is None:
             return None
-        ticket, namespace = chosen
-        return ticket, Permit(PermitRequest(namespace, ticket.is_held_by[namespace]), queue)
+        waiter, namespace = chosen
+        return waiter, Permit(PermitRequest(namespace, waiter.is_held_by[namespace]), queue)

@@ -15,11 +15,12 @@ from tilecast.advice import Advice, Baseline, Offer, Request, advise, measured
 from tilecast.frameworks import FRAMEWORKS, UNSET, assumed_version, name_versions, with_framework
 from tilecast.hardware import Pool
 from tilecast.inputs import job as job_inputs
-from tilecast.inputs import measurements, reading
+from tilecast.inputs import launches, measurements, reading
 from tilecast.inputs import pools as pool_inputs
 from tilecast.inputs.job import JobInput
 from tilecast.inputs.job_options import JobOptions
 from tilecast.inputs.pools import PoolOptions
+from tilecast.readers import LaunchReading
 from tilecast.recomputation import describe
 from tilecast.render import launch as launched
 from tilecast.render.launch import LAUNCHERS
@@ -51,7 +52,7 @@ class AdviceInputs:
 
 @dataclass(frozen=True, slots=True)
 class AdviceResult:
-    """The advice for a `Question`, with the job and the pools that were read."""
+    """The advice for `AdviceInputs`, with the job and the pools that were read."""
 
     job: JobInput
     advice: Advice
@@ -64,13 +65,13 @@ class AdviceResult:
 
 
 def compute_advice(inputs: AdviceInputs) -> AdviceResult:
-    """Read the job and the pools of a question, and return the advice for them.
+    """Read the job and the pools of the inputs, and return the advice for them.
 
     Raises:
         SpecError: the job, the pools or an option cannot be read, or they contradict each other.
     """
     try:
-        job = job_inputs.read_job(inputs.job)
+        job = job_inputs.read_job(_with_gpus(inputs))
         try:
             return _compute_job_advice(inputs, job)
         except SpecError as error:
@@ -85,15 +86,39 @@ def compute_advice(inputs: AdviceInputs) -> AdviceResult:
         raise SpecError(names, "are missing", f"add for instance {example}") from None
 
 
+def _with_gpus(inputs: AdviceInputs) -> JobOptions:
+    """Return the options of the job. A launch gets those of the baseline or the first pool, if it says none."""
+    if not launches.is_launch(inputs.job):
+        return inputs.job
+    if inputs.baseline:
+        return replace(inputs.job, gpus=_parse_baseline(measurements.split_baseline(inputs.baseline)[0]).gpus)
+    pools = pool_inputs.read_pools(inputs.pools)
+    return replace(inputs.job, gpus=pools[0].max_gpus if pools else None)
+
+
+def _add_launch_notes(advice: Advice, reading: LaunchReading, request: Request, pools: Sequence[Pool]) -> Advice:
+    """Return the advice with what was read of a launch, and with the options to change on the same GPUs."""
+    baseline, notes = request.baseline, list(reading.summary())
+    if baseline is not None:
+        after = advice.best
+        if after is None or (after.pool.name, after.gpus) != (baseline.pool, baseline.gpus):
+            limits = replace(request.constraints, gpus=baseline.gpus, max_gpus=None)
+            theirs = [pool for pool in pools if pool.name == baseline.pool]
+            after = advise(replace(request, constraints=limits, baseline=None), theirs).best if theirs else None
+        if after is not None:
+            notes.append(launches.describe_changes(reading, advice.baseline, after))
+    return _add_notes(advice, notes)
+
+
 _EXAMPLES = {"--batch": "128", "--seq": "8192", "--gpus": "h100-sxm:16"}
 
 
 def _list_missing(inputs: AdviceInputs, error: SpecError) -> list[str]:
-    """Return all required flags that are missing from a question. Return none if `error` is about something else.
+    """Return all required flags that are missing from the inputs. Return none if `error` is about something else.
 
     Args:
         inputs: the user's inputs.
-        error: the error that the question raised.
+        error: the error that the inputs raised.
     """
     pools = inputs.pools
     has_pools = pools.nodes is not None or pools.gpus is not None or pools.context is not None
@@ -114,12 +139,14 @@ def _list_missing(inputs: AdviceInputs, error: SpecError) -> list[str]:
 def _compute_job_advice(inputs: AdviceInputs, job: JobInput) -> AdviceResult:
     request, pools = job.request(), pool_inputs.read_pools(inputs.pools)
     if inputs.seeks_fewest:
-        request = replace(request, objective="fewestGpus", deadline_s=None, budget=None)
+        request = replace(request, objective="fewestGpus", deadline_s=None, budget=None, target_step_s=None)
     seconds, runs = measurements.parse_measurements(inputs.measured)
     if inputs.baseline:
         where, step = measurements.split_baseline(inputs.baseline)
         request = replace(request, baseline=_parse_baseline(where))
         runs = [*runs, *step]
+    if job.launch is not None:
+        request = replace(request, baseline=launches.find_baseline(job.launch, pools, request.baseline))
     own = measured.forecast_earlier_runs(request, measurements.find_measured_pools(runs, pools))
     pools, assumed = measured.correct_pools(request, pools, own), ""
     if request.baseline and request.baseline.pool not in {pool.name for pool in pools}:
@@ -135,7 +162,9 @@ def _compute_job_advice(inputs: AdviceInputs, job: JobInput) -> AdviceResult:
     requests = launcher_requests(request, inputs.launch) if inputs.launch else (request,)
     if job.source is None:
         advice = _choose_advice(requests, pools)
-        advice = measured.add_run_notes(_add_notes(advice, (*notes, *_attention_notes(advice))), own)
+        advice = measured.add_run_notes(_add_notes(advice, (*notes, *job.notes, *_attention_notes(advice))), own)
+        if job.launch is not None:
+            advice = _add_launch_notes(advice, job.launch, request, pools)
         return AdviceResult(job, advice, pools, seconds=seconds)
     from tilecast.jobs.candidates import order_by_quota
 

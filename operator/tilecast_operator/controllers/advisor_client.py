@@ -1,4 +1,4 @@
-"""Answers to jobs of all kinds, with forecasts that earlier runs of the jobs correct."""
+"""Advice for jobs of all kinds, with forecasts that earlier runs of the jobs correct."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from tilecast.api.status import Summary, TrainingJobStatus
 from tilecast.hardware import Pool
 from tilecast.nodes import FoundPool
 from tilecast_operator.advisor import Advisor
-from tilecast_operator.answer import AdviceOutcome
 from tilecast_operator.controllers.learning import PoolLearningController
 from tilecast_operator.controllers.pools import PoolController
 from tilecast_operator.controllers.runtime import SharedContext
 from tilecast_operator.kube.cache import CachedObject
 from tilecast_operator.kube.kinds import Document, Key
 from tilecast_operator.objects.view import View
-from tilecast_operator.question import SearchInputs
+from tilecast_operator.outcome import AdviceOutcome
 from tilecast_operator.report import job_status
 from tilecast_operator.report.job_status import ConditionContent
+from tilecast_operator.search_inputs import SearchInputs
 
 ResultT = TypeVar("ResultT")
 
@@ -32,7 +32,7 @@ QUEUED: Final = "Queued"
 
 
 class BudgetNoticeWriter:
-    """Writer of a notice to jobs that wait for an answer while searches of other namespaces go first."""
+    """Writer of a notice to jobs that wait for advice while searches of other namespaces go first."""
 
     def __init__(self, context: SharedContext, advisor: Advisor) -> None:
         self._context = context
@@ -41,9 +41,9 @@ class BudgetNoticeWriter:
     async def advise_with_notices(
         self, key: Key, seen: CachedObject[View], search_inputs: SearchInputs, known_outcome: AdviceOutcome | None
     ) -> tuple[AdviceOutcome, CachedObject[View]]:
-        """Return the answer to a job, and the job with the notices that were written while it waited.
+        """Return the advice outcome of a job, and the job with the notices that were written while it waited.
 
-        If the answer is `known_outcome` already, return it at once. Raise the errors of `Writer.write_status`.
+        If the outcome is `known_outcome` already, return it at once. Raise the errors of `Writer.write_status`.
         """
         if known_outcome is not None:
             return known_outcome, seen
@@ -72,7 +72,7 @@ class BudgetNoticeWriter:
 
 
 def make_waiting_status(text: str, generation: int, now: str) -> TrainingJobStatus:
-    """Return the status of a job that still waits for its first answer. The text says why."""
+    """Return the status of a job that still waits for its first advice. The text says why."""
     aspect = ConditionContent("Unknown", QUEUED, text)
     kinds = ("Ready", "RecommendationProvided")
     conditions = [job_status.make_condition(kind, aspect, generation, now, ()) for kind in kinds]
@@ -121,7 +121,7 @@ class AdvisorClient:
             keys: Keys of the job and of its TrainingJob, as far as they exist.
             document: TrainingJob document with the request for advice.
             skip_digest: Digest of runs that are known already, and for which no forecast is made.
-            is_held: Whether the job is held until the answer is known.
+            is_held: Whether the job is held until the advice is known.
         """
         namespace = keys[0].namespace
         question = await self.advisor.read_search_inputs(namespace, document, is_held=is_held)
@@ -151,22 +151,22 @@ class AdvisorClient:
         return await self.advisor.search(everything, key, request, pools, search_inputs.permit_request)
 
     async def is_answered(self, search_inputs: SearchInputs, before: TrainingJobStatus) -> bool:
-        """Return whether a status already holds the answer to a question, by comparing digests of the inputs."""
+        """Return whether a status already shows the advice for these inputs. The digests of the inputs are compared."""
         digest = await self.advisor.hash_inputs(search_inputs)
         return digest is not None and digest == before.inputs_hash
 
     async def find_advice(self, search_inputs: SearchInputs) -> AdviceOutcome:
-        """Return the answer to a question. The advice has notes about runs that correct it."""
+        """Return the advice outcome of these inputs. Advice has notes about the runs that correct it."""
         return add_run_notes(search_inputs, await self.advisor.find_advice(search_inputs))
 
     async def keep_incumbent(
         self, search_inputs: SearchInputs, outcome: AdviceOutcome, before: TrainingJobStatus
     ) -> AdviceOutcome:
-        """Return the answer with the recommended plan of `before` first, unless the new best plan is clearly better."""
+        """Return the advice outcome with the plan of `before` first, unless the new best plan is clearly better."""
         best = before.recommendation
         return outcome if best is None else await self.advisor.keep_incumbent(search_inputs, outcome, best.incumbent())
 
 
 def add_run_notes(search_inputs: SearchInputs, outcome: AdviceOutcome) -> AdviceOutcome:
-    """Return the answer with notes about the runs that correct it."""
+    """Return the advice outcome with notes about the runs that correct it."""
     return search_inputs.own.add_notes(outcome) if isinstance(outcome, Advice) else outcome

@@ -1,4 +1,4 @@
-"""Times that jobs wait for an answer after a new or changed request, for metrics."""
+"""Times that jobs wait for their advice after a new or changed request, for metrics."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from collections.abc import Callable
 
 from prometheus_client import Gauge, Histogram
 
+from tilecast_operator.kube.controller_state import ControllerState, StateTable
 from tilecast_operator.kube.kinds import Key
-from tilecast_operator.kube.records import ControllerState, StateTable
 from tilecast_operator.kube.times import parse_time
 
 ROUNDING_S = 1.0
@@ -17,11 +17,11 @@ ROUNDING_S = 1.0
 
 
 class AdviceWaits:
-    """Record of the jobs that wait for an answer, and since when. Belongs to one event loop.
+    """Record of the jobs that wait for advice, and since when. Belongs to one event loop.
 
     Args:
         records: Records of the jobs. A job stops waiting when its record is dropped.
-        durations: Histogram of the seconds that jobs wait for an answer, by kind of job.
+        durations: Histogram of the seconds that jobs wait for advice, by kind of job.
         oldest: Gauge of the longest present wait in seconds, by kind of job.
         clock: Clock of the API server, in Unix time.
         timer: Monotonic clock, in seconds.
@@ -44,17 +44,17 @@ class AdviceWaits:
         """Number of waiting jobs by kind and namespace."""
 
     def register_kind(self, kind: str) -> None:
-        """Create the metrics of a kind of job, so that they are exported before the first answer."""
+        """Create the metrics of a kind of job, so that they are exported before the first advice."""
         self._durations.labels(kind)
         self._oldest.labels(kind).set_function(lambda: self._oldest_s(kind))
 
     def get_waiting_seconds(self, key: Key) -> float:
-        """Return the seconds for which a job has waited for its answer. Return 0 if it does not wait."""
+        """Return the seconds for which a job has waited for advice. Return 0 if it does not wait."""
         since = self._since.get(key)
         return 0.0 if since is None else self._timer() - since
 
     def count_waiting(self, kind: str, namespace: str) -> int:
-        """Return the number of jobs of a kind in a namespace that wait for an answer."""
+        """Return the number of jobs of a kind in a namespace that wait for advice."""
         return self._open[kind, namespace]
 
     def _oldest_s(self, kind: str) -> float:
@@ -62,7 +62,7 @@ class AdviceWaits:
         return 0.0 if since is None else self._timer() - since
 
     def start_wait(self, key: Key, created: str = "") -> None:
-        """Record that a job begins to wait for an answer, unless it waits already.
+        """Record that a job begins to wait for advice, unless it waits already.
 
         Args:
             key: Key of the job.
@@ -76,13 +76,13 @@ class AdviceWaits:
             self._open[key.kind, key.namespace] += key in self._since
 
     def record_outcome(self, key: Key) -> None:
-        """Record that a job has its answer, and add its waiting time to the histogram. Ignore jobs that do not wait."""
+        """Record that a job's wait is over, and add its seconds to the histogram. Ignore jobs that do not wait."""
         since = self.end_wait(key)
         if since is not None:
             self._durations.labels(key.kind).observe(self._timer() - since)
 
     def end_wait(self, key: Key) -> float | None:
-        """End a job's wait without an answer. Return when it began, or None if the job does not wait."""
+        """End a job's wait without advice. Return when it began, or None if the job does not wait."""
         since = self._since.pop(key, None)
         if since is not None:
             self._subtract_waiting(key, since)

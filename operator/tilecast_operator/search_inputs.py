@@ -1,4 +1,4 @@
-"""Question of a job, and the version numbers of the pools that answer it."""
+"""Inputs of the search for a job's plans, and the version numbers of the pools that it searches."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from tilecast.advice import Request
-from tilecast_operator.answer import AdviceRefusal
-from tilecast_operator.kube.turns import PermitRequest
-from tilecast_operator.observed.own_runs import EarlierRuns
+from tilecast_operator.kube.fair_limiter import PermitRequest
+from tilecast_operator.observed.earlier_runs import EarlierRuns
+from tilecast_operator.outcome import AdviceRefusal
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +21,7 @@ class SearchInputs:
     """Whether part of the question is in a ConfigMap, which is not watched."""
     namespace: str = ""
     is_held: bool = False
-    """Whether the start of a job waits for the answer."""
+    """Whether the start of a job waits for the advice."""
     own: EarlierRuns = field(default_factory=EarlierRuns)
     """Earlier runs of the job."""
     runs_hash: str = ""
@@ -29,7 +29,7 @@ class SearchInputs:
 
     @property
     def permit_request(self) -> PermitRequest:
-        """Claim under which the question's search waits for a turn."""
+        """Request under which the search waits for a permit."""
         return PermitRequest(self.namespace, self.is_held)
 
 

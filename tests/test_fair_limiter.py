@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
+from tilecast_operator.kube.fair_limiter import HELD_FIRST_S, WINDOW_S, FairLimiter, PermitRequest, RecentUse
 from tilecast_operator.kube.fair_queue import SPARE_NAMESPACES, FairQueue
 from tilecast_operator.kube.queue import KeyQueue
-from tilecast_operator.kube.turns import HELD_FIRST_S, WINDOW_S, FairLimiter, PermitRequest, RecentUse
 
 NAMESPACES = st.sampled_from("abcde")
 

@@ -1,0 +1,122 @@
+"""Convert a launch command, a script or a launcher's configuration to a job, with the user's plan as its baseline."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tilecast import readers
+from tilecast.advice import Baseline, Offer
+from tilecast.hardware import Pool
+from tilecast.inputs.job_options import BARE_OPTIONS, JobOptions
+from tilecast.readers import LaunchReading
+from tilecast.spec import PartialPlan, Plan, SpecError
+
+if TYPE_CHECKING:
+    from tilecast.inputs.job import JobInput
+
+
+def is_launch(options: JobOptions) -> bool:
+    """Return whether the user gave a command, a script or a launcher's configuration."""
+    return bool(options.command) or (isinstance(options.job, str) and readers.is_launch_file(options.job))
+
+
+def read_launch_job(options: JobOptions, read_model_job: Callable[[JobOptions], JobInput]) -> JobInput:
+    """Return the job that a launch says. Flags take precedence over what it says.
+
+    Args:
+        options: the command or the file, and values of flags.
+        read_model_job: function that reads the job of a model that the user names.
+
+    Raises:
+        SpecError: the launch cannot be read, or has options that change speed or memory and are not priced.
+    """
+    has_model = bool(options.command) and options.job is not None
+    where = "" if options.command else str(options.job)
+    if options.command:
+        reading = readers.read_words(options.command, gpus=options.gpus, has_model=has_model)
+    else:
+        reading = readers.read_file(where, gpus=options.gpus)
+    if not options.lenient:
+        readers.require_priced(reading, where)
+    said = dict(reading.training)
+    values = dict(options.values)
+    for name, option in BARE_OPTIONS.items():
+        key = option.path.removeprefix("training.")
+        if key in ("globalBatchSize", "sequenceLength") and key in said and name not in values:
+            values[name] = said[key]
+        if name in values:
+            said.pop(key, None)
+    plain = replace(options, values=values, command=())
+    if "batch" not in values:
+        remedy = "say on how many GPUs by --baseline POOL:N, or give the samples of one optimizer step"
+        raise SpecError("--batch", "is missing, and the launch does not say it", remedy)
+    if has_model:
+        job = read_model_job(plain)
+    elif reading.model is None and reading.model_name:
+        # A folder with a config.json is read, any other path counts by the name that it ends in.
+        known = None if Path(reading.model_name).is_dir() else readers.find_named(reading.model_name)
+        job = read_model_job(replace(plain, job=known or reading.model_name))
+    elif reading.model is None:
+        raise SpecError("model", "is not said by the launch", "name it before --: tilecast advise MODEL -- …")
+    else:
+        from tilecast.inputs.job import JobInput
+
+        job = JobInput.from_model(plain, reading.model_name, dict(reading.model))
+    for key, value in {**said, "framework": said.get("framework", reading.framework)}.items():
+        if not (key == "framework" and "framework" in values):
+            origin = reading.origins.get(f"training.{key}", f"training.{key}")
+            job = job.with_field(("training", key), value, origin)
+    return replace(job, launch=reading)
+
+
+def find_baseline(reading: LaunchReading, pools: Sequence[Pool], stated: Baseline | None) -> Baseline | None:
+    """Return the plan of a launch on a pool, as the baseline.
+
+    Args:
+        reading: the launch.
+        pools: the pools that the user gave. One with nodes as large as those of the launch is preferred.
+        stated: the baseline that the user stated, whose pool and GPUs count, or None.
+    """
+    if stated is not None:
+        plan = reading.plan if stated.plan is None else stated.plan
+        return replace(stated, plan=_fit_data(plan, stated.gpus))
+    if not pools:
+        return None
+    gpus = reading.gpus or pools[0].max_gpus
+    large = [pool for pool in pools if pool.max_gpus >= gpus] or list(pools)
+    alike = [pool for pool in large if reading.gpus_per_node in (None, pool.gpus_per_node)] or large
+    return Baseline(alike[0].name, gpus, _fit_data(reading.plan, gpus))
+
+
+def _fit_data(plan: PartialPlan, gpus: int) -> PartialPlan:
+    """Return a plan whose replicas take all GPUs, if its other degrees divide them."""
+    shared = plan.tensor * plan.pipeline * plan.context
+    return plan if gpus % shared else replace(plan, data=gpus // shared)
+
+
+def describe_changes(reading: LaunchReading, before: Offer | None, after: Offer) -> str:
+    """Return a sentence with the options to change from one plan to another, and the speed-up.
+
+    Args:
+        reading: the launch that the first plan comes from.
+        before: the plan of the launch, or None if it does not run.
+        after: a plan on the same GPUs.
+    """
+    if before is None:
+        changes = readers.list_changes(reading, _complete(reading.plan), after.plan)
+        return f"Your plan does not run on these GPUs, as Why not says. Change: {'; '.join(changes)}."
+    changes = readers.list_changes(reading, before.plan, after.plan)
+    gain = before.step_s / after.step_s * after.workload.global_batch / before.workload.global_batch
+    if not changes or gain < 1.01:
+        return "No plan on the same GPUs is more than 1 % faster than yours."
+    what = "this option" if len(changes) == 1 else f"these {len(changes)} options"
+    return f"Change {what}: {gain:.2f}x as fast. {'; '.join(changes)}."
+
+
+def _complete(plan: PartialPlan) -> Plan:
+    """Return the plan that a launch states, with open columns off."""
+    stated = {item.name: getattr(plan, item.name) for item in fields(plan)}
+    return Plan(**{name: value for name, value in stated.items() if value is not None})

@@ -1,0 +1,14 @@
+"""Read what users have: a launch command, a shell script, or the configuration of a training framework.
+
+Nothing is run. Only files within the folder of the named file are opened, and their size and depth are bounded. Each
+launcher has a table of options in `options/`, and a function that turns what they say into a job and a plan.
+"""
+
+from __future__ import annotations
+
+from tilecast.readers.changes import list_changes
+from tilecast.readers.models import find_named
+from tilecast.readers.reading import LaunchReading, require_priced
+from tilecast.readers.sources import is_launch_file, read_file, read_words
+
+__all__ = ["LaunchReading", "find_named", "is_launch_file", "list_changes", "read_file", "read_words", "require_priced"]

@@ -1,0 +1,85 @@
+"""List the options of a launch to change for another plan."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import fields
+from typing import Any
+
+from tilecast.readers.options_table import OptionTable, spell
+from tilecast.readers.reading import LaunchReading
+from tilecast.recomputation import describe
+from tilecast.spec import Plan
+
+_DERIVED = ("data",)
+"""Columns that follow from the number of processes."""
+_TARGETS = {"gradient_accumulation": "accumulation"}
+"""Target of a column, where it is not `plan.` and its name."""
+
+
+def list_changes(reading: LaunchReading, before: Plan, after: Plan) -> list[str]:
+    """Return a text for each option to change, such as `--micro-batch-size 1 -> 2`, from one plan to another.
+
+    Columns that no option of the launcher states are named in words.
+    """
+    table = OptionTable.read(reading.table)
+    changes = []
+    for name in (item.name for item in fields(Plan)):
+        old, new = getattr(before, name), getattr(after, name)
+        target = _TARGETS.get(name, f"plan.{name}")
+        if old == new or name in _DERIVED:
+            continue
+        option, entry = _find_option(table, reading, target, new)
+        if entry is not None:
+            changes.append(_format_change(option, entry, old, new, reading.origins.get(target) is not None))
+        elif name == "expert_tensor" and after.expert_tensor == after.tensor:
+            continue
+        elif name != "gradient_accumulation":
+            changes.append(f"{name.replace('_', ' ')} {_in_words(old)} -> {_in_words(new)}")
+    return changes
+
+
+_BESIDE = ("deepspeed", "accelerate", "fsdp")
+"""Tables of files beside the main one."""
+
+
+def _find_option(
+    table: OptionTable, reading: LaunchReading, target: str, new: object
+) -> tuple[str, Mapping[str, Any] | None]:
+    """Return the option that states a target, the one that the user wrote if there is one, and its entry.
+
+    Among flags that no one wrote, the one that says the new value is preferred.
+    """
+    if (origin := reading.origins.get(target)) is not None:
+        tables = (table, *map(OptionTable.read, _BESIDE))
+        return origin, next((one.options[key] for one in tables if (key := spell(origin)) in one.options), None)
+    found = [
+        (table.names[key], entry)
+        for key, entry in table.options.items()
+        if entry["to"] == target and not entry.get("weak")
+    ]
+    exact = [(option, entry) for option, entry in found if "is" in entry and entry["is"] == new]
+    return (exact or found)[0] if found else ("", None)
+
+
+def _format_change(option: str, entry: Mapping[str, Any], old: object, new: object, is_written: bool) -> str:
+    """Return the change of one option as text. A flag is added or removed."""
+    if "is" in entry:
+        if new == entry["is"]:
+            return f"add {option}"
+        return f"remove {option}" if old == entry["is"] else f"{option} {_in_words(old)} -> {_in_words(new)}"
+    values: Mapping[str, object] = entry.get("values", {})
+
+    def write(value: object) -> str:
+        return next((word for word, meant in values.items() if meant == value), _in_words(value))
+
+    if new == "none" and "none" not in values.values():
+        return f"remove {option} {write(old)}"
+    also = f" {entry['also'][new]}" if isinstance(new, str) and new in entry.get("also", {}) else ""
+    if not is_written:
+        return f"add {option} {write(new)}{also}"
+    return f"{option} {write(old)} -> {write(new)}{also}"
+
+
+def _in_words(value: object) -> str:
+    return describe(value) if isinstance(value, str) and value != "none" else str(value).lower()

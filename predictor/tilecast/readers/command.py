@@ -1,0 +1,149 @@
+"""Find the launch line among commands: how many processes it starts, and which program with which arguments."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from tilecast.readers.shell import UNKNOWN, Script
+from tilecast.spec import SpecError
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchLine:
+    """A command that starts processes, and the program that each of them runs."""
+
+    launcher: str
+    """torchrun, deepspeed, accelerate, or empty for a program without a launcher."""
+    program: str
+    """Path of the training script, or the module behind `-m`."""
+    arguments: Sequence[str]
+    nodes: int | None = None
+    gpus_per_node: int | None = None
+    gpus: int | None = None
+    """Processes of all nodes, where the command says their number."""
+    options: Mapping[str, str] = field(default_factory=dict)
+    """Options of the launcher itself."""
+
+    @property
+    def world(self) -> int | None:
+        """Number of GPUs, or None if the command does not say it."""
+        if self.gpus is not None:
+            return self.gpus
+        return None if self.gpus_per_node is None else self.gpus_per_node * (self.nodes or 1)
+
+
+_LAUNCHERS = ("torchrun", "deepspeed", "accelerate", "torch.distributed.run", "torch.distributed.launch")
+_TRAINERS: Mapping[str, Sequence[str]] = {
+    "axolotl": ("train",),
+    "llamafactory-cli": ("train",),
+    "tune": ("run",),
+    "trl": ("sft", "dpo", "kto", "reward", "grpo"),
+}
+"""Programs that start training themselves, with the words behind them that do."""
+_SINGLE = {
+    "standalone", "no-python", "module", "m", "use-env", "quiet", "debug", "multi-gpu", "use-fsdp", "use-deepspeed",
+    "same-network", "tpu", "cpu", "force-multi", "no-local-rank", "no-ssh",
+}  # fmt: skip
+"""Options of launchers that take no value."""
+_SHELLS = ("python", "python3", "srun", "mpirun", "mpiexec", "uv", "env", "numactl", "singularity", "apptainer")
+
+
+def find_launch(script: Script) -> LaunchLine:
+    """Return the only launch line of a script.
+
+    Raises:
+        SpecError: there is none, or there are several that differ.
+    """
+    found = [line for words in script.commands if (line := read_command(words, script.name)) is not None]
+    launched = [line for line in found if line.launcher] or found
+    if not launched:
+        raise SpecError(script.name, "holds no launch line", "give the command itself behind --")
+    if any(line != launched[0] for line in launched[1:]):
+        programs = ", ".join(dict.fromkeys(line.program[:60] for line in launched))
+        problem = f"launches {len(launched)} jobs ({programs})"
+        raise SpecError(script.name, problem, "give one of the commands behind --")
+    return _with_batch_lines(launched[0], script)
+
+
+def _with_batch_lines(line: LaunchLine, script: Script) -> LaunchLine:
+    """Return a launch line with the counts of `#SBATCH` lines where it states none."""
+    asked = script.nodes
+    per_node = line.gpus_per_node or asked.get("gpus") or (asked.get("tasks") if not line.launcher else None)
+    nodes = line.nodes or asked.get("nodes")
+    return LaunchLine(line.launcher, line.program, line.arguments, nodes, per_node, line.gpus, line.options)
+
+
+def read_command(words: Sequence[str], where: str) -> LaunchLine | None:
+    """Return what a command launches, or None if it launches no training.
+
+    Raises:
+        SpecError: the launcher's counts are no numbers.
+    """
+    for place, word in enumerate(words):
+        name = word.rpartition("/")[2]
+        if name in _LAUNCHERS and (name != "accelerate" or words[place + 1 : place + 2] == ["launch"]):
+            return _read_launcher(name, words[place + 1 + (name == "accelerate") :], where)
+        if name in _TRAINERS and words[place + 1 : place + 2] and words[place + 1] in _TRAINERS[name]:
+            if name == "tune":
+                return _read_launcher("torchrun", words[place + 2 :], where, program="torchtune")
+            program = f"{name} {words[place + 1]}"
+            return LaunchLine("", program, words[place + 2 :])
+        if word == "-m" and words[place + 1 : place + 2] and _is_python(words, place):
+            module = words[place + 1]
+            if module in _LAUNCHERS:
+                continue
+            return LaunchLine("", module, words[place + 2 :])
+        if name.endswith(".py") and place <= 40:
+            before = {one.rpartition("/")[2] for one in words[:place]}
+            if before & set(_SHELLS) or place == 0:
+                return LaunchLine("", word, words[place + 1 :])
+            return None
+    return None
+
+
+def _is_python(words: Sequence[str], place: int) -> bool:
+    """Return whether a word before a place is a Python interpreter."""
+    return any(one.rpartition("/")[2].startswith("python") for one in words[:place])
+
+
+def _read_launcher(name: str, words: Sequence[str], where: str, program: str = "") -> LaunchLine | None:
+    options: dict[str, str] = {}
+    place = 0
+    while place < len(words) and words[place].startswith("-"):
+        option, equals, value = words[place].partition("=")
+        key = option.lstrip("-").replace("_", "-")
+        place += 1
+        if key in ("m", "module"):
+            options["m"] = ""
+            continue
+        if equals:
+            options[key] = value
+        elif key in _SINGLE or place >= len(words):
+            options[key] = ""
+        else:
+            options[key] = words[place]
+            place += 1
+    if place >= len(words):
+        if program:
+            return None
+        raise SpecError(where, f"{name} names no program", "check where the command was cut off")
+    nodes = _read_count(options, ("nnodes", "num-nodes", "num-machines"), where)
+    per_node = _read_count(options, ("nproc-per-node", "num-gpus"), where)
+    total = _read_count(options, ("num-processes",), where)
+    known = {key: value for key, value in options.items() if UNKNOWN not in value}
+    launcher = "torchrun" if name.startswith("torch") else name
+    script = f"{program} {words[place]}" if program else words[place]
+    return LaunchLine(launcher, script, words[place + 1 :], nodes, per_node, total, known)
+
+
+def _read_count(options: Mapping[str, str], names: Sequence[str], where: str) -> int | None:
+    for name in names:
+        if (value := options.get(name)) is None or UNKNOWN in value or value in ("gpu", "auto"):
+            continue
+        # An elastic range, such as 1:4, starts with the least.
+        text = value.rpartition(":")[2] if ":" in value else value
+        if not (text.isdecimal() and 0 < int(text[:9]) <= 2**20 and len(text) <= 7):
+            raise SpecError(f"{where}: --{name}", f"{value[:40]!r} is no count", "give a number")
+        return int(text)
+    return None

@@ -1,0 +1,295 @@
+"""Read a command of Megatron-LM: the model from its dimensions, the job and the plan."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from tilecast import zoo
+from tilecast.layout import parse_layout
+from tilecast.readers import models
+from tilecast.readers.options_table import Facts, OptionTable, Setting
+from tilecast.readers.reading import LaunchReading, check_batch, common_fields, data_degree, drop_none
+from tilecast.recomputation import join_modules
+from tilecast.spec import PartialPlan, SpecError
+
+SCRIPTS = ("pretrain_gpt.py", "pretrain_bert.py", "pretrain_t5.py", "pretrain_mamba.py", "pretrain_llama.py")
+_DIMENSIONS = "give the dimensions of the model, or name it before --"
+_VOCABULARIES = {"GPT2BPETokenizer": 50257, "Llama2Tokenizer": 32000, "BertWordPieceLowerCase": 30522,
+                 "BertWordPieceCase": 28996}  # fmt: skip
+"""Vocabulary of each `--tokenizer-type` that has only one."""
+_DISPATCHERS = {"alltoall": "allToAll", "alltoall_seq": "allToAll", "allgather": "allGather"}
+_FLEX = {"deepep": "deepEP", "hybridep": "hybridEP"}
+
+
+def read_megatron(
+    settings: Sequence[Setting], where: str, program: str, gpus: int | None, has_model: bool
+) -> LaunchReading:
+    """Return what the options of a Megatron-LM command say.
+
+    Args:
+        settings: the options.
+        where: name of the command in errors.
+        program: the training script.
+        gpus: number of processes, or None if it is unknown.
+        has_model: whether the user names the model beside the command.
+
+    Raises:
+        SpecError: an option is missing, or options contradict each other.
+    """
+    facts = OptionTable.read("megatron").read_facts(settings, where)
+    tensor, pipeline, context = (facts.count(f"plan.{name}") for name in ("tensor", "pipeline", "context"))
+    data = data_degree(gpus, tensor, pipeline, context, where)
+    micro = facts.count("plan.micro_batch") if facts.get("plan.micro_batch") else None
+    if micro is None:
+        raise SpecError(facts.field("--micro-batch-size"), "is missing", "give it; Megatron-LM needs it")
+    layers = facts.get("model.layers") or facts.get("model.encoder_layers")
+    has_experts = bool(facts.get("model.experts"))
+    plan = PartialPlan(
+        data=data,
+        tensor=tensor,
+        pipeline=pipeline,
+        context=context,
+        expert=facts.count("plan.expert"),
+        expert_tensor=facts.count("plan.expert_tensor", tensor) if has_experts else 1,
+        virtual_stages=_virtual_stages(facts, pipeline, layers),
+        zero_stage=1 if facts.get("training.offload") else facts.get("plan.zero_stage"),
+        micro_batch=micro,
+        checkpointing=_recomputation(facts),
+        sequence_parallel=bool(facts.get("plan.sequence_parallel")) and tensor > 1,
+    )
+    training = _training(facts, plan, layers)
+    check_batch(training.get("globalBatchSize"), micro, data, where, "--global-batch-size")
+    model, name = (None, "") if has_model else _model(facts, program)
+    return LaunchReading(
+        framework="megatron",
+        training=training,
+        plan=plan,
+        model=model,
+        model_name=name,
+        gpus=gpus,
+        notes=_notes(facts, plan),
+        **common_fields(facts),
+    )
+
+
+def _notes(facts: Facts, plan: PartialPlan) -> tuple[str, ...]:
+    """Return sentences on options that the forecast assumes, but that the command leaves out."""
+    said = {option.lstrip("-") for option in facts.ignored}
+    expected = ["overlap-grad-reduce"] if plan.data != 1 else []
+    expected += ["overlap-param-gather"] if plan.data != 1 and plan.zero_stage else []
+    missing = [f"--{option}" for option in expected if option not in said]
+    return (f"Priced as if {' and '.join(missing)} were set.",) if missing else ()
+
+
+def _virtual_stages(facts: Facts, pipeline: int, layers: int | None) -> int:
+    layout, each = facts.get("training.pipelineLayout"), facts.get("virtual_layers")
+    if layout is not None and pipeline > 1:
+        pieces = len(parse_layout(layout).pieces)
+        if pieces % pipeline:
+            raise SpecError(
+                facts.field("--pipeline-model-parallel-layout"), f"{pieces} stages are no multiple of {pipeline}",
+                "correct the layout or --pipeline-model-parallel-size",
+            )  # fmt: skip
+        return pieces // pipeline
+    if each is not None and layers is not None:
+        if layers % (pipeline * each):
+            problem = f"{layers} layers are no multiple of {pipeline} stages x {each}"
+            raise SpecError(facts.field("--num-layers-per-virtual-pipeline-stage"), problem, "correct one of them")
+        return int(layers // (pipeline * each))
+    return facts.count("plan.virtual_stages")
+
+
+def _recomputation(facts: Facts) -> Any:
+    mode, modules = facts.get("plan.checkpointing"), facts.get("recompute_modules")
+    if mode == "selective" and modules and modules != ("core_attn",):
+        try:
+            return join_modules(modules)
+        except KeyError as error:
+            raise SpecError(facts.field("--recompute-modules"), f"{error} is not priced", "leave it out") from None
+    return mode
+
+
+def _training(facts: Facts, plan: PartialPlan, layers: int | None) -> dict[str, Any]:
+    training = facts.prefix("training.")
+    if plan.pipeline == 1:
+        training.pop("pipelineLayout", None)
+    precision = facts.get("recipe") if facts.get("quantized") else None
+    training["precision"] = precision or facts.get("quantized") or facts.get("precision") or "fp32"
+    if plan.micro_batch and plan.data and "globalBatchSize" not in training:
+        training["globalBatchSize"] = plan.micro_batch * plan.data
+    if (samples := facts.get("samples")) and "steps" not in training and training.get("globalBatchSize"):
+        training["steps"] = max(1, samples // training["globalBatchSize"])
+    if facts.get("precision_aware") and (moments := facts.get("moments")):
+        training["momentPrecision"] = moments
+    if (count := facts.get("offloaded_layers")) and layers:
+        training["offloadActivations"] = count / layers
+    if facts.get("recompute_method") == "block" and plan.checkpointing == "full" and facts.get("recompute_layers"):
+        training["recomputeLayers"] = facts.get("recompute_layers") * plan.virtual_stages
+    if size := facts.get("bucket_parameters"):
+        width = 2 if training.get("gradientPrecision") == "bf16" or training["precision"] == "fp16" else 4
+        training["bucketMiB"] = max(1, round(size * width / 2**20))
+    if facts.get("model.experts"):
+        flex = _FLEX.get(facts.get("flex_backend") or "deepep")
+        kind = facts.get("dispatcher") or "allgather"
+        training["expertDispatch"] = flex if kind == "flex" else _DISPATCHERS.get(kind)
+    training.setdefault("optimizer", facts.get("training.optimizer"))
+    return drop_none(training)
+
+
+def _model(facts: Facts, program: str) -> tuple[dict[str, Any], str]:
+    """Return `spec.model` and a name for the model that the options describe."""
+    wanted = _wanted(facts, program)
+    own = facts.prefix("model.")
+    vocab = _vocabulary(own)
+    if found := models.find_preset_like(wanted, vocab, ("dropout", "tied", "qk_norm")):
+        return {"preset": found}, found
+    if vocab is None:
+        raise SpecError(
+            facts.field("--vocab-size"), "is missing, and no preset has these dimensions",
+            "give --vocab-size, or name the model before --",
+        )  # fmt: skip
+    document = _document(facts, wanted, vocab)
+    return document, f"{wanted['layers']}-layer model"
+
+
+def _vocabulary(own: dict[str, Any]) -> int | None:
+    if size := own.get("padded_vocab") or own.get("vocab"):
+        return int(size)
+    name = models.find_named(str(own.get("tokenizer", "")))
+    return zoo.find_preset(name).vocab if name else _VOCABULARIES.get(str(own.get("tokenizer_type", "")))
+
+
+def _wanted(facts: Facts, program: str) -> dict[str, Any]:
+    own = facts.prefix("model.")
+    is_encdec = program.endswith("pretrain_t5.py")
+    family = "encdec" if is_encdec else "encoder" if program.endswith("pretrain_bert.py") else "decoder"
+    if is_encdec:
+        layers = facts.require("model.encoder_layers", _DIMENSIONS)
+        decoders = own.get("decoder_layers", layers)
+        layers += decoders
+    else:
+        layers, decoders = own.get("layers") or facts.require("model.layers", _DIMENSIONS), 0
+    hidden, heads = (facts.require(f"model.{name}", _DIMENSIONS) for name in ("hidden", "heads"))
+    gated = bool(own.get("gated"))
+    experts, latent = int(own.get("experts", 0) or 0), own.get("latent")
+    first, every = _expert_layers(own.get("moe_frequency"), layers) if experts else (0, 1)
+    ffn = own.get("ffn") or (int(4 * hidden * 2 / 3 / 64) * 64 if gated else 4 * hidden)
+    expert_ffn = (own.get("expert_ffn") or ffn) if experts else 0
+    positions = own.get("positions", "learned_absolute")
+    head_dim = own.get("head_dim") or hidden // heads
+    if latent:
+        family, head_dim = "deepseek", own.get("plain_dim", 128) + own.get("rotary_dim", 64)
+    elif experts:
+        family = "moe"
+    wanted = {
+        "family": family, "layers": layers, "hidden": hidden, "heads": heads, "head_dim": head_dim,
+        "kv_heads": heads if latent else own.get("kv_heads") or heads, "experts": experts, "expert_ffn": expert_ffn,
+        "top_k": own.get("top_k", 2) if experts else 0, "shared_ffn": own.get("shared_ffn", 0),
+        "first_dense": first, "moe_every": every, "latent": latent or 0, "gated": gated,
+        "rms_norm": own.get("normalization") == "RMSNorm",
+        "rotary": positions in ("rope", "mrope", "yarn") or bool(latent),
+        "bias": own.get("bias", True), "tied": own.get("tied", True), "decoder_layers": decoders,
+        "dropout": max(facts.get("model.attention_dropout"), facts.get("model.hidden_dropout")) > 0,
+    }  # fmt: skip
+    wanted["positions"] = _learned_positions(facts)
+    if not experts or first or every > 1:
+        wanted["ffn"] = ffn
+    return wanted
+
+
+def _learned_positions(facts: Facts) -> int:
+    """Return the rows of a learned position embedding, 0 if there is none."""
+    if facts.get("model.positions", "learned_absolute") != "learned_absolute" or facts.get("model.latent"):
+        return 0
+    length = facts.get("training.sequenceLength")
+    return int(facts.get("model.max_positions") or length or 2048)
+
+
+def _expert_layers(text: str | None, layers: int) -> tuple[int, int]:
+    """Return the number of first dense layers, and the distance between layers with experts."""
+    if text is None:
+        return 0, 1
+    if text.isdecimal():
+        return 0, int(text)
+    pattern = _frequency_list(text)
+    if pattern is not None and len(pattern) == layers and 1 in pattern:
+        first = pattern.index(1)
+        if all(pattern[first:]):
+            return first, 1
+        every = next((n for n in range(2, layers + 1) if pattern == [int(i % n == 0) for i in range(layers)]), 0)
+        if every:
+            return 0, every
+    raise SpecError("--moe-layer-freq", f"{text[:60]!r} is not read", "write ([0]*N+[1]*M), or every n-th layer")
+
+
+def _frequency_list(text: str) -> list[int] | None:
+    """Return the value of a list expression such as `([0]*3+[1]*58)`, or None. Nothing is evaluated as Python."""
+    if len(text) > 4096:
+        return None
+    items: list[int] = []
+    for part in text.replace(" ", "").strip("()").split("+"):
+        match = re.fullmatch(r"(\[[01,]*\])(?:\*(\d{1,4}))?", part.strip("()"))
+        if match is None:
+            return None
+        items += ast.literal_eval(match[1]) * int(match[2] or 1)
+        if len(items) > 4096:
+            return None
+    return items
+
+
+def _document(facts: Facts, wanted: dict[str, Any], vocab: int) -> dict[str, Any]:
+    """Return `spec.model` of a model that no preset describes.
+
+    Raises:
+        SpecError: the model is of a kind that has to be named.
+    """
+    own = facts.prefix("model.")
+    base = {
+        "hidden_size": wanted["hidden"], "num_hidden_layers": wanted["layers"], "vocab_size": vocab,
+        "num_attention_heads": wanted["heads"], "num_key_value_heads": wanted["kv_heads"],
+        "head_dim": wanted["head_dim"],
+        "tie_word_embeddings": wanted["tied"], "max_position_embeddings": facts.get("training.sequenceLength") or 2048,
+    }  # fmt: skip
+    is_llama = wanted["gated"] and wanted["rms_norm"] and wanted["rotary"] and not wanted["bias"]
+    if wanted["family"] == "deepseek":
+        latent = {
+            "model_type": "deepseek_v3", "kv_lora_rank": wanted["latent"], "q_lora_rank": own.get("query_latent"),
+            "qk_nope_head_dim": own.get("plain_dim", 128), "qk_rope_head_dim": own.get("rotary_dim", 64),
+            "v_head_dim": own.get("value_dim", 128), "intermediate_size": wanted.get("ffn", wanted["expert_ffn"]),
+            "moe_intermediate_size": wanted["expert_ffn"], "n_routed_experts": wanted["experts"] or None,
+            "n_shared_experts": wanted["shared_ffn"] // max(1, wanted["expert_ffn"]),
+            "num_experts_per_tok": wanted["top_k"], "first_k_dense_replace": wanted["first_dense"],
+            "n_group": own.get("expert_groups", 1), "topk_group": own.get("top_groups", 1),
+        }  # fmt: skip
+        base.pop("head_dim")
+        return {"huggingFace": {"config": {**base, **latent, "architectures": ["DeepseekV3ForCausalLM"]}}}
+    if wanted["family"] == "moe" and is_llama:
+        experts = {
+            "model_type": "qwen2_moe", "architectures": ["Qwen2MoeForCausalLM"],
+            "intermediate_size": wanted.get("ffn", wanted["expert_ffn"]), "moe_intermediate_size": wanted["expert_ffn"],
+            "num_experts": wanted["experts"], "num_experts_per_tok": wanted["top_k"],
+            "shared_expert_intermediate_size": wanted["shared_ffn"], "decoder_sparse_step": wanted["moe_every"],
+        }  # fmt: skip
+        if not wanted["first_dense"]:
+            return {"huggingFace": {"config": {**base, **experts}}}
+    if wanted["family"] == "decoder" and is_llama:
+        kind = {"model_type": "qwen3" if own.get("qk_norm") else "llama", "intermediate_size": wanted["ffn"]}
+        name = "Qwen3ForCausalLM" if own.get("qk_norm") else "LlamaForCausalLM"
+        if not wanted["dropout"]:
+            return {"huggingFace": {"config": {**base, **kind, "architectures": [name]}}}
+    if wanted["family"] in ("decoder", "encoder"):
+        return {
+            "transformer": {
+                "family": wanted["family"], "layers": wanted["layers"], "hiddenSize": wanted["hidden"],
+                "attentionHeads": wanted["heads"], "keyValueHeads": wanted["kv_heads"], "headSize": wanted["head_dim"],
+                "feedForwardSize": wanted["ffn"], "vocabularySize": vocab, "rotary": wanted["rotary"],
+                "learnedPositions": wanted["positions"], "gatedFeedForward": wanted["gated"],
+                "rmsNorm": wanted["rms_norm"], "bias": wanted["bias"], "tiedEmbeddings": wanted["tied"],
+                "dropout": wanted["dropout"],
+            }
+        }  # fmt: skip
+    problem = "no preset has these dimensions, and a model of this kind is not built from options"
+    raise SpecError(facts.field("model"), problem, "name the model, or its config.json, before --")

@@ -1,0 +1,80 @@
+"""Find a model by its dimensions or by its name in a launch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cache
+from typing import Any
+
+from tilecast import zoo
+from tilecast.model import Model
+from tilecast.spec import SpecError
+from tilecast.zoo.deepseek import Deepseek
+
+_FAMILIES = ("decoder", "moe", "deepseek", "encoder", "encdec")
+
+
+def dimensions(model: Model) -> dict[str, Any]:
+    """Return the dimensions of a transformer by which a command describes it."""
+    own = model.dimensions if isinstance(model.dimensions, zoo.Transformer) else zoo.Transformer()
+    latent = own if isinstance(own, Deepseek) else None
+    return {
+        "layers": model.layers,
+        "hidden": model.hidden,
+        "heads": model.heads,
+        "kv_heads": model.heads if latent else model.kv_heads,
+        "head_dim": model.head_dim,
+        "ffn": own.dense_ffn_hidden or model.ffn_hidden,
+        "experts": own.experts,
+        "expert_ffn": model.ffn_hidden if own.experts else 0,
+        "top_k": own.top_k if own.experts else 0,
+        "shared_ffn": own.shared_ffn_hidden,
+        "first_dense": own.first_dense if own.experts else 0,
+        "moe_every": own.moe_every if own.experts else 1,
+        "latent": latent.latent if latent else 0,
+        "gated": model.gated_mlp,
+        "rms_norm": model.rms_norm,
+        "rotary": model.rotary,
+        "positions": model.positions,
+        "bias": model.bias,
+        "tied": model.tied_embeddings,
+        "dropout": model.dropout,
+        "decoder_layers": own.count_decoder_layers(model) if model.family == "encdec" else 0,
+        "family": model.family,
+    }
+
+
+@cache
+def _transformers() -> tuple[tuple[str, int, dict[str, Any]], ...]:
+    """Return name, vocabulary and dimensions of every preset that is a transformer."""
+    known = (model for model in zoo.presets().values() if model.family in _FAMILIES and not model.towers)
+    return tuple((model.name, model.vocab, dimensions(model)) for model in known)
+
+
+def find_preset_like(wanted: Mapping[str, Any], vocab: int | None, optional: tuple[str, ...] = ()) -> str | None:
+    """Return the first preset with these dimensions, or None.
+
+    Args:
+        wanted: dimensions by the names of `dimensions`.
+        vocab: the vocabulary, which may be padded by up to 2,048 rows, or None if it is unknown.
+        optional: dimensions that may differ if no preset has all of them.
+    """
+    alike = [
+        (name, size, own)
+        for name, size, own in _transformers()
+        if all(own[key] == value for key, value in wanted.items() if key not in optional)
+        and (vocab is None or abs(vocab - size) <= 2048)
+    ]
+    exact = [name for name, _, own in alike if all(own[key] == wanted[key] for key in optional if key in wanted)]
+    return exact[0] if exact else alike[0][0] if alike else None
+
+
+def find_named(name: str) -> str | None:
+    """Return the preset that a name on the Hugging Face Hub or a path ends in, or None."""
+    for text in (name, name.rstrip("/").rpartition("/")[2]):
+        try:
+            if text:
+                return zoo.find_preset(text).name
+        except SpecError:
+            continue
+    return None

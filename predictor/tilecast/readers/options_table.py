@@ -1,0 +1,238 @@
+"""Read options of a launcher, from command-line words or a configuration, by a table of what each option says.
+
+A table is a TOML file in `options/`. Each option has a target, such as `plan.tensor` or `training.precision`, and a
+type. `ignored` lists options that change neither speed nor memory. `unpriced` holds options that do, but that no
+forecast knows, with the reason. Spellings with dashes, underscores and leading dashes are equal.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any
+
+from tilecast import shipped
+from tilecast.readers.shell import UNKNOWN
+from tilecast.spec import SpecError
+
+_NUMBER = re.compile(r"-\d")
+_TRUE, _FALSE = ("true", "1", "yes", "on"), ("false", "0", "no", "off", "none", "null", "")
+
+
+def spell(option: str) -> str:
+    """Return the spelling by which tables compare an option: without leading dashes, dashes for underscores."""
+    return option.lstrip("-").replace("_", "-")
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """An option as the user wrote it, with its values. A flag without a value has none."""
+
+    option: str
+    values: tuple[object, ...]
+
+    @property
+    def text(self) -> str:
+        """Values as text, separated by blanks."""
+        return " ".join(map(str, self.values))
+
+
+@dataclass(frozen=True, slots=True)
+class OptionTable:
+    """What the options of one launcher say."""
+
+    name: str
+    title: str
+    version: str
+    options: Mapping[str, Mapping[str, Any]]
+    """Target, type and values of each option, by its spelling in `spell`."""
+    names: Mapping[str, str]
+    """Spelling of each option in the launcher, by its spelling in `spell`."""
+    ignored: frozenset[str]
+    unpriced: Mapping[str, str]
+    """Reasons why options are not priced, by spelling."""
+    defaults: Mapping[str, Any]
+    """Values that the launcher assumes for targets that no option states."""
+
+    @classmethod
+    @cache
+    def read(cls, name: str) -> OptionTable:
+        """Return the shipped table of a launcher."""
+        table = shipped.read_table("tilecast.readers", f"options/{name}.toml")
+        parent = cls.read(table["like"]) if "like" in table else None
+        own = {spell(option): entry for option, entry in table.get("options", {}).items()}
+        names = {spell(option): option for option in table.get("options", {})}
+        ignored = frozenset(map(spell, table.get("ignored", ())))
+        unpriced = {spell(option): reason for option, reason in table.get("unpriced", {}).items()}
+        defaults = table.get("defaults", {})
+        if parent is not None:
+            own, names, defaults = {**parent.options, **own}, {**parent.names, **names}, {**parent.defaults, **defaults}
+            ignored, unpriced = ignored | parent.ignored, {**parent.unpriced, **unpriced}
+        return cls(name, table["title"], table["version"], own, names, ignored, unpriced, defaults)
+
+    def split_words(self, words: Sequence[str]) -> list[Setting]:
+        """Return the options of command-line words, each with the words behind it. Words before them are left out."""
+        settings: list[Setting] = []
+        for word in words:
+            if word.startswith(f"{UNKNOWN}+"):
+                # Options that a branch adds whose condition only a run would know.
+                settings.append(Setting(f"${word.strip(UNKNOWN)[1:]}", ()))
+            elif word.startswith("-") and word != "-" and not _NUMBER.match(word):
+                option, equals, value = word.partition("=")
+                settings.append(Setting(option, (value,) if equals else ()))
+            elif settings:
+                last = settings[-1]
+                settings[-1] = Setting(last.option, (*last.values, word))
+        return settings
+
+    def read_facts(self, settings: Iterable[Setting], where: str) -> Facts:
+        """Return what the settings say. Of an option that is given twice, the last one counts.
+
+        Args:
+            settings: the options with their values.
+            where: name of the file or command in errors.
+
+        Raises:
+            SpecError: two options contradict each other, or a value cannot be read.
+        """
+        facts = Facts(self, where)
+        last = {spell(setting.option): setting for setting in settings}
+        for key, setting in last.items():
+            if key in self.options:
+                facts.add(self.options[key], setting)
+            elif (reason := self.unpriced.get(key) or self.unpriced.get(key.partition(".")[0])) is not None:
+                if setting.text.strip().lower() not in _FALSE or not setting.values:
+                    facts.unpriced[setting.option] = reason
+            elif key not in self.ignored and not any(
+                key.startswith(one[:-1]) for one in self.ignored if one[-1:] == "*"
+            ):
+                facts.unknown.append(setting.option)
+            else:
+                facts.ignored.append(setting.option)
+        return facts
+
+
+@dataclass(slots=True)
+class Facts:
+    """What options say, by target, with the option that says it."""
+
+    table: OptionTable
+    where: str
+    values: dict[str, object] = field(default_factory=dict)
+    origins: dict[str, str] = field(default_factory=dict)
+    unpriced: dict[str, str] = field(default_factory=dict)
+    """Options that change speed or memory and are not priced, with the reason."""
+    unknown: list[str] = field(default_factory=list)
+    ignored: list[str] = field(default_factory=list)
+
+    def add(self, entry: Mapping[str, Any], setting: Setting) -> None:
+        """Add what one option says.
+
+        Raises:
+            SpecError: it contradicts an earlier option, or its value cannot be read.
+        """
+        target = str(entry["to"])
+        value = self._read_value(entry, setting)
+        if value is None:
+            return
+        if target in self.values and self.values[target] != value:
+            if entry.get("weak"):
+                return
+            if not entry.get("strong"):
+                problem = f"says {value}, and {self.origins[target]} says {self.values[target]}"
+                raise SpecError(self.field(setting.option), problem, "leave one of them out")
+        self.values[target], self.origins[target] = value, setting.option
+
+    def _read_value(self, entry: Mapping[str, Any], setting: Setting) -> object:
+        """Return the value of an option, or None if it says nothing."""
+        kind, text = entry.get("type", "count"), setting.text.strip()
+        if kind == "flag" or "is" in entry:
+            if setting.values and len(setting.values) == 1 and UNKNOWN in text:
+                raise self.not_literal(setting)
+            on = not setting.values or text.lower() in _TRUE
+            if setting.values and not on and text.lower() not in _FALSE and "is" in entry:
+                on = len(setting.values) != 1 or not isinstance(setting.values[0], bool)
+            value = entry.get("is", True) if on else entry.get("else")
+            return value if "is" in entry else on
+        if not setting.values or setting.values == (None,):
+            if "bare" in entry:
+                return entry["bare"]
+            if setting.values:
+                return None
+            raise SpecError(self.field(setting.option), "has no value", "check where the command was cut off")
+        if UNKNOWN in text:
+            if entry.get("optional"):
+                return None
+            raise self.not_literal(setting)
+        if "values" in entry:
+            known: Mapping[str, Any] = entry["values"]
+            if text in known or text.lower() in known:
+                found = known[text] if text in known else known[text.lower()]
+                return None if found == "" else found
+            if "*" in known:
+                return None if known["*"] == "" else known["*"]
+            reason = f"{text[:60]!r} is not priced"
+            self.unpriced[setting.option] = reason
+            return None
+        if kind == "words":
+            return tuple(str(part) for value in setting.values for part in str(value).split())
+        if kind == "text":
+            return text
+        return self._read_number(kind, setting, text)
+
+    def _read_number(self, kind: str, setting: Setting, text: str) -> object:
+        if kind == "number":
+            try:
+                return float(text)
+            except ValueError:
+                raise SpecError(self.field(setting.option), f"{text[:60]!r} is no number", "give a number") from None
+        plain = text.replace("_", "")
+        if re.fullmatch(r"-?\d{1,15}(\.0)?", plain):
+            return int(float(plain))
+        if text.lower() in ("auto", "none", "null"):
+            return None
+        raise SpecError(self.field(setting.option), f"{text[:60]!r} is no count", "give an integer")
+
+    def not_literal(self, setting: Setting) -> SpecError:
+        """Return the error about an option whose value is computed when the script runs."""
+        name = setting.text.split(UNKNOWN)[1] or "a command"
+        return SpecError(
+            self.field(setting.option), f"its value is that of {name[:60]}, which is not literal", "write its value"
+        )
+
+    def field(self, option: str) -> str:
+        """Return the name of an option in errors."""
+        return f"{self.where}: {option}" if self.where else option
+
+    def get(self, target: str, default: object = None) -> Any:
+        """Return the value of a target, the launcher's default, or `default`."""
+        return self.values.get(target, self.table.defaults.get(target, default))
+
+    def count(self, target: str, default: int = 1) -> int:
+        """Return the value of a target that counts something.
+
+        Raises:
+            SpecError: it is below 1.
+        """
+        value = int(self.get(target, default))
+        if value < min(1, default):
+            raise SpecError(self.field(self.origins.get(target, target)), f"{value} is no count", "give one from 1")
+        return value
+
+    def require(self, target: str, remedy: str) -> Any:
+        """Return the value of a target.
+
+        Raises:
+            SpecError: no option states it.
+        """
+        value = self.get(target)
+        if value is None:
+            names = [self.table.names[key] for key, entry in self.table.options.items() if entry["to"] == target]
+            raise SpecError(self.field(names[0] if names else target), "is missing", remedy)
+        return value
+
+    def prefix(self, start: str) -> dict[str, Any]:
+        """Return the stated values whose target begins with `start`, without that beginning."""
+        return {key[len(start) :]: value for key, value in self.values.items() if key.startswith(start)}

@@ -1,0 +1,111 @@
+"""The result of reading a launch: the job, its plan, and what of the options was ignored."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from tilecast.readers.options_table import Facts
+from tilecast.spec import Framework, PartialPlan, SpecError
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchReading:
+    """What a user's launch says about a training job."""
+
+    title: str
+    """Name of what was read, such as "Megatron-LM"."""
+    framework: Framework
+    training: Mapping[str, Any]
+    """Fields of `spec.training`, without those that belong to the plan."""
+    plan: PartialPlan
+    model: Mapping[str, Any] | None = None
+    """`spec.model`, or None if the launch does not say it."""
+    model_name: str = ""
+    gpus: int | None = None
+    gpus_per_node: int | None = None
+    table: str = ""
+    """Name of the table of options in `options/`."""
+    origins: Mapping[str, str] = field(default_factory=dict)
+    """Options by the target that they state."""
+    unpriced: Mapping[str, str] = field(default_factory=dict)
+    unknown: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+
+    def summary(self) -> tuple[str, ...]:
+        """Return sentences that say what was read and what was ignored."""
+        gpus = f" on {self.gpus} GPUs" if self.gpus else ""
+        lines = [f"Read as {self.title}: {self.plan_text()}{gpus}."]
+        if self.unknown:
+            lines.append(f"Not known, ignored: {', '.join(self.unknown[:20])}{' …' if len(self.unknown) > 20 else ''}.")
+        if self.unpriced:
+            lines.append("Ignored although they change speed or memory: " + ", ".join(self.unpriced) + ".")
+        return (*lines, *self.notes)
+
+    def plan_text(self) -> str:
+        """Return the degrees and choices of the plan as `--plan` takes them."""
+        plan = self.plan
+        degrees = {
+            "dp": plan.data, "tp": plan.tensor, "pp": plan.pipeline, "cp": plan.context, "ep": plan.expert,
+            "etp": plan.expert_tensor, "vp": plan.virtual_stages, "zero": plan.zero_stage,
+        }  # fmt: skip
+        parts = [f"{key}={value}" for key, value in degrees.items() if value and (value > 1 or key in ("dp", "zero"))]
+        parts += ["sp=1"] if plan.sequence_parallel else []
+        parts += [f"mb={plan.micro_batch}"] if plan.micro_batch else []
+        parts += [f"ac={plan.checkpointing}"] if plan.checkpointing not in (None, "none") else []
+        return ",".join(parts)
+
+
+def require_priced(reading: LaunchReading, where: str) -> None:
+    """Raise an error for an option that changes speed or memory and that is not priced.
+
+    Raises:
+        SpecError: there is such an option.
+    """
+    for option, reason in reading.unpriced.items():
+        raise SpecError(f"{where}: {option}" if where else option, reason, "leave it out, or ignore it by --lenient")
+
+
+def data_degree(gpus: int | None, tensor: int, pipeline: int, context: int, where: str) -> int | None:
+    """Return the number of replicas of a plan, or None if the number of GPUs is unknown.
+
+    Raises:
+        SpecError: the degrees do not divide the GPUs.
+    """
+    if gpus is None:
+        return None
+    shared = tensor * pipeline * context
+    if gpus % shared:
+        problem = (
+            f"degrees of {tensor} (tensor) x {pipeline} (pipeline) x {context} (context) do not divide {gpus} GPUs"
+        )
+        raise SpecError(where or "plan", problem, "correct a degree or the number of processes")
+    return gpus // shared
+
+
+def check_batch(batch: int | None, micro: int | None, data: int | None, where: str, option: str) -> None:
+    """Raise an error for a global batch that micro-batches and replicas do not divide.
+
+    Raises:
+        SpecError: they do not divide it.
+    """
+    if batch is not None and micro is not None and data is not None and batch % (micro * data):
+        problem = f"{batch} is no multiple of {micro} (micro-batch) x {data} (data parallel)"
+        raise SpecError(f"{where}: {option}" if where else option, problem, "correct one of them")
+
+
+def drop_none(items: Mapping[str, Any] | Iterable[tuple[str, Any]]) -> dict[str, Any]:
+    """Return the items whose value is not None."""
+    return {key: value for key, value in dict(items).items() if value is not None}
+
+
+def common_fields(facts: Facts) -> dict[str, Any]:
+    """Return the fields of a reading that come from the facts as they are."""
+    return {
+        "title": facts.table.title,
+        "table": facts.table.name,
+        "origins": dict(facts.origins),
+        "unpriced": dict(facts.unpriced),
+        "unknown": tuple(facts.unknown),
+    }

@@ -1,0 +1,326 @@
+"""Read recipes of Trainer, TRL, axolotl, LLaMA-Factory, torchtune and MaxText.
+
+Configurations of DeepSpeed, Accelerate and FSDP count beside them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from tilecast import zoo
+from tilecast.readers import models
+from tilecast.readers.documents import flatten, leaves, load_mapping
+from tilecast.readers.options_table import Facts, OptionTable, Setting
+from tilecast.readers.reading import LaunchReading, check_batch, data_degree, drop_none
+from tilecast.spec import Framework, PartialPlan, SpecError
+
+ReadText = Callable[[str], str]
+"""Function that returns the text of a file by its name."""
+
+
+@dataclass(slots=True)
+class Sources:
+    """Facts of several sources. An earlier one takes precedence, and an error of one names its file."""
+
+    facts: list[Facts] = field(default_factory=list)
+
+    def get(self, target: str, default: Any = None) -> Any:
+        """Return the value of a target in the first source that states it, else a launcher's default, or `default`."""
+        for one in self.facts:
+            if target in one.values:
+                return one.values[target]
+        return next((one.table.defaults[target] for one in self.facts if target in one.table.defaults), default)
+
+    def stated(self, target: str) -> Any:
+        """Return the value of a target that a source states, or None."""
+        return next((one.values[target] for one in self.facts if target in one.values), None)
+
+    def fields(self) -> dict[str, Any]:
+        """Return what a reading keeps of all sources."""
+        origins: dict[str, str] = {}
+        unpriced: dict[str, str] = {}
+        unknown: list[str] = []
+        for one in self.facts:
+            origins = {**one.origins, **origins}
+            unpriced |= one.unpriced
+            unknown += one.unknown
+        first = self.facts[0]
+        return {
+            "title": first.table.title,
+            "table": first.table.name,
+            "origins": origins,
+            "unpriced": unpriced,
+            "unknown": tuple(dict.fromkeys(unknown)),
+        }
+
+
+def read_recipe(
+    name: str,
+    settings: Sequence[Setting],
+    where: str,
+    read_text: ReadText,
+    gpus: int | None,
+    extra: Sequence[Facts] = (),
+    gpus_per_node: int | None = None,
+) -> LaunchReading:
+    """Return what the options of a recipe say.
+
+    Args:
+        name: the table of options.
+        settings: the options.
+        where: name of the recipe in errors.
+        read_text: function that reads a file that the recipe names.
+        gpus: number of GPUs, or None if it is unknown.
+        extra: facts of files beside the recipe, such as that of `accelerate config`.
+        gpus_per_node: GPUs of a node, which groups of hybrid shards span.
+
+    Raises:
+        SpecError: options contradict each other, or a file cannot be read.
+    """
+    sources = Sources([OptionTable.read(name).read_facts(settings, where), *extra])
+    gpus = sources.stated("world.gpus") or gpus
+    _add_files(sources, read_text, where)
+    if name == "maxtext":
+        _add_mesh(sources.facts[0], gpus)
+    tensor, pipeline, context = (int(sources.get(f"plan.{one}", 1)) for one in ("tensor", "pipeline", "context"))
+    data = data_degree(gpus, tensor, pipeline, context, where)
+    micro = _micro_batch(sources, where)
+    training = {
+        key.removeprefix("training."): value
+        for items in (
+            *(one.table.defaults for one in reversed(sources.facts)),
+            *(one.values for one in reversed(sources.facts)),
+        )
+        for key, value in items.items()
+        if key.startswith("training.")
+    }
+    framework, zero, offload = _sharding(sources, name, data)
+    rank = training.pop("loraRankOfAdapter", 8)
+    training["precision"], weights = _precision(sources, name)
+    training |= drop_none({"weights": weights, "offload": offload})
+    training |= _adapters(sources, name, rank, training)
+    if name == "deepspeed" or framework == "deepspeed":
+        training.pop("weights", None)
+    mode = sources.get("plan.checkpointing", "none")
+    plan = PartialPlan(
+        data=data,
+        tensor=tensor,
+        pipeline=pipeline,
+        context=context,
+        expert=int(sources.get("plan.expert", 1)),
+        zero_stage=zero,
+        micro_batch=micro,
+        checkpointing=mode,
+        sequence_parallel=name == "maxtext" and tensor > 1,
+    )
+    accumulation = int(sources.get("accumulation", 1))
+    if data is not None and "globalBatchSize" not in training:
+        training["globalBatchSize"] = micro * accumulation * data
+    check_batch(training.get("globalBatchSize"), micro, data, where, "batch")
+    if (shards := sources.stated("shards")) and int(sources.stated("replicas") or 1) > 1 and zero:
+        training["shardDegree"] = int(shards)
+    elif sources.stated("hybrid") and gpus_per_node and data and data > gpus_per_node:
+        training["shardDegree"] = gpus_per_node
+    if zero < 2:
+        training.pop("shardDegree", None)
+    return LaunchReading(
+        framework=framework,
+        training=drop_none(training),
+        plan=plan,
+        model_name=_model_name(sources, where),
+        gpus=gpus,
+        gpus_per_node=gpus_per_node,
+        **sources.fields(),
+    )
+
+
+def _micro_batch(sources: Sources, where: str) -> int:
+    if (each := sources.stated("per_device")) is not None:
+        # MaxText counts samples by device, also by those that share a sample.
+        each *= sources.get("plan.tensor", 1) * sources.get("plan.context", 1)
+        if each < 1 or each != int(each):
+            raise SpecError(where, f"{each:g} samples of a replica are no count", "correct per_device_batch_size")
+        return int(each)
+    micro = sources.get("plan.micro_batch")
+    if micro is None:
+        batch, steps = sources.stated("training.globalBatchSize"), sources.stated("accumulation")
+        names = [one.table.names[key] for one in sources.facts[:1] for key, entry in one.table.options.items()
+                 if entry["to"] == "plan.micro_batch"]  # fmt: skip
+        if batch is None or steps is None:
+            raise SpecError(f"{where}: {names[0] if names else 'batch'}", "is missing", "give the samples of a GPU")
+        return max(1, int(batch) // int(steps))
+    if int(micro) < 1:
+        raise SpecError(where, f"a micro-batch of {micro} is no count", "give one from 1")
+    return int(micro)
+
+
+def _add_files(sources: Sources, read_text: ReadText, where: str) -> None:
+    """Add what the files say that a source names: DeepSpeed's configuration, and Trainer's of FSDP."""
+    path = sources.stated("deepspeed")
+    if path:
+        values = _deepspeed_values(str(path), read_text)
+        table = OptionTable.read("deepspeed")
+        found = [setting for setting in flatten(values) if setting.text.lower() != "auto" and setting.values != (None,)]
+        sources.facts.append(table.read_facts(found, str(path)[:60]))
+    path = sources.stated("fsdp_config")
+    if path:
+        values = load_mapping(path if str(path).lstrip().startswith("{") else read_text(str(path)), str(path)[:60])
+        plain = {key.removeprefix("fsdp_"): value for key, value in values.items()}
+        sources.facts.append(OptionTable.read("fsdp").read_facts(flatten(plain), str(path)[:60]))
+
+
+_STAGE = re.compile(r"z(?:ero)?[-_]?([0-3])(?!\d)", re.IGNORECASE)
+
+
+def _add_mesh(facts: Facts, gpus: int | None) -> None:
+    """Add the plan that MaxText's axes say. Of each axis there is a degree within nodes and one between them.
+
+    A degree of -1 takes the GPUs that the others leave, which only data and FSDP ranks may here.
+    """
+    degrees = {
+        axis: [int(facts.get(f"mesh.{kind}_{axis}", _AXES[axis][place])) for place, kind in enumerate(("ici", "dcn"))]
+        for axis in _AXES
+    }
+    for axis in ("tensor", "pipeline", "context", "expert"):
+        if min(degrees[axis]) < 1:
+            raise SpecError(facts.where, f"the degree of {axis} parallelism is left open", "give a number")
+        facts.values[f"plan.{axis}"] = degrees[axis][0] * degrees[axis][1]
+        if degrees[axis][1] == 1:
+            facts.origins[f"plan.{axis}"] = facts.origins.get(f"mesh.ici_{axis}", f"ici_{axis}_parallelism")
+    if facts.values["plan.pipeline"] != 1:
+        raise SpecError(facts.where, "pipeline parallelism of MaxText is not read", "describe the job by flags")
+    shared = int(facts.values["plan.tensor"] * facts.values["plan.pipeline"] * facts.values["plan.context"])  # type: ignore[operator]
+    expert = int(facts.values["plan.expert"])  # type: ignore[call-overload]
+    fsdp, replicas = (degrees[axis][0] * degrees[axis][1] for axis in ("fsdp", "data"))
+    open_axes = [axis for axis in ("fsdp", "data") for degree in degrees[axis] if degree < 0]
+    if gpus is not None and open_axes:
+        rest = gpus // shared // expert // abs(fsdp * replicas)
+        fsdp, replicas = (fsdp * rest, replicas) if open_axes[0] == "fsdp" else (fsdp, replicas * rest)
+    fsdp, replicas = abs(fsdp), abs(replicas)
+    if gpus is not None and fsdp * replicas * shared * expert != gpus:
+        problem = f"{fsdp} (fsdp) x {replicas} (data) x {shared * expert} (other axes) is not {gpus} GPUs"
+        raise SpecError(facts.where, problem, "correct an axis or the number of GPUs")
+    # Ranks of the expert axis see different samples, as replicas do.
+    facts.values["plan.zero_stage"] = 3 if fsdp > 1 else 0
+    if fsdp > 1 and replicas > 1:
+        facts.values |= {"shards": fsdp * expert, "replicas": replicas}
+
+
+_AXES: Mapping[str, tuple[int, int]] = {
+    "fsdp": (-1, 1), "data": (1, -1), "tensor": (1, 1), "pipeline": (1, 1), "context": (1, 1), "expert": (1, 1),
+}  # fmt: skip
+"""MaxText's default of the degree of each axis, within nodes and between them."""
+
+
+def _deepspeed_values(path: str, read_text: ReadText) -> dict[str, Any]:
+    """Return DeepSpeed's configuration. That of a missing file is the ZeRO stage in its name, as in zero3.json."""
+    if path.lstrip().startswith("{"):
+        return load_mapping(path, "deepspeed")
+    try:
+        return load_mapping(read_text(path), path)
+    except SpecError as error:
+        stage = _STAGE.search(path.rpartition("/")[2])
+        if error.problem != "cannot be read" or stage is None:
+            raise
+    zero: dict[str, Any] = {"stage": int(stage[1])}
+    if "offload" in path:
+        zero["offload_param" if "all" in path or stage[1] == "3" else "offload_optimizer"] = {"device": "cpu"}
+    return {"zero_optimization": zero}
+
+
+def _sharding(sources: Sources, name: str, data: int | None) -> tuple[Framework, int, str | None]:
+    """Return the framework, the ZeRO stage and what lives on the host."""
+    offload = sources.get("offload_parameters") or sources.get("offload_optimizer") or sources.get("training.offload")
+    kind = str(sources.stated("distributed") or "")
+    if name == "torchtune":
+        return "torchtune", int(sources.get("plan.zero_stage", 3)), offload
+    if name == "maxtext":
+        return "jax", int(sources.get("plan.zero_stage", 3)), offload
+    has_engine = any(one.table.name == "deepspeed" for one in sources.facts)
+    if kind == "DEEPSPEED" or sources.stated("deepspeed") or has_engine:
+        return "deepspeed", int(sources.get("plan.zero_stage", 0)), offload
+    words = str(sources.stated("fsdp") or "").replace(",", " ").lower()
+    is_sharded = kind == "FSDP" or bool(sources.stated("fsdp_wraps")) or words not in ("", "false", "none", "()", "[]")
+    if sources.stated("shards") and int(sources.stated("shards")) > 1:
+        is_sharded = True
+    if not is_sharded:
+        return "huggingface", 0, None
+    if "offload" in words:
+        offload = "parameters"
+    stage = 2 if "shard_grad_op" in words else 3
+    return "accelerate", int(sources.stated("plan.zero_stage") or stage), offload
+
+
+def _precision(sources: Sources, name: str) -> tuple[str, str | None]:
+    """Return the precision, and how weights are held if that is not the framework's way."""
+    stated, dtype = sources.get("precision"), sources.stated("dtype")
+    if computed := sources.stated("quantized_compute"):
+        return str(computed), sources.stated("weights")
+    if name == "torchtune":
+        return str(dtype or "fp32"), None
+    if pure := sources.stated("pure"):
+        return str(pure), "pure"
+    if stated in (None, "fp32") and dtype in ("bf16", "fp16"):
+        return str(dtype), "pure"
+    if stated in (None, "fp32"):
+        return ("tf32" if sources.stated("tf32") else "fp32"), None
+    return str(stated), sources.stated("weights")
+
+
+_ATTENTION = re.compile(
+    r"(?:self_attn\.)?(?:[qkvo]_proj|output_proj|q|k|v|query|key|value|c_attn|query_key_value|qkv_proj|Wqkv)"
+)
+"""Names of the projections of attention among the targets of adapters."""
+
+
+def _adapters(sources: Sources, name: str, rank: int, training: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of adapters. Without an adapter, a stated rank counts for nothing."""
+    component = str(sources.stated("model.component") or "").rpartition(".")[2]
+    adapter = sources.get("adapter")
+    is_quantized = sources.stated("quantized") or adapter == "qlora" or component.startswith("qlora_")
+    has = adapter in ("lora", "qlora") or component.startswith(("lora_", "qlora_"))
+    if not has:
+        return {"loraRank": None, "quantization": None}
+    targets = [str(word).strip(",'\"[]") for item in sources.get("lora_targets", ()) for word in str(item).split(",")]
+    targets = [word for word in targets if word]
+    if sources.stated("lora_all") or sources.stated("lora_mlp") or any(
+        word in ("all", "all-linear", "linear") for word in targets
+    ):  # fmt: skip
+        chosen = "all"
+    else:
+        chosen = "attention" if all(_ATTENTION.fullmatch(word) for word in targets) else "all"
+    return {
+        "loraRank": training.get("loraRank") or rank,
+        "loraTargets": chosen,
+        "quantization": "nf4" if is_quantized else None,
+    }
+
+
+_COMPONENTS: Mapping[str, str] = {"phi3_mini": "phi-3-mini", "code_llama2_7b": "llama-2-7b", "phi4_14b": "phi-4"}
+"""Presets of torchtune's builders whose names say something else."""
+
+
+def _model_name(sources: Sources, where: str) -> str:
+    """Return the name of the model as the recipe says it, or an empty string."""
+    component = sources.stated("model.component")
+    if component is None:
+        return str(sources.stated("model.name") or "")
+    module, _, last = str(component).rpartition(".")
+    builder = re.sub(r"^q?lora_", "", last).removesuffix("_instruct").removesuffix("_base")
+    # The module is the family with its version, and the builder begins with it: qwen2_5.qwen2_5_0_5b.
+    family = module.rpartition(".")[2]
+    size = builder.removeprefix(f"{family}_").replace("_", ".") if re.search(r"\d_\d+b$", builder) else ""
+    size = size or builder.removeprefix(f"{family}_")
+    text = _COMPONENTS.get(builder) or f"{family.replace('_', '.')}-{size.replace('_', '-')}"
+    found = models.find_named(text) or models.find_named(re.sub(r"^([a-z]+)(\d)", r"\1-\2", text))
+    if found is None:
+        raise SpecError(f"{where}: model._component_", f"{builder} is no model that is known", "name it before --")
+    return zoo.find_preset(found).name
+
+
+def read_accelerate(text: str, name: str) -> Facts:
+    """Return the facts of a file that `accelerate config` wrote."""
+    return OptionTable.read("accelerate").read_facts(leaves(load_mapping(text, name)), name)

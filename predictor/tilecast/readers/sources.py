@@ -1,0 +1,316 @@
+"""Read a launch from the words of a command, or from a file that holds one."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from tilecast.readers.command import LaunchLine, find_launch, read_command
+from tilecast.readers.documents import flatten, leaves, load_mapping
+from tilecast.readers.megatron import SCRIPTS as MEGATRON
+from tilecast.readers.megatron import read_megatron
+from tilecast.readers.options_table import Facts, OptionTable, Setting, spell
+from tilecast.readers.reading import LaunchReading
+from tilecast.readers.recipes import read_recipe
+from tilecast.readers.shell import read_script
+from tilecast.readers.torchtitan import read_torchtitan
+from tilecast.spec import SpecError
+
+_CONFIGURATIONS = (".yaml", ".yml", ".json", ".toml")
+SHELL = (".sh", ".bash", ".sbatch", ".slurm")
+"""Endings of the names of shell scripts."""
+MAX_BYTES = 2**20
+
+
+class Folder:
+    """Files beside the one that the user names. Nothing outside is read but what the user's own command names."""
+
+    def __init__(self, root: Path, written: Mapping[str, str] | None = None, named: Sequence[str] = ()) -> None:
+        self.root = root
+        self.named = frozenset(named)
+        self.written = {_clean(name): text for name, text in (written or {}).items()}
+
+    def read(self, name: str) -> str:
+        """Return the text of a file in the folder, or of one that the script writes.
+
+        Raises:
+            SpecError: there is no such file, it lies outside the folder, is too long or is no text.
+        """
+        if _clean(name) in self.written:
+            return self.written[_clean(name)]
+        if name in self.named:
+            return read_bounded(Path(name), name)
+        root = self.root.resolve()
+        path = (root / name).resolve()
+        if not path.is_relative_to(root):
+            raise SpecError(name, "lies outside the folder of what was given", "copy it there")
+        return read_bounded(path, name)
+
+
+def _clean(name: str) -> str:
+    return name.removeprefix("./")
+
+
+def read_bounded(path: Path, name: str) -> str:
+    """Return the text of a file of at most `MAX_BYTES`.
+
+    Raises:
+        SpecError: it cannot be read, is too long, or is no text.
+    """
+    try:
+        with path.open("rb") as file:
+            data = file.read(MAX_BYTES + 1)
+    except OSError as error:
+        raise SpecError(name, "cannot be read", str(error.strerror or error)) from None
+    if len(data) > MAX_BYTES:
+        raise SpecError(name, f"is longer than {MAX_BYTES // 2**20} MiB", "give the launch line behind --")
+    if b"\0" in data:
+        raise SpecError(name, "is binary", "give a script, a configuration, or the launch line behind --")
+    try:
+        return data.decode("utf-8")
+    except UnicodeDecodeError:
+        raise SpecError(name, "is not UTF-8 text", "give a script or a configuration") from None
+
+
+def read_words(
+    words: Sequence[str], *, gpus: int | None = None, has_model: bool = False, folder: Path | None = None
+) -> LaunchReading:
+    """Return what a command says.
+
+    Args:
+        words: the words of the command.
+        gpus: number of GPUs if the command does not say it, or None.
+        has_model: whether the user names the model beside the command.
+        folder: where the files that the command names lie; the working directory if None.
+
+    Raises:
+        SpecError: the command launches nothing that can be read, or its options contradict each other.
+    """
+    words = list(words)
+    line = read_command(words, "")
+    if line is None:
+        if len(words) == 1 and is_launch_file(words[0]):
+            return read_file(words[0], gpus=gpus, has_model=has_model)
+        if words and all(word.endswith(_CONFIGURATIONS) for word in words):
+            texts = {word: read_bounded(Path(word), word) for word in words}
+            return _read_configurations(texts, Folder(Path(words[0]).parent), gpus, has_model)
+        shown = " ".join(words)[:60]
+        raise SpecError("command", f"{shown!r} launches no training that is known", f"give {_KNOWN}")
+    # The user typed these names: they are what was given.
+    named = [part for word in words for part in (word, word.partition("=")[2]) if part.endswith(_CONFIGURATIONS)]
+    return _read_line(line, "", Folder(folder or Path(), named=named), gpus, has_model)
+
+
+_KNOWN = "a torchrun, accelerate, deepspeed or python command with a training script"
+
+
+_KEYS = (
+    "base_model", "micro_batch_size", "per_device_train_batch_size", "zero_optimization", "train_batch_size",
+    "train_micro_batch_size_per_gpu", "compute_environment", "distributed_type", "_component_", "per_device_batch_size",
+    "finetuning_type", "MODEL_ARGS", "tensor_model_parallel_size", "model_name_or_path",
+)  # fmt: skip
+"""Keys of which a launcher's configuration has one."""
+_SIGNS = re.compile(rf'(?:^|[{{,\s])["\']?(?:{"|".join(_KEYS)})["\']?\s*:')
+_OTHERS = re.compile(r'(?:^|[{,\s])["\']?(?:apiVersion|architectures|base_model_name_or_path)["\']?\s*:')
+
+
+_SINGLE_DEVICE = re.compile(r"^# *tune run (?:[a-z_]+_single_device\b)", re.MULTILINE)
+
+
+def is_launch_file(name: str) -> bool:
+    """Return whether a name is that of a shell script, a TOML file, or of a configuration with a launcher's keys."""
+    if name.endswith((*SHELL, ".toml")):
+        return True
+    if not name.endswith((".yaml", ".yml", ".json")):
+        return False
+    try:
+        text = read_bounded(Path(name), name)
+    except SpecError:
+        return False
+    return _SIGNS.search(text) is not None and _OTHERS.search(text) is None
+
+
+def detect(values: Mapping[str, Any]) -> str:
+    """Return the table of options that the keys of a configuration belong to, or an empty string."""
+    names = set(map(str, values))
+    for table, signs in _DETECTED:
+        if any(one <= names for one in signs):
+            return table
+    component = values.get("model")
+    if isinstance(component, Mapping) and "torchtune" in str(component.get("_component_", "")):
+        return "torchtune"
+    return ""
+
+
+_DETECTED: Sequence[tuple[str, Sequence[set[str]]]] = (
+    ("axolotl", ({"base_model"}, {"micro_batch_size", "sequence_len"})),
+    ("accelerate", ({"compute_environment"}, {"distributed_type"})),
+    ("deepspeed", ({"zero_optimization"}, {"train_micro_batch_size_per_gpu"}, {"train_batch_size"})),
+    ("llamafactory", ({"stage", "model_name_or_path"}, {"finetuning_type"}, {"cutoff_len"})),
+    ("maxtext", ({"per_device_batch_size"}, {"base_emb_dim"}, {"ici_fsdp_parallelism"})),
+    ("megatron-arguments", ({"MODEL_ARGS"},)),
+    ("megatron", ({"tensor_model_parallel_size"}, {"tensor-model-parallel-size"})),
+    ("torchtitan", ({"parallelism", "training"}, {"model", "training"}, {"activation_checkpoint"})),
+    ("trl", ({"packing"}, {"max_length"}, {"completion_only_loss"}, {"assistant_only_loss"}, {"dataset_text_field"})),
+    ("trainer", ({"per_device_train_batch_size"}, {"model_name_or_path"})),
+)
+
+
+def _read_configurations(
+    texts: Mapping[str, str], folder: Folder, gpus: int | None, has_model: bool, words: Sequence[str] = (),
+    table: str = "", line: LaunchLine | None = None,
+) -> LaunchReading:  # fmt: skip
+    """Return what configurations say together, with options of the command line over them.
+
+    Raises:
+        SpecError: none of them is of a launcher that is known.
+    """
+    kinds: dict[str, tuple[str, dict[str, Any]]] = {}
+    for name, text in texts.items():
+        values = load_mapping(text, name)
+        kind = table if table and not kinds else detect(values)
+        if not kind:
+            shown = ", ".join(map(str, list(values)[:3]))
+            raise SpecError(name, f"is of no launcher that is known (its keys: {shown[:60]})", f"give {_KNOWN}")
+        kinds.setdefault(kind, (name, values))
+    beside = [kind for kind in kinds if kind in ("accelerate", "deepspeed")]
+    main = next((kind for kind in kinds if kind not in beside), None) or beside[-1]
+    where, values = kinds[main]
+    if main == "megatron-arguments":
+        return read_megatron(_megatron_arguments(values), where, "pretrain_gpt.py", gpus, has_model)
+    if main == "megatron":
+        return read_megatron(flatten(values), where, "pretrain_gpt.py", gpus, has_model)
+    over = _overrides(words)
+    if main == "torchtitan":
+        return read_torchtitan([*flatten(values), *over], where, gpus, has_model)
+    extra = [_facts(kind, *kinds[kind]) for kind in beside if kind != main]
+    settings = leaves(values) if main == "accelerate" else [*flatten(values), *over]
+    if main == "deepspeed":
+        settings = [one for one in settings if one.text.lower() != "auto" and one.values != (None,)]
+    per_node = line.gpus_per_node if line else None
+    return read_recipe(main, settings, where, folder.read, gpus, [*extra, *_launcher_facts(line, folder)], per_node)
+
+
+def _facts(kind: str, name: str, values: Mapping[str, Any]) -> Facts:
+    settings = leaves(values) if kind == "accelerate" else flatten(values)
+    settings = [one for one in settings if one.text.lower() != "auto" and one.values != (None,)]
+    return OptionTable.read(kind).read_facts(settings, name)
+
+
+def _launcher_facts(line: LaunchLine | None, folder: Folder) -> list[Facts]:
+    """Return what `accelerate launch` says of the job, by its options and its configuration."""
+    if line is None or line.launcher != "accelerate":
+        return []
+    settings = [Setting(f"--{key}", (value,) if value else ()) for key, value in line.options.items()]
+    facts = [OptionTable.read("accelerate").read_facts(settings, "accelerate launch")]
+    if path := line.options.get("config-file"):
+        facts.append(_facts("accelerate", path, load_mapping(folder.read(path), path)))
+    return facts
+
+
+def _overrides(words: Sequence[str]) -> list[Setting]:
+    """Return settings of words such as `--training.steps 10`, `--training.steps=10` or `steps=10`."""
+    settings: list[Setting] = []
+    for word in words:
+        key, equals, value = word.partition("=")
+        if equals:
+            settings.append(Setting(key, (value,)))
+        elif word.startswith("--"):
+            settings.append(Setting(word, ()))
+        elif settings and not settings[-1].values:
+            settings[-1] = Setting(settings[-1].option, (word,))
+    return settings
+
+
+def _megatron_arguments(values: Mapping[str, Any]) -> list[Setting]:
+    """Return the options of a mapping MODEL_ARGS, whose values are true for flags."""
+    stated = values["MODEL_ARGS"]
+    if not isinstance(stated, Mapping):
+        raise SpecError("MODEL_ARGS", "is no mapping", "give options with their values")
+    return [Setting(str(key), () if value is True else (value,)) for key, value in stated.items() if value is not False]
+
+
+def read_file(name: str, *, gpus: int | None = None, has_model: bool = False) -> LaunchReading:
+    """Return what a shell script or a configuration says. Arguments are those of `read_words`.
+
+    Raises:
+        SpecError: the file cannot be read, or says no job.
+    """
+    path = Path(name)
+    text = read_bounded(path, name)
+    if not name.endswith(SHELL) and not text.startswith("#!"):
+        # torchtune says in a comment that a recipe runs on one GPU.
+        gpus = 1 if _SINGLE_DEVICE.search(text) else gpus
+        return _read_configurations({name: text}, Folder(path.parent), gpus, has_model)
+    script = read_script(text, name)
+    line = find_launch(script)
+    return _read_line(line, name, Folder(path.parent, script.files), gpus, has_model)
+
+
+def _read_line(line: LaunchLine, where: str, folder: Folder, gpus: int | None, has_model: bool) -> LaunchReading:
+    world = line.world or gpus
+    words, options = line.arguments, {spell(word.partition("=")[0]) for word in line.arguments if word[:2] == "--"}
+    table = _find_table(line, options)
+    paths = [word for word in words if word.endswith(_CONFIGURATIONS) and word[0] != "-" and "=" not in word]
+    if line.program.rpartition("/")[2] in MEGATRON or _is_megatron(line):
+        settings = OptionTable.read("megatron").split_words(words)
+        reading = read_megatron(settings, where, line.program, world, has_model)
+    elif table == "torchtitan":
+        path = _option_value(words, "--job.config_file") or _option_value(words, "--job.config-file")
+        if path is None:
+            raise SpecError(where or "command", "names no --job.config_file", "give it")
+        reading = _read_configurations(
+            {path: folder.read(path)}, folder, world, has_model, [w for w in words if w != path], table, line
+        )
+    elif table in ("axolotl", "llamafactory", "torchtune", "maxtext", "trl") and (
+        path := _option_value(words, "--config") or next(iter(paths), None)
+    ):
+        over = [word for word in words if word not in (path, "--config")]
+        reading = _read_configurations({path: folder.read(path)}, folder, world, has_model, over, table, line)
+    elif table:
+        settings = OptionTable.read(table).split_words(words)
+        extra = _launcher_facts(line, folder)
+        reading = read_recipe(table, settings, where, folder.read, world, extra, line.gpus_per_node)
+    else:
+        remedy = "give its configuration file, or describe the job by flags"
+        raise SpecError(where or "command", f"{line.program[:60]} is no training script that is known", remedy)
+    return replace(reading, gpus_per_node=line.gpus_per_node)
+
+
+def _find_table(line: LaunchLine, options: set[str]) -> str:
+    """Return the table of options of a launch line, or an empty string."""
+    for name, table in _PROGRAMS:
+        if name in line.program:
+            return table
+    if "job.config-file" in options:
+        return "torchtitan"
+    if options & {"finetuning-type", "stage", "cutoff-len"} and "model-name-or-path" in options:
+        return "llamafactory"
+    if options & {"per-device-train-batch-size", "model-name-or-path", "deepspeed", "deepspeed-config"}:
+        return "trainer"
+    return "trainer" if line.launcher == "accelerate" else ""
+
+
+_PROGRAMS = (
+    ("torchtitan", "torchtitan"), ("axolotl", "axolotl"), ("llamafactory", "llamafactory"), ("torchtune", "torchtune"),
+    ("trl ", "trl"), ("trl/", "trl"), ("trl.", "trl"), ("sft.py", "trl"), ("MaxText", "maxtext"),
+    ("maxtext", "maxtext"),
+)  # fmt: skip
+"""Part of a program's name, and the table of its options."""
+
+
+def _option_value(words: Sequence[str], option: str) -> str | None:
+    for place, word in enumerate(words):
+        if word == option and place + 1 < len(words):
+            return words[place + 1]
+        if word.startswith(f"{option}="):
+            return word.partition("=")[2]
+    return None
+
+
+def _is_megatron(line: LaunchLine) -> bool:
+    words = set(line.arguments)
+    return "--tensor-model-parallel-size" in words or {"--micro-batch-size", "--num-layers"} <= words

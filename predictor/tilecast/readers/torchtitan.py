@@ -1,0 +1,124 @@
+"""Read the configuration of torchtitan 0.2, a TOML file with options of its command line over it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from tilecast import shipped, zoo
+from tilecast.readers.options_table import Facts, OptionTable, Setting
+from tilecast.readers.reading import LaunchReading, check_batch, common_fields, data_degree, drop_none
+from tilecast.spec import PartialPlan, SpecError
+
+
+def read_torchtitan(settings: Sequence[Setting], where: str, gpus: int | None, has_model: bool) -> LaunchReading:
+    """Return what a configuration of torchtitan says. Arguments are those of `read_megatron`.
+
+    Raises:
+        SpecError: options contradict each other, or the model is not known.
+    """
+    facts = OptionTable.read("torchtitan").read_facts(settings, where)
+    tensor, pipeline, context = (facts.count(f"plan.{name}") for name in ("tensor", "pipeline", "context"))
+    replicas, shards = int(facts.get("replicas")), int(facts.get("shards"))
+    if gpus is None and shards > 0:
+        gpus = replicas * shards * tensor * pipeline * context
+    data = data_degree(gpus, tensor, pipeline, context, where)
+    if data is not None and data % replicas:
+        raise SpecError(where, f"{replicas} replicas do not divide {data} ranks", "correct data_parallel_*_degree")
+    if shards < 0 and data is not None:
+        shards = data // replicas
+    if data is not None and replicas * shards != data:
+        problem = f"{replicas} x {shards} (data) x {tensor} (tensor) x {pipeline} (pipeline) x {context} (context)"
+        raise SpecError(where, f"{problem} is not {gpus} GPUs", "correct a degree or the number of processes")
+    local = facts.count("local_batch")
+    micro = facts.count("plan.micro_batch") if pipeline > 1 else local
+    preset = "" if has_model else _preset(facts)
+    training = _training(facts, data, local, context, shards, replicas)
+    mode = facts.get("plan.checkpointing")
+    layers = zoo.find_preset(preset).layers if preset else None
+    if mode == "selective" and facts.get("interval") != "op":
+        mode, count = _interval(facts, layers, pipeline)
+        training |= drop_none({"recomputeLayers": count})
+    assumed = (2 if pipeline > 1 else 3) if shards > 1 or context > 1 else 0
+    plan = PartialPlan(
+        data=data,
+        tensor=tensor,
+        pipeline=pipeline,
+        context=context,
+        expert=facts.count("plan.expert"),
+        expert_tensor=facts.count("plan.expert_tensor", 1),
+        virtual_stages=_virtual_stages(facts, pipeline, layers),
+        zero_stage=facts.get("plan.zero_stage", assumed),
+        micro_batch=micro,
+        checkpointing=mode,
+        sequence_parallel=tensor > 1,
+    )
+    check_batch(training.get("globalBatchSize"), micro, data, where, "training.global_batch_size")
+    return LaunchReading(
+        framework="torchtitan",
+        training=training,
+        plan=plan,
+        model=None if has_model else {"preset": preset},
+        model_name=preset,
+        gpus=gpus,
+        **common_fields(facts),
+    )
+
+
+def _training(facts: Facts, data: int | None, local: int, context: int, shards: int, replicas: int) -> dict[str, Any]:
+    training = facts.prefix("training.")
+    training.setdefault("sequenceLength", facts.get("training.sequenceLength"))
+    training.setdefault("optimizer", facts.get("training.optimizer"))
+    batch = facts.get("global_batch")
+    if batch is not None and batch > 0:
+        training["globalBatchSize"] = int(batch)
+    elif data is not None:
+        training["globalBatchSize"] = local * data
+    training["precision"] = facts.get("precision")
+    for word in facts.get("converters", ()):
+        if "float8" in word:
+            training["precision"] = "fp8"
+        elif "mx" in word:
+            training["precision"] = "mxfp8"
+    if (schedule := facts.get("schedule")) in ("interleavedZeroBubble", "zbv", "dualPipeV"):
+        training["pipelineSchedule"] = schedule
+    if replicas > 1 and shards > 1:
+        training["shardDegree"] = shards
+    return training
+
+
+def _interval(facts: Facts, layers: int | None, pipeline: int) -> tuple[str, int | None]:
+    """Return the recomputation of every n-th layer, and the number of such layers in a stage."""
+    text = str(facts.get("interval"))
+    if not text.isdecimal() or not int(text):
+        field = facts.field("activation_checkpoint.selective_ac_option")
+        raise SpecError(field, f"{text[:40]!r} is not read", 'use "op", or every n-th layer')
+    if int(text) == 1 or layers is None:
+        return "full", None
+    return "full", max(1, math.ceil(layers / pipeline) // int(text))
+
+
+def _virtual_stages(facts: Facts, pipeline: int, layers: int | None) -> int:
+    each = facts.get("stage_layers")
+    if each is not None and layers is not None and pipeline > 1:
+        counted = layers + int(facts.get("less_first", 0)) + int(facts.get("less_last", 0))
+        return max(1, -(-counted // (pipeline * int(each))))
+    is_interleaved = facts.get("schedule") in ("interleaved", "interleavedZeroBubble", "zbv", "dualPipeV")
+    return 2 if is_interleaved and pipeline > 1 else 1
+
+
+def _preset(facts: Facts) -> str:
+    """Return the preset of a model name and flavor.
+
+    Raises:
+        SpecError: they are missing or unknown.
+    """
+    flavors = shipped.read_table("tilecast.readers", "options/torchtitan.toml")["flavors"]
+    name = facts.require("model.name", "name the model before --")
+    flavor = facts.require("model.flavor", "name the model before --")
+    try:
+        return str(flavors[name][flavor])
+    except KeyError:
+        problem = f"{flavor[:40]!r} of {name[:40]!r} is no model that is known"
+        raise SpecError(facts.field("model.flavor"), problem, "name the model before --") from None

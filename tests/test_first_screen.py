@@ -1,0 +1,168 @@
+"""The first screen of `tilecast advise`: speed, the usual plan, guessed networks, remedies, and one sense of `x`."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+
+import pytest
+
+from tilecast import zoo
+from tilecast.advice import Request, advise
+from tilecast.advice.values import format_excess, format_ratio
+from tilecast.explain import explain_plan
+from tilecast.hardware import instances
+from tilecast.inputs.gpu_list import parse_gpu_list
+from tilecast.render.table import advice_text
+from tilecast.render.wide import wide_text
+from tilecast.spec import PartialPlan, Workload
+
+LLAMA = Workload(zoo.find_preset("llama-3.1-8b"), 8192, 128)
+POOLS = parse_gpu_list("h100-sxm:16,a100-80:8")
+
+
+def test_the_screen_has_the_speed_of_a_gpu_and_its_mfu() -> None:
+    advice = advise(Request("x", LLAMA), POOLS)
+    best = advice.best
+    assert best is not None
+    assert best.mfu == explain_plan(best.workload, best.plan, best.pool, best.step_s).mfu
+    assert best.tokens_per_s_and_gpu == pytest.approx(LLAMA.tokens_per_step / best.step_s / best.gpus)
+    screen = advice_text(advice)
+    assert "TOK/S/GPU" in screen and f"{best.mfu:.0%}" in screen
+    images = advice_text(advise(Request("x", Workload(zoo.find_preset("resnet-50"), 1, 256)), POOLS))
+    assert "SAMPLES/S/GPU" in images and "TOK/S/GPU" not in images
+
+
+def test_digests_and_counts_are_for_the_wide_screen() -> None:
+    advice = advise(Request("x", LLAMA), POOLS)
+    for text in (advice.inputs_hash, "plans priced", advice.provenance.model_version):
+        assert text not in advice_text(advice) and text in wide_text(advice)
+
+
+def test_a_times_sign_says_of_what() -> None:
+    """`x` once meant slower, as fast, and times the time."""
+    for objective in ("time", "cost"):
+        screen = advice_text(advise(Request("x", LLAMA, objective), POOLS))
+        uses = re.findall(r"[\d.]x [a-z]+ [a-z]+", screen)
+        assert uses and all(re.fullmatch(r"[\d.]x the (time|price|GPUs|speed)", use) for use in uses), uses
+
+
+def test_data_parallelism_or_fsdp_alone_is_a_row() -> None:
+    advice = advise(Request("x", LLAMA), POOLS)
+    usual, best = advice.usual, advice.best
+    assert usual is not None and best is not None
+    plan = usual.plan
+    assert (plan.tensor, plan.pipeline, plan.context, plan.expert) == (1, 1, 1, 1) and plan.zero_stage in (0, 3)
+    assert usual.pool.name == best.pool.name and usual.gpus == best.gpus and not usual.is_tight
+    assert f"FSDP alone, {format_ratio(usual.step_s / best.step_s)} the time" in usual.reason
+    (row,) = [line for line in advice_text(advice).splitlines() if line.startswith("~")]
+    assert str(plan) in row
+
+
+def test_a_recommendation_that_is_the_usual_plan_has_no_second_row() -> None:
+    advice = advise(Request("x", Workload(zoo.find_preset("gpt2"), 1024, 64)), POOLS)
+    assert advice.best is not None and advice.best.plan.zero_stage == 0
+    assert advice.usual is None and "\n~" not in advice_text(advice)
+
+
+def test_a_stated_plan_has_no_usual_row() -> None:
+    request = Request("x", LLAMA, plan=PartialPlan.parse("fsdp8,mb1,ac-full", "plan"))
+    assert advise(request, POOLS).usual is None
+
+
+def test_a_guessed_network_that_decides_is_told_before_the_table() -> None:
+    (pool,) = parse_gpu_list("rtx-4090:64")
+    advice = advise(Request("x", replace(LLAMA, sequence_length=2048)), [pool])
+    (alert,) = advice.alerts
+    lines = advice_text(advice).splitlines()
+    assert lines[1].startswith("! The network of rtx-4090 is a guess")
+    ratio = float(re.search(r"With ethernet-100 it takes ([\d.]+)x the time", alert)[1])  # type: ignore[index]
+    assert ratio < 1
+    stated = replace(pool, layers={"interNode": "stated"})
+    assert advise(Request("x", replace(LLAMA, sequence_length=2048)), [stated]).alerts == ()
+
+
+def test_the_usual_network_of_a_gpu_is_compared_with_a_guess_of_nodes() -> None:
+    (pool,) = parse_gpu_list("h100-sxm:8x1")
+    guessed = replace(pool, inter=instances.build_ethernet_link(25), layers={"interNode": "default"})
+    (alert,) = advise(Request("x", replace(LLAMA, sequence_length=2048)), [guessed]).alerts
+    assert "With the usual infiniband-ndr-8x400" in alert and "GPUPool" in alert
+
+
+def test_a_network_that_no_step_waits_for_is_not_told() -> None:
+    assert advise(Request("x", LLAMA), parse_gpu_list("h100-sxm:16")).alerts == ()
+
+
+@pytest.mark.parametrize(
+    ("framework", "plan"),
+    [("megatron", "dp8,mb1"), ("deepspeed", "dp8,mb1"), ("fsdp2", "fsdp8,mb4"), (None, "dp8,mb1")],
+)
+def test_a_remedy_is_possible_in_the_framework_and_has_a_price(framework: str | None, plan: str) -> None:
+    """ZeRO 3 was once offered for Megatron-LM."""
+    from tilecast.advice.what_if.changes import apply_change
+    from tilecast.frameworks import with_framework
+    from tilecast.search import abilities
+    from tilecast.spec import Plans
+
+    workload = LLAMA if framework is None else with_framework(LLAMA, framework)  # type: ignore[arg-type]
+    (pool,) = parse_gpu_list("h100-sxm:8")
+    request = Request("x", replace(workload, global_batch=32), plan=PartialPlan.parse(plan, "plan"))
+    (rejection,) = advise(request, [pool]).rejections
+    change = rejection.change
+    assert change is not None and change.step_s is not None and change.cost_per_1000_steps is not None
+    after, wide = apply_change(change, request, pool)
+    best = advise(after, [wide]).best
+    assert best is not None and best.step_s == pytest.approx(change.step_s)
+    assert best.cost_per_1000_steps == pytest.approx(change.cost_per_1000_steps)
+    used = best.workload.framework
+    assert used is None or abilities(used).executes(Plans.from_plans(best.plan)).all()
+    assert f"{change.text} (" in advice_text(advise(request, [pool]))
+
+
+def test_a_neighbour_that_needs_less_memory_says_what_differs() -> None:
+    """The change was once an empty text where only sequence parallelism differed."""
+    advice = advise(Request("x", LLAMA), parse_gpu_list("gh200:8"))
+    fitting = [item.change for item in advice.why_not if item.change is not None and item.change.effect == "fits"]
+    assert fitting and all(change.text and change.step_s for change in fitting if change.input == "plan")
+
+
+def test_bytes_that_are_too_many_have_digits() -> None:
+    assert [format_excess(size) for size in (2**20, 310 * 2**20, 1.5 * 2**30, 154.4 * 2**30)] == [
+        "1.0 MiB", "310 MiB", "1.5 GiB", "154 GiB",
+    ]  # fmt: skip
+    assert [format_ratio(ratio) for ratio in (0.514, 1.299, 23.15, 1234.5)] == ["0.51x", "1.30x", "23.1x", "1,234x"]
+
+
+def test_a_tight_recommendation_names_a_plan_with_memory_to_spare() -> None:
+    (pool,) = parse_gpu_list("t4:2x8")
+    advice = advise(Request("x", Workload(zoo.find_preset("gpt2-xl"), 1024, 64, precision="fp16")), [pool])
+    assert advice.best is not None
+    if advice.best.is_tight:
+        assert advice.safer is not None and not advice.safer.is_tight
+        assert f"With memory to spare: {advice.safer.plan}" in advice_text(advice)
+    else:
+        assert advice.safer is None
+
+
+def test_the_launch_of_a_tight_plan_prints_the_safer_one() -> None:
+    """`--launch trainer` once printed a plan of 69-93 of 78 GiB without a word."""
+    import tilecast
+
+    asked = {"seq": 8192, "batch": 16, "gpus": "h100-sxm:16", "framework": "fsdp2"}
+    advice = tilecast.advise("llama-3.1-8b", **asked)  # type: ignore[arg-type]
+    best, safer = advice.best, advice.safer
+    assert best is not None and best.is_tight and safer is not None
+    text = advice.launch("fsdp2")
+    assert f"{safer.plan}, " in text.splitlines()[0]
+    assert f"{best.plan} (" in text and "may run out of memory" in text
+    stated = tilecast.advise("llama-3.1-8b", plan=str(best.plan), **asked)  # type: ignore[arg-type]
+    text = stated.launch("fsdp2")
+    assert f"{best.plan}, " in text.splitlines()[0] and "safer is --plan" in text
+
+
+def test_the_launch_of_a_plan_with_memory_to_spare_warns_of_nothing() -> None:
+    import tilecast
+
+    advice = tilecast.advise("gpt2-xl", seq=1024, batch=64, gpus="h100-sxm:8", framework="fsdp2")
+    assert advice.best is not None and not advice.best.is_tight
+    assert "run out of memory" not in advice.launch("fsdp2")

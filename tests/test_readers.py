@@ -1,0 +1,435 @@
+"""What launch writers print is read back as the plan that was written."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tilecast import readers, zoo
+from tilecast.inputs.job import read_job
+from tilecast.inputs.job_options import JobOptions
+from tilecast.inputs.pools import PoolOptions
+from tilecast.public.advising import AdviceInputs, compute_advice
+from tilecast.readers import models
+from tilecast.readers.options_table import OptionTable
+from tilecast.render.launch import LaunchSetting, write_launch
+from tilecast.spec import PartialPlan, Plan, SpecError, Workload
+
+MODELS = (
+    "llama-3.1-8b",
+    "llama-2-70b",
+    "mixtral-8x7b",
+    "deepseek-v3",
+    "qwen3-8b",
+    "gpt2",
+    "bert-large",
+    "qwen3-30b-a3b",
+)
+MODES = ("none", "selective", "full", "layernorm+moe_act", "core_attn+mlp")
+
+
+@st.composite
+def megatron_settings(draw: st.DrawFn) -> LaunchSetting:
+    """Return a plan of Megatron-LM with its job."""
+    model = zoo.find_preset(draw(st.sampled_from(MODELS)))
+    powers = st.sampled_from([1, 1, 2, 4, 8])
+    tensor, pipeline, context, data = (draw(powers) for _ in range(4))
+    micro, steps = draw(st.sampled_from([1, 2, 4])), draw(st.sampled_from([1, 3, 8]))
+    mode = draw(st.sampled_from(MODES))
+    try:
+        mode = mode if mode in ("none", "selective", "full") else PartialPlan.parse(f"ac={mode}", "x").checkpointing
+    except SpecError:
+        mode = "full"
+    experts = zoo.count_experts(model) > 0
+    plan = Plan(
+        data=data, tensor=tensor, pipeline=pipeline, context=context, micro_batch=micro, gradient_accumulation=steps,
+        expert=draw(powers) if experts else 1, expert_tensor=draw(st.sampled_from([1, tensor])) if experts else 1,
+        zero_stage=draw(st.sampled_from([0, 1])), checkpointing=mode,
+        sequence_parallel=tensor > 1 and draw(st.booleans()),
+        virtual_stages=draw(st.sampled_from([1, 2])) if pipeline > 1 else 1,
+    )  # fmt: skip
+    lengths = [length for length in (512, 1024, 4096) if model.rotary or length <= model.positions]
+    workload = Workload(
+        model, draw(st.sampled_from(lengths)), data * micro * steps, steps=draw(st.sampled_from([None, 100])),
+        precision=draw(st.sampled_from(["bf16", "fp16", "fp32", "fp8", "mxfp8"])),
+        attention=draw(st.sampled_from(["auto", "flash", "eager", "cudnn"])), framework="megatron",
+        gradient_precision=draw(st.sampled_from([None, "bf16"])),
+        recompute_layers=draw(st.sampled_from([None, 2])) if mode == "full" else None,
+    )  # fmt: skip
+    return LaunchSetting("job", workload, plan, "h100-sxm", max(1, plan.gpus // 8), min(8, plan.gpus), 1.0)
+
+
+def written(launcher: str, setting: LaunchSetting) -> Any:
+    try:
+        return write_launch(launcher, setting)
+    except SpecError:
+        return None
+
+
+COLUMNS = (
+    "data", "tensor", "pipeline", "context", "expert", "expert_tensor", "virtual_stages", "zero_stage", "micro_batch",
+    "checkpointing", "sequence_parallel",
+)  # fmt: skip
+
+
+def assert_same_plan(found: PartialPlan, plan: Plan) -> None:
+    assert {name: getattr(found, name) for name in COLUMNS} == {name: getattr(plan, name) for name in COLUMNS}
+
+
+def check_megatron(setting: LaunchSetting, folder: Path) -> None:
+    launch = written("megatron", setting)
+    if launch is None:
+        return
+    (folder / "run.sh").write_text(launch.format_bash_script())
+    from_script, from_words = readers.read_file(str(folder / "run.sh")), readers.read_words(launch.command)
+    assert replace(from_words, origins={}) == replace(from_script, origins={})
+    assert_same_plan(from_words.plan, setting.plan)
+    assert from_words.unknown == ()
+    assert from_words.unpriced == {}
+    workload = setting.workload
+    request = read_job(JobOptions(str(folder / "run.sh"))).request()
+    got, want = request.workload, workload
+    assert (got.sequence_length, got.global_batch, got.precision) == (
+        want.sequence_length,
+        want.global_batch,
+        want.precision,
+    )
+    assert (got.steps, got.recompute_layers) == (want.steps, want.recompute_layers)
+    assert got.framework == "megatron"
+    assert got.attention == want.attention
+    assert models.dimensions(got.model) == models.dimensions(want.model)
+
+
+@given(megatron_settings())
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_a_megatron_command_is_read_as_the_plan_that_was_written(tmp_path: Path, setting: LaunchSetting) -> None:
+    check_megatron(setting, tmp_path)
+
+
+@pytest.mark.slow
+@given(megatron_settings())
+@settings(max_examples=500, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_500_megatron_commands_are_read_as_their_plans(tmp_path: Path, setting: LaunchSetting) -> None:
+    check_megatron(setting, tmp_path)
+
+
+STAGES = {"torchtitan": (0, 2, 3), "trainer": (0, 2, 3), "accelerate": (0, 2, 3), "deepspeed": (0, 1, 2, 3)}
+STATED = {
+    "torchtitan": COLUMNS,
+    "trainer": COLUMNS,
+    "deepspeed": ("data", "zero_stage", "micro_batch"),
+    "accelerate": ("data", "zero_stage"),
+}
+"""Columns that the command and the files of a launcher say; the training script says the rest."""
+
+
+@st.composite
+def recipe_settings(draw: st.DrawFn, launcher: str) -> LaunchSetting:
+    """Return a plan with its job, for a launcher with a configuration."""
+    powers = st.sampled_from([1, 1, 2, 4, 8])
+    is_wide = launcher == "torchtitan"
+    tensor, pipeline, context = (draw(powers) if is_wide else 1 for _ in range(3))
+    data, micro, steps = draw(powers), draw(st.sampled_from([1, 2, 4])), draw(st.sampled_from([1, 3, 8]))
+    stage = draw(st.sampled_from(STAGES[launcher]))
+    # One replica shards nothing, and torchtitan's context ranks always shard.
+    stage = 3 if context > 1 and not stage else stage if data * context > 1 else 0
+    names = ("llama-3.1-8b", "qwen3-8b", "deepseek-v3") if is_wide else MODELS
+    model = zoo.find_preset(draw(st.sampled_from(names)))
+    mode = draw(st.sampled_from(["none", "selective", "full"] if is_wide else ["none", "full"]))
+    plan = Plan(
+        data=data, tensor=tensor, pipeline=pipeline, context=context, micro_batch=micro, gradient_accumulation=steps,
+        zero_stage=stage, checkpointing=mode, sequence_parallel=tensor > 1,
+        expert=draw(powers) if is_wide and zoo.count_experts(model) else 1,
+        virtual_stages=draw(st.sampled_from([1, 2])) if pipeline > 1 else 1,
+    )  # fmt: skip
+    workload = Workload(
+        model, 512, data * micro * steps, steps=draw(st.sampled_from([None, 100])),
+        precision=draw(st.sampled_from(["bf16", "fp16", "fp32", "tf32"])),
+        optimizer=draw(st.sampled_from(["adamw", "sgd"])), execution=draw(st.sampled_from(["eager", "compiled"])),
+        offload=draw(st.sampled_from(["none", "none", "optimizer", "parameters"])),
+    )  # fmt: skip
+    return LaunchSetting("job", workload, plan, "h100-sxm", max(1, plan.gpus // 8), min(8, plan.gpus), 1.0)
+
+
+def check_recipe(launcher: str, setting: LaunchSetting, folder: Path) -> bool:
+    """Check that a launch is read as its plan. Return whether the launcher wrote one."""
+    launch = written(launcher, setting)
+    if launch is None:
+        return False
+    (folder / "run.sh").write_text(launch.format_bash_script())
+    found = readers.read_file(str(folder / "run.sh"), gpus=setting.plan.gpus, has_model=True)
+    wanted, plan = setting.workload, setting.plan
+    assert (found.unknown, dict(found.unpriced)) == ((), {})
+    assert {name: getattr(found.plan, name) for name in STATED[launcher]} == {
+        name: getattr(plan, name) for name in STATED[launcher]
+    }
+    if launcher == "accelerate":
+        assert found.gpus == plan.gpus
+    else:
+        assert found.training["globalBatchSize"] == wanted.global_batch
+        assert found.training["optimizer"] in (wanted.optimizer, *(["momentum"] if wanted.optimizer == "sgd" else []))
+    if wanted.precision != "tf32" or launcher == "trainer":
+        assert found.training["precision"] == wanted.precision
+    assert (found.training.get("offload") or "none") == wanted.offload
+    if launcher in ("torchtitan", "trainer", "accelerate"):
+        assert (found.training.get("execution") == "compiled") == (wanted.execution == "compiled")
+    if launcher in ("torchtitan", "trainer"):
+        assert found.training.get("steps") == wanted.steps
+    return True
+
+
+@pytest.mark.parametrize("launcher", STATED)
+def test_a_configuration_is_read_as_the_plan_that_was_written(launcher: str, tmp_path: Path) -> None:
+    count = 0
+
+    @given(recipe_settings(launcher))
+    @settings(max_examples=60, deadline=None)
+    def check(setting: LaunchSetting) -> None:
+        nonlocal count
+        count += check_recipe(launcher, setting, tmp_path)
+
+    check()
+    assert count > 3
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("launcher", STATED)
+def test_500_configurations_are_read_as_their_plans(launcher: str, tmp_path: Path) -> None:
+    @given(recipe_settings(launcher))
+    @settings(max_examples=2000, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+    def check(setting: LaunchSetting) -> None:
+        check_recipe(launcher, setting, tmp_path)
+
+    check()
+
+
+TORCHRUN = "torchrun --nproc-per-node 8 pretrain_gpt.py --micro-batch-size 1 "
+
+
+@pytest.mark.parametrize(
+    ("text", "field", "problem"),
+    [
+        (TORCHRUN + '--tensor-model-parallel-size "8', "run.sh: line 1", 'a " is not closed'),
+        ("ARGS=(--lr 1\n", "run.sh", "ends within an array"),
+        ("if true; then\n" + TORCHRUN, "run.sh", "ends within `if`"),
+        ("cat > a.json <<EOF\n{", "run.sh", "ends before 'EOF'"),
+        ("torchrun --nproc-per-node 8", "run.sh", "torchrun names no program"),
+        (TORCHRUN + "--tensor-model-parallel-size", "run.sh: --tensor-model-parallel-size", "has no value"),
+        (TORCHRUN + "--tensor-model-parallel-size $(nproc)", "run.sh: --tensor-model-parallel-size", "not literal"),
+        (TORCHRUN + "--tensor-model-parallel-size $TP", "run.sh: --tensor-model-parallel-size", "that of TP"),
+        (TORCHRUN + "--tensor-model-parallel-size 2x", "run.sh: --tensor-model-parallel-size", "is no count"),
+        (TORCHRUN + "--bf16 --fp16", "run.sh: --fp16", "and --bf16 says bf16"),
+        (TORCHRUN + "--tensor-model-parallel-size 3", "run.sh", "do not divide 8 GPUs"),
+        (
+            TORCHRUN + "--num-layers 2 --hidden-size 64 --num-attention-heads 4 --global-batch-size 12",
+            "run.sh",
+            "12 is",
+        ),
+        (TORCHRUN + "--num-layers 2 --hidden-size 64", "run.sh: --num-attention-heads", "is missing"),
+        ("x" * 2**20, "run.sh: line 1", "is longer than 64 KiB"),
+        ("x\n" * 2**20, "run.sh", "is longer than 1 MiB"),
+        ("a\0b", "run.sh", "is binary"),
+        ("echo hello\n", "run.sh", "holds no launch line"),
+        (TORCHRUN + "\ntorchrun other.py\n", "run.sh", "launches 2 jobs"),
+    ],
+)
+def test_bad_scripts_are_refused_in_one_line(tmp_path: Path, text: str, field: str, problem: str) -> None:
+    (tmp_path / "run.sh").write_text(text)
+    with pytest.raises(SpecError) as caught:
+        readers.read_file(str(tmp_path / "run.sh"))
+    error = str(caught.value).replace(f"{tmp_path}/", "")
+    assert error.startswith(field)
+    assert problem in error
+    assert "\n" not in error
+    assert len(error) < 300
+
+
+GPT = (
+    TORCHRUN + "--num-layers 32 --hidden-size 4096 --ffn-hidden-size 14336 --num-attention-heads 32 --swiglu --bf16 "
+    "--num-query-groups 8 --normalization RMSNorm --disable-bias-linear --position-embedding-type rope "
+    "--untie-embeddings-and-output-weights --attention-dropout 0 --hidden-dropout 0 --seq-length 4096 "
+    "--global-batch-size 64 --tensor-model-parallel-size 2 "
+)
+
+
+def script_plan(tmp_path: Path, text: str) -> tuple[str, int | None]:
+    (tmp_path / "run.sh").write_text(text)
+    found = readers.read_file(str(tmp_path / "run.sh"))
+    return found.plan_text(), found.gpus
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "TP=2\nARGS=(\n  --tensor-model-parallel-size $TP # shared\n)\n" + GPT + '"${ARGS[@]}"',
+        'if [ "$#" -lt 1 ]; then\n  echo usage\n  exit 1\nfi\n' + GPT,
+        'A="\n  --num-layers 32 \\\n  --bf16\n"\n' + GPT.replace("--num-layers 32", "$A").replace("--bf16", ""),
+        'CMD="' + GPT + '"\necho $CMD\neval $CMD',
+        "srun bash -c '" + GPT + "'",
+        GPT + "2>&1 | tee log.txt",
+        GPT.replace("--nproc-per-node 8", "--nproc_per_node=${GPUS:-8} --master_addr $(hostname -I | cut -d' ' -f1)"),
+        "N=4\n" + GPT.replace("--nproc-per-node 8", "--nproc-per-node $((N * 2))"),
+        "TP=2\nif [ $TP -gt 1 ]; then\n  X=2\nelse\n  X=$(date)\nfi\n" + GPT.replace("size 2", "size $X"),
+        'T=${1:-2}\nif [[ "$T" == 2 ]] || [[ -z "$X" ]]; then A=(--lr 1); fi\n' + GPT.replace("size 2", "size $T"),
+        'A=(--bf16)\nif [ -n "$KEY" ]; then\n  A+=(--wandb-project x)\nfi\n' + GPT.replace("--bf16", "${A[@]}"),
+        "python -m " + GPT.replace("torchrun", "torch.distributed.run"),
+    ],
+)
+def test_literal_variables_of_a_script_are_resolved(tmp_path: Path, text: str) -> None:
+    assert script_plan(tmp_path, text) == ("dp=4,tp=2,mb=1", 8)
+
+
+def test_a_branch_that_only_a_run_would_take_is_unknown(tmp_path: Path) -> None:
+    text = 'TP=2\nif [ "$MODE" = big ]; then TP=4; fi\n' + GPT + "--tensor-model-parallel-size $TP"
+    with pytest.raises(SpecError, match="not literal"):
+        script_plan(tmp_path, text)
+
+
+def test_an_option_that_changes_speed_and_is_not_priced_is_an_error_unless_lenient() -> None:
+    words = (GPT + "--use-torch-fsdp2 --my-own 3 --lr 1").split()
+    with pytest.raises(SpecError, match=r"--use-torch-fsdp2: .*--lenient"):
+        read_job(JobOptions(None, command=words))
+    job = read_job(JobOptions(None, command=words, lenient=True))
+    assert job.launch is not None
+    assert job.launch.unknown == ("--my-own",)
+    assert job.request().workload.global_batch == 64
+
+
+def test_flags_and_a_named_model_take_precedence() -> None:
+    job = read_job(JobOptions("llama-2-7b", {"batch": 128, "precision": "fp16"}, GPT.split()))
+    workload = job.request().workload
+    assert (workload.model.name, workload.global_batch, workload.precision) == ("llama-2-7b", 128, "fp16")
+
+
+def test_advice_ends_in_the_options_to_change() -> None:
+    words = [*GPT.replace("size 2", "size 8").split(), "--use-distributed-optimizer"]
+    inputs = AdviceInputs(JobOptions(None, command=words), PoolOptions(gpus="h100-sxm:8"))
+    advice = compute_advice(inputs).advice
+    assert advice.baseline is not None
+    assert str(advice.baseline.plan) == "zero1-dp1,tp8,mb1"
+    assert advice.notes[-1].startswith("Change ")
+    assert "as fast. " in advice.notes[-1]
+    assert "--tensor-model-parallel-size 8 -> " in advice.notes[-1]
+
+
+def test_a_plan_that_does_not_fit_is_told_what_to_change() -> None:
+    inputs = AdviceInputs(JobOptions(None, command=GPT.split()), PoolOptions(gpus="h100-sxm:8"))
+    advice = compute_advice(inputs).advice
+    assert advice.baseline is None
+    assert "add --use-distributed-optimizer" in advice.notes[-1]
+
+
+FINE_TUNING = {
+    "axolotl": "base_model: NousResearch/Meta-Llama-3-8B\nsequence_len: 4096\nmicro_batch_size: 2\nadapter: qlora\n"
+    "lora_r: 32\nlora_target_linear: true\ngradient_accumulation_steps: 4\nbf16: auto\noptimizer: paged_adamw_8bit\n"
+    "gradient_checkpointing: true\nfsdp:\n  - full_shard\n  - auto_wrap\n",
+    "llamafactory": "model_name_or_path: meta-llama/Meta-Llama-3-8B\nstage: sft\nfinetuning_type: lora\nlora_rank: 32\n"
+    "lora_target: all\nquantization_bit: 4\ncutoff_len: 4096\nper_device_train_batch_size: 2\nbf16: true\n"
+    "gradient_accumulation_steps: 4\noptim: adamw_8bit\ndeepspeed: ds_z3_config.json\n",
+    "torchtune": "model:\n  _component_: torchtune.models.llama3.qlora_llama3_8b\n  lora_rank: 32\n"
+    "  apply_lora_to_mlp: true\nbatch_size: 2\ngradient_accumulation_steps: 4\ndtype: bf16\ntokenizer:\n"
+    "  max_seq_len: 4096\noptimizer:\n  _component_: bitsandbytes.optim.PagedAdamW8bit\n  lr: 1.0\n"
+    "enable_activation_checkpointing: true\n",
+    "trainer": "model_name_or_path: meta-llama/Meta-Llama-3-8B\nper_device_train_batch_size: 2\nbf16: true\n"
+    "gradient_accumulation_steps: 4\nmax_seq_length: 4096\nuse_peft: true\nlora_r: 32\nload_in_4bit: true\n"
+    "lora_target_modules: all-linear\noptim: adamw_bnb_8bit\ngradient_checkpointing: true\nfsdp: full_shard\n",
+}
+
+
+@pytest.mark.parametrize("name", FINE_TUNING)
+def test_recipes_of_equal_meaning_are_read_as_equal_jobs(name: str, tmp_path: Path) -> None:
+    (tmp_path / "job.yaml").write_text(FINE_TUNING[name])
+    job = read_job(JobOptions(str(tmp_path / "job.yaml"), gpus=8))
+    assert job.launch is not None
+    assert job.launch.unknown == ()
+    assert job.launch.plan_text() == "dp=8,zero=3,mb=2,ac=full"
+    workload = job.request().workload
+    assert (workload.model.name, workload.sequence_length, workload.global_batch) == ("llama-3-8b", 4096, 64)
+    assert (workload.precision, workload.optimizer) == ("bf16", "adamw8bit")
+    assert (workload.lora_rank, workload.lora_targets, workload.frozen_bits < 16) == (32, "all", True)
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "problem"),
+    [
+        ("a.yaml", FINE_TUNING["axolotl"] + "rl: dpo\n", "rl: preference"),
+        ("a.yaml", FINE_TUNING["axolotl"] + "load_in_8bit: true\n", "8-bit weights are not priced"),
+        ("a.yaml", FINE_TUNING["axolotl"].replace("4096", "long"), "'long' is no count"),
+        ("a.yaml", FINE_TUNING["axolotl"].replace("base_model: ", "# "), "is not said by the launch"),
+        ("a.yaml", FINE_TUNING["torchtune"].replace("llama3_8b", "llama9_8b"), "is no model that is known"),
+        (
+            "a.yaml",
+            FINE_TUNING["llamafactory"].replace("ds_z3_config.json", "../../../etc/x.json"),
+            "outside the folder",
+        ),
+        ("a.toml", "[training\n", "is not TOML"),
+        ("a.toml", "[parallelism]\na = " + "[" * 99, "levels deep"),
+        ("a.toml", "[parallelism]\na = " + "[\n" * 9999, "levels deep"),
+        ("a.toml", "[parallelism]\n[training]\n" + "a." * 90 + "a = 1", "levels deep"),
+        ("a.toml", "[parallelism]\ntensor_parallel_degree = 3\n[training]\n", "do not divide 8 GPUs"),
+        ("a.toml", "[other]\nx = 1\n", "is of no launcher that is known"),
+        ("a.yaml", "base_model: x\nmicro_batch_size: 1\nb: " + "x" * 2**20, "is neither a job"),
+    ],
+)
+def test_bad_configurations_are_refused_in_one_line(tmp_path: Path, file: str, text: str, problem: str) -> None:
+    (tmp_path / file).write_text(text)
+    with pytest.raises(SpecError) as caught:
+        read_job(JobOptions(str(tmp_path / file), gpus=8))
+    assert problem in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_the_file_of_accelerate_counts_beside_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "fsdp.yaml").write_text(
+        "distributed_type: FSDP\nfsdp_config:\n  fsdp_version: 2\n  fsdp_reshard_after_forward: false\n"
+        "  fsdp_activation_checkpointing: true\nmixed_precision: bf16\nnum_machines: 2\nnum_processes: 16\n"
+    )
+    command = "accelerate launch --config_file fsdp.yaml train.py --per_device_train_batch_size 2 --max_length 2048"
+    found = readers.read_words(command.split(), has_model=True)
+    assert (found.framework, found.gpus, found.plan_text()) == ("accelerate", 16, "dp=16,zero=2,mb=2,ac=full")
+    assert found.training["precision"] == "bf16"
+
+
+MAXTEXT = (
+    "model_name: llama3.1-8b\nper_device_batch_size: 2\nmax_target_length: 4096\nici_fsdp_parallelism: 4\n"
+    "ici_tensor_parallelism: 2\nremat_policy: full\ndtype: bfloat16\n"
+)
+
+
+def test_the_axes_of_maxtext_are_read(tmp_path: Path) -> None:
+    """The samples of a device count also for those that share a sample."""
+    path = tmp_path / "job.yml"
+    path.write_text(MAXTEXT)
+    found = readers.read_file(str(path), gpus=8)
+    assert (found.plan_text(), found.training["globalBatchSize"]) == ("dp=4,tp=2,zero=3,sp=1,mb=4,ac=full", 16)
+    command = f"python3 -m MaxText.train {path} ici_tensor_parallelism=1 dcn_data_parallelism=4"
+    found = readers.read_words(command.split(), gpus=16)
+    assert (found.plan_text(), found.training["globalBatchSize"]) == ("dp=16,zero=3,mb=2,ac=full", 32)
+    assert found.training["shardDegree"] == 4
+    path.write_text(MAXTEXT + "dcn_fsdp_parallelism: 3\n")
+    with pytest.raises(SpecError, match="is not 8 GPUs"):
+        readers.read_file(str(path), gpus=8)
+
+
+def test_only_the_test_that_decides_a_chain_counts(tmp_path: Path) -> None:
+    text = "T=2\nif [ $T = {} ] {} [ -n $X ]; then T=4; else T=1; fi\n" + GPT + "--tensor-model-parallel-size $T"
+    for value, mark, degree in ((2, "||", 4), (3, "&&", 1)):
+        assert f"tp={degree}," in script_plan(tmp_path, text.format(value, mark))[0] or degree == 1
+    for value, mark in ((3, "||"), (2, "&&")):
+        with pytest.raises(SpecError, match="not literal"):
+            script_plan(tmp_path, text.format(value, mark))
+
+
+def test_megatron_arguments_of_a_yaml_file_are_read(tmp_path: Path) -> None:
+    words = GPT.split()[4:]
+    pairs = OptionTable.read("megatron").split_words(words)
+    lines = [f"  {pair.option}: {pair.values[0] if pair.values else 'true'}" for pair in pairs]
+    (tmp_path / "model_config.yaml").write_text("MODEL_ARGS:\n" + "\n".join(lines) + "\n  --micro-batch-size: 1\n")
+    found = readers.read_file(str(tmp_path / "model_config.yaml"), gpus=8)
+    assert (found.plan_text(), found.model) == ("dp=4,tp=2,mb=1", {"preset": "llama-3-8b"})

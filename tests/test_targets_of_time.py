@@ -1,0 +1,71 @@
+"""A target for a step, and the fewest GPUs before a deadline, by the forecast or by the upper end of its range."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from tilecast import zoo
+from tilecast.advice import Request, advise
+from tilecast.advice.what_if.changes import apply_change
+from tilecast.api.training_job import read_request, training_job_document
+from tilecast.inputs.gpu_list import parse_gpu_list
+from tilecast.spec import SpecError, Workload
+
+WORKLOAD = Workload(zoo.find_preset("llama-3.1-8b"), 8192, 128, steps=10_000)
+POOLS = parse_gpu_list("h100-sxm:64")
+TARGET = Request("x", WORKLOAD, "fewestGpus", target_step_s=3.0)
+
+
+def test_the_fewest_gpus_for_a_step() -> None:
+    best = advise(TARGET, POOLS).best
+    assert best is not None and best.step_s <= 3.0
+    fewer = advise(replace(TARGET, target_step_s=None, objective="time"), parse_gpu_list(f"h100-sxm:{best.gpus - 8}"))
+    assert fewer.best is not None and fewer.best.step_s > 3.0
+
+
+def test_the_upper_end_of_the_range_may_have_to_meet_the_target() -> None:
+    plain, safe = advise(TARGET, POOLS).best, advise(replace(TARGET, limits_at="upperBound"), POOLS).best
+    assert plain is not None and safe is not None
+    assert safe.upper_s <= 3.0 < plain.upper_s and safe.gpus > plain.gpus
+    assert "may miss the target" in plain.reason and "may miss" not in safe.reason
+
+
+@pytest.mark.parametrize("limits_at", ["forecast", "upperBound"])
+def test_a_target_that_nobody_meets_is_told_with_more_nodes(limits_at: str) -> None:
+    request = replace(TARGET, target_step_s=1.0, limits_at=limits_at)  # type: ignore[arg-type]
+    (rejection,) = advise(request, POOLS).rejections
+    assert rejection.code == "TargetMissed" and rejection.change is not None
+    after, pool = apply_change(rejection.change, request, POOLS[0])
+    best = advise(after, [pool]).best
+    assert best is not None and (best.step_s if limits_at == "forecast" else best.upper_s) <= 1.0
+    limited = replace(request, constraints=replace(request.constraints, max_gpus=64))
+    (rejection,) = advise(limited, POOLS).rejections
+    assert rejection.change is not None and rejection.change.input == "targetStepSeconds"
+    assert advise(apply_change(rejection.change, limited, POOLS[0])[0], POOLS).best is not None
+
+
+def test_the_cheapest_plan_for_a_step() -> None:
+    best = advise(replace(TARGET, objective="cost", target_step_s=1.76), POOLS).best
+    free = advise(replace(TARGET, objective="cost", target_step_s=None), POOLS).best
+    assert best is not None and free is not None and best.step_s <= 1.76 < free.step_s
+    assert (best.cost_per_1000_steps or 0.0) <= 1.1 * (free.cost_per_1000_steps or 0.0)
+
+
+def test_the_fewest_gpus_before_a_deadline() -> None:
+    request = Request("x", WORKLOAD, "fewestGpusBeforeDeadline", deadline_s=86_400.0)
+    plain, safe = advise(request, POOLS).best, advise(replace(request, limits_at="upperBound"), POOLS).best
+    assert plain is not None and safe is not None
+    assert (plain.finish_s or 0.0) <= 86_400 < (plain.finish_s or 0.0) * plain.upper_s / plain.step_s
+    assert (safe.finish_s or 0.0) * safe.upper_s / safe.step_s <= 86_400 and safe.gpus > plain.gpus
+
+
+def test_a_job_states_a_target() -> None:
+    training = {"globalBatchSize": 8, "sequenceLength": 1024}
+    spec = {"model": {"preset": "gpt2"}, "training": training, "targetStepSeconds": 2, "limitsAt": "upperBound"}
+    request = read_request(training_job_document("x", spec))
+    assert (request.target_step_s, request.limits_at) == (2.0, "upperBound")
+    for wrong in ({"targetStepSeconds": 0}, {"limitsAt": "never"}, {"objective": "fewestGpusBeforeDeadline"}):
+        with pytest.raises(SpecError):
+            read_request(training_job_document("x", {**spec, **wrong}))
