@@ -84,7 +84,10 @@ FLAGS: dict[str, tuple[str, str]] = {
     "--framework-version=2.6": ("--framework-version: says nothing without framework", "name the framework"),
     "--objective=timeToFinish": ("--steps: the objective needs", "give --steps or --tokens"),
     "--deadline=tomorrow": ("--deadline: cannot read 'tomorrow'", "36h"),
-    "--deadline=36h": ("--deadline: and objective cheapestBeforeDeadline go together", "give both or neither"),
+    "--deadline=36h": (
+        "--deadline: and objective cheapestBeforeDeadline or fewestGpusBeforeDeadline go together",
+        "give both or neither",
+    ),
     "--budget=much": ("--budget: cannot read 'much'", "5000EUR"),
     "--offload-activations=2": ("--offload-activations: 2.0 is out of range", "use 1.0 or less"),
     "--quantization=nf4": ("--quantization: needs --lora-rank", "give --lora-rank"),

@@ -207,3 +207,21 @@ def test_the_hash_knows_the_plan(capsys: pytest.CaptureFixture[str]) -> None:
         assert main([*JOB, *more, "-o", "json"]) == 0
         hashes.add(json.loads(capsys.readouterr().out)["inputsHash"])
     assert len(hashes) == 3
+
+
+def test_a_plan_takes_the_recomputation_of_a_flag_and_does_not_drop_it(capsys: pytest.CaptureFixture[str]) -> None:
+    job = ["advise", "gpt2-xl", "--seq=1024", "--batch=64", "--gpus=a100-80:8"]
+    for flags, plan, printed in (
+        (["--checkpointing=full"], "fsdp8,mb1", "fsdp8,mb1,ac-full"),
+        (["--checkpointing=full"], "fsdp8,mb1,ac-full", "fsdp8,mb1,ac-full"),
+        (["--recompute-modules=layernorm"], "fsdp8,mb1", "fsdp8,mb1,ac-layernorm"),
+        (["--checkpointing=none"], "fsdp8,mb1", "fsdp8,mb1"),
+        (["--checkpointing=auto"], "fsdp8,mb1", "fsdp8,mb1"),
+        (["--micro-batch-size=1"], "fsdp8,mb1", "fsdp8,mb1"),
+    ):
+        assert main([*job, *flags, f"--plan={plan}"]) == 0
+        assert f"1x8  {printed} " in capsys.readouterr().out
+    for flag, plan in (("--checkpointing=full", "fsdp8,mb1,ac=sel"), ("--micro-batch-size=2", "fsdp8,mb1")):
+        assert main([*job, flag, f"--plan={plan}"]) == 2
+        error = capsys.readouterr().err
+        assert "contradicts --" in error and error.endswith("; leave one of them out\n")

@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 
 from tilecast import __version__, environment
-from tilecast.cli.parser import BAD_INPUT, OneLineErrorParser
+from tilecast.cli.parser import BAD_INPUT, OneLineErrorParser, write_example
 from tilecast.inputs.reading import InputWarning
 from tilecast.spec import SpecError
 
@@ -63,8 +63,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if given[0] in _JOB_VERBS:
         options.command = command
         if options.job is None and not command:
-            text = "the following arguments are required: job"
-            parser.exit(EXIT_BAD_INPUT, f"tilecast: {text}; see `tilecast {given[0]} --help`\n")
+            parser.exit(EXIT_BAD_INPUT, f"tilecast: job: is missing; for instance `{write_example(given[0])}`\n")
     run: Callable[[argparse.Namespace], int] = options.run
     environment.apply_environment(os.environ)
     try:

@@ -25,6 +25,11 @@ _EXAMPLES: Mapping[str, str] = {
 """Arguments of an example of each verb that needs some."""
 
 
+def write_example(verb: str) -> str:
+    """Return an example of a verb's command line."""
+    return f"tilecast {verb} {_EXAMPLES[verb]}"
+
+
 class OneLineErrorParser(argparse.ArgumentParser):
     """Argument parser that reports an error on one line, with a remedy."""
 
@@ -36,8 +41,8 @@ class OneLineErrorParser(argparse.ArgumentParser):
         if found := re.fullmatch(
             r"(?:the following|one of the) arguments (.*?)(?: is|are)? ?required(?:: (.*))?", message
         ):
-            example = _EXAMPLES.get(self.prog.split(" ")[-1])
-            remedy = f"for instance `{self.prog} {example}`" if example else f"see `{self.prog} --help`"
+            verb = self.prog.split(" ")[-1]
+            remedy = f"for instance `{write_example(verb)}`" if verb in _EXAMPLES else f"see `{self.prog} --help`"
             names = found[2] or found[1].replace(" ", " or ")
             return f"{names}: {'are' if ', ' in names else 'is'} missing; {remedy}"
         if found := re.fullmatch(r"argument (.+?): invalid choice: (.+?) \(choose from (.+)\)", message):

@@ -5,6 +5,7 @@ The command line and the Python API share this module, so that they give equal a
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, get_args
@@ -20,6 +21,7 @@ from tilecast.inputs.job import JobInput
 from tilecast.inputs.job_options import JobOptions
 from tilecast.inputs.pools import PoolOptions
 from tilecast.readers import LaunchReading
+from tilecast.recomputation import describe
 from tilecast.render import launch as launched
 from tilecast.render.launch import LAUNCHERS
 from tilecast.search import find_engine
@@ -155,6 +157,7 @@ def _compute_job_advice(inputs: AdviceInputs, job: JobInput) -> AdviceResult:
         assumed = f"Assumed of your baseline: {pool_inputs.describe_nodes(elsewhere)}."
     if inputs.plan is not None:
         request = _request_for_plan(request, inputs.plan)
+        request = replace(request, plan=_fit_plan_to_options(request, inputs))
     notes = (*pool_inputs.pool_notes(inputs.pools, pools), *([assumed] if assumed else []))
     requests = launcher_requests(request, inputs.launch) if inputs.launch else (request,)
     if job.source is None:
@@ -285,6 +288,37 @@ def _request_for_plan(request: Request, text: str) -> Request:
         problem = f"its degrees multiply to {gpus} GPUs, above {limits.max_gpus}, the most that may be used"
         raise SpecError("--plan", problem, "lower a degree or raise --max-gpus")
     return replace(request, plan=plan, constraints=replace(limits, gpus=gpus))
+
+
+_RECOMPUTATION = ("activation_checkpointing", "recompute_modules", "recompute_layers")
+"""Options that say what is recomputed."""
+
+
+def _fit_plan_to_options(request: Request, inputs: AdviceInputs) -> PartialPlan | None:
+    """Return the request's plan, in which recomputation is that of the job's options if the plan's text leaves it out.
+
+    Raises:
+        SpecError: the plan states another recomputation or micro-batch than the job's options.
+    """
+    plan, workload, given = request.plan, request.workload, inputs.job.values
+    if plan is None:
+        return None
+    micro_batch = given.get("micro_batch_size")
+    if micro_batch is not None and plan.micro_batch not in (None, micro_batch):
+        problem = f"mb={plan.micro_batch} contradicts --micro-batch-size {micro_batch}"
+        raise SpecError("--plan", problem, "leave one of them out")
+    option = next((name for name in _RECOMPUTATION if name in given), None)
+    if option is None or workload.checkpointing is None:
+        return plan
+    if plan.checkpointing in (None, workload.checkpointing):
+        return plan
+    if re.search(r"(^|[, ])ac *[=-]", (inputs.plan or "").lower()):
+        if option != "activation_checkpointing":
+            return plan  # the search names the contradiction
+        stated = f"ac={describe(plan.checkpointing or 'none')}"
+        problem = f"{stated} contradicts --activation-checkpointing {workload.checkpointing}"
+        raise SpecError("--plan", problem, "leave one of them out")
+    return replace(plan, checkpointing=workload.checkpointing)
 
 
 def launcher_requests(request: Request, launcher: str) -> tuple[Request, ...]:
