@@ -37,6 +37,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # A shell starts background processes with SIGINT ignored, and processes of the tests would inherit that.
     signal.signal(signal.SIGINT, signal.default_int_handler)
 os.environ.setdefault(processes.MARK, uuid.uuid4().hex)
+os.environ["HF_HUB_OFFLINE"], os.environ["HF_HUB_CACHE"] = "1", os.devnull
 LEFTOVERS_S = 10.0
 """Time that processes get to end after they were asked to, in seconds."""
 

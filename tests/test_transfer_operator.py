@@ -100,8 +100,11 @@ async def test_what_a_run_tells_of_its_parts_is_kept_and_corrects_them() -> None
         kept_run = next(run for run in store.runs if run["namespace"] == "team")
         assert {key: observed[key] for key in parts} == pytest.approx(parts, rel=1e-5)
         assert {key: kept_run[key] for key in parts} == {key: observed[key] for key in parts}
-        ratios = [[row["ownRunsRatio"] for row in store.status(space, "a")["alternatives"]] for space in spaces]
-        for silent, apart in zip(*ratios, strict=True):
+        ratios = [
+            {row["pool"]: row["ownRunsRatio"] for row in store.status(space, "a")["alternatives"]} for space in spaces
+        ]
+        assert ratios[0].keys() == ratios[1].keys() == {"h100-sxm", "a100-80"}
+        for silent, apart in ((ratios[0][pool], ratios[1][pool]) for pool in ratios[0]):
             assert 1 < apart < silent, "what its links took longer lasts no longer where they do nothing"
 
 

@@ -18,6 +18,10 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,95}/[A-Za-z0-9][A-Za-z0-9._-]{0
 _REVISION = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
 
+class HubUnavailableError(SpecError):
+    """Error that the Hub or its package cannot give a model."""
+
+
 @dataclass(frozen=True, slots=True)
 class HubConfig:
     """The config.json of a model on the Hub, with the commit that it is from."""
@@ -42,7 +46,8 @@ def read_hub_config(name: str) -> HubConfig:
     """Return the config.json of a model on the Hub. The local cache is read first.
 
     Raises:
-        SpecError: the name is malformed, the model is nowhere to be found, or its config.json is invalid.
+        HubUnavailableError: the model is neither in the cache nor to be had from the Hub.
+        SpecError: the name is malformed, or the model's config.json is invalid.
     """
     plain, at, revision = name.removeprefix(PREFIX).partition("@")
     if _NAME.fullmatch(plain) is None or (at and _REVISION.fullmatch(revision) is None):
@@ -89,20 +94,19 @@ def _download(name: str, plain: str, revision: str | None) -> tuple[Path, str]:
     """Return the path and the commit of a config.json that `huggingface_hub` fetched.
 
     Raises:
-        SpecError: the package is not installed, or the Hub does not give the file.
+        HubUnavailableError: the package is not installed, or the Hub does not give the file.
     """
     try:
         import huggingface_hub
     except ImportError:
         problem = "is not in the local cache of the Hugging Face Hub, and huggingface_hub is not installed"
-        raise SpecError(
-            name, problem, "give its config.json, or install the extra: pip install 'tilecast[hub]'"
-        ) from None
+        remedy = "give its config.json, or install the extra: pip install 'tilecast[hub]'"
+        raise HubUnavailableError(name, problem, remedy) from None
     try:
         path = Path(huggingface_hub.hf_hub_download(plain, "config.json", revision=revision))
     # The package raises errors of several HTTP libraries, whose classes changed between its versions.
     except Exception as error:
-        reason = " ".join(str(error).split())[:120] or type(error).__name__
+        reason = " ".join(str(error).split())[:160] or type(error).__name__
         remedy = "check the name and the network, log in if it is gated, or give its config.json"
-        raise SpecError(name, f"cannot be fetched from the Hugging Face Hub ({reason})", remedy) from None
+        raise HubUnavailableError(name, f"cannot be fetched from the Hugging Face Hub ({reason})", remedy) from None
     return path, path.parent.name

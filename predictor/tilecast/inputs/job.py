@@ -200,14 +200,14 @@ def _read_hub_job(options: JobOptions, name: str) -> JobInput:
     """
     try:
         found = hub.read_hub_config(name)
-    except SpecError as error:
-        if name.startswith(hub.PREFIX) or "huggingface_hub is not installed" not in error.problem:
+    except hub.HubUnavailableError as error:
+        if name.startswith(hub.PREFIX):
             raise
         try:
-            _find_preset(name)
+            preset = _find_preset(name)
         except SpecError as unknown:
-            raise unknown.at(unknown.field, f"{unknown.remedy}; or {error.remedy}") from None
-        raise
+            raise unknown.at(unknown.field, f"{unknown.remedy}; {name} {error.problem}") from None
+        return _job_of_model(options, preset, {"preset": preset})
     text = json.dumps(found.config)
     job = _job_from_documents(options, [dict(found.config)], text, name)
     return replace(job, notes=(*job.notes, found.note))

@@ -8,7 +8,6 @@ from collections.abc import Mapping
 from itertools import accumulate
 from typing import Any
 
-from tilecast.api import documents
 from tilecast.readers.options_table import Setting
 from tilecast.spec import SpecError
 
@@ -24,6 +23,8 @@ def load_mapping(text: str, name: str) -> dict[str, Any]:
     """
     if name.endswith(".toml"):
         return _load_toml(text, name)
+    from tilecast.api import documents
+
     items = documents.load_documents(text, name, MAX_BYTES)
     if len(items) != 1:
         raise SpecError(name, f"holds {len(items)} documents", "give a file with one configuration")
