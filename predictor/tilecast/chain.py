@@ -76,7 +76,7 @@ def cheapest(chain: Chain, limit_s: float = np.inf) -> Path | None:
     open_parts: list[tuple[float, float, _IntegerChain]] = []
     byte_price = 0.0
     for cap in np.unique(whole.working[whole.allowed & (whole.working <= whole.budget)])[::-1]:
-        part = whole.with_working_limit(int(cap))
+        part = whole.with_workspace_limit(int(cap))
         if part is None or part.solve_relaxed(byte_price)[0] >= limit:
             continue
         bound, byte_price, known = part.solve_dual()
@@ -134,7 +134,7 @@ class _IntegerChain:
             int(chain.budget),
         )
 
-    def with_working_limit(self, cap: int) -> _IntegerChain | None:
+    def with_workspace_limit(self, cap: int) -> _IntegerChain | None:
         """Return the chain without strategies that need more than `cap` bytes of working memory.
 
         Its budget is what `cap` bytes leave. The result is None if no path fits.

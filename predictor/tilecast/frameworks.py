@@ -207,7 +207,7 @@ class Framework:
         """Whether gradients are reduced in buckets of a size that can be chosen, rather than block by block."""
         return self.bucket_elements > 0 or self.bucket_mib[1] > 0
 
-    def sizes_buckets(self, plans: Plans) -> npt.NDArray[np.bool_]:
+    def allows_bucket_size(self, plans: Plans) -> npt.NDArray[np.bool_]:
         """Return whether each plan's buckets can have a stated size, (n,).
 
         It is true also if no replica exchanges any gradients.

@@ -335,7 +335,7 @@ class CompleteForecast(FrozenForecast):
         return self.pool, self.gpus, self.plan
 
     def error_ratios(self, window: StepWindow) -> ErrorRatio:
-        """Return the errors of the forecast as `status.error`."""
+        """Return the relative errors of the forecast, raw and calibrated, as `status.error` shows them."""
         seconds = window.seconds
         raw, calibrated = (relative_error(value, seconds) for value in (self.raw_seconds, self.step_seconds.target))
         return ErrorRatio(raw_ratio=raw, calibrated_ratio=calibrated)

@@ -163,8 +163,8 @@ def _log2_cycles(seconds: Floats, gpu: Gpu) -> Floats:
     return np.log2(1.0 + seconds * gpu.boost_clock_hz)
 
 
-def _compute_network_columns(work: KernelWork, gpu: Gpu, precision: str) -> tuple[tuple[str, ...], Floats]:
-    """Return the names, (D,), and the values, (N, D), of a network's input columns for N kernels.
+def _compute_predictor_inputs(work: KernelWork, gpu: Gpu, precision: str) -> tuple[tuple[str, ...], Floats]:
+    """Return the names, (D,), and the values, (N, D), of the utilization predictor's inputs for N kernels.
 
     If no network predicts the kind of kernel, there are no columns.
     """
@@ -339,10 +339,10 @@ def compute_network_inputs(family: str, work: KernelWork, gpu: Gpu, precision: s
         larger, details = _GPU_INDEPENDENT.get(
             key, lambda: (_append_doubled(work, doubled, precision), _compute_side_details(work.dims))
         )
-        names, columns = _compute_network_columns(larger, gpu, precision)
+        names, columns = _compute_predictor_inputs(larger, gpu, precision)
         stacked = columns.T.reshape(-1, 1 + len(doubled), len(work.flops)).transpose(1, 2, 0)
         return NetworkInputs(names, stacked, np.array([*details, *_compute_wave_details(work.dims, gpu)]).T)
-    names, own = _compute_network_columns(work, gpu, precision)
+    names, own = _compute_predictor_inputs(work, gpu, precision)
     same = np.broadcast_to(own, (1 + len(doubled), *own.shape))
     return NetworkInputs(names, same, np.zeros((len(own), DETAILS if doubled else 0)))
 

@@ -396,7 +396,7 @@ class RunFit:
             robust_deviation=_limit_outliers(inverse, deviation),
         )
 
-    def add_consensus(self, consensus: Consensus, others: tuple[RunFit, ...]) -> RunFit:
+    def with_consensus_prior(self, consensus: Consensus, others: tuple[RunFit, ...]) -> RunFit:
         """Return the fit to these runs with a consensus of other namespaces as the prior.
 
         The fit must not have a consensus yet.

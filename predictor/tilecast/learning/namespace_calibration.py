@@ -77,7 +77,7 @@ class NamespaceCalibration:
         return frozenset(name for name, is_bounded in bounded if is_bounded)
 
     def fit(self, namespace: str | None = None) -> Calibration:
-        """Return the corrections for jobs of a namespace. Use None for a namespace without runs."""
+        """Return the corrections for jobs of a namespace. None stands for any namespace without runs."""
         return self._find_fit(namespace).calibration()
 
     def leave_one_out_errors(self, namespace: str) -> Floats:
@@ -109,7 +109,7 @@ class NamespaceCalibration:
         consensus = find_consensus(contributors, self._limit, own.contributor, start)
         if namespace is None:
             self._common_consensus = consensus
-        return own.add_consensus(consensus, tuple(others.values()))
+        return own.with_consensus_prior(consensus, tuple(others.values()))
 
 
 def keep_accepted_runs(runs: Sequence[Run]) -> list[Run]:

@@ -35,7 +35,7 @@ def parse_gpu_count(quantity: object, default: int = 0) -> int:
 
 
 def _parse_decimal(text: str) -> Decimal | None:
-    """Return a quantity as a decimal number of at most `MOST`. If the text is no quantity, return None."""
+    """Return a quantity as a decimal number, capped at `MOST`. If the text is no quantity, return None."""
     scale = _SUFFIXES.get(text[-2:], _SUFFIXES.get(text[-1:]))
     digits = text if scale is None else text.rstrip("kMGTPEim")
     try:

@@ -473,7 +473,7 @@ def _enumerate_ways(workload: Workload) -> tuple[_Table, Mask]:
     if workload.offloaded_activations:
         allowed &= np.any([framework.executes(table) & framework.offloads(table) for framework in able], axis=0)
     if workload.bucket_mib is not None and not is_whole:
-        allowed &= frameworks.find_framework(workload).sizes_buckets(table)
+        allowed &= frameworks.find_framework(workload).allows_bucket_size(table)
     allowed &= (table.sequence_parallel == 0) | (table.tensor > 1)
     allowed &= (table.virtual_stages == 1) | (table.pipeline > 1)
     allowed &= (table.schedule == 0) | (table.pipeline > 1)

@@ -22,7 +22,7 @@ from tilecast.zoo import ShardedGraph
 
 @dataclass(frozen=True, slots=True)
 class SyncSeconds(Columns):
-    """Seconds of the collectives of data parallelism in a step, each alone and not hidden, (n,)."""
+    """Seconds of each data-parallel collective in a step, before any overlap with computation, (n,) for n plans."""
 
     first_s: Floats
     """All-reduce of the first bucket of gradients."""
@@ -125,8 +125,8 @@ def sync_seconds(
         gather_s,
         updated_s,
         first_fraction=first / np.maximum(np.sum(sums, axis=0), 1.0),
-        reduced=_count_parts(rest, reduced),
-        scattered=_count_parts(sums, scattered),
+        reduced=_count_messages(rest, reduced),
+        scattered=_count_messages(sums, scattered),
         gathered=gathered,
     )
 
@@ -151,7 +151,7 @@ def _exchange_seconds(
     return total
 
 
-def _count_parts(sizes: Sequence[Floats], counts: Sequence[Floats]) -> Floats:
+def _count_messages(sizes: Sequence[Floats], counts: Sequence[Floats]) -> Floats:
     """Return the number of messages summed over all groups with bytes to send, (n,). It is at least one."""
     parts = [np.where(size > 0, count, 0.0) for size, count in zip(sizes, counts, strict=True)]
     return np.asarray(np.maximum(np.sum(parts, axis=0), 1.0))

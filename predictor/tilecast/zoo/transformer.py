@@ -255,7 +255,10 @@ def build_layer(
 
 
 def _stack_activation_bytes(numerics: Numerics, parts: Sequence[Sublayer], inputs: Floats) -> Floats:
-    """Return the bytes that a layer with these inputs keeps in each recomputation mode, (3, S)."""
+    """Return the activation bytes that a layer saves for its backward pass, of shape (recomputation modes, shards).
+
+    `inputs` are the bytes of the layer's input on each shard, (S,).
+    """
     everything = sum((part.activation_bytes for part in parts), zeros())
     if numerics.saves_operators:
         selective = sum((part.selected for part in parts), inputs)

@@ -269,7 +269,7 @@ def find_unsupported_feature(framework: Framework, workload: Workload, plan: Pla
     if workload.offload not in supported.offload:
         return f"it does not offload {workload.offload}"
     if workload.bucket_mib is not None and not bool(
-        frameworks.FRAMEWORKS[framework].sizes_buckets(Plans.from_plans(plan))[0]
+        frameworks.FRAMEWORKS[framework].allows_bucket_size(Plans.from_plans(plan))[0]
     ):
         return f"its buckets have a size of their own at ZeRO stage {plan.zero_stage}, not training.bucketMiB"
     if workload.shard_degree is not None and not supported.hybrid_shards:

@@ -210,7 +210,7 @@ def _recomputes_in_trainer(setting: LaunchSetting) -> bool:
 
 
 def refusal_reason(setting: LaunchSetting) -> str:
-    """Return why `Trainer` and Accelerate cannot run a setting as priced, or an empty string if they can."""
+    """Return why `Trainer` and Accelerate cannot run a setting as the forecast assumes. If they can, return ""."""
     if setting.workload.shard_degree is not None:
         return "its settings shard over all ranks"
     return "" if setting.workload.recompute_layers is None else "it recomputes all layers or none"
