@@ -244,7 +244,9 @@ async def test_a_users_edit_wins_a_race() -> None:
 
         store.before_write = edit
         running.cache.put_object(node("n2"))
-        await asyncio.sleep(0.1)
+        async with asyncio.timeout(30):
+            while not late:
+                await asyncio.sleep(0.01)
         running.cache.put_object(late[0])
         await settled(running)
         assert pools_of(store)["h100-sxm"]["spec"]["maxNodes"] == 7
