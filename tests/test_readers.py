@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+import tracemalloc
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -442,3 +444,100 @@ def test_python_reads_a_command_as_the_command_line_does() -> None:
     advice = tilecast.advise(None, command=" ".join(words), gpus="h100-sxm:8")
     assert advice.to_dict()["baseline"]["parallelism"]["tensor"] == 2
     assert advice.to_dict()["notes"] == list(by_command.notes)
+
+
+def read_degree(tmp_path: Path, text: str) -> str:
+    """Return the tensor parallel degree of a script that ends in a launch line with $TP, or "unknown"."""
+    try:
+        plan, _ = script_plan(tmp_path, f"{text}\n" + GPT.replace("parallel-size 2", "parallel-size $TP"))
+    except SpecError as error:
+        assert "not literal" in str(error)
+        return "unknown"
+    return next((part[3:] for part in plan.split(",") if part.startswith("tp=")), "1")
+
+
+@pytest.mark.parametrize(
+    ("text", "degree"),
+    [
+        ('N=1; TP=2\n[ "$N" -gt 1 ] && TP=8', "2"),
+        ('N=2; TP=2\n[ "$N" -gt 1 ] && TP=8', "8"),
+        ('N=1; TP=2\n[ "$N" -gt 1 ] || TP=8', "8"),
+        ('TP=2\n[ "$N" -gt 1 ] && TP=8', "unknown"),
+        ('TP=2\n[ "$N" -gt 1 ] || TP=8', "unknown"),
+        ('N=1; TP=2\ntest $N -gt 1 && { TP=4; }', "2"),
+        ('N=2; TP=2\ntest $N -gt 1 && { TP=4; }', "4"),
+        ('N=1; TP=2\n[[ $N == 1 ]] &&\n  # one node\n  TP=4', "4"),
+        ('N=1; TP=2\n[ $N = 2 ] && TP=4 || TP=8', "8"),
+        ('N=1; TP=2\n[ $N = 2 ] && [ $M = 1 ] && TP=8', "2"),
+        ('N=1; TP=2\n[[ $N == 2 && $M == 1 ]] && TP=8', "unknown"),
+        ('N=1; TP=2\n! [ $N = 2 ] && TP=8', "8"),
+        ('N=1; TP=2\n((N > 1)) && TP=8', "2"),
+        ('TP=2\ncd /tmp && TP=8', "8"),
+        ('TP=2\ngrep -q H100 x && TP=8', "unknown"),
+        ('TP=2\nsetup() { TP=8; }', "2"),
+        ('TP=2\nfunction setup {\n  TP=8\n}\n', "2"),
+        ('TP=2\nsetup() { TP=8; }\nsetup', "8"),
+        ('TP=2\nsetup() { TP=${1:-4}; }\nsetup 8', "8"),
+        ('TP=2\nsetup() { local TP=8; }\nsetup', "2"),
+        ('TP=2\nsetup() { TP=8; }\nif [ $X ]; then setup; fi', "unknown"),
+        ('TP=2\n(cd /tmp; TP=8)', "2"),
+        ('TP=2\nif [ $X ]; then eval "TP=8"; fi', "unknown"),
+        ('N=1; TP=2\nif [ $N = 1 ]; then :; elif [ $X ]; then TP=8; fi', "2"),
+        ('N=1; TP=2\nif [ $N = 2 ] || [ $N = 1 ]; then TP=4; else TP=8; fi', "4"),
+        ('TP=2\ncase $X in\n  a) TP=4 ;;\n  *) (cd x; y) ;;\nesac', "unknown"),
+        ('TP=2\nfor ((i=0; i<3; i++)); do TP=4; done', "unknown"),
+        ('TP=(2)\nTP[0]=4', "unknown"),
+        ('TP=2\nif [ --5 -gt 1 ]; then TP=4; fi', "unknown"),
+        ('TP=2\nif [ ' + "9" * 5000 + ' -gt 1 ]; then TP=4; fi', "unknown"),
+    ],
+)  # fmt: skip
+def test_a_branch_counts_only_if_it_runs(tmp_path: Path, text: str, degree: str) -> None:
+    assert read_degree(tmp_path, text) == degree
+
+
+def test_a_launch_in_a_function_or_a_subshell_is_found(tmp_path: Path) -> None:
+    for text in ("train() {{\n{}\n}}\n$1\n", "train() {{\n{}\n}}\ntrain\n", "(cd x; {})\n", "[ $X = 1 ] && {}\n"):
+        assert script_plan(tmp_path, text.format(GPT)) == ("dp=4,tp=2,mb=1", 8)
+
+
+PAIRS = ("AB", "BC", "CD")
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("A=aaa\n" + 40 * 'A="$A$A"\n', "4 MiB"),
+        ("A=(a b)\n" + 40 * 'A=("${A[@]}" "${A[@]}")\n', "words"),
+        ("A=" + 60_000 * "a" + "\n" + "B=${C:-" + 20_000 * "$A" + "}\n", "4 MiB"),
+        ("A=a\n" + 30_000 * "if [ $X ]; then\n", "256 branches"),
+        ("A=true\n" + "".join(f"{b}='" + 200 * f'eval "${a}";' + "'\n" for a, b in PAIRS) + 'eval "$D"', "100,000"),
+        ("A() { :; }\n" + "".join(f"{b}() {{ " + 200 * f"{a};" + " }\n" for a, b in PAIRS) + "D", "100,000"),
+        (60_000 * "A+=(x)\n" + 'echo "${A[@]}" "${A[@]}"', "words"),
+        ('A="' + 8_000 * ("a" * 60 + "\n") + '"\n' + 60_000 * "A+=x\n", "4 MiB"),
+    ],
+)  # fmt: skip
+def test_a_script_that_expands_without_end_is_refused(tmp_path: Path, text: str, problem: str) -> None:
+    (tmp_path / "run.sh").write_text(text)
+    tracemalloc.start()
+    begin = time.process_time()
+    with pytest.raises(SpecError, match=problem):
+        readers.read_file(str(tmp_path / "run.sh"))
+    seconds, peak = time.process_time() - begin, tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert seconds < 20
+    assert peak < 2**27
+
+
+def test_a_long_quotation_and_many_additions_are_read_in_linear_time(tmp_path: Path) -> None:
+    text = (
+        'A="'
+        + 8_000 * ("a" * 60 + "\n")
+        + '"\n'
+        + 30_000 * "B+=(x)\n"
+        + 'echo "'
+        + "\\\n".join(["b" * 60] * 4_000)
+        + '"\n'
+    )
+    begin = time.process_time()
+    assert script_plan(tmp_path, text + GPT) == ("dp=4,tp=2,mb=1", 8)
+    assert time.process_time() - begin < 10

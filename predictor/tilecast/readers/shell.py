@@ -1,8 +1,9 @@
 """Read the commands of a shell script without running anything.
 
 Variables with literal values are replaced, also arrays, defaults (`${N:-8}`) and integer arithmetic. A value that only
-a run would know (a command's output, a parameter) becomes a mark, `UNKNOWN` around its name. Branches whose condition
-is literal are followed. What other branches and loops assign is unknown.
+a run would know (a command's output, a parameter) becomes a mark, `UNKNOWN` around its name. Branches, also those of
+`&&` and `||`, are followed if their condition is literal. What other branches and loops assign is unknown. The body of
+a function is read where it is called, and what a subshell assigns ends with it.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import operator
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 from tilecast.spec import SpecError
 
@@ -19,14 +21,72 @@ UNKNOWN = "\x00"
 """Mark before and after the name of a value that is not literal."""
 MAX_BYTES = 2**20
 MAX_LINE = 2**16
+MAX_CHARACTERS = 2**22
+"""Most characters that the values of a script's variables expand to, all uses together."""
+MAX_WORDS = 100_000
+MAX_STEPS = 100_000
+"""Most commands of a script, those that functions and `eval` repeat included."""
+MAX_BRANCHES = 256
+"""Most compound commands that are open at once."""
 _MAX_DEPTH = 8
-"""Most levels of `eval` and `bash -c`."""
-_MAX_WORDS = 100_000
+"""Most levels of functions, `eval` and `bash -c`."""
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _ASSIGNMENT = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)(\+?)=")
+_ELEMENT = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)\[[^\]]*\]\+?=")
+_FUNCTION = re.compile(
+    r"(?:function[ \t]+([\w.:-]{1,100})[ \t]*(?:\([ \t]*\))?|([\w.:-]{1,100})[ \t]*\([ \t]*\))\s*(?=[{(])"
+)
+_PLAIN = re.compile(r"[^ \t\n;&|()<>\\'\"$`]+")
+_QUOTED = re.compile(r'[^"\\$`]+')
+_Value = TypeVar("_Value", str, list[str], str | list[str])
 _SPECIAL = "@*#?$!0123456789-"
-_KEYWORDS = ("then", "do", "else", "fi", "done", "esac", "{", "}", "!")
+_KEYWORDS = ("if", "elif", "then", "else", "fi", "while", "until", "do", "done", "esac", "{", "}", "!")
+_OPENED_BY = {"fi": ("if",), "done": ("for", "while", "until", "select"), "esac": ("case",), "}": ("{", "function")}
+_DECLARATIONS = ("export", "local", "declare", "readonly", "typeset")
+_SUCCEEDING = (
+    *_DECLARATIONS, "cd", "pushd", "popd", "mkdir", "echo", "printf", "set", "shift", "source", ".", "module", "ulimit",
+    "umask", "sleep", "rm", "touch", "cp", "mv", "ln", "chmod", "conda", "pip",
+)  # fmt: skip
+"""Commands that are taken to succeed. Whether any other does is unknown."""
 _BREAKS = " \t\n;&|()<>"
+
+
+@dataclass(slots=True)
+class Budget:
+    """What the reading of a script may still cost, all texts that it reads included."""
+
+    name: str
+    characters: int = MAX_CHARACTERS
+    words: int = MAX_WORDS
+    steps: int = MAX_STEPS
+
+    def spend(self, characters: int = 0, words: int = 0, steps: int = 0) -> None:
+        """Take a cost off.
+
+        Raises:
+            SpecError: more is spent than a script may cost.
+        """
+        self.characters -= characters
+        self.words -= words
+        self.steps -= steps
+        remedy = "give the launch line behind --"
+        if self.characters < 0:
+            raise SpecError(self.name, f"its variables expand to more than {MAX_CHARACTERS // 2**20} MiB", remedy)
+        if self.words < 0:
+            raise SpecError(self.name, f"has more than {MAX_WORDS:,} words", remedy)
+        if self.steps < 0:
+            raise SpecError(self.name, f"runs more than {MAX_STEPS:,} commands", remedy)
+
+
+@dataclass(slots=True)
+class _Function:
+    """A function of a script."""
+
+    body: str
+    """Its braces with what is between them."""
+    defined: bool | None
+    """Whether the definition runs."""
+    called: bool = False
 
 
 @dataclass(slots=True)
@@ -39,6 +99,14 @@ class Script:
     files: dict[str, str] = field(default_factory=dict)
     nodes: dict[str, int] = field(default_factory=dict)
     """Counts that `#SBATCH` lines request."""
+    functions: dict[str, _Function] = field(default_factory=dict)
+    subshells: list[dict[str, str | list[str] | None]] = field(default_factory=list)
+    """Values before each subshell that is open."""
+    budget: Budget = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Begin with a full budget."""
+        self.budget = Budget(self.name)
 
 
 def unknown(name: str) -> str:
@@ -54,7 +122,7 @@ def read_script(text: str, name: str) -> Script:
         name: name of the file in errors.
 
     Raises:
-        SpecError: it is binary, too long, or cut off within a quotation.
+        SpecError: it is binary, too long, cut off within a quotation, or its commands cost more than a `Budget`.
     """
     if len(text) > MAX_BYTES:
         raise SpecError(name, f"is longer than {MAX_BYTES // 2**20} MiB", "give the launch line behind --")
@@ -66,6 +134,9 @@ def read_script(text: str, name: str) -> Script:
     script = Script(name)
     _read_batch_lines(text, script)
     _Reader(script, text.replace("\r\n", "\n")).run()
+    for function in [one for one in script.functions.values() if not one.called]:
+        # A call may be computed: what such a function launches counts, but its variables are unknown.
+        _Reader(script, function.body, 1, None).run()
     return script
 
 
@@ -87,29 +158,106 @@ def _read_batch_lines(text: str, script: Script) -> None:
         script.variables["SLURM_GPUS_ON_NODE"] = str(script.nodes["gpus"])
 
 
+class _Pieces:
+    """Words that a word of the text expands to, the last one in parts."""
+
+    def __init__(self) -> None:
+        self.done: list[str] = []
+        self.parts: list[str] = []
+
+    def add(self, text: str) -> None:
+        """Add a text to the last word."""
+        self.parts.append(text)
+
+    def extend(self, words: Sequence[str]) -> None:
+        """Add the first word to the last one so far, the others behind it."""
+        for place, word in enumerate(words):
+            if place:
+                self.done.append("".join(self.parts))
+                self.parts = []
+            self.parts.append(word)
+
+    def words(self) -> list[str]:
+        """Return all words."""
+        return [*self.done, "".join(self.parts)]
+
+
+@dataclass(slots=True)
+class _Chain:
+    """Commands joined by `&&` and `||`. True and False are known, None only a run would know."""
+
+    gate: bool | None = True
+    """Whether the next command runs."""
+    status: bool | None = True
+    """Whether the commands so far succeed."""
+    mark: str = ""
+    """Mark before the next command."""
+
+    def end_command(self, status: bool | None, mark: str) -> None:
+        """Note whether a command succeeds, and the mark behind it."""
+        if self.gate is True:
+            self.status = status
+        elif self.gate is None:
+            # Whether it runs is unknown. Its failure decides after `&&`, its success after `||`.
+            self.status = status if status == (self.mark == "||") else None
+        if mark in ("&&", "||"):
+            self.gate, self.mark = self.status if mark == "&&" else _negate(self.status), mark
+        elif mark != "|":
+            self.gate, self.mark = True, ""
+
+
 @dataclass(slots=True)
 class _Branch:
     """A compound command that is open: whether its present branch runs, if that is known."""
 
     kind: str
+    outer: bool | None
+    """Whether the compound command runs. True: it does. False: it does not. None: only a run would know."""
     taken: bool | None
-    """True: it runs. False: it does not. None: only a run would know."""
+    """Whether the present branch runs if the compound command does."""
+    chain: _Chain
+    """Chain that the compound command stands in."""
+    start: int = 0
+    """Place of its brace."""
+    name: str = ""
+    """Name of the function whose body it is."""
+    negates: bool = False
     done: bool | None = False
     """Whether an earlier branch ran."""
+    saved: dict[str, str | list[str] | None] | None = None
+    """Values before a subshell, to which variables return."""
 
 
 class _Reader:
     """Reader of one text. Variables and commands go to the script."""
 
-    def __init__(self, script: Script, text: str, depth: int = 0) -> None:
+    def __init__(
+        self, script: Script, text: str, depth: int = 0, runs: bool | None = True, arguments: list[str] | None = None
+    ) -> None:
+        """Start at the beginning of a text.
+
+        Args:
+            script: where variables and commands go.
+            text: the text.
+            depth: levels of texts that run this one.
+            runs: whether it runs, None if only a run would know.
+            arguments: arguments of the function whose body it is. None outside of functions.
+        """
         self.script, self.text, self.place, self.depth = script, text, 0, depth
+        self.runs, self.arguments = runs, arguments
         self.open: list[_Branch] = []
         self.pending: list[tuple[str, str, bool, bool]] = []
+        self.chain = _Chain()
+        self.status: bool | None = None
+        """Whether the present command succeeds, as far as it has no words."""
+        self.is_begun = self.negates = False
+        self.function = ""
+        self.locals: dict[str, str | list[str] | None] = {}
+        """Values of variables before the function declared them as its own."""
 
     def run(self) -> None:
         """Read all commands."""
         words: list[str] = []
-        started = False
         target: str | None = None
         while self.place < len(self.text):
             char = self.text[self.place]
@@ -125,23 +273,16 @@ class _Reader:
                     self.place += 2
                     target = self._redirection_target()
                     continue
-                self.place += 1
-                chained = char if self.text.startswith(char, self.place) and char in "&|" else ""
-                self._finish(words, started, target, chained)
-                words, started, target = [], False, None
+                pair = self.text[self.place : self.place + 2]
+                mark = pair if pair in ("&&", "||") else char
+                self.place += 2 if pair in ("&&", "||", "|&") else 1
+                self._finish(words, mark)
+                words, target = [], None
                 if char == "\n":
                     self._read_here_documents()
             elif char in "()":
-                self.place += 1
-                if char == "(" and words and self.text[self.place : self.place + 1] == ")":
-                    # A function: its body is read where it is defined.
-                    self.place += 1
-                    words, started = [], False
-                elif char == ")" and self.open and self.open[-1].kind == "case":
-                    words, started = [], False
-                else:
-                    self._finish(words, started, target)
-                    words, started, target = [], False, None
+                words = self._bracket(char, words)
+                target = None
             elif char in "<>":
                 if self.text.startswith("<<<", self.place):
                     self.place += 3
@@ -154,31 +295,73 @@ class _Reader:
                     file = self._redirection_target()
                     if char == ">":
                         target = file
+                        self.script.budget.spend(steps=len(self.pending))
                         self.pending = [
                             (tag, name or file, is_literal, strips) for tag, name, is_literal, strips in self.pending
                         ]
             else:
-                match = _ASSIGNMENT.match(self.text, self.place)
-                if (match and not words) or (
-                    match and words[0] in ("export", "local", "declare", "readonly", "typeset")
-                ):
-                    self._assign(match)
-                else:
-                    found = self._word()
-                    after = self.text[self.place : self.place + 1]
-                    is_descriptor = len(found) == 1 and found[0].isdecimal() and after in ("<", ">")
-                    if not words and len(found) == 1 and found[0] in _KEYWORDS:
-                        self._keyword(found[0])
-                    elif not is_descriptor:
-                        words += found
-                        started = True
-                    if len(words) > _MAX_WORDS:
-                        raise SpecError(self.script.name, "a command has too many words", "shorten it")
-        self._finish(words, started, target)
-        if self.open and self.open[-1].kind in ("if", "for", "while", "until", "case", "select"):
+                self._read_word(words)
+        self._finish(words, "\n")
+        if self.open and self.open[-1].kind not in ("{", "(", "function"):
             raise SpecError(
                 self.script.name, f"ends within `{self.open[-1].kind}`", "check where the script was cut off"
             )
+        while self.open:
+            self._close_branch(None)
+        self._restore(self.locals)
+
+    def _bracket(self, char: str, words: list[str]) -> list[str]:
+        """Read a bracket. Return the words of the present command behind it."""
+        self.place += 1
+        kind = self.open[-1].kind if self.open else ""
+        if char == "(" and self.text.startswith("(", self.place) and (not words or words == ["for"]):
+            self._arithmetic_command()
+            return words
+        if char == "(" and words and self.text.startswith(")", self.place):
+            self.place += 1
+            return []
+        if char == "(" and not words:
+            self._open_branch("function" if self.function else "(", not self.function)
+            return []
+        if char == ")" and kind == "case":
+            self.is_begun = False
+            return []
+        self._finish(words, ";")
+        if char == ")" and (kind == "(" or (kind == "function" and self.text[self.open[-1].start] == "(")):
+            self._close_branch(self.chain.status)
+        return []
+
+    def _arithmetic_command(self) -> None:
+        """Read `((…))`, whose result is whether it succeeds. What it changes is unknown."""
+        end = self.text.find("))", self.place)
+        if end < 0:
+            raise self._cut_off("((")
+        inner, self.place = self.text[self.place + 1 : end], end + 2
+        if re.search(r"\+\+|--|(?<![=<>!])=(?!=)", inner):
+            for name in dict.fromkeys(_NAME.findall(inner)):
+                self._forget(name)
+        value = _evaluate_arithmetic(inner, self.script.variables)
+        self.is_begun, self.status = True, None if UNKNOWN in value else value != "0"
+
+    def _read_word(self, words: list[str]) -> None:
+        """Read an assignment, a keyword, the head of a function, or words of a command, which are added to `words`."""
+        if not words and (head := _FUNCTION.match(self.text, self.place)):
+            self.place, self.function = head.end(), head[1] or head[2]
+            return
+        match = _ASSIGNMENT.match(self.text, self.place)
+        if match and (not words or words[0] in _DECLARATIONS):
+            self._assign(match, words)
+            return
+        start = self.place
+        found = self._word()
+        plain = found[0] if len(found) == 1 and self.text.startswith(found[0], start) else ""
+        if plain.isdecimal() and self.text[self.place : self.place + 1] in ("<", ">"):
+            return
+        if not words and plain in _KEYWORDS:
+            self._keyword(plain, start)
+            return
+        words += found
+        self.is_begun, self.status = True, None
 
     def _skip_blanks(self) -> None:
         while self.text[self.place : self.place + 1] in (" ", "\t"):
@@ -192,64 +375,113 @@ class _Reader:
 
     def _runs(self) -> bool | None:
         """Return whether the present command runs: False if a branch is skipped, None if only a run would know."""
-        if any(branch.taken is False for branch in self.open):
-            return False
-        return None if any(branch.taken is None for branch in self.open) else True
+        runs = _both(self.open[-1].outer, self.open[-1].taken) if self.open else self.runs
+        return _both(runs, self.chain.gate)
 
-    def _keyword(self, word: str) -> None:
+    def _open_branch(self, kind: str, taken: bool | None) -> None:
+        if len(self.open) >= MAX_BRANCHES:
+            raise SpecError(self.script.name, f"nests more than {MAX_BRANCHES} branches", "flatten it")
+        branch = _Branch(kind, self._runs(), taken, self.chain, self.place - 1, self.function, self.negates)
+        if kind == "(":
+            branch.saved = {}
+            self.script.subshells.append(branch.saved)
+        self.open.append(branch)
+        self.chain, self.function, self.is_begun, self.negates = _Chain(), "", False, False
+
+    def _close_branch(self, status: bool | None) -> None:
+        branch = self.open.pop()
+        if branch.kind == "function":
+            if branch.outer is not False:
+                body = self.text[branch.start : self.place]
+                self.script.functions[branch.name] = _Function(body, branch.outer)
+            status = True
+        if branch.saved is not None:
+            self.script.subshells.pop()
+            self._restore(branch.saved)
+        self.chain, self.is_begun, self.status, self.negates = branch.chain, True, status, branch.negates
+
+    def _keyword(self, word: str, start: int) -> None:
         """Open or close a branch at a keyword."""
-        if word == "else" and self.open:
-            branch = self.open[-1]
-            branch.taken = None if branch.done is None else not branch.done
-        elif word in ("fi", "done", "esac") and self.open:
-            self.open.pop()
-
-    def _finish(self, words: Sequence[str], started: bool, target: str | None, chained: str = "") -> None:
-        """Note a command that has ended, after its keywords. `chained` is the mark of `&&` or `||` behind it."""
-        words = list(words)
-        while words and started:
-            head = words[0]
-            if head in ("time", "exec", "nohup", "command"):
-                words = words[1:]
-            elif head in ("if", "elif"):
-                value = _evaluate_test(words[1:])
-                # The rest of a chain is not evaluated: it decides unless the first test does.
-                if (chained == "|" and value is False) or (chained == "&" and value is True):
-                    value = None
-                if head == "if":
-                    self.open.append(_Branch("if", value, value))
-                elif self.open:
-                    branch = self.open[-1]
-                    branch.taken = False if branch.done is True else (None if branch.done is None else value)
-                    branch.done = branch.done if branch.done is not False else value
-                return
-            elif head in ("for", "while", "until", "case", "select"):
-                self.open.append(_Branch(head, None))
-                if head == "for" and len(words) > 1:
-                    self.script.variables[words[1]] = unknown(words[1])
-                return
-            elif head == "function":
-                return
-            else:
-                break
-        if not words or self._runs() is False:
+        branch = self.open[-1] if self.open else None
+        if word == "!":
+            self.negates = not self.negates
+        elif word == "if":
+            self._open_branch("if", taken=True)
+        elif word in ("while", "until"):
+            self._open_branch(word, None)
+        elif word == "{":
+            self._open_branch("function" if self.function else "{", not self.function)
+            self.open[-1].start = start
+        elif branch is None:
             return
-        if words[0] in ("read", "unset") or (
+        elif word in ("elif", "else") and branch.kind == "if":
+            branch.taken, self.chain = _negate(branch.done), _Chain()
+        elif word == "then" and branch.kind == "if":
+            value = self.chain.status
+            branch.taken, branch.done = _both(branch.taken, value), _either(branch.done, value)
+            self.chain = _Chain()
+        elif word == "do":
+            self.chain = _Chain()
+        elif branch.kind in _OPENED_BY.get(word, ()):
+            self._close_branch(self.chain.status if word == "}" else None)
+
+    def _finish(self, words: list[str], mark: str) -> None:
+        """End a command with the mark behind it: `&&`, `||`, `|`, or the end of a list."""
+        if not self.is_begun:
+            return
+        if words and words[0] in ("for", "case", "select"):
+            runs = self._runs()
+            self._open_branch(words[0], None)
+            if words[0] == "for" and len(words) > 1 and runs is not False and _NAME.fullmatch(words[1]):
+                self._forget(words[1])
+            return
+        status = self._run_command(words) if words else self.status
+        self.chain.end_command(_negate(status) if self.negates else status, mark)
+        self.is_begun = self.negates = False
+
+    def _run_command(self, words: list[str]) -> bool | None:
+        """Note a command. Return whether it succeeds, None if only a run would know."""
+        self.script.budget.spend(steps=1)
+        start = 0
+        while start < len(words) - 1 and words[start] in ("time", "exec", "nohup", "command"):
+            start += 1
+        words = words[start:]
+        runs = self._runs()
+        if runs is False:
+            return None
+        if words[0] in ("[", "[[", "test"):
+            return _evaluate_test(words)
+        if words[0] in ("true", ":", "false"):
+            return words[0] != "false"
+        if element := _ELEMENT.match(words[0]):
+            self._forget(element[1])
+            return True
+        if words[0] in ("read", "unset", "let", "mapfile", "readarray") or (
             words[0] == "set" and len(words) > 1 and not words[1].startswith(("-", "+"))
         ):
-            for name in words[1:]:
-                if _NAME.fullmatch(name):
-                    self.script.variables[name] = unknown(name)
-            return
-        inner = _inner_text(words)
-        if inner is not None and self.depth < _MAX_DEPTH:
-            _Reader(self.script, inner, self.depth + 1).run()
-            return
+            for word in words[1:]:
+                if name := _NAME.match(word):
+                    self._forget(name[0])
+            return None
+        if self.depth < _MAX_DEPTH:
+            function = self.script.functions.get(words[0])
+            inner = function.body if function else _inner_text(words)
+            if inner is not None:
+                self.script.budget.spend(len(inner))
+                if function:
+                    function.called = True
+                    reader = _Reader(self.script, inner, self.depth + 1, _both(runs, function.defined), words[1:])
+                else:
+                    reader = _Reader(self.script, inner, self.depth + 1, runs, self.arguments)
+                reader.run()
+                return None
         self.script.commands.append(words)
+        return True if words[0] in _SUCCEEDING else None
 
     # --- assignments and words
 
-    def _assign(self, match: re.Match[str]) -> None:
+    def _assign(self, match: re.Match[str], words: Sequence[str]) -> None:
+        """Read an assignment, behind the words of a declaration if there are any."""
         name, adds = match[1], bool(match[2])
         self.place = match.end()
         value: str | list[str]
@@ -258,22 +490,54 @@ class _Reader:
             value = self._array()
         else:
             value = "".join(self._word(splits=False)) if not self._at_break() else ""
+        self.script.budget.spend(steps=1)
+        is_literal = UNKNOWN not in value if isinstance(value, str) else True
+        self.is_begun, self.status = True, True if is_literal else None
         runs = self._runs()
         if runs is False:
             return
-        before = self.script.variables.get(name)
+        self._keep(name)
+        if self.arguments is not None and words and words[0] in ("local", "declare", "typeset"):
+            self.locals.setdefault(name, self._copy(name))
+        variables = self.script.variables
+        before = variables.get(name)
         if runs is None:
             if adds and isinstance(before, list):
-                self.script.variables[name] = [*before, unknown(f"+{name}")]
+                before.append(unknown(f"+{name}"))
             elif before != value:
-                self.script.variables[name] = [unknown(name)] if isinstance(value, list) else unknown(name)
-            return
-        if adds and before is not None:
-            if isinstance(before, list) or isinstance(value, list):
-                value = [*_as_list(before), *_as_list(value)]
+                variables[name] = [unknown(name)] if isinstance(value, list) else unknown(name)
+        elif adds and isinstance(before, list):
+            before.extend(_as_list(value))
+        elif adds and isinstance(before, str) and isinstance(value, str):
+            # The text before is copied.
+            self.script.budget.spend(len(before) // 64)
+            variables[name] = before + value
+        else:
+            variables[name] = [*_as_list(before or ""), *value] if adds and isinstance(value, list) else value
+
+    def _forget(self, name: str) -> None:
+        """Make a variable unknown."""
+        self._keep(name)
+        self.script.variables[name] = unknown(name)
+
+    def _keep(self, name: str) -> None:
+        """Keep the value of a variable that is to change, for the end of the innermost subshell."""
+        if self.script.subshells and name not in (saved := self.script.subshells[-1]):
+            saved[name] = self._copy(name)
+
+    def _copy(self, name: str) -> str | list[str] | None:
+        value = self.script.variables.get(name)
+        if isinstance(value, list):
+            self.script.budget.spend(words=len(value))
+            return [*value]
+        return value
+
+    def _restore(self, saved: Mapping[str, str | list[str] | None]) -> None:
+        for name, value in saved.items():
+            if value is None:
+                self.script.variables.pop(name, None)
             else:
-                value = before + value
-        self.script.variables[name] = value
+                self.script.variables[name] = value
 
     def _at_break(self) -> bool:
         return self.place >= len(self.text) or self.text[self.place] in _BREAKS
@@ -300,20 +564,21 @@ class _Reader:
 
     def _word(self, splits: bool = True) -> list[str]:
         """Return the words that one word of the text expands to."""
-        pieces, quoted = [""], False
+        pieces, quoted = _Pieces(), False
         while self.place < len(self.text) and self.text[self.place] not in _BREAKS:
             char = self.text[self.place]
-            if char == "\\":
-                if self.text.startswith("\\\n", self.place):
-                    self.place += 2
-                    continue
-                pieces[-1] += self.text[self.place + 1 : self.place + 2]
+            if plain := _PLAIN.match(self.text, self.place):
+                pieces.add(plain[0])
+                self.place = plain.end()
+            elif char == "\\":
+                if not self.text.startswith("\\\n", self.place):
+                    pieces.add(self.text[self.place + 1 : self.place + 2])
                 self.place += 2
             elif char == "'":
                 end = self.text.find("'", self.place + 1)
                 if end < 0:
                     raise self._cut_off("'")
-                pieces[-1] += self.text[self.place + 1 : end]
+                pieces.add(self.text[self.place + 1 : end])
                 self.place, quoted = end + 1, True
             elif char == '"':
                 self._quotation(pieces)
@@ -321,30 +586,28 @@ class _Reader:
             elif char == "$":
                 value = self._expansion()
                 if isinstance(value, list):
-                    found = [word for item in value for word in item.split()] if splits else [" ".join(value)]
+                    pieces.extend([word for item in value for word in item.split()] if splits else [" ".join(value)])
                 else:
-                    found = _split_keeping_ends(value) if splits else [value]
-                if found:
-                    pieces[-1] += found[0]
-                    pieces += found[1:]
-            elif char == "`":
-                end = self.text.find("`", self.place + 1)
-                if end < 0:
-                    raise self._cut_off("`")
-                pieces[-1] += unknown("a command")
-                self.place = end + 1
+                    pieces.extend(_split_keeping_ends(value) if splits else [value])
             else:
-                pieces[-1] += char
-                self.place += 1
-        if splits:
-            return [piece for piece in pieces if piece or quoted]
-        return pieces
+                self._skip_command("`")
+                pieces.add(unknown("a command"))
+        found = [piece for piece in pieces.words() if piece or quoted or not splits]
+        self.script.budget.spend(words=len(found))
+        return found
+
+    def _skip_command(self, mark: str) -> None:
+        """Go behind a command between two marks."""
+        end = self.text.find(mark, self.place + 1)
+        if end < 0:
+            raise self._cut_off(mark)
+        self.place = end + 1
 
     def _cut_off(self, mark: str) -> SpecError:
         line = self.text.count("\n", 0, self.place) + 1
         return SpecError(f"{self.script.name}: line {line}", f"a {mark} is not closed", "check where it was cut off")
 
-    def _quotation(self, pieces: list[str]) -> None:
+    def _quotation(self, pieces: _Pieces) -> None:
         start = self.place
         self.place += 1
         while self.place < len(self.text):
@@ -354,25 +617,17 @@ class _Reader:
                 return
             if char == "\\":
                 after = self.text[self.place + 1 : self.place + 2]
-                pieces[-1] += "" if after == "\n" else after if after in '"\\$`' else "\\" + after
+                pieces.add("" if after == "\n" else after if after in '"\\$`' else "\\" + after)
                 self.place += 2
             elif char == "$":
                 value = self._expansion()
-                if isinstance(value, list):
-                    if value:
-                        pieces[-1] += value[0]
-                        pieces += value[1:]
-                else:
-                    pieces[-1] += value
+                pieces.extend(value if isinstance(value, list) else [value])
             elif char == "`":
-                end = self.text.find("`", self.place + 1)
-                if end < 0:
-                    break
-                pieces[-1] += unknown("a command")
-                self.place = end + 1
-            else:
-                pieces[-1] += char
-                self.place += 1
+                self._skip_command("`")
+                pieces.add(unknown("a command"))
+            elif plain := _QUOTED.match(self.text, self.place):
+                pieces.add(plain[0])
+                self.place = plain.end()
         self.place = start
         raise self._cut_off('"')
 
@@ -407,18 +662,26 @@ class _Reader:
         char = text[self.place + 1 : self.place + 2]
         if char and char in _SPECIAL:
             self.place += 2
-            return [] if char in "@*" else unknown(f"${char}")
+            return self._parameter(char)
         self.place += 1
         return "$"
 
     def _parameter(self, inner: str) -> str | list[str]:
         name = _NAME.match(inner)
         if name is None:
-            # Without arguments the defaults of parameters count.
-            default = re.fullmatch(r"\d:?-(.*)", inner, re.DOTALL)
-            if default:
-                return self._expand_text(default[1])
-            return [] if inner[:1] in "@*" else unknown(f"${inner[:20]}")
+            if self.arguments is None or not re.fullmatch(r"[1-9@*#](:?-.*)?", inner, re.DOTALL):
+                # Without arguments the defaults of parameters count.
+                default = re.fullmatch(r"\d:?-(.*)", inner, re.DOTALL)
+                if default:
+                    return self._expand_text(default[1])
+                return [] if inner[:1] in "@*" else unknown(f"${inner[:20]}")
+            if inner[0] in "@*":
+                return self._charge([*self.arguments])
+            if inner[0] == "#":
+                return str(len(self.arguments))
+            if int(inner[0]) <= len(self.arguments):
+                return self._charge(self.arguments[int(inner[0]) - 1])
+            return self._expand_text(inner[1:].lstrip(":").removeprefix("-"))
         rest = inner[name.end() :]
         if rest in ("[@]", "[*]"):
             value = self._value(name[0])
@@ -430,11 +693,11 @@ class _Reader:
             known = self.script.variables.get(name[0])
             if match[1].endswith("+"):
                 return self._expand_text(match[2]) if known else ""
-            return known if known else self._expand_text(match[2])
+            return self._value(name[0]) if known else self._expand_text(match[2])
         return unknown(name[0])
 
     def _expand_text(self, text: str) -> str:
-        reader = _Reader(self.script, text.replace('"', ""), self.depth + 1)
+        reader = _Reader(self.script, text.replace('"', ""), self.depth + 1, arguments=self.arguments)
         if reader.depth > _MAX_DEPTH:
             return unknown("a value")
         parts: list[str] = []
@@ -443,12 +706,22 @@ class _Reader:
                 value = reader._expansion()
                 parts.append(" ".join(value) if isinstance(value, list) else value)
             else:
-                parts.append(reader.text[reader.place])
-                reader.place += 1
+                end = reader.text.find("$", reader.place)
+                end = len(reader.text) if end < 0 else end
+                parts.append(reader.text[reader.place : end])
+                reader.place = end
         return "".join(parts)
 
     def _value(self, name: str) -> str | list[str]:
-        return self.script.variables.get(name, unknown(name))
+        return self._charge(self.script.variables.get(name, unknown(name)))
+
+    def _charge(self, value: _Value) -> _Value:
+        """Return a value after its size is charged."""
+        if isinstance(value, list):
+            self.script.budget.spend(sum(map(len, value)), len(value))
+        else:
+            self.script.budget.spend(len(value))
+        return value
 
     # --- here-documents
 
@@ -480,7 +753,7 @@ class _Reader:
         self.pending = []
 
     def _expand_document(self, content: str) -> str:
-        reader = _Reader(self.script, content, self.depth + 1)
+        reader = _Reader(self.script, content, self.depth + 1, arguments=self.arguments)
         parts: list[str] = []
         while reader.place < len(content):
             char = content[reader.place]
@@ -502,7 +775,7 @@ def _as_list(value: str | list[str]) -> list[str]:
 
 def _split_keeping_ends(value: str) -> list[str]:
     """Return the words of an unquoted value. A blank at either end separates it from its neighbours."""
-    words = value.split()
+    words = value.split(None, MAX_WORDS)
     if not words:
         return ["", ""] if value else []
     return [*([""] if value[0].isspace() else []), *words, *([""] if value[-1].isspace() else [])]
@@ -527,9 +800,27 @@ def _inner_text(words: Sequence[str]) -> str | None:
     return None
 
 
+def _both(first: bool | None, second: bool | None) -> bool | None:
+    return False if first is False or second is False else None if first is None or second is None else True
+
+
+def _either(first: bool | None, second: bool | None) -> bool | None:
+    return _negate(_both(_negate(first), _negate(second)))
+
+
+def _negate(value: bool | None) -> bool | None:
+    return None if value is None else not value
+
+
 _OPERATORS: Mapping[type, Callable[[int, int], int]] = {
     ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.floordiv,
     ast.FloorDiv: operator.floordiv, ast.Mod: operator.mod,
+}  # fmt: skip
+
+
+_ORDERS: Mapping[type, Callable[[int, int], bool]] = {
+    ast.Eq: operator.eq, ast.NotEq: operator.ne, ast.Gt: operator.gt, ast.GtE: operator.ge, ast.Lt: operator.lt,
+    ast.LtE: operator.le,
 }  # fmt: skip
 
 
@@ -554,6 +845,8 @@ def _evaluate_node(node: ast.AST) -> int:
         return node.value
     if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
         return -_evaluate_node(node.operand)
+    if isinstance(node, ast.Compare) and len(node.ops) == 1 and type(node.ops[0]) in _ORDERS:
+        return int(_ORDERS[type(node.ops[0])](_evaluate_node(node.left), _evaluate_node(node.comparators[0])))
     if isinstance(node, ast.BinOp) and type(node.op) in _OPERATORS:
         value = _OPERATORS[type(node.op)](_evaluate_node(node.left), _evaluate_node(node.right))
         if abs(value) < 10**18:
@@ -563,7 +856,7 @@ def _evaluate_node(node: ast.AST) -> int:
 
 def _evaluate_test(words: Sequence[str]) -> bool | None:
     """Return the value of `[ … ]` or `[[ … ]]`, or None if only a run would know it."""
-    if len(words) < 3 or words[0] not in ("[", "[[", "test"):
+    if len(words) < 3 or words[-1] != {"[": "]", "[[": "]]"}.get(words[0], words[-1]):
         return None
     inner = list(words[1:-1] if words[0] != "test" else words[1:])
     negated = inner[:1] == ["!"]
@@ -578,7 +871,7 @@ def _evaluate_test(words: Sequence[str]) -> bool | None:
     elif (
         len(inner) == 3
         and inner[1] in _COMPARISONS
-        and all(one.lstrip("-").isdecimal() for one in (inner[0], inner[2]))
+        and all(re.fullmatch(r"-?\d{1,15}", one, re.ASCII) for one in (inner[0], inner[2]))
     ):
         value = _COMPARISONS[inner[1]](int(inner[0]), int(inner[2]))
     return None if value is None else value != negated
