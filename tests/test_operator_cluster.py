@@ -132,7 +132,7 @@ def test_mode_off_takes_the_annotations_back(cluster: Cluster, operator: Operato
 
 
 REFUSED = [
-    ({"training": {"globalBatchSize": 8, "sequenceLength": 8, "steps": 1, "tokens": 1}}, "keep one of them"),
+    ({"training": {"globalBatchSize": 8, "sequenceLength": 8, "steps": 1, "tokens": 1}}, "give one"),
     ({"training": {"globalBatchSize": 8, "tokens": 1}}, "tokens needs sequenceLength"),
     ({"model": {"transformer": {"layers": 1, "hiddenSize": 9, "attentionHeads": 2, "vocabularySize": 9}}}, "headSize"),
     ({"constraints": {"gpus": 9, "maxGpus": 8}}, "gpus is above maxGpus"),

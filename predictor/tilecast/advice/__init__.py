@@ -42,6 +42,7 @@ from tilecast.advice.pricing import price
 from tilecast.advice.reasons import (
     describe_confidence,
     describe_offers,
+    describe_plan,
     describe_sharing,
     explain_choices,
     explain_pareto,
@@ -114,6 +115,7 @@ def advise(request: Request, pools: Sequence[Pool]) -> Advice:
     sharing = find_sharing(request, offers)
     baseline, refused, baseline_notes = price_baseline(request, considered)
     origin = _describe_origin(considered)
+    safer = price_safer_plan(request, ranking.choices)
     return Advice(
         request=request,
         offers=offers,
@@ -122,7 +124,7 @@ def advise(request: Request, pools: Sequence[Pool]) -> Advice:
         baseline=baseline,
         alerts=tuple(describe_assumed_networks(offers)),
         usual=price_usual_plan(request, ranking.choices),
-        safer=price_safer_plan(request, ranking.choices),
+        safer=safer,
         uncapped=best_without_constraints(request, candidates),
         sharing=sharing,
         why_not=explain_why_not(request, ranking),
@@ -131,6 +133,7 @@ def advise(request: Request, pools: Sequence[Pool]) -> Advice:
         decision=ranking.decision,
         notes=(
             *describe_offers(request, offers),
+            *describe_plan(offers, safer),
             *describe_missing_usual_plan(request, ranking.choices),
             *describe_left_out(request, enumerations),
             *suggest_changes(request, ranking.choices),
@@ -224,6 +227,10 @@ def _check_request(request: Request, pools: Sequence[Pool]) -> None:
         problem = f"has no meaning with objective {goal.name}"
         remedy = f"use objective {' or '.join(objectives_bounded_by(name))}"
         require(given is None or goal.bound == name, f"spec.{name}", problem, remedy)
+    is_timed = request.deadline_s is not None or request.target_step_s is not None
+    problem = "upperBound says nothing without a limit on time"
+    remedy = "give targetStepSeconds or deadlineSeconds, or leave it out"
+    require(is_timed or request.limits_at == "forecast", "spec.limitsAt", problem, remedy)
     _check_currencies(request, pools)
     low, high = request.batches or (workload.global_batch, workload.global_batch)
     problem = f"{workload.global_batch} is not between {low} and {high}"

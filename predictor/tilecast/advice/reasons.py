@@ -22,8 +22,30 @@ def explain_choices(request: Request, ranking: Ranking) -> tuple[Offer, ...]:
 
 
 def describe_offers(request: Request, offers: Sequence[Offer]) -> tuple[str, ...]:
-    """Return notes on the job's model, on inputs that the recommendation changes, and on its input pipeline."""
-    return (*request.workload.model.notes, *_note_changed_inputs(request, offers), *_note_input_pipeline(offers))
+    """Return notes on the job's model, on inputs that the recommendation changes or ignores, and on its input."""
+    return (
+        *request.workload.model.notes,
+        *_note_changed_inputs(request, offers),
+        *_note_unused_schedule(request, offers),
+        *_note_input_pipeline(offers),
+    )
+
+
+def describe_plan(offers: Sequence[Offer], safer: Offer | None) -> tuple[str, ...]:
+    """Return notes that help to read the recommended plan, or a plan with memory to spare.
+
+    They are on groups of GPUs that share a node, and on ZeRO with a single data-parallel rank.
+    """
+    if not offers:
+        return ()
+    shown = (offers[0],) if safer is None else (offers[0], safer)
+    notes = [offer.shared_nodes for offer in shown if offer.shared_nodes]
+    notes += [
+        f"zero{offer.plan.zero_stage}-dp1: ZeRO shards over the context-parallel ranks too."
+        for offer in shown
+        if offer.plan.zero_stage in (1, 2) and offer.plan.data == 1 and offer.plan.context > 1
+    ]
+    return tuple(dict.fromkeys(notes))
 
 
 def _explain_choice(request: Request, place: int, ranking: Ranking) -> Offer:
@@ -172,6 +194,14 @@ def _note_changed_inputs(request: Request, offers: Sequence[Offer]) -> list[str]
     if best.precision != own.precision:
         notes.append(f"Precision {best.precision} instead of {own.precision}, as the job allows.")
     return notes
+
+
+def _note_unused_schedule(request: Request, offers: Sequence[Offer]) -> list[str]:
+    """Return a list with a note on the job's pipeline schedule, if the recommended plan has no pipeline."""
+    schedule = request.workload.pipeline_schedule
+    if schedule is None or not offers or offers[0].plan.pipeline > 1:
+        return []
+    return [f"Pipeline schedule {schedule} changes nothing: {offers[0].plan} has no pipeline."]
 
 
 NEAR = 0.8

@@ -159,6 +159,22 @@ class Offer:
         return self.nodes * self.gpus_per_node
 
     @property
+    def shared_nodes(self) -> str:
+        """Sentence on groups of the plan's GPUs that have to share a node. It is empty if each can have its own.
+
+        The plan takes `gpus_per_node` GPUs in each of `nodes` groups. A pool with fewer nodes puts several on one.
+        """
+        pool, part, groups = self.pool, self.gpus_per_node, self.nodes
+        if groups <= pool.max_nodes + (pool.spare_gpus >= part):
+            return ""
+        each = pool.gpus_per_node // part
+        whole = min(-(-groups // each), pool.max_nodes)
+        rest = max(groups - each * whole, 0)
+        used = whole + (rest > 0)
+        shared = f"{each} groups of {part} share a node of {pool.gpus_per_node}"
+        return f"{groups}x{part} GPUs are on {used} nodes: {shared}."
+
+    @property
     def tokens_per_s_and_gpu(self) -> float:
         return self.tokens_per_s / self.gpus
 

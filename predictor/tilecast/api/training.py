@@ -65,7 +65,8 @@ class Training(ApiModel):
     )
     framework: Framework | None = optional_field(
         "What runs the training: it limits plans to those that it executes and decides what memory holds; "
-        "absent allows every plan, with 16-bit weights and gradients and FP32 masters."
+        "absent allows the plans of all frameworks, priced as PyTorch's own kernels run them, with 16-bit weights and "
+        "gradients and FP32 masters. A framework with fused kernels is faster and can keep less."
     )
     framework_version: str | None = optional_field(
         "Version of the framework, for what changed between versions: of PyTorch (2.6) for frameworks on top of it, of "
@@ -258,7 +259,7 @@ class Training(ApiModel):
             "!(has(self.steps) && has(self.tokens))",
             lambda m: m.steps is None or m.tokens is None,
             "steps and tokens both say how long the run is",
-            "keep one of them",
+            "give one",
         ),
         ValidationRule(
             "!has(self.tokens) || has(self.sequenceLength)",

@@ -119,13 +119,17 @@ class JobInput:
 def _cite_flags(error: SpecError) -> SpecError:
     """Return an error about several fields of the spec with their flags in place of their names.
 
-    The place of the error is the flag of the field with which its problem begins, or else the first flag that it names.
+    The place of the error is the flag of the field with which its problem begins, or the flags of both fields of
+    `steps and tokens both say`, or else the first flag that it names.
     """
     problem, remedy = _name_flags(error.problem), _name_flags(error.remedy)
+    flags = {option.path.rpartition(".")[2]: to_flag(name) for name, option in reversed(JOB_OPTIONS.items())}
     first, _, rest = error.problem.partition(" ")
-    for name, option in JOB_OPTIONS.items():
-        if option.path.rpartition(".")[2] == first:
-            return type(error)(to_flag(name), _name_flags(rest), remedy)
+    if first in flags:
+        second = re.match(r"and (\w+) (both .*)", rest)
+        if second and second[1] in flags:
+            return type(error)(f"{flags[first]} and {flags[second[1]]}", _name_flags(second[2]), remedy)
+        return type(error)(flags[first], _name_flags(rest), remedy)
     named = re.search(r"--[a-z-]+", f"{problem} {remedy}")
     return type(error)(named[0] if named else error.field, problem, remedy)
 

@@ -199,6 +199,11 @@ def _because_sentence(advice: Advice, best: Offer) -> str:
     else:
         alone = "pool that can run the job" if advice.rejections else "pool given"
         first = f"{where} is the only {alone}, and this plan {least} on it"
+        if best.gpus < best.pool.max_gpus:
+            only, size = f"{best.pool.name} is the only {alone}", best.pool.max_gpus
+            idle = "" if goal.saves_gpus else f" ({size - best.gpus} idle)"
+            first = f"{only}; on {best.gpus} of its {size} GPUs{idle} this plan {least}"
+            first = f"{only}, and this plan {least}, {best.gpus} of {size}" if goal.fewest_gpus else first
         first += "" if advice.tie_ratio < 1.0005 or goal.fewest_gpus else ", within the forecast's error"
     busy = best.breakdown["compute"] / best.step_s
     part = best.bottleneck

@@ -20,7 +20,7 @@ from tilecast.advice.choose import (
 from tilecast.advice.enumeration import enumerate_partial_plan
 from tilecast.advice.pricing import CandidatePlans, DetailedForecasts, find_candidates
 from tilecast.advice.reasons import BOUND_BY
-from tilecast.advice.values import Change, Constraints, Offer, Rejection, Request, format_ratio
+from tilecast.advice.values import Change, Constraints, Offer, Rejection, Request, format_excess, format_ratio
 from tilecast.advice.what_if.changes import apply_change, speed_up_link
 from tilecast.cost import price_of_1000_steps
 from tilecast.hardware import Link, Pool, instances
@@ -118,10 +118,9 @@ def describe_missing_usual_plan(request: Request, choices: Sequence[Choice]) -> 
     if not len(rows) or candidates.fits[rows].any():
         return []
     row = int(rows[np.argmin(candidates.memory_bytes[rows])])
-    plan, needed = candidates.plans.row(row), candidates.memory_bytes[row] / 2**30
-    usable = memory.usable_bytes(candidates.pool.gpu) / 2**30
+    plan, over = candidates.plans.row(row), candidates.memory_bytes[row] - memory.usable_bytes(candidates.pool.gpu)
     name = "Data parallelism" if plan.zero_stage < 3 else "FSDP"
-    return [f"{name} alone does not fit: {plan} needs {needed:.0f} of {usable:.0f} GiB a GPU."]
+    return [f"{name} alone does not fit: {plan} needs {format_excess(over)} a GPU too much."]
 
 
 def _is_usual(request: Request, best: Choice) -> Mask:

@@ -125,11 +125,17 @@ def describe_growth(pool: Pool, gpus: int, effect: Literal["fits", "wins"]) -> C
     """
     wide = grow_pool(pool, gpus)
     if not pool.is_partial_node:
-        text = f"{wide.max_nodes} nodes instead of {pool.max_nodes}"
-        return Change("pool.maxNodes", wide.max_nodes, effect, text)
+        return Change("pool.maxNodes", wide.max_nodes, effect, describe_node_count(wide.max_nodes, pool))
     nodes, own = ("1 node", "") if wide.max_nodes == 1 else (f"{wide.max_nodes} nodes", "1 node of ")
     text = f"{nodes} of {wide.gpus_per_node} GPUs instead of {own}{pool.gpus_per_node}"
     return Change("pool.gpus", gpus, effect, text)
+
+
+def describe_node_count(nodes: int, pool: Pool) -> str:
+    """Return the growth of a pool to `nodes` equal nodes as text. With a smaller node, the text counts GPUs."""
+    if pool.spare_gpus:
+        return f"{nodes * pool.gpus_per_node} GPUs instead of {pool.max_gpus}"
+    return f"{nodes} nodes instead of {pool.max_nodes}" if pool.max_nodes else f"raise its maxNodes to {nodes}"
 
 
 def speed_up_links(pool: Pool, factor: float) -> Pool:
@@ -175,7 +181,7 @@ CHANGES: Mapping[str, Apply] = {
     "deadlineSeconds": _adapt_job_change(lambda request, value: replace(request, deadline_s=float(value))),
     "budget.amount": _set_request_field("budget", "amount", float),
     "pool.gpus": _adapt_pool_change(lambda pool, value: grow_pool(pool, int(value))),
-    "pool.maxNodes": _adapt_pool_change(lambda pool, value: replace(pool, max_nodes=int(value))),
+    "pool.maxNodes": _adapt_pool_change(lambda pool, value: replace(pool, max_nodes=int(value), spare_gpus=0)),
     "pool.price.perGpuHour": _adapt_pool_change(lambda pool, value: replace(pool, price_per_gpu_hour=float(value))),
     "pool.gpu.memoryGib": _adapt_pool_change(
         lambda pool, value: replace(pool, gpu=replace(pool.gpu, memory_bytes=float(value) * 2**30))

@@ -19,6 +19,7 @@ from tilecast.advice.what_if.changes import (
     bisect_integers,
     describe_growth,
     describe_larger_memory,
+    describe_node_count,
     grow_pool,
     list_pool_sizes,
 )
@@ -136,10 +137,6 @@ def _minimise_change(change: Change, request: Request, candidates: CandidatePlan
     return change_to(bisect_integers(helps, start, int(change.value) // grain))
 
 
-def _nodes_text(nodes: int, pool: Pool) -> str:
-    return f"{nodes} nodes instead of {pool.max_nodes}" if pool.max_nodes else f"raise its maxNodes to {nodes}"
-
-
 def _length_text(length: int, pool: Pool) -> str:
     return f"sequences of {length} tokens"
 
@@ -149,7 +146,7 @@ TOKEN_MULTIPLE = 64
 
 
 _BISECTED: Mapping[str, tuple[Callable[[Request, Pool], int], int, Callable[[int, Pool], str]]] = {
-    "pool.maxNodes": (lambda request, pool: pool.max_nodes, 1, _nodes_text),
+    "pool.maxNodes": (lambda request, pool: pool.max_nodes, 1, describe_node_count),
     "training.sequenceLength": (lambda request, pool: request.workload.sequence_length, TOKEN_MULTIPLE, _length_text),
 }
 """Functions for the present value and for the text of an input, and the multiple that its values are rounded to."""
@@ -236,7 +233,7 @@ def _other_precisions(request: Request, candidates: CandidatePlans, rejection: R
 
 def _add_nodes(request: Request, candidates: CandidatePlans, rejection: Rejection) -> Iterator[Change]:
     for nodes in (1, 2, 4, 8, 16, 32):
-        yield Change("pool.maxNodes", nodes, "fits", _nodes_text(nodes, candidates.pool))
+        yield Change("pool.maxNodes", nodes, "fits", describe_node_count(nodes, candidates.pool))
 
 
 def _other_counts(request: Request, candidates: CandidatePlans, rejection: Rejection) -> Iterator[Change]:
@@ -250,7 +247,7 @@ def _other_counts(request: Request, candidates: CandidatePlans, rejection: Rejec
         if asked == wide.max_gpus and candidates.pool.is_partial_node:
             yield describe_growth(candidates.pool, asked, "fits")
         elif asked == wide.max_gpus > candidates.pool.max_gpus:
-            yield Change("pool.maxNodes", wide.max_nodes, "fits", f"raise its maxNodes to {wide.max_nodes}")
+            yield Change("pool.maxNodes", wide.max_nodes, "fits", describe_node_count(wide.max_nodes, candidates.pool))
     yield from _other_batches(request, candidates, rejection)
 
 
@@ -285,7 +282,7 @@ def _save_memory(request: Request, candidates: CandidatePlans, rejection: Reject
     elif request.constraints.gpus is None:
         for times in FURTHER if over <= MUCH * pool.gpu.memory_bytes else (*FURTHER, *FAR):
             nodes = pool.max_nodes * times
-            yield Change("pool.maxNodes", nodes, "fits", _nodes_text(nodes, pool))
+            yield Change("pool.maxNodes", nodes, "fits", describe_node_count(nodes, pool))
     if workload.training and workload.offload == "none" and workload.framework in (None, "deepspeed", "megatron"):
         yield Change("training.offload", "optimizer", "fits", "optimizer states in the host's memory")
     if workload.samples_are_tokens and workload.model.trace is None:
@@ -401,7 +398,8 @@ def _reach_target(request: Request, candidates: CandidatePlans, rejection: Rejec
     pool, limits = candidates.pool, request.constraints
     if limits.gpus is None and limits.max_gpus is None and limits.max_nodes is None and not pool.is_partial_node:
         for times in FURTHER:
-            yield Change("pool.maxNodes", pool.max_nodes * times, "fits", _nodes_text(pool.max_nodes * times, pool))
+            nodes = pool.max_nodes * times
+            yield Change("pool.maxNodes", nodes, "fits", describe_node_count(nodes, pool))
     needed = round_up(candidates.least_step_s(request, candidates.within(limits) & candidates.fits))
     yield Change("targetStepSeconds", needed, "fits", f"targetStepSeconds {request.target_step_s:g} -> {needed:g}")
 

@@ -160,7 +160,8 @@ def launch_text(
     line, chosen = write_launch(launcher, setting), _with_framework(launcher, setting)
     where = f"{setting.name} on {setting.pool}, {setting.nodes}x{setting.gpus_per_node} GPUs"
     head = f"{where}: {setting.plan}, {_describe_amounts(setting)}"
-    return line.text([head, *risk, f"priced as {chosen.workload.framework}: {_describe_states(chosen)}"])
+    shared = [f"{setting.shared_nodes} Start each group by a command of its own."] if setting.shared_nodes else []
+    return line.text([head, *shared, *risk, f"priced as {chosen.workload.framework}: {_describe_states(chosen)}"])
 
 
 def _can_launch(launcher: str, setting: LaunchSetting) -> bool:

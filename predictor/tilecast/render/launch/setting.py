@@ -34,6 +34,8 @@ class LaunchSetting:
     step_s: float
     memory_bytes: tuple[float, float, float] | None = None
     """Lower and upper forecast of the bytes that a GPU holds, and the bytes available. None if unknown."""
+    shared_nodes: str = ""
+    """Sentence on groups of GPUs that share a node (`Offer.shared_nodes`)."""
 
     @classmethod
     def from_offer(cls, name: str, offer: Offer) -> LaunchSetting:
@@ -47,6 +49,7 @@ class LaunchSetting:
             gpus_per_node=offer.gpus_per_node,
             step_s=offer.step_s,
             memory_bytes=(offer.memory_lower_bytes, offer.memory_upper_bytes, offer.memory_available_bytes),
+            shared_nodes=offer.shared_nodes,
         )
 
     @property
