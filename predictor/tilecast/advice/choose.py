@@ -13,7 +13,8 @@ that use equally many GPUs get equal plans, however many there are. Between pool
 the pools (`rank_choices`).
 
 A plan with a faster forecast may wait longer for its host, whose speed is not known. It does not beat a plan that is
-faster on a slow host, if the forecast is at most `uncertainty.MOST_TIED` apart (`_keep_near_best`).
+faster on a slow host, if the forecast is at most `uncertainty.MOST_TIED` apart (`_keep_near_best`). But a plan that is
+clearly faster for no more money is chosen all the same (`_find_faster_for_no_more`).
 
 A pool without such a plan is rejected with a reason (`choose_or_reject`). `rank_choices` orders the others.
 """
@@ -232,6 +233,10 @@ def _choose_among(table: _PlanTraits, indices: Ints, others: Ints | None = None)
     decisions.append(("time", near := _keep_least(table.seconds, near, MOST_BEHIND)))
     order = np.lexsort((table.slow[near], table.value[near], *(column[near] for column in table.simplicity[::-1])))
     chosen = int(near[order[0]])
+    faster = _find_faster_for_no_more(table, indices, chosen)
+    if len(faster):
+        chosen = int(faster[np.argmin(table.seconds[faster])])
+        decisions.append(("time", faster))
     first = indices[np.argmin(table.value[indices])]
     if table.value[chosen] <= table.value[first]:
         return chosen, "best"
@@ -253,6 +258,17 @@ def _keep_near_best(table: _PlanTraits, indices: Ints, others: Ints) -> Ints:
     least = table.slow[others[is_near[others]]].min()
     near = indices[is_near[indices] & (table.slow[indices] <= least * MOST_BEHIND)]
     return np.asarray(near if len(near) else indices[[np.argmin(table.value[indices])]])
+
+
+def _find_faster_for_no_more(table: _PlanTraits, indices: Ints, chosen: int) -> Ints:
+    """Return which plans near the best are clearly faster than the chosen plan, cost no more and have memory to spare.
+
+    Such a plan is worth a wait for a slow host that costs a few percent. Times differ clearly beyond the largest tie.
+    """
+    is_near = table.value[indices] <= table.value[indices].min() * MOST_BEHIND
+    is_faster = table.seconds[indices] * np.exp(uncertainty.MOST_TIED) < table.seconds[chosen]
+    is_no_dearer = table.cost[indices] <= table.cost[chosen]
+    return np.asarray(indices[is_near & is_faster & is_no_dearer & ~table.tight[indices]])
 
 
 def _keep_least(amounts: Floats, indices: Ints, ratio: float) -> Ints:
