@@ -24,7 +24,7 @@ MAX_LINE = 2**16
 MAX_CHARACTERS = 2**22
 """Most characters that the values of a script's variables expand to, all uses together."""
 MAX_WORDS = 100_000
-MAX_STEPS = 100_000
+MAX_STEPS = 20_000
 """Most commands of a script, those that functions and `eval` repeat included."""
 MAX_BRANCHES = 256
 """Most compound commands that are open at once."""
