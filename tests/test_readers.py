@@ -482,6 +482,8 @@ def read_degree(tmp_path: Path, text: str) -> str:
         ('TP=2\nfunction setup {\n  TP=8\n}\n', "2"),
         ('TP=2\nsetup() { TP=8; }\nsetup', "8"),
         ('TP=2\nsetup() { TP=${1:-4}; }\nsetup 8', "8"),
+        ('TP=2\nmain() { TP=$1; }\nmain "$@"', "unknown"),
+        ('TP=2\nmain() { TP=${1:-4}; }\nmain "$@"', "4"),
         ('TP=2\nsetup() { local TP=8; }\nsetup', "2"),
         ('TP=2\nsetup() { TP=8; }\nif [ $X ]; then setup; fi', "unknown"),
         ('TP=2\n(cd /tmp; TP=8)', "2"),
