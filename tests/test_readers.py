@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import io
+import json
+import os
 import time
 import tracemalloc
 from dataclasses import replace
@@ -19,6 +22,7 @@ from tilecast.inputs.job_options import JobOptions
 from tilecast.inputs.pools import PoolOptions
 from tilecast.public.advising import AdviceInputs, compute_advice
 from tilecast.readers import models
+from tilecast.readers.command import read_command
 from tilecast.readers.options_table import OptionTable
 from tilecast.render.launch import LaunchSetting, write_launch
 from tilecast.spec import PartialPlan, Plan, SpecError, Workload
@@ -478,6 +482,8 @@ def read_degree(tmp_path: Path, text: str) -> str:
         ('TP=2\nfunction setup {\n  TP=8\n}\n', "2"),
         ('TP=2\nsetup() { TP=8; }\nsetup', "8"),
         ('TP=2\nsetup() { TP=${1:-4}; }\nsetup 8', "8"),
+        ('TP=2\nmain() { TP=$1; }\nmain "$@"', "unknown"),
+        ('TP=2\nmain() { TP=${1:-4}; }\nmain "$@"', "4"),
         ('TP=2\nsetup() { local TP=8; }\nsetup', "2"),
         ('TP=2\nsetup() { TP=8; }\nif [ $X ]; then setup; fi', "unknown"),
         ('TP=2\n(cd /tmp; TP=8)', "2"),
@@ -510,10 +516,10 @@ PAIRS = ("AB", "BC", "CD")
         ("A=(a b)\n" + 40 * 'A=("${A[@]}" "${A[@]}")\n', "words"),
         ("A=" + 60_000 * "a" + "\n" + "B=${C:-" + 20_000 * "$A" + "}\n", "4 MiB"),
         ("A=a\n" + 30_000 * "if [ $X ]; then\n", "256 branches"),
-        ("A=true\n" + "".join(f"{b}='" + 200 * f'eval "${a}";' + "'\n" for a, b in PAIRS) + 'eval "$D"', "100,000"),
-        ("A() { :; }\n" + "".join(f"{b}() {{ " + 200 * f"{a};" + " }\n" for a, b in PAIRS) + "D", "100,000"),
-        (60_000 * "A+=(x)\n" + 'echo "${A[@]}" "${A[@]}"', "words"),
-        ('A="' + 8_000 * ("a" * 60 + "\n") + '"\n' + 60_000 * "A+=x\n", "4 MiB"),
+        ("A=true\n" + "".join(f"{b}='" + 200 * f'eval "${a}";' + "'\n" for a, b in PAIRS) + 'eval "$D"', "20,000 c"),
+        ("A() { :; }\n" + "".join(f"{b}() {{ " + 200 * f"{a};" + " }\n" for a, b in PAIRS) + "D", "20,000 c"),
+        (60_000 * "A+=(x)\n", "20,000 c"),
+        ('A="' + 8_000 * ("a" * 60 + "\n") + '"\n' + 10_000 * "A+=x\n", "4 MiB"),
     ],
 )  # fmt: skip
 def test_a_script_that_expands_without_end_is_refused(tmp_path: Path, text: str, problem: str) -> None:
@@ -533,7 +539,7 @@ def test_a_long_quotation_and_many_additions_are_read_in_linear_time(tmp_path: P
         'A="'
         + 8_000 * ("a" * 60 + "\n")
         + '"\n'
-        + 30_000 * "B+=(x)\n"
+        + 10_000 * "B+=(x)\n"
         + 'echo "'
         + "\\\n".join(["b" * 60] * 4_000)
         + '"\n'
@@ -541,3 +547,110 @@ def test_a_long_quotation_and_many_additions_are_read_in_linear_time(tmp_path: P
     begin = time.process_time()
     assert script_plan(tmp_path, text + GPT) == ("dp=4,tp=2,mb=1", 8)
     assert time.process_time() - begin < 10
+
+
+@pytest.mark.parametrize(
+    ("command", "field", "problem"),
+    [
+        ("torchrun", "command", "torchrun names no program"),
+        ("torchrun --nnodes x a.py", "--nnodes", "'x' is no count"),
+        (GPT + "--num-attention-heads 0", "--num-attention-heads", "0 is no count"),
+        (GPT + "--num-layers-per-virtual-pipeline-stage 0", "--num-layers-per-virtual-pipeline-stage", "no count"),
+        (GPT + "--micro-batch-size 0", "--micro-batch-size", "0 is no count"),
+        (GPT + "--train-samples -5", "--train-samples", "-5 is no count"),
+        (GPT + "--hidden-dropout nan", "--hidden-dropout", "'nan' is no number"),
+        (GPT + "--num-experts 8 --moe-layer-freq [,]", "--moe-layer-freq", "is not read"),
+        (GPT + "--num-experts 8 --moe-layer-freq [01]", "--moe-layer-freq", "is not read"),
+        (GPT + "--num-experts 8 --moe-layer-freq 0", "--moe-layer-freq", "is not read"),
+        (GPT + "--num-experts 8 --moe-layer-freq [" + "1," * 2000 + "1]*9999", "--moe-layer-freq", "is not read"),
+    ],
+)
+def test_bad_commands_are_refused_in_one_line(command: str, field: str, problem: str) -> None:
+    with pytest.raises(SpecError) as caught:
+        readers.read_words(command.split())
+    assert caught.value.field == field
+    assert problem in caught.value.problem
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("a.yaml", FINE_TUNING["axolotl"] + "tensor_parallel_size: 0\n"),
+        ("a.yaml", FINE_TUNING["axolotl"].replace("steps: 4", "steps: 0")),
+        ("a.yaml", MAXTEXT.replace("fsdp_parallelism: 4", "fsdp_parallelism: 0")),
+        ("a.toml", "[parallelism]\ndata_parallel_replicate_degree = 0\n[training]\n"),
+    ],
+)
+def test_degrees_of_zero_are_refused(tmp_path: Path, name: str, text: str) -> None:
+    (tmp_path / name).write_text(text)
+    with pytest.raises(SpecError, match="no count"):
+        readers.read_file(str(tmp_path / name), gpus=8)
+
+
+@pytest.mark.parametrize(
+    ("words", "program", "nodes"),
+    [
+        ("accelerate launch --use_megatron_lm --megatron_lm_tp_degree 2 train.py", "train.py", None),
+        ("accelerate launch --dynamo_use_dynamic train.py", "train.py", None),
+        ("deepspeed --bind_cores_to_rank /work/train.py", "/work/train.py", None),
+        ("deepspeed --bind_cores_to_rank train", "train", None),
+        ("torchrun --no_such_flag --nnodes 2 train.py", "train.py", 2),
+        ("torchrun --nnodes 1:4 --nproc-per-node 8 train.py", "train.py", 1),
+    ],
+)
+def test_the_program_behind_options_of_a_launcher_is_found(words: str, program: str, nodes: int | None) -> None:
+    line = read_command(words.split(), "")
+    assert line is not None
+    assert (line.program, line.nodes) == (program, nodes)
+
+
+CONFIG = {
+    "model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": 512, "num_hidden_layers": 3,
+    "num_attention_heads": 8, "num_key_value_heads": 8, "intermediate_size": 1024, "vocab_size": 1000,
+    "max_position_embeddings": 4096,
+}  # fmt: skip
+TRAINER = (
+    "torchrun --nproc-per-node 8 train.py --per_device_train_batch_size 1 --max_seq_length 128 --model_name_or_path "
+)
+
+
+def test_the_model_of_a_script_is_read_within_its_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    for folder in (tmp_path / "job" / "own", tmp_path / "job" / "manifest", elsewhere, elsewhere / "own"):
+        folder.mkdir(parents=True)
+        (folder / "config.json").write_text(
+            json.dumps({**CONFIG, "num_hidden_layers": 4 if folder.name == "own" else 5})
+        )
+    (tmp_path / "job" / "manifest" / "config.json").write_text(
+        '{"apiVersion": "tilecast.dev/v1", "kind": "TrainingJob"}'
+    )
+    (tmp_path / "job" / "link").symlink_to(elsewhere)
+    (elsewhere / "own" / "config.json").write_text(json.dumps({**CONFIG, "num_hidden_layers": 6}))
+    monkeypatch.chdir(elsewhere)
+    monkeypatch.setattr("sys.stdin", io.StringIO(json.dumps(CONFIG)))
+
+    def count_layers(model: str) -> int:
+        (tmp_path / "job" / "run.sh").write_text(TRAINER + model)
+        return read_job(JobOptions(str(tmp_path / "job" / "run.sh"))).request().workload.model.layers
+
+    assert (count_layers("own"), count_layers("./own/config.json"), count_layers("/x/Llama-2-7b-hf")) == (4, 4, 32)
+    outside = (
+        str(elsewhere),
+        str(elsewhere / "config.json"),
+        "../elsewhere",
+        "link",
+        "-",
+        "hf://a/b",
+        "manifest",
+        "run.sh",
+    )
+    for name in outside:
+        with pytest.raises(SpecError, match=r"no preset|describes no model"):
+            count_layers(name)
+
+
+def test_a_pipe_is_no_job(tmp_path: Path) -> None:
+    for name in ("run.sh", "job.yaml"):
+        os.mkfifo(tmp_path / name)
+        with pytest.raises(SpecError, match="is no regular file"):
+            read_job(JobOptions(str(tmp_path / name)))

@@ -325,6 +325,8 @@ def _adapter_job(options: JobOptions, config: Document) -> JobInput:
 def _read_job_file(options: JobOptions, name: str) -> JobInput:
     from tilecast.api import documents
 
+    if name != "-" and Path(name).exists() and not (Path(name).is_file() or Path(name).is_dir()):
+        raise SpecError(name, "is no regular file", "give a file with a job or a model")
     text = read_text(name)
     return _job_from_documents(options, documents.load_documents(text, name), text, name)
 

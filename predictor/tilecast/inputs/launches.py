@@ -10,9 +10,11 @@ from typing import TYPE_CHECKING
 from tilecast import readers
 from tilecast.advice import Baseline, Offer
 from tilecast.hardware import Pool
+from tilecast.inputs import hub
 from tilecast.inputs.job_options import BARE_OPTIONS, JobOptions
 from tilecast.readers import LaunchReading
 from tilecast.spec import PartialPlan, Plan, SpecError
+from tilecast.zoo import huggingface
 
 if TYPE_CHECKING:
     from tilecast.inputs.job import JobInput
@@ -56,20 +58,57 @@ def read_launch_job(options: JobOptions, read_model_job: Callable[[JobOptions], 
     if has_model:
         job = read_model_job(plain)
     elif reading.model is None and reading.model_name:
-        # A folder with a config.json is read, any other path counts by the name that it ends in.
-        known = None if Path(reading.model_name).is_dir() else readers.find_named(reading.model_name)
-        job = read_model_job(replace(plain, job=known or reading.model_name))
+        folder = Path() if options.command else Path(where).parent
+        job = _read_model(reading.model_name, folder, replace(plain, command=options.command), read_model_job)
     elif reading.model is None:
         raise SpecError("model", "is not said by the launch", "name it before --: tilecast advise MODEL -- …")
     else:
-        from tilecast.inputs.job import JobInput
-
-        job = JobInput.from_model(plain, reading.model_name, dict(reading.model))
+        job = _job_input().from_model(plain, reading.model_name, dict(reading.model))
     for key, value in {**said, "framework": said.get("framework", reading.framework)}.items():
         if not (key == "framework" and "framework" in values):
             origin = reading.origins.get(f"training.{key}", f"training.{key}")
             job = job.with_field(("training", key), value, origin)
     return replace(job, launch=reading)
+
+
+def _job_input() -> type[JobInput]:
+    from tilecast.inputs.job import JobInput
+
+    return JobInput
+
+
+def _read_model(
+    name: str, folder: Path, options: JobOptions, read_model_job: Callable[[JobOptions], JobInput]
+) -> JobInput:
+    """Return the job of the model that a launch names.
+
+    Args:
+        name: a path of a config.json or of its folder, a preset, or ORG/NAME on the Hugging Face Hub. Any other path
+            counts by the name that it ends in.
+        folder: folder of the launch, from which relative paths count. Of a path outside only the name counts.
+        options: the job's options.
+        read_model_job: function that reads the job of a model that the user names.
+
+    Raises:
+        SpecError: the name is none of these, or the config.json is of no model.
+    """
+    root = folder.resolve()
+    if name.isprintable() and len(name) < 1024:
+        stated = folder / name
+        config = stated if stated.name == "config.json" else stated / "config.json"
+        path = config.resolve()
+        # What the user typed is what was given.
+        is_typed = any(name in (word, word.partition("=")[2]) for word in options.command)
+        if (is_typed or path.is_relative_to(root)) and path.is_file():
+            if not huggingface.is_config(readers.load_mapping(readers.read_bounded(path, str(config)), str(config))):
+                raise SpecError(str(config), "describes no model", "give a config.json of Transformers")
+            return read_model_job(replace(options, job=str(config), command=()))
+    if (known := readers.find_named(name)) is not None:
+        return _job_input().from_model(options, known, {"preset": known})
+    if not name.startswith(hub.PREFIX) and hub.is_hub_name(name):
+        return read_model_job(replace(options, job=name, command=()))
+    problem = f"{name[:80]!r} is no preset, and no folder beside the launch with a config.json"
+    raise SpecError("model", problem, "copy its config.json there, or name a preset or ORG/NAME of the Hub")
 
 
 def find_baseline(reading: LaunchReading, pools: Sequence[Pool], stated: Baseline | None) -> Baseline | None:

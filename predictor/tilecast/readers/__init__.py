@@ -7,8 +7,19 @@ launcher has a table of options in `options/`, and a function that turns what th
 from __future__ import annotations
 
 from tilecast.readers.changes import list_changes
+from tilecast.readers.documents import load_mapping
 from tilecast.readers.models import find_named
 from tilecast.readers.reading import LaunchReading, require_priced
-from tilecast.readers.sources import is_launch_file, read_file, read_words
+from tilecast.readers.sources import is_launch_file, read_bounded, read_file, read_words
 
-__all__ = ["LaunchReading", "find_named", "is_launch_file", "list_changes", "read_file", "read_words", "require_priced"]
+__all__ = [
+    "LaunchReading",
+    "find_named",
+    "is_launch_file",
+    "list_changes",
+    "load_mapping",
+    "read_bounded",
+    "read_file",
+    "read_words",
+    "require_priced",
+]

@@ -43,7 +43,10 @@ _TRAINERS: Mapping[str, Sequence[str]] = {
 """Programs that start training themselves, with the words behind them that do."""
 _SINGLE = {
     "standalone", "no-python", "module", "m", "use-env", "quiet", "debug", "multi-gpu", "use-fsdp", "use-deepspeed",
-    "same-network", "tpu", "cpu", "force-multi", "no-local-rank", "no-ssh",
+    "same-network", "tpu", "cpu", "use-cpu", "use-xpu", "ipex", "use-megatron-lm", "use-parallelism-config",
+    "downcast-bf16", "enable-cpu-affinity", "dynamo-use-dynamic", "dynamo-use-fullgraph",
+    "dynamo-use-regional-compilation", "tpu-use-cluster", "no-tpu-cluster", "tpu-use-sudo", "virtual-local-rank",
+    "force-multi", "no-local-rank", "no-ssh", "no-ssh-check", "save-pid", "bind-cores-to-rank", "elastic-training",
 }  # fmt: skip
 """Options of launchers that take no value."""
 _SHELLS = ("python", "python3", "srun", "mpirun", "mpiexec", "uv", "env", "numactl", "singularity", "apptainer")
@@ -60,7 +63,8 @@ def find_launch(script: Script) -> LaunchLine:
     if not launched:
         raise SpecError(script.name, "holds no launch line", "give the command itself behind --")
     if any(line != launched[0] for line in launched[1:]):
-        programs = ", ".join(dict.fromkeys(line.program[:60] for line in launched))
+        names = [*dict.fromkeys(line.program[:60] for line in launched)]
+        programs = ", ".join([*names[:3], *(["…"] if len(names) > 3 else [])])
         problem = f"launches {len(launched)} jobs ({programs})"
         raise SpecError(script.name, problem, "give one of the commands behind --")
     return _with_batch_lines(launched[0], script)
@@ -80,6 +84,7 @@ def read_command(words: Sequence[str], where: str) -> LaunchLine | None:
     Raises:
         SpecError: the launcher's counts are no numbers.
     """
+    has_python = False
     for place, word in enumerate(words):
         name = word.rpartition("/")[2]
         if name in _LAUNCHERS and (name != "accelerate" or words[place + 1 : place + 2] == ["launch"]):
@@ -89,7 +94,7 @@ def read_command(words: Sequence[str], where: str) -> LaunchLine | None:
                 return _read_launcher("torchrun", words[place + 2 :], where, program="torchtune")
             program = f"{name} {words[place + 1]}"
             return LaunchLine("", program, words[place + 2 :])
-        if word == "-m" and words[place + 1 : place + 2] and _is_python(words, place):
+        if word == "-m" and words[place + 1 : place + 2] and has_python:
             module = words[place + 1]
             if module in _LAUNCHERS:
                 continue
@@ -99,12 +104,8 @@ def read_command(words: Sequence[str], where: str) -> LaunchLine | None:
             if before & set(_SHELLS) or place == 0:
                 return LaunchLine("", word, words[place + 1 :])
             return None
+        has_python = has_python or name.startswith("python")
     return None
-
-
-def _is_python(words: Sequence[str], place: int) -> bool:
-    """Return whether a word before a place is a Python interpreter."""
-    return any(one.rpartition("/")[2].startswith("python") for one in words[:place])
 
 
 def _read_launcher(name: str, words: Sequence[str], where: str, program: str = "") -> LaunchLine | None:
@@ -119,7 +120,7 @@ def _read_launcher(name: str, words: Sequence[str], where: str, program: str = "
             continue
         if equals:
             options[key] = value
-        elif key in _SINGLE or place >= len(words):
+        elif key in _SINGLE or place >= len(words) or words[place].startswith("-") or words[place].endswith(".py"):
             options[key] = ""
         else:
             options[key] = words[place]
@@ -127,7 +128,7 @@ def _read_launcher(name: str, words: Sequence[str], where: str, program: str = "
     if place >= len(words):
         if program:
             return None
-        raise SpecError(where, f"{name} names no program", "check where the command was cut off")
+        raise SpecError(where or "command", f"{name} names no program", "check where the command was cut off")
     nodes = _read_count(options, ("nnodes", "num-nodes", "num-machines"), where)
     per_node = _read_count(options, ("nproc-per-node", "num-gpus"), where)
     total = _read_count(options, ("num-processes",), where)
@@ -142,8 +143,10 @@ def _read_count(options: Mapping[str, str], names: Sequence[str], where: str) ->
         if (value := options.get(name)) is None or UNKNOWN in value or value in ("gpu", "auto"):
             continue
         # An elastic range, such as 1:4, starts with the least.
-        text = value.rpartition(":")[2] if ":" in value else value
+        text = value.partition(":")[0]
         if not (text.isdecimal() and 0 < int(text[:9]) <= 2**20 and len(text) <= 7):
-            raise SpecError(f"{where}: --{name}", f"{value[:40]!r} is no count", "give a number")
+            raise SpecError(
+                f"{where}: --{name}" if where else f"--{name}", f"{value[:40]!r} is no count", "give a number"
+            )
         return int(text)
     return None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import re
 from collections.abc import Sequence
 from typing import Any
@@ -20,6 +19,11 @@ _DIMENSIONS = "give the dimensions of the model, or name it before --"
 _VOCABULARIES = {"GPT2BPETokenizer": 50257, "Llama2Tokenizer": 32000, "BertWordPieceLowerCase": 30522,
                  "BertWordPieceCase": 28996}  # fmt: skip
 """Vocabulary of each `--tokenizer-type` that has only one."""
+_COUNTS = (
+    "model.layers", "model.encoder_layers", "model.decoder_layers", "model.hidden", "model.heads", "model.ffn",
+    "virtual_layers", "samples",
+)  # fmt: skip
+"""Targets that are at least 1 where an option states them."""
 _DISPATCHERS = {"alltoall": "allToAll", "alltoall_seq": "allToAll", "allgather": "allGather"}
 _FLEX = {"deepep": "deepEP", "hybridep": "hybridEP"}
 
@@ -42,9 +46,12 @@ def read_megatron(
     facts = OptionTable.read("megatron").read_facts(settings, where)
     tensor, pipeline, context = (facts.count(f"plan.{name}") for name in ("tensor", "pipeline", "context"))
     data = data_degree(gpus, tensor, pipeline, context, where)
-    micro = facts.count("plan.micro_batch") if facts.get("plan.micro_batch") else None
-    if micro is None:
+    if facts.get("plan.micro_batch") is None:
         raise SpecError(facts.field("--micro-batch-size"), "is missing", "give it; Megatron-LM needs it")
+    micro = facts.count("plan.micro_batch")
+    for target in _COUNTS:
+        if facts.get(target) is not None:
+            facts.count(target)
     layers = facts.get("model.layers") or facts.get("model.encoder_layers")
     has_experts = bool(facts.get("model.experts"))
     plan = PartialPlan(
@@ -212,7 +219,7 @@ def _expert_layers(text: str | None, layers: int) -> tuple[int, int]:
     """Return the number of first dense layers, and the distance between layers with experts."""
     if text is None:
         return 0, 1
-    if text.isdecimal():
+    if re.fullmatch(r"\d{1,6}", text, re.ASCII) and int(text):
         return 0, int(text)
     pattern = _frequency_list(text)
     if pattern is not None and len(pattern) == layers and 1 in pattern:
@@ -231,12 +238,13 @@ def _frequency_list(text: str) -> list[int] | None:
         return None
     items: list[int] = []
     for part in text.replace(" ", "").strip("()").split("+"):
-        match = re.fullmatch(r"(\[[01,]*\])(?:\*(\d{1,4}))?", part.strip("()"))
+        match = re.fullmatch(r"\[([01](?:,[01])*)\](?:\*(\d{1,4}))?", part.strip("()"))
         if match is None:
             return None
-        items += ast.literal_eval(match[1]) * int(match[2] or 1)
-        if len(items) > 4096:
+        part_items, times = [int(one) for one in match[1].split(",")], int(match[2] or 1)
+        if len(items) + len(part_items) * times > 4096:
             return None
+        items += part_items * times
     return items
 
 

@@ -7,6 +7,7 @@ forecast knows, with the reason. Spellings with dashes, underscores and leading 
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -185,9 +186,12 @@ class Facts:
     def _read_number(self, kind: str, setting: Setting, text: str) -> object:
         if kind == "number":
             try:
-                return float(text)
+                number = float(text)
             except ValueError:
-                raise SpecError(self.field(setting.option), f"{text[:60]!r} is no number", "give a number") from None
+                number = math.nan
+            if not math.isfinite(number):
+                raise SpecError(self.field(setting.option), f"{text[:60]!r} is no number", "give a number")
+            return number
         plain = text.replace("_", "")
         if re.fullmatch(r"-?\d{1,15}(\.0)?", plain):
             return int(float(plain))

@@ -12,7 +12,7 @@ from typing import Any
 
 from tilecast import zoo
 from tilecast.readers import models
-from tilecast.readers.documents import flatten, leaves, load_mapping
+from tilecast.readers.documents import flatten, load_mapping
 from tilecast.readers.options_table import Facts, OptionTable, Setting
 from tilecast.readers.reading import LaunchReading, check_batch, data_degree, drop_none
 from tilecast.spec import Framework, PartialPlan, SpecError
@@ -22,7 +22,7 @@ ReadText = Callable[[str], str]
 
 
 @dataclass(slots=True)
-class Sources:
+class RankedFacts:
     """Facts of several sources. An earlier one takes precedence, and an error of one names its file."""
 
     facts: list[Facts] = field(default_factory=list)
@@ -80,49 +80,49 @@ def read_recipe(
     Raises:
         SpecError: options contradict each other, or a file cannot be read.
     """
-    sources = Sources([OptionTable.read(name).read_facts(settings, where), *extra])
-    gpus = sources.stated("world.gpus") or gpus
-    _add_files(sources, read_text, where)
+    ranked = RankedFacts([OptionTable.read(name).read_facts(settings, where), *extra])
+    gpus = ranked.stated("world.gpus") or gpus
+    _add_files(ranked, read_text, where)
     if name == "maxtext":
-        _add_mesh(sources.facts[0], gpus)
-    tensor, pipeline, context = (int(sources.get(f"plan.{one}", 1)) for one in ("tensor", "pipeline", "context"))
+        _add_mesh(ranked.facts[0], gpus)
+    tensor, pipeline, context = (_degree(ranked, f"plan.{one}", where) for one in ("tensor", "pipeline", "context"))
     data = data_degree(gpus, tensor, pipeline, context, where)
-    micro = _micro_batch(sources, where)
+    micro = _micro_batch(ranked, where or "command")
     training = {
         key.removeprefix("training."): value
         for items in (
-            *(one.table.defaults for one in reversed(sources.facts)),
-            *(one.values for one in reversed(sources.facts)),
+            *(one.table.defaults for one in reversed(ranked.facts)),
+            *(one.values for one in reversed(ranked.facts)),
         )
         for key, value in items.items()
         if key.startswith("training.")
     }
-    framework, zero, offload = _sharding(sources, name, data)
+    framework, zero, offload = _sharding(ranked, name, data)
     rank = training.pop("loraRankOfAdapter", 8)
-    training["precision"], weights = _precision(sources, name)
+    training["precision"], weights = _precision(ranked, name)
     training |= drop_none({"weights": weights, "offload": offload})
-    training |= _adapters(sources, name, rank, training)
+    training |= _adapters(ranked, name, rank, training)
     if name == "deepspeed" or framework == "deepspeed":
         training.pop("weights", None)
-    mode = sources.get("plan.checkpointing", "none")
+    mode = ranked.get("plan.checkpointing", "none")
     plan = PartialPlan(
         data=data,
         tensor=tensor,
         pipeline=pipeline,
         context=context,
-        expert=int(sources.get("plan.expert", 1)),
+        expert=_degree(ranked, "plan.expert", where),
         zero_stage=zero,
         micro_batch=micro,
         checkpointing=mode,
         sequence_parallel=name == "maxtext" and tensor > 1,
     )
-    accumulation = int(sources.get("accumulation", 1))
+    accumulation = _degree(ranked, "accumulation", where)
     if data is not None and "globalBatchSize" not in training:
         training["globalBatchSize"] = micro * accumulation * data
     check_batch(training.get("globalBatchSize"), micro, data, where, "batch")
-    if (shards := sources.stated("shards")) and int(sources.stated("replicas") or 1) > 1 and zero:
+    if (shards := ranked.stated("shards")) and int(ranked.stated("replicas") or 1) > 1 and zero:
         training["shardDegree"] = int(shards)
-    elif sources.stated("hybrid") and gpus_per_node and data and data > gpus_per_node:
+    elif ranked.stated("hybrid") and gpus_per_node and data and data > gpus_per_node:
         training["shardDegree"] = gpus_per_node
     if zero < 2:
         training.pop("shardDegree", None)
@@ -130,46 +130,59 @@ def read_recipe(
         framework=framework,
         training=drop_none(training),
         plan=plan,
-        model_name=_model_name(sources, where),
+        model_name=_model_name(ranked, where or "command"),
         gpus=gpus,
         gpus_per_node=gpus_per_node,
-        **sources.fields(),
+        **ranked.fields(),
     )
 
 
-def _micro_batch(sources: Sources, where: str) -> int:
-    if (each := sources.stated("per_device")) is not None:
+def _degree(ranked: RankedFacts, target: str, where: str) -> int:
+    """Return what a target counts, 1 if nothing states it.
+
+    Raises:
+        SpecError: it is below 1.
+    """
+    value = int(ranked.get(target, 1))
+    if value < 1:
+        name = next((one.origins[target] for one in ranked.facts if target in one.origins), target)
+        raise SpecError(f"{where}: {name}" if where else name, f"{value} is no count", "give one from 1")
+    return value
+
+
+def _micro_batch(ranked: RankedFacts, where: str) -> int:
+    if (each := ranked.stated("per_device")) is not None:
         # MaxText counts samples by device, also by those that share a sample.
-        each *= sources.get("plan.tensor", 1) * sources.get("plan.context", 1)
+        each *= ranked.get("plan.tensor", 1) * ranked.get("plan.context", 1)
         if each < 1 or each != int(each):
             raise SpecError(where, f"{each:g} samples of a replica are no count", "correct per_device_batch_size")
         return int(each)
-    micro = sources.get("plan.micro_batch")
+    micro = ranked.get("plan.micro_batch")
     if micro is None:
-        batch, steps = sources.stated("training.globalBatchSize"), sources.stated("accumulation")
-        names = [one.table.names[key] for one in sources.facts[:1] for key, entry in one.table.options.items()
+        batch, steps = ranked.stated("training.globalBatchSize"), ranked.stated("accumulation")
+        names = [one.table.names[key] for one in ranked.facts[:1] for key, entry in one.table.options.items()
                  if entry["to"] == "plan.micro_batch"]  # fmt: skip
         if batch is None or steps is None:
             raise SpecError(f"{where}: {names[0] if names else 'batch'}", "is missing", "give the samples of a GPU")
-        return max(1, int(batch) // int(steps))
+        return max(1, int(batch) // _degree(ranked, "accumulation", where))
     if int(micro) < 1:
         raise SpecError(where, f"a micro-batch of {micro} is no count", "give one from 1")
     return int(micro)
 
 
-def _add_files(sources: Sources, read_text: ReadText, where: str) -> None:
+def _add_files(ranked: RankedFacts, read_text: ReadText, where: str) -> None:
     """Add what the files say that a source names: DeepSpeed's configuration, and Trainer's of FSDP."""
-    path = sources.stated("deepspeed")
+    path = ranked.stated("deepspeed")
     if path:
         values = _deepspeed_values(str(path), read_text)
         table = OptionTable.read("deepspeed")
         found = [setting for setting in flatten(values) if setting.text.lower() != "auto" and setting.values != (None,)]
-        sources.facts.append(table.read_facts(found, str(path)[:60]))
-    path = sources.stated("fsdp_config")
+        ranked.facts.append(table.read_facts(found, str(path)[:60]))
+    path = ranked.stated("fsdp_config")
     if path:
         values = load_mapping(path if str(path).lstrip().startswith("{") else read_text(str(path)), str(path)[:60])
         plain = {key.removeprefix("fsdp_"): value for key, value in values.items()}
-        sources.facts.append(OptionTable.read("fsdp").read_facts(flatten(plain), str(path)[:60]))
+        ranked.facts.append(OptionTable.read("fsdp").read_facts(flatten(plain), str(path)[:60]))
 
 
 _STAGE = re.compile(r"z(?:ero)?[-_]?([0-3])(?!\d)", re.IGNORECASE)
@@ -192,6 +205,8 @@ def _add_mesh(facts: Facts, gpus: int | None) -> None:
             facts.origins[f"plan.{axis}"] = facts.origins.get(f"mesh.ici_{axis}", f"ici_{axis}_parallelism")
     if facts.values["plan.pipeline"] != 1:
         raise SpecError(facts.where, "pipeline parallelism of MaxText is not read", "describe the job by flags")
+    if any(degree == 0 or degree < -1 for axis in ("fsdp", "data") for degree in degrees[axis]):
+        raise SpecError(facts.where, "a degree of fsdp or data parallelism is no count", "give one from 1, or -1")
     shared = int(facts.values["plan.tensor"] * facts.values["plan.pipeline"] * facts.values["plan.context"])  # type: ignore[operator]
     expert = int(facts.values["plan.expert"])  # type: ignore[call-overload]
     fsdp, replicas = (degrees[axis][0] * degrees[axis][1] for axis in ("fsdp", "data"))
@@ -231,43 +246,43 @@ def _deepspeed_values(path: str, read_text: ReadText) -> dict[str, Any]:
     return {"zero_optimization": zero}
 
 
-def _sharding(sources: Sources, name: str, data: int | None) -> tuple[Framework, int, str | None]:
+def _sharding(ranked: RankedFacts, name: str, data: int | None) -> tuple[Framework, int, str | None]:
     """Return the framework, the ZeRO stage and what lives on the host."""
-    offload = sources.get("offload_parameters") or sources.get("offload_optimizer") or sources.get("training.offload")
-    kind = str(sources.stated("distributed") or "")
+    offload = ranked.get("offload_parameters") or ranked.get("offload_optimizer") or ranked.get("training.offload")
+    kind = str(ranked.stated("distributed") or "")
     if name == "torchtune":
-        return "torchtune", int(sources.get("plan.zero_stage", 3)), offload
+        return "torchtune", int(ranked.get("plan.zero_stage", 3)), offload
     if name == "maxtext":
-        return "jax", int(sources.get("plan.zero_stage", 3)), offload
-    has_engine = any(one.table.name == "deepspeed" for one in sources.facts)
-    if kind == "DEEPSPEED" or sources.stated("deepspeed") or has_engine:
-        return "deepspeed", int(sources.get("plan.zero_stage", 0)), offload
-    words = str(sources.stated("fsdp") or "").replace(",", " ").lower()
-    is_sharded = kind == "FSDP" or bool(sources.stated("fsdp_wraps")) or words not in ("", "false", "none", "()", "[]")
-    if sources.stated("shards") and int(sources.stated("shards")) > 1:
+        return "jax", int(ranked.get("plan.zero_stage", 3)), offload
+    has_engine = any(one.table.name == "deepspeed" for one in ranked.facts)
+    if kind == "DEEPSPEED" or ranked.stated("deepspeed") or has_engine:
+        return "deepspeed", int(ranked.get("plan.zero_stage", 0)), offload
+    words = str(ranked.stated("fsdp") or "").replace(",", " ").lower()
+    is_sharded = kind == "FSDP" or bool(ranked.stated("fsdp_wraps")) or words not in ("", "false", "none", "()", "[]")
+    if ranked.stated("shards") and int(ranked.stated("shards")) > 1:
         is_sharded = True
     if not is_sharded:
         return "huggingface", 0, None
     if "offload" in words:
         offload = "parameters"
     stage = 2 if "shard_grad_op" in words else 3
-    return "accelerate", int(sources.stated("plan.zero_stage") or stage), offload
+    return "accelerate", int(ranked.stated("plan.zero_stage") or stage), offload
 
 
-def _precision(sources: Sources, name: str) -> tuple[str, str | None]:
+def _precision(ranked: RankedFacts, name: str) -> tuple[str, str | None]:
     """Return the precision, and how weights are held if that is not the framework's way."""
-    stated, dtype = sources.get("precision"), sources.stated("dtype")
-    if computed := sources.stated("quantized_compute"):
-        return str(computed), sources.stated("weights")
+    stated, dtype = ranked.get("precision"), ranked.stated("dtype")
+    if computed := ranked.stated("quantized_compute"):
+        return str(computed), ranked.stated("weights")
     if name == "torchtune":
         return str(dtype or "fp32"), None
-    if pure := sources.stated("pure"):
+    if pure := ranked.stated("pure"):
         return str(pure), "pure"
     if stated in (None, "fp32") and dtype in ("bf16", "fp16"):
         return str(dtype), "pure"
     if stated in (None, "fp32"):
-        return ("tf32" if sources.stated("tf32") else "fp32"), None
-    return str(stated), sources.stated("weights")
+        return ("tf32" if ranked.stated("tf32") else "fp32"), None
+    return str(stated), ranked.stated("weights")
 
 
 _ATTENTION = re.compile(
@@ -276,17 +291,17 @@ _ATTENTION = re.compile(
 """Names of the projections of attention among the targets of adapters."""
 
 
-def _adapters(sources: Sources, name: str, rank: int, training: Mapping[str, Any]) -> dict[str, Any]:
+def _adapters(ranked: RankedFacts, name: str, rank: int, training: Mapping[str, Any]) -> dict[str, Any]:
     """Return the fields of adapters. Without an adapter, a stated rank counts for nothing."""
-    component = str(sources.stated("model.component") or "").rpartition(".")[2]
-    adapter = sources.get("adapter")
-    is_quantized = sources.stated("quantized") or adapter == "qlora" or component.startswith("qlora_")
+    component = str(ranked.stated("model.component") or "").rpartition(".")[2]
+    adapter = ranked.get("adapter")
+    is_quantized = ranked.stated("quantized") or adapter == "qlora" or component.startswith("qlora_")
     has = adapter in ("lora", "qlora") or component.startswith(("lora_", "qlora_"))
     if not has:
         return {"loraRank": None, "quantization": None}
-    targets = [str(word).strip(",'\"[]") for item in sources.get("lora_targets", ()) for word in str(item).split(",")]
+    targets = [str(word).strip(",'\"[]") for item in ranked.get("lora_targets", ()) for word in str(item).split(",")]
     targets = [word for word in targets if word]
-    if sources.stated("lora_all") or sources.stated("lora_mlp") or any(
+    if ranked.stated("lora_all") or ranked.stated("lora_mlp") or any(
         word in ("all", "all-linear", "linear") for word in targets
     ):  # fmt: skip
         chosen = "all"
@@ -303,11 +318,11 @@ _COMPONENTS: Mapping[str, str] = {"phi3_mini": "phi-3-mini", "code_llama2_7b": "
 """Presets of torchtune's builders whose names say something else."""
 
 
-def _model_name(sources: Sources, where: str) -> str:
+def _model_name(ranked: RankedFacts, where: str) -> str:
     """Return the name of the model as the recipe says it, or an empty string."""
-    component = sources.stated("model.component")
+    component = ranked.stated("model.component")
     if component is None:
-        return str(sources.stated("model.name") or "")
+        return str(ranked.stated("model.name") or "")
     module, _, last = str(component).rpartition(".")
     builder = re.sub(r"^q?lora_", "", last).removesuffix("_instruct").removesuffix("_base")
     # The module is the family with its version, and the builder begins with it: qwen2_5.qwen2_5_0_5b.
@@ -319,8 +334,3 @@ def _model_name(sources: Sources, where: str) -> str:
     if found is None:
         raise SpecError(f"{where}: model._component_", f"{builder} is no model that is known", "name it before --")
     return zoo.find_preset(found).name
-
-
-def read_accelerate(text: str, name: str) -> Facts:
-    """Return the facts of a file that `accelerate config` wrote."""
-    return OptionTable.read("accelerate").read_facts(leaves(load_mapping(text, name)), name)

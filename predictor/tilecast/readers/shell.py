@@ -24,7 +24,7 @@ MAX_LINE = 2**16
 MAX_CHARACTERS = 2**22
 """Most characters that the values of a script's variables expand to, all uses together."""
 MAX_WORDS = 100_000
-MAX_STEPS = 100_000
+MAX_STEPS = 20_000
 """Most commands of a script, those that functions and `eval` repeat included."""
 MAX_BRANCHES = 256
 """Most compound commands that are open at once."""
@@ -679,9 +679,11 @@ class _Reader:
                 return self._charge([*self.arguments])
             if inner[0] == "#":
                 return str(len(self.arguments))
-            if int(inner[0]) <= len(self.arguments):
+            if int(inner[0]) <= len(self.arguments) and self.arguments[int(inner[0]) - 1]:
                 return self._charge(self.arguments[int(inner[0]) - 1])
-            return self._expand_text(inner[1:].lstrip(":").removeprefix("-"))
+            # Arguments passed on, as by main "$@", are those of the script, which are not known.
+            rest = inner[1:].lstrip(":")
+            return self._expand_text(rest[1:]) if rest else unknown(f"${inner[0]}")
         rest = inner[name.end() :]
         if rest in ("[@]", "[*]"):
             value = self._value(name[0])

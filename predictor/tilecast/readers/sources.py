@@ -61,6 +61,9 @@ def read_bounded(path: Path, name: str) -> str:
         SpecError: it cannot be read, is too long, or is no text.
     """
     try:
+        # A pipe would be waited for without end.
+        if path.exists() and not path.is_file():
+            raise SpecError(name, "is no regular file", "give a script or a configuration")
         with path.open("rb") as file:
             data = file.read(MAX_BYTES + 1)
     except OSError as error:

@@ -20,7 +20,7 @@ def read_torchtitan(settings: Sequence[Setting], where: str, gpus: int | None, h
     """
     facts = OptionTable.read("torchtitan").read_facts(settings, where)
     tensor, pipeline, context = (facts.count(f"plan.{name}") for name in ("tensor", "pipeline", "context"))
-    replicas, shards = int(facts.get("replicas")), int(facts.get("shards"))
+    replicas, shards = facts.count("replicas"), int(facts.get("shards"))
     if gpus is None and shards > 0:
         gpus = replicas * shards * tensor * pipeline * context
     data = data_degree(gpus, tensor, pipeline, context, where)
@@ -102,6 +102,7 @@ def _interval(facts: Facts, layers: int | None, pipeline: int) -> tuple[str, int
 def _virtual_stages(facts: Facts, pipeline: int, layers: int | None) -> int:
     each = facts.get("stage_layers")
     if each is not None and layers is not None and pipeline > 1:
+        each = facts.count("stage_layers")
         counted = layers + int(facts.get("less_first", 0)) + int(facts.get("less_last", 0))
         return max(1, -(-counted // (pipeline * int(each))))
     is_interleaved = facts.get("schedule") in ("interleaved", "interleavedZeroBubble", "zbv", "dualPipeV")
