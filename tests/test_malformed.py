@@ -53,7 +53,7 @@ FILES: dict[str, tuple[str, str, str]] = {
     "model.yaml": (JOB.replace("  model: {preset: gpt2}\n", ""), "spec.model: is missing", "add it"),
     "two.yaml": (f"{JOB}---\n{JOB}", "two.yaml: holds 2 jobs", "one TrainingJob"),
     "off.yaml": (f"{JOB}  mode: Off\n", "spec.mode: YAML reads a bare Off", "in quotes"),
-    "length.yaml": (JOB.replace("1024}", "1024, steps: 5, tokens: 9}"), "spec.training: steps and tokens", "keep one"),
+    "length.yaml": (JOB.replace("1024}", "1024, steps: 5, tokens: 9}"), "spec.training: steps and tokens", "give one"),
     "weights.bin": ("x", "weights.bin: holds weights", "config.json"),
 }
 """Files as jobs."""

@@ -136,7 +136,7 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
     (training(precision="bf61"), "spec.training.precision", "did you mean bf16?"),
     (training(precision="int3"), "spec.training.precision", "use one of fp32, tf32, fp16, bf16, fp8"),
     (training(microBatchSize=7), "spec.training", "leave microBatchSize out"),
-    (training(steps=1, tokens=1), "spec.training", "keep one"),
+    (training(steps=1, tokens=1), "spec.training", "give one"),
     (job(training={"globalBatchSize": 8}), "spec.training.sequenceLength", "how many"),
     (job(training={"sequenceLength": 8}), "spec.training.globalBatchSize", "add it"),
     (job(training=None), "spec.training", "a mapping with globalBatchSize"),

@@ -123,7 +123,7 @@ def _cite_flags(error: SpecError) -> SpecError:
     `steps and tokens both say`, or else the first flag that it names.
     """
     problem, remedy = _name_flags(error.problem), _name_flags(error.remedy)
-    flags = {option.path.rpartition(".")[2]: to_flag(name) for name, option in reversed(tuple(JOB_OPTIONS.items()))}
+    flags = {option.path.rpartition(".")[2]: to_flag(name) for name, option in reversed(list(JOB_OPTIONS.items()))}
     first, _, rest = error.problem.partition(" ")
     if first in flags:
         second = re.match(r"and (\w+) (both .*)", rest)

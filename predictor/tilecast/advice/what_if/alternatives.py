@@ -120,7 +120,7 @@ def describe_missing_usual_plan(request: Request, choices: Sequence[Choice]) -> 
     row = int(rows[np.argmin(candidates.memory_bytes[rows])])
     plan, over = candidates.plans.row(row), candidates.memory_bytes[row] - memory.usable_bytes(candidates.pool.gpu)
     name = "Data parallelism" if plan.zero_stage < 3 else "FSDP"
-    return [f"{name} alone does not fit: {plan} needs {format_excess(over)} a GPU too much."]
+    return [f"{name} alone does not fit: {plan} exceeds the memory of a GPU by {format_excess(over)}."]
 
 
 def _is_usual(request: Request, best: Choice) -> Mask:
