@@ -495,7 +495,7 @@ def test_the_examples_satisfy_the_schemas_of_our_own_kinds(conform: Conform) -> 
         document
         for path in sorted((ROOT / "examples").rglob("*.yaml"))
         for document in yaml.safe_load_all(path.read_text())
-        if document and document["apiVersion"].startswith("tilecast.dev/")
+        if document and document.get("apiVersion", "").startswith("tilecast.dev/")
     ]
     problems = conform(documents)
     assert problems["summary"] == {"valid": len(documents), "invalid": 0, "errors": 0, "skipped": 0}, problems
