@@ -592,7 +592,7 @@ def test_degrees_of_zero_are_refused(tmp_path: Path, name: str, text: str) -> No
     [
         ("accelerate launch --use_megatron_lm --megatron_lm_tp_degree 2 train.py", "train.py", None),
         ("accelerate launch --dynamo_use_dynamic train.py", "train.py", None),
-        ("deepspeed --bind_cores_to_rank /work/train.py", "/work/train.py", None),
+        ("deepspeed --bind_cores_to_rank /job/train.py", "/job/train.py", None),
         ("deepspeed --bind_cores_to_rank train", "train", None),
         ("torchrun --no_such_flag --nnodes 2 train.py", "train.py", 2),
         ("torchrun --nnodes 1:4 --nproc-per-node 8 train.py", "train.py", 1),

@@ -42,7 +42,7 @@ class Setting:
 
 @dataclass(frozen=True, slots=True)
 class OptionTable:
-    """What the options of one launcher say."""
+    """Meaning of the options of one launcher."""
 
     name: str
     title: str
@@ -117,7 +117,7 @@ class OptionTable:
 
 @dataclass(slots=True)
 class Facts:
-    """What options say, by target, with the option that says it."""
+    """Values that options set, by target, with the option that set each."""
 
     table: OptionTable
     where: str

@@ -12,7 +12,7 @@ from tilecast.spec import Framework, PartialPlan, SpecError
 
 @dataclass(frozen=True, slots=True)
 class LaunchReading:
-    """What a user's launch says about a training job."""
+    """Training job and plan that a user's launch describes."""
 
     title: str
     """Name of what was read, such as "Megatron-LM"."""

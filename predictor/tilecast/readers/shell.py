@@ -53,7 +53,7 @@ _BREAKS = " \t\n;&|()<>"
 
 @dataclass(slots=True)
 class Budget:
-    """What the reading of a script may still cost, all texts that it reads included."""
+    """Remaining cost that the reading of a script may have, with all texts that it reads."""
 
     name: str
     characters: int = MAX_CHARACTERS
@@ -261,14 +261,9 @@ class _Reader:
         target: str | None = None
         while self.place < len(self.text):
             char = self.text[self.place]
-            if char in " \t":
-                self.place += 1
-            elif self.text.startswith("\\\n", self.place):
-                self.place += 2
-            elif char == "#":
-                end = self.text.find("\n", self.place)
-                self.place = len(self.text) if end < 0 else end
-            elif char in "\n;&|":
+            if self._skip_blank(" \t"):
+                continue
+            if char in "\n;&|":
                 if char == "&" and self.text.startswith("&>", self.place):
                     self.place += 2
                     target = self._redirection_target()
@@ -539,6 +534,20 @@ class _Reader:
             else:
                 self.script.variables[name] = value
 
+    def _skip_blank(self, blanks: str) -> bool:
+        """Skip a blank, a continued line's end or a comment. Return whether there was one."""
+        char = self.text[self.place]
+        if char in blanks:
+            self.place += 1
+        elif self.text.startswith("\\\n", self.place):
+            self.place += 2
+        elif char == "#":
+            end = self.text.find("\n", self.place)
+            self.place = len(self.text) if end < 0 else end
+        else:
+            return False
+        return True
+
     def _at_break(self) -> bool:
         return self.place >= len(self.text) or self.text[self.place] in _BREAKS
 
@@ -546,20 +555,14 @@ class _Reader:
         items: list[str] = []
         while self.place < len(self.text):
             char = self.text[self.place]
-            if char in " \t\n":
-                self.place += 1
-            elif self.text.startswith("\\\n", self.place):
-                self.place += 2
-            elif char == "#":
-                end = self.text.find("\n", self.place)
-                self.place = len(self.text) if end < 0 else end
-            elif char == ")":
+            if self._skip_blank(" \t\n"):
+                continue
+            if char == ")":
                 self.place += 1
                 return items
-            else:
-                before = self.place
-                items += self._word()
-                self.place += self.place == before
+            before = self.place
+            items += self._word()
+            self.place += self.place == before
         raise SpecError(self.script.name, "ends within an array", "check where the script was cut off")
 
     def _word(self, splits: bool = True) -> list[str]:
