@@ -183,7 +183,7 @@ MODELS = {"ResNet-18": "resnet-18-cifar", "ResNet-50": "resnet-50", "Transformer
 def model(kind: str) -> Model:
     """Return the model of a job type; LM is PyTorch's example of a language model with its defaults, on WikiText-2."""
     known = zoo.find_preset(MODELS[kind])
-    return known.having(cells=200, vocabulary=33278) if kind == "LM" else known
+    return known.with_dimensions(cells=200, vocabulary=33278) if kind == "LM" else known
 
 
 def forecasts(kinds: Sequence[tuple[str, int]]) -> dict[tuple[str, int], dict[str, tuple[JobOption, Run]]]:

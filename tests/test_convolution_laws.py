@@ -116,7 +116,7 @@ def test_old_libraries_run_convolutions_slower() -> None:
 
 def test_a_softmax_keeps_its_input_before_pytorch_1_11() -> None:
     """Each of the two losses of a segmenter keeps the logits of every pixel once more."""
-    model = zoo.find_preset("pspnet-r50-d8").having(classes=150)
+    model = zoo.find_preset("pspnet-r50-d8").with_dimensions(classes=150)
     kept = {}
     for version in ("1.6", "2.6"):
         job = Workload(model, 1, 4, "fp32", framework="ddp", framework_version=version)
@@ -140,10 +140,10 @@ def test_heads_that_join_four_contexts_keep_more_than_the_pyramid_of_pspnet(fami
 def test_overlaps_of_anchors_and_boxes_are_billed() -> None:
     """RetinaNet's anchors of one image, nine per pixel of each level, are compared with all boxes of the image."""
     sides = {"image": 640, "image_width": 640, "largest_image": 640, "largest_image_width": 640}
-    base = zoo.find_preset("retinanet-r50").having(**sides)
+    base = zoo.find_preset("retinanet-r50").with_dimensions(**sides)
     plans, peaks = Plans.from_plans(Plan(micro_batch=2)), []
     for boxes in (1000, 2000):
-        job = Workload(base.having(largest_boxes=boxes), 1, 2, "fp32", framework="ddp")
+        job = Workload(base.with_dimensions(largest_boxes=boxes), 1, 2, "fp32", framework="ddp")
         peaks.append(memory.footprint(job, zoo.build_sharded_graph(job, plans), plans).allocated[0])
     anchors = 9 * sum((640 // stride) ** 2 for stride in (8, 16, 32, 64, 128))
     assert peaks[1] - peaks[0] == pytest.approx(7 * 4 * 1000 * anchors)

@@ -206,7 +206,7 @@ def test_blocks_are_recomputed_whole_or_not_at_all() -> None:
 def test_norms_and_rotations_take_time_and_memory() -> None:
     """Without its norms of queries and keys and without its rotation, Wan is faster and smaller."""
     whole = huggingface.model(config(WAN))
-    bare = whole.having(query_key_norm=False, rotates=False)
+    bare = whole.with_dimensions(query_key_norm=False, rotates=False)
     plan = PartialPlan(data=8, zero_stage=3, checkpointing="full")
     seconds, bytes_ = [], []
     for model in (whole, bare):

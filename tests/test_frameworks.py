@@ -264,7 +264,7 @@ def test_embedding_tables_are_billed_by_rows(framework: Framework | None, data: 
     rows = 1e6
 
     def held(times: float) -> float:
-        grown = model.having(table_weights=times * 16 * rows, wide_weights=times * rows)
+        grown = model.with_dimensions(table_weights=times * 16 * rows, wide_weights=times * rows)
         workload = Workload(grown, 1, 512 * data, "fp32", optimizer="adam", framework=framework)
         plans = Plans.from_plans(Plan(data=data, expert=data, micro_batch=512))
         footprint = memory.footprint(workload, zoo.build_sharded_graph(workload, plans), plans)

@@ -221,20 +221,20 @@ def test_a_table_is_its_rows() -> None:
 
 def test_a_job_is_billed_at_its_largest_images() -> None:
     detector = zoo.find_preset("retinanet-r50")
-    fixed = detector.having(image=640, image_width=640, largest_image=None, largest_image_width=None)
+    fixed = detector.with_dimensions(image=640, image_width=640, largest_image=None, largest_image_width=None)
     plan = Plan(micro_batch=4)
     job: dict[str, Any] = {"precision": "fp32", "optimizer": "momentum"}
     totals = {}
     for name, model in {
         "small": fixed,
-        "large": fixed.having(image=1280, image_width=1280),
-        "varied": fixed.having(largest_image=1280),
+        "large": fixed.with_dimensions(image=1280, image_width=1280),
+        "varied": fixed.with_dimensions(largest_image=1280),
     }.items():
         totals[name] = bill(Workload(model, 1, 4, **job), plan)
     assert totals["large"].activations[0] > 3.5 * totals["small"].activations[0]
     assert totals["varied"].activations[0] == totals["large"].activations[0]
     assert totals["varied"].cached[0] > 4 * totals["large"].cached[0] > 0
-    steps = (fixed, fixed.having(largest_image=1280))
+    steps = (fixed, fixed.with_dimensions(largest_image=1280))
     kernels = [
         zoo.build_sharded_graph(Workload(model, 1, 4, **job), Plans.from_plans(plan)).graph.kernels()[0]
         for model in steps

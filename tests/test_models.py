@@ -129,7 +129,7 @@ def test_first_layers_are_dense_and_experts_alternate() -> None:
 def test_a_window_and_a_chunk_hide_what_lies_outside() -> None:
     """A query sees min(position, window) keys, or the earlier keys of its chunk; shorter sequences are not affected."""
     plain = zoo.find_preset("llama-2-7b")
-    windowed, chunked = (plain.having(**{key: 512}) for key in ("sliding_window", "attention_chunk"))
+    windowed, chunked = (plain.with_dimensions(**{key: 512}) for key in ("sliding_window", "attention_chunk"))
 
     def seen(model: Model, sequence: int, attention: Attention = "flash") -> float:
         """Return how many keys the queries of a sequence see in all, at 4 h FLOPs per key and layer.
@@ -488,7 +488,7 @@ def test_latent_experts_send_and_read_the_latent() -> None:
     sent = {
         width: [call.size_bytes for block in zoo.build(Workload(model, 4096, 64), _one_rank()).layers
                 for call in block.collectives if call.group == "expert"]
-        for width, model in ((1024, wide), (4096, wide.having(expert_hidden=0)))
+        for width, model in ((1024, wide), (4096, wide.with_dimensions(expert_hidden=0)))
     }  # fmt: skip
     assert [four / one for one, four in zip(sent[1024], sent[4096], strict=True)] == pytest.approx([4.0] * 4)
 

@@ -57,7 +57,7 @@ def test_tables_are_spread_over_all_ranks(ranks: int) -> None:
 @given(share=st.floats(0.01, 1.0))
 def test_rows_come_from_memory_once_and_travel_as_often_as_they_are_asked_for(share: float) -> None:
     model = zoo.find_preset("dlrm-small")
-    workload = Workload(model.having(distinct=share), 1, 64, "fp16", optimizer="adam")
+    workload = Workload(model.with_dimensions(distinct=share), 1, 64, "fp16", optimizer="adam")
     (block,) = zoo.build(workload, Shards(ONE * 64, ONE, ONE, ONE * 8, ONE * 0)).layers
     moved = {op.name: float(op.table.bytes()[0]) for op in block.ops if op.name.startswith("tables")}
     row = 128 * 4
@@ -130,7 +130,7 @@ def test_a_recurrent_layer_is_one_product_for_all_steps_and_one_for_each(
 def test_fixed_norms_keep_nothing() -> None:
     """A detector's pretrained, frozen backbone keeps no input of a norm for the backward pass."""
     free, fixed = (
-        zoo.build(Workload(model.having(frozen=fixed), 1, 1, "fp16"), WHOLE)
+        zoo.build(Workload(model.with_dimensions(frozen=fixed), 1, 1, "fp16"), WHOLE)
         for fixed in (False, True)
         for model in (zoo.find_preset("retinanet-r50"),)
     )

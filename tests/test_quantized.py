@@ -120,7 +120,7 @@ def test_biases_and_limits_of_experts_are_passes_of_their_own() -> None:
 )
 def test_experts_keep_what_their_products_read(facts: dict[str, Any], hidden: int, wide: int) -> None:
     job = replace(SPARSE, **facts)
-    fewer = replace(job, model=job.model.having(top_k=4))
+    fewer = replace(job, model=job.model.with_dimensions(top_k=4))
     more, less = (float(blocks(one, expert=8)["expert-layer"].activation_bytes[0, 0]) for one in (job, fewer))
     assert more - less == 4096 * 4 * (hidden * 2048 + wide * 768)
 

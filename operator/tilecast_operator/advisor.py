@@ -199,7 +199,7 @@ class Advisor:
         Args:
             search_inputs: The question as it was read.
             find_runs: Function that returns the runs of workloads, given by their digests, newest first.
-            skip_digest: Digest of runs; runs with this digest are not priced.
+            skip_digest: Digest of runs. Runs with this digest are not priced.
         """
         pools, request = self.list_pools(search_inputs), search_inputs.request
         if isinstance(request, AdviceRefusal) or not pools:

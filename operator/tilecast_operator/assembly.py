@@ -171,7 +171,7 @@ class Assembly:
         leadership.add_listener(self._on_leadership_change)
 
     def start(self) -> None:
-        """Start the workers and the background tasks; a worker loads the model."""
+        """Start the workers and the background tasks. A worker loads the model."""
         self.runtime.start(WORKERS)
         self.runtime.add_task(self.lists.compare_counts(self.settings.watch_check_s), "watch-check")
         self.runtime.add_task(self.quarantined.run_checks(), "quarantine")

@@ -97,7 +97,7 @@ def count_held_gpus(
         entries: The pools.
         free: The free GPUs of each pool.
         queues: The quotas of every ClusterQueue.
-        rows: The jobs of the queue; running jobs hold GPUs themselves.
+        rows: The jobs of the queue. Running jobs hold GPUs themselves.
     """
     ours = Counter[tuple[str, str]]()
     for row in rows:
@@ -143,7 +143,7 @@ def make_capacities(
 
 
 def plan_rows(state: QueueState, policy: str, previous_places: Mapping[str, Place], now_s: float) -> PlannedQueue:
-    """Plan the queue at a given time; this takes seconds for thousands of jobs.
+    """Plan the queue at a given time. This takes seconds for thousands of jobs.
 
     Args:
         state: Jobs and pools.

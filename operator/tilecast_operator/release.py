@@ -186,7 +186,7 @@ class Release:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line; see the module's docstring."""
+    """Run the command line. See the module's docstring."""
     options = _parser().parse_args(arguments)
     try:
         selector = LabelSelector.from_json(options.namespace_selector, "--namespace-selector")

@@ -28,7 +28,7 @@ class ResultCache(Generic[ResultT]):
 
     Args:
         size: Largest number of results.
-        shared: Types of the parts that results share with other objects; these parts do not count.
+        shared: Types of the parts that results share with other objects. These parts do not count.
     """
 
     def __init__(self, size: int, shared: tuple[type, ...] = (Pool,)) -> None:

@@ -35,7 +35,7 @@ class SearchInputs:
 
 @dataclass(frozen=True, slots=True)
 class PoolVersions:
-    """Version numbers of the pools with the corrections learned from runs; a change gives a new number."""
+    """Version numbers of the pools with the corrections learned from runs. A change gives a new number."""
 
     numbers: Mapping[str, int]
     """Numbers by namespace with runs of its own; the empty name has the number for all other namespaces."""

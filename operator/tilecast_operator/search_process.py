@@ -64,7 +64,7 @@ class SearchProcess:
     """Process that calls a function under limits on time and memory. Only one thread uses it at a time.
 
     Args:
-        function: The function; its module is loaded before the first call.
+        function: The function. Its module is loaded before the first call.
         limits: Limits of each call.
         restarted: Called with the cause whenever the process was replaced.
     """

@@ -40,9 +40,9 @@ class SearchRunner:
     """Runner of searches beside the event loop.
 
     Args:
-        advise: The search; a function of a module if it runs in processes.
+        advise: The search. A function of a module if it runs in processes.
         threads: Threads of the operator, used without processes.
-        processes: Processes for searches; with 0 the limits cannot be enforced.
+        processes: Processes for searches. With 0 the limits cannot be enforced.
         limits: Limits of each search in a process.
         restarted: Called with the cause whenever a process was replaced, in a thread.
         budget_s: Seconds of searches that a namespace may use in a minute before it waits behind the others.

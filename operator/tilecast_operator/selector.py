@@ -27,7 +27,7 @@ class Requirement(ApiModel):
 
 
 class LabelSelector(ApiModel):
-    """A LabelSelector of Kubernetes; an empty one selects everything."""
+    """A LabelSelector of Kubernetes. An empty one selects everything."""
 
     match_labels: dict[str, str] = Field(default_factory=dict)
     match_expressions: list[Requirement] = Field(default_factory=list)

@@ -33,7 +33,7 @@ PICO = 1e12
 
 @dataclass(frozen=True, slots=True)
 class Chain:
-    """N links with S strategies each, in seconds and bytes; an infinite cost forbids a strategy."""
+    """N links with S strategies each, in seconds and bytes. An infinite cost forbids a strategy."""
 
     cost: Floats
     """Cost of each link with each strategy, (N, S)."""
@@ -113,7 +113,7 @@ _FORBIDDEN = np.iinfo(np.int64).max // 4
 
 @dataclass(frozen=True, slots=True)
 class _IntegerChain:
-    """A chain in whole picoseconds and bytes; `allowed` is the mask of strategies that may be used, (N, S)."""
+    """A chain in whole picoseconds and bytes. `allowed` is the mask of strategies that may be used, (N, S)."""
 
     cost: Ints
     change: Ints
@@ -277,7 +277,7 @@ def cut(cost: Floats, fits: npt.NDArray[np.bool_], stages: int) -> Ints | None:
     Args:
         cost: of each link, (N,).
         fits: whether links from (row) up to and without (column) fit the k-th stage, (stages, N + 1, N + 1).
-        stages: number of stages; each has at least one link.
+        stages: number of stages. Each has at least one link.
     """
     count = len(cost)
     upto = np.concatenate([[0.0], np.cumsum(cost)])

@@ -222,7 +222,7 @@ class Constants:
         """Return the content of a table that is structured like the file.
 
         Raises:
-            SpecError: a key is missing or unknown, or a number has no source; the message names file and key.
+            SpecError: a key is missing or unknown, or a number has no source. The message names file and key.
         """
         file = NumbersFile(_NAME, table)
         file.read_values("", _SECTIONS)
@@ -289,7 +289,7 @@ class RangeWidths:
         """Return the widths in a table that is structured like the file.
 
         Raises:
-            SpecError: a key is missing or unknown, or a number has no source; the message names file and key.
+            SpecError: a key is missing or unknown, or a number has no source. The message names file and key.
         """
         file = NumbersFile(_NAME, table)
         return cls(

@@ -422,7 +422,10 @@ def expert_overlap(workload: Workload) -> ExpertOverlap:
 
 
 def with_framework(workload: Workload, name: FrameworkName) -> Workload:
-    """Return the workload with another framework. Drop the version unless both number versions of one product."""
+    """Return the workload with another framework.
+
+    The version is kept only if the versions of both frameworks are those of one product, such as PyTorch.
+    """
     before = workload.framework
     keeps = before is not None and name_versions(before) == name_versions(name)
     return replace(workload, framework=name, framework_version=workload.framework_version if keeps else None)

@@ -78,7 +78,7 @@ def is_kept(op: Op, passes: frozenset[PassName]) -> bool:
 
 
 def apply_passes(graph: Graph, passes: frozenset[PassName]) -> Graph:
-    """Return a graph without the operators that fusion passes remove, and without those that only other passes add."""
+    """Return a graph after fusion passes. Drop operators that these passes replace or that only other passes add."""
 
     def fuse_blocks(blocks: tuple[Block, ...]) -> tuple[Block, ...]:
         return tuple(replace(block, ops=tuple(op for op in block.ops if is_kept(op, passes))) for block in blocks)

@@ -124,7 +124,7 @@ class Footprint:
 
     @property
     def device(self) -> Floats:
-        """Bytes that the device reports if memory is to spare, without the context's stacks (`stack_bytes`)."""
+        """Bytes in use that the device reports if the allocator has memory to spare, without `stack_bytes`."""
         return self.reserved + self.context
 
     @property
@@ -173,7 +173,7 @@ _DEGREES = ("data", "tensor", "pipeline", "context", "expert", "expert_tensor")
 
 
 def channel_buffers(gpu: Gpu | None) -> ChannelBuffers:
-    """Return the buffers of NCCL's channels on a GPU; without a GPU, the buffers on the fastest kind of link."""
+    """Return the buffers of NCCL's channels on a GPU. If `gpu` is None, return those on the fastest kind of link."""
     link, known = gpu.intra_link if gpu else "", constants.shipped_constants().channel_buffers
     return next((known[prefix] for prefix in known if link.startswith(prefix)), [*known.values()][-1])
 
@@ -361,13 +361,13 @@ class FootprintTable:
 
 
 def _with_largest_images(workload: Workload, sharded: ShardedGraph, plans: Plans) -> tuple[Workload, ShardedGraph]:
-    """Return the job with its largest images, where the size of images varies, and its graph.
+    """Return the job and its graph, with images of the largest size if their size varies.
 
     Memory is billed at the largest batch, whereas seconds are priced at the average batch.
     """
     if (sides := _largest_image(workload.model)) is None:
         return workload, sharded
-    largest = replace(workload, model=workload.model.having(image=sides[0], image_width=sides[1]))
+    largest = replace(workload, model=workload.model.with_dimensions(image=sides[0], image_width=sides[1]))
     return largest, zoo.build_sharded_graph(largest, plans)
 
 
@@ -381,7 +381,7 @@ def _largest_image(model: Model) -> tuple[int, int] | None:
 
 @dataclass(frozen=True, slots=True)
 class _StateBytes(Columns):
-    """Bytes of states, equal for plans of equal degrees and ZeRO stage, (n,)."""
+    """Bytes of weights, gradients and optimizer states on the fullest rank of each plan, (n,)."""
 
     parameters: Floats
     casts: Floats

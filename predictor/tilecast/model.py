@@ -19,7 +19,7 @@ Problem: TypeAlias = tuple[str, str, str]
 
 
 def numbered(name: str, default: Any = MISSING) -> Any:
-    """Return the dataclass field of a tuple whose items documents name `name`1, `name`2 and so on."""
+    """Return a dataclass field for a tuple. In documents, its items have the keys `name`1, `name`2 and so on."""
     return field(default=default, metadata={"numbered": name})
 
 
@@ -136,8 +136,8 @@ class Model:
             raise TypeError(f"{self.name} is of family {self.family}, which has no {kind.__name__}")
         return self.dimensions
 
-    def having(self, **changes: Any) -> Model:
-        """Return the model with some dimensions of its family changed; these then count as stated."""
+    def with_dimensions(self, **changes: Any) -> Model:
+        """Return the model with some dimensions of its family changed. Changed dimensions count as stated."""
         stated = tuple(dict.fromkeys((*self.dimensions.stated, *changes)))
         return replace(self, dimensions=replace(self.dimensions, **changes, stated=stated))
 

@@ -51,14 +51,14 @@ class NumbersFile:
         return cls(name, read_table(package, name))
 
     def read_values(self, path: str, keys: Collection[str] | None = None) -> dict[str, Any]:
-        """Return the values of a table without their sources; lists become tuples.
+        """Return the values of a table without their sources. Lists become tuples.
 
         Args:
             path: the path of the table. The source of a table that contains it counts for it too.
-            keys: the keys that the table must have besides `source`, and no others; any keys if None.
+            keys: the keys that the table must have besides `source`, and no others. Any keys if None.
 
         Raises:
-            SpecError: a key is missing or unknown, or a value has no source; the message names file and key.
+            SpecError: a key is missing or unknown, or a value has no source. The message names file and key.
         """
         table, sourced = self.tables, _is_source(self.tables.get("source"))
         for key in path.split(".") if path else ():

@@ -240,7 +240,7 @@ class Workload:
 
     @property
     def samples_are_tokens(self) -> bool:
-        """Whether throughput is reported in tokens; models without a sequence count samples."""
+        """Whether throughput is reported in tokens. Models without a sequence count samples."""
         return self.sequence_length > 1
 
 
@@ -354,7 +354,7 @@ _SCHEDULES: Mapping[str, Schedule] = {name.lower(): name for name in PIPELINE_SC
 
 
 def _parse_assignment(text: str) -> list[tuple[str, str]]:
-    """Return key and value of `tp=2`; `fsdp=8` gives two pairs."""
+    """Return key and value of `tp=2`. `fsdp=8` gives two pairs."""
     key, _, value = (part.strip() for part in text.partition("="))
     return [("dp", value), ("zero", "3")] if key == "fsdp" else [(key, value)]
 

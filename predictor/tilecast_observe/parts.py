@@ -81,7 +81,7 @@ class PartTimes:
 
     Args:
         clock: function that returns monotonic seconds.
-        is_used: whether the parts are reported; otherwise nothing is timed.
+        is_used: whether the parts are reported. Otherwise nothing is timed.
     """
 
     def __init__(self, clock: Callable[[], float], *, is_used: bool) -> None:

@@ -42,7 +42,7 @@ class StepTimer:
     Args:
         warmup_steps: number of first steps that do not count: compilation, autotuning, cold caches.
         interval_s: seconds between two reports.
-        settings: destination of the reports; read from the environment if absent.
+        settings: destination of the reports. Read from the environment if absent.
         clock: function that returns monotonic seconds.
     """
 

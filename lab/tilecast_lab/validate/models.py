@@ -32,7 +32,7 @@ def model_of(row: Row) -> Model:
     if model.family != "encdec":
         return model
     lengths = {f"{part}_length": noted_number(rf"\b{part} length (\d+)", notes) for part in ("encoder", "decoder")}
-    return model.having(**{name: value for name, value in lengths.items() if value})
+    return model.with_dimensions(**{name: value for name, value in lengths.items() if value})
 
 
 def _named_model(row: Row) -> Model:
@@ -55,7 +55,7 @@ def _named_model(row: Row) -> Model:
         stated.pop("vocab", None)
     model: Model = replace(known, **{"kv_heads": known.kv_heads, **stated})  # type: ignore[arg-type]
     decoded = noted_number(r"decoder length (\d+)", row.get("notes", "").lower())
-    return model.having(decoder_length=decoded) if decoded and model.family == "encdec" else model
+    return model.with_dimensions(decoder_length=decoded) if decoded and model.family == "encdec" else model
 
 
 def _drawn_size(model: Model, least: int, most: int, drawn: int) -> dict[str, int]:
@@ -108,7 +108,7 @@ def _noted_dimensions(row: Row, model: Model) -> Model:
         dimensions |= _drawn_size(model, int(scales[1]), int(scales[2]), drawn)
     if model.family == "wide-deep":
         return _with_tables(model, notes)
-    return model.having(**dimensions)
+    return model.with_dimensions(**dimensions)
 
 
 def _with_tables(model: Model, notes: str) -> Model:
@@ -116,9 +116,9 @@ def _with_tables(model: Model, notes: str) -> Model:
     dims = model.get_dimensions(WideDeep)
     width = float(noted_number(r"embedding width (\d+)", notes) or dims.width)
     if rows := re.search(r"vocabulary ([1-9]\d{0,11})\b", notes):
-        model = model.having(table_weights=int(rows[1]) * width, width=width, wide_weights=int(rows[1]))
+        model = model.with_dimensions(table_weights=int(rows[1]) * width, width=width, wide_weights=int(rows[1]))
     if depth := noted_number(r"(\d+) hidden layers", notes):
-        model = model.having(deep=dims.deep[:1] * min(depth, 64))
+        model = model.with_dimensions(deep=dims.deep[:1] * min(depth, 64))
     return model
 
 

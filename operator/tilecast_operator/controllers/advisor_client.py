@@ -60,7 +60,7 @@ class BudgetNoticeWriter:
         return await self._advisor.find_advice(search_inputs), seen
 
     async def _write_notice(self, key: Key, seen: CachedObject[View]) -> CachedObject[View]:
-        """Write the notice if jobs of other namespaces go first; return the updated job."""
+        """Write the notice if jobs of other namespaces go first. Return the updated job."""
         used_s = self._advisor.find_namespaces_behind_others().get(key.namespace)
         if used_s is None or not self._context.leadership.is_leader:
             return seen

@@ -217,7 +217,7 @@ class JobAdvisor:
         return kueue.find_queue(objects, job.namespace, job.queue)
 
     async def annotate(self, key: Key, job: Job, annotations: Mapping[str, str]) -> None:
-        """Replace our annotations on a job; raises as `Writer.apply` does."""
+        """Replace our annotations on a job. Raises as `Writer.apply` does."""
         fields = make_apply_document(key, KINDS[key.kind].api_version, uid=job.uid, annotations=annotations)
         # The response contains what others wrote at the same time; the event of that write is outdated by now.
         body = await self._context.writer.apply_fields(key, fields)

@@ -65,7 +65,7 @@ def make_widening_patch(workload: Document, job: Job, flavors: Sequence[Mapping[
     Args:
         workload: The Workload that Kueue made of the job.
         job: The job without a node selection.
-        flavors: Node labels of each flavor; an empty sequence allows any flavor.
+        flavors: Node labels of each flavor. An empty sequence allows any flavor.
     """
 
     def make_fields(spec: Document, pods: Pods) -> dict[str, Any]:

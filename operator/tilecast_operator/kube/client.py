@@ -141,7 +141,7 @@ class Api:
         Args:
             path: path of the object, or of its status.
             document: the fields, all of them.
-            force: take over fields that somebody else has written; without it they are a conflict, 409.
+            force: take over fields that somebody else has written. Without it they are a conflict, 409.
 
         Raises:
             ApiError: the API server refused.
@@ -218,7 +218,7 @@ class Api:
             raise self._error_of_refusal(response, text)
 
     def _error_of_refusal(self, response: aiohttp.ClientResponse, text: str) -> ApiError:
-        """Return the error of a refused request; log in again if the credentials have expired."""
+        """Return the error of a refused request. Log in again if the credentials have expired."""
         if response.status == 401:
             self._connection = self._login()
         return ApiError(response.status, _error_message(text), _retry_after_s(response.headers.get("Retry-After")))

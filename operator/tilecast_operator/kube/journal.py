@@ -58,8 +58,8 @@ class Journal:
     """File that names the object that each thread of this process is reading.
 
     Args:
-        folder: folder of the file; empty keeps the notes in memory, where they end with the process.
-        kinds: kinds of the objects that are read; a note of another kind is damaged.
+        folder: folder of the file. Empty keeps the notes in memory, where they end with the process.
+        kinds: kinds of the objects that are read. A note of another kind is damaged.
     """
 
     def __init__(self, folder: str, kinds: Container[str]) -> None:

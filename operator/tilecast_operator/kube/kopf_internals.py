@@ -63,12 +63,12 @@ def watch_forever(
     """Return a replacement of kopf's watch that logs failures and returns. Its caller starts it again.
 
     Args:
-        watch: lists objects, then follows them; called with `resource` and `namespace` among others.
+        watch: function that lists objects and then follows them. It gets `resource`, `namespace` and further arguments.
         list_end: marker that `watch` yields after the last object of its list.
         failures: errors that end one watch and not the process.
-        relist_s: how long a list is trusted, in seconds; a later event ends the watch.
+        relist_s: how long a list is trusted, in seconds. A later event ends the watch.
         empty_deep_parts: empties the parts of an event that are nested too deep, in place.
-        reread_first_s: wait before objects are listed anew after an error, in seconds; it doubles for as long as no
+        reread_first_s: wait before objects are listed anew after an error, in seconds. It doubles for as long as no
             list succeeds.
         repeats_s: when each change of a CRD is reported again, in seconds after it.
     """

@@ -138,7 +138,7 @@ class Election:
     Args:
         client: client of the API server.
         lease_name: `namespace/name` of the Lease.
-        instance: name of this replica; a unique suffix is added.
+        instance: name of this replica. A unique suffix is added.
         address: URL at which other replicas reach this one, empty if they cannot.
         annotation: annotation of the Lease that has the address of its holder.
         lease_s: duration of a lease, in whole seconds.

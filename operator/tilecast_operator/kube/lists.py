@@ -22,7 +22,7 @@ class ListCheck:
 
     Args:
         client: client of the API server.
-        tables: tables by kind; those of `first` make up the first list.
+        tables: tables by kind. Those of `first` make up the first list.
         first: kinds without which nothing can be done.
         uncounted: kinds that a selector chooses, so that their number says nothing.
         kinds: where the kinds are served.

@@ -54,7 +54,7 @@ class StaleLease:
 
         Raises:
             LeaderLivesError: the Lease changes.
-            ApiError, OSError: the first or the last look failed; others may fail.
+            ApiError, OSError: the first or the last look failed. Others may fail.
         """
         first = await self._read_lease()
         self._version = first.version

@@ -150,7 +150,7 @@ class Metrics(MetricFamilies):
             self.queue_jobs.labels(state).set(count)
 
     def show_pools(self, report: NodesReport, free: Mapping[str, FreeGpus]) -> None:
-        """Show the GPUs of the current pools and the nodes without a pool; unknown numbers have no series."""
+        """Show the GPUs of the current pools and the nodes without a pool. Unknown numbers have no series."""
         self.left_out.clear()
         for left_out in report.left_out:
             self.left_out.labels(left_out.code).inc(len(left_out.nodes))

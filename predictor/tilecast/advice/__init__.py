@@ -99,7 +99,7 @@ def advise(request: Request, pools: Sequence[Pool]) -> Advice:
 
     Args:
         request: the job and its limits.
-        pools: the pools that the job may run on; their order does not matter.
+        pools: the pools that the job may run on. Their order does not matter.
 
     Raises:
         SpecError: the request contradicts itself, or names a pool that does not exist.

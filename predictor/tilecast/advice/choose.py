@@ -92,7 +92,10 @@ class Choice:
         return self.details.offer(self.place)
 
     def scale_amounts(self, factor: float, counterpart: float = 1.0) -> Choice:
-        """Return a copy with the amounts of the objective multiplied by `factor`, and `self.counterpart` by its own."""
+        """Return a copy whose amounts of the objective are multiplied by `factor`.
+
+        `self.counterpart` is multiplied by `counterpart`.
+        """
         return replace(
             self,
             value=self.value * factor,
@@ -105,7 +108,7 @@ class Choice:
 def choose_on_pool(
     request: Request, pool: Pool, limits: PlanLimits = NO_LIMITS, only_plans: Plans | None = None
 ) -> Choice | Rejection:
-    """Search a pool and return its recommended plan or its rejection; `enumerate_plans` describes the arguments."""
+    """Search a pool and return its recommended plan or its rejection. `enumerate_plans` describes the arguments."""
     return choose_or_reject(request, find_candidates(request, pool, limits, only_plans))
 
 
@@ -419,7 +422,7 @@ def _unsplit_bytes(workload: Workload) -> float:
 
 
 def _ranking_key(request: Request, choice: Choice) -> tuple[float, float, int, str]:
-    """Return the sort key of a choice; the best choice has the lowest key."""
+    """Return the sort key of a choice. The best choice has the lowest key."""
     few = choice.gpus if request.goal.fewest_gpus else 0
     return few, choice.value, choice.gpus, choice.candidates.pool.name
 
@@ -466,7 +469,7 @@ def recommend_choice(request: Request, choices: Iterable[Choice]) -> Choice:
 
 
 def _recommend(request: Request, ranked: Sequence[Choice]) -> tuple[Choice, Decision]:
-    """Return the recommended choice of pools, and what decided for it, against the pool of the best plan.
+    """Return the recommended choice among pools, and what decided between it and the pool of the best plan.
 
     Every choice that is near the best plan of all pools may be recommended. The choice of the pool with that plan is
     always one of them.

@@ -61,8 +61,8 @@ def keep_incumbent(advice: Advice, pools: Sequence[Pool], incumbent: Incumbent) 
     return _put_first(advice, unchanged, (best,))
 
 
-def _put_first(advice: Advice, first: Offer, then: tuple[Offer, ...]) -> Advice:
-    return replace(advice, offers=(first, *then, *advice.offers[1:]))
+def _put_first(advice: Advice, first: Offer, second: tuple[Offer, ...]) -> Advice:
+    return replace(advice, offers=(first, *second, *advice.offers[1:]))
 
 
 def _price_incumbent(request: Request, pools: Sequence[Pool], incumbent: Incumbent) -> tuple[Offer, float] | str:

@@ -131,7 +131,10 @@ class CandidatePlans:
         return mask
 
     def least_step_s(self, request: Request, mask: Mask) -> float:
-        """Return the seconds of the fastest masked plan's step that the job's limits on time are compared with."""
+        """Return the seconds of the fastest step among masked plans. Limits on time are compared with this number.
+
+        If the job sets limits at the upper bound, return the upper end of the step's range.
+        """
         rows = np.flatnonzero(mask)
         seconds = self.step_s[rows]
         if request.limits_at == "upperBound":
@@ -147,7 +150,7 @@ _COLUMNS = (
 def find_candidates(
     request: Request, pool: Pool, limits: PlanLimits = NO_LIMITS, only_plans: Plans | None = None
 ) -> CandidatePlans:
-    """Enumerate and price the plans of one pool; `enumerate_plans` describes the arguments."""
+    """Enumerate and price the plans of one pool. `enumerate_plans` describes the arguments."""
     return price(enumerate_plans(request, pool, limits, only_plans))
 
 

@@ -42,7 +42,7 @@ MAX_JOBS = 8
 
 @dataclass(frozen=True, slots=True)
 class GpuSharingOption:
-    """Forecast, in seconds and bytes, of a job on a MIG slice or shared GPU; `slowdown` is relative to a whole GPU."""
+    """Forecast, in seconds and bytes, of a job on a MIG slice or shared GPU. `slowdown` is relative to a whole GPU."""
 
     kind: SharingMethod
     profile: str

@@ -52,7 +52,7 @@ _FIRST_STEPS = f"""\
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Parse the command line, run its verb and return the exit status."""
-    _open_streams()
+    _configure_streams()
     given = list(sys.argv[1:] if arguments is None else arguments)
     if not given:
         print(_FIRST_STEPS)
@@ -85,7 +85,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _split_command(given: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Return the arguments before `--`, and the words of a launch command behind it, of a verb that reads a job."""
+    """Split the arguments of a verb at `--` into its own and the words of a launch command.
+
+    Only verbs that read a job take a launch command. Other verbs keep all arguments.
+    """
     place = given.index("--") if given[0] in _JOB_VERBS and "--" in given else len(given)
     return list(given[:place]), list(given[place + 1 :])
 
@@ -96,7 +99,7 @@ def _print_warning(message: Warning | str, category: type[Warning], *_: object, 
     print(f"tilecast: {text}", file=sys.stderr)
 
 
-def _open_streams() -> None:
+def _configure_streams() -> None:
     """Make the standard streams accept all characters in any locale. Replace a closed output by the null device."""
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)

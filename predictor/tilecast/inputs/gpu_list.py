@@ -158,7 +158,7 @@ def _pool_of_type(entry: _Entry, node_type: instances.NodeType) -> Pool:
 
 
 def set_links(pool: Pool, names: Sequence[str], flag: str) -> Pool:
-    """Return the pool with the links of these names, of which later ones take the place of earlier ones.
+    """Return the pool with the named links. If two of them connect the same GPUs, use the later one.
 
     Raises:
         SpecError: there is no link with a name. The message names `flag`.

@@ -17,7 +17,7 @@ def read_training_spec(job: Job) -> dict[str, Any]:
     """Return the spec of the TrainingJob that a job's annotations describe, as a mapping that is not validated yet.
 
     Raises:
-        SpecError: an annotation is missing or cannot be read; the message names the annotation.
+        SpecError: an annotation is missing or cannot be read. The message names the annotation.
     """
     annotations = job.annotations
     name = annotations.get(MODEL, "").strip()

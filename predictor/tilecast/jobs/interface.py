@@ -250,8 +250,8 @@ class JobKind(ABC):
         Args:
             document: the job's document.
             job: the job that `read_job` returned for the document.
-            placement: the placement to write; its pod count and GPUs per pod are not used here.
-            has_runtime_patches: whether the API of a TrainJob has `runtimePatches`; other kinds ignore this argument.
+            placement: the placement to write. Its pod count and GPUs per pod are not used here.
+            has_runtime_patches: whether the API of a TrainJob has `runtimePatches`. Other kinds ignore this argument.
         """
         changes = []
         for pods in job.workers:
@@ -342,7 +342,7 @@ def read_pod_template(name: str, path: Path, count: int, spec: Document) -> Pods
 
     Args:
         name: the name of the replica type or replicated job.
-        path: the path of the pod spec in the job; empty if another object holds the spec.
+        path: the path of the pod spec in the job. Empty if another object holds the spec.
         count: the number of pods.
         spec: the pod spec.
 

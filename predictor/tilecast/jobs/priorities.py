@@ -37,8 +37,8 @@ class Priorities:
         has priority 0. If the job names no class, the lowest default PriorityClass of the cluster is used, or else 0.
 
         Args:
-            workload_class: name of the WorkloadPriorityClass on the job's label; empty without the label.
-            pod_class: name of the PriorityClass in the pod templates; empty without a name.
+            workload_class: name of the WorkloadPriorityClass on the job's label. Empty without the label.
+            pod_class: name of the PriorityClass in the pod templates. Empty without a name.
         """
         if workload_class or pod_class:
             classes, name = (self.of_workloads, workload_class) if workload_class else (self.of_pods, pod_class)

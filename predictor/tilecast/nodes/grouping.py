@@ -30,7 +30,7 @@ def group_nodes(
         nodes: all nodes.
         node_properties: properties of nodes, by position in `nodes`.
         selector: labels that select the nodes.
-        keys: topology labels that a user named; empty for those of `labels.toml`.
+        keys: topology labels that a user named. Empty for those of `labels.toml`.
         usable_only: whether to count only nodes that a job can use now.
     """
     first, there = node_properties[members[0]], [nodes[index] for index in members]
@@ -80,7 +80,7 @@ def _list_pool_properties(
         first: properties of one node of the pool.
         gpus_per_node: GPUs per node of the pool.
         intra: the link between the GPUs of a node.
-        domain_source: source of the size of the NVLink domain; empty if a domain is one node.
+        domain_source: source of the size of the NVLink domain. Empty if a domain is one node.
         currency: currency of the price.
     """
     facts: Facts = {

@@ -48,7 +48,7 @@ def choose_selectors(
     Args:
         nodes: all nodes.
         groups: positions in `nodes` of the nodes of each group.
-        old_selectors: the selector of each group before; empty for a new group.
+        old_selectors: the selector of each group before. Empty for a new group.
     """
     table = read_label_table()
     keys = [source.product for source in table.sources] + list(table.instance_type)
@@ -81,7 +81,7 @@ def _choose_selector(
         descriptive_count: number of first keys that describe nodes. The other keys name node pools.
         kinds: distinct pairs of a node's label values and the index of its group; -1 for no group.
         group_index: index of the group.
-        old_selector: the selector of the group before; empty for a new group.
+        old_selector: the selector of the group before. Empty for a new group.
     """
     own = [value for value, owner in kinds if owner == group_index]
     others = [value for value, owner in kinds if owner != group_index]

@@ -29,7 +29,7 @@ def list_job_options(request: Request, pools: Sequence[Pool], remaining_fraction
     A GPU count is useful if it is faster than every smaller count on that pool.
 
     Args:
-        request: the job; its objective, deadline and budget are ignored.
+        request: the job. Its objective, deadline and budget are ignored.
         pools: the pools that it may run on.
         remaining_fraction: the fraction of the run that is still to be done.
 

@@ -219,7 +219,7 @@ def _solve_program(
     """Return the minimum of a linear program and its optimal variables. If it has no optimum, return None.
 
     Args:
-        price: coefficient of each variable; all variables are at least 0.
+        price: coefficient of each variable. All variables are at least 0.
         entries: rows, columns and values of the constraints.
         lower: lower bound of each row.
         upper: upper bound of each row.

@@ -156,7 +156,7 @@ def simulate_pool(
         tasks: all jobs of the pool.
         other: an earlier simulation with equal starts up to the state `since`.
         since: the state of `other` from which to resume.
-        begin: start times of jobs that have started in that state; infinite for all other jobs.
+        begin: start times of jobs that have started in that state. Infinite for all other jobs.
     """
     if tasks.ready_s is None and not pool.quotas and tasks.gpus and min(tasks.gpus) == max(tasks.gpus):
         return PoolSimulation(_start_equal_tasks(_count_places(pool, tasks.gpus[0]), tasks.seconds))

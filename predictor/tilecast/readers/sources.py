@@ -87,7 +87,7 @@ def read_words(
         words: the words of the command.
         gpus: number of GPUs if the command does not say it, or None.
         has_model: whether the user names the model beside the command.
-        folder: where the files that the command names lie; the working directory if None.
+        folder: where the files that the command names lie. The working directory if None.
 
     Raises:
         SpecError: the command launches nothing that can be read, or its options contradict each other.

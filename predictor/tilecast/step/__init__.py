@@ -100,7 +100,7 @@ class StepTimes:
         return replace(self, **parts, correction=self.correction * ratio, carried=ratio, width=self.width * width)
 
     def parts(self, row: int) -> dict[str, float]:
-        """Return one plan's breakdown, in seconds; the values sum to `total[row]`."""
+        """Return one plan's breakdown, in seconds. The values sum to `total[row]`."""
         return {name: float(getattr(self, name)[row]) for name in PARTS}
 
 

@@ -106,7 +106,7 @@ def calibration_curve(runs: MeasuredRuns, counts: Sequence[int], least: int, dra
     Args:
         runs: runs of pools with their forecasts.
         counts: numbers of observed runs.
-        least: smallest number of runs of a pool that is used; it must exceed every count.
+        least: smallest number of runs of a pool that is used. It must exceed every count.
         draws: number of random draws for each pool and count.
 
     Raises:

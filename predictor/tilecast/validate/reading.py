@@ -35,7 +35,7 @@ def read_run(row: Row) -> RunCase:
     """Return the workload, pool and plan of a row.
 
     Raises:
-        UnreadableRow: a value is missing or unknown; `code` says which.
+        UnreadableRow: a value is missing or unknown. `code` says which.
     """
     try:
         gpu = find_gpu(row["gpu"].strip())
@@ -86,7 +86,9 @@ def with_sample_length(model: Model, length: int | None) -> Model:
     Other models are returned unchanged.
     """
     dims = model.dimensions
-    return model.having(image_width=length) if length and isinstance(dims, Images) and dims.image == 1 else model
+    return (
+        model.with_dimensions(image_width=length) if length and isinstance(dims, Images) and dims.image == 1 else model
+    )
 
 
 def multiply_batch(stated: Mapping[str, int | None]) -> int | None:

@@ -116,7 +116,7 @@ def build_transfer_runs(measured: curves.MeasuredRuns, sources: Sequence[str]) -
     """Return measured runs with the properties by which `pair_runs` pairs them.
 
     Args:
-        measured: the runs; their rows have the name of their table, as from `read_named_rows`.
+        measured: the runs. Their rows have the name of their table, as from `read_named_rows`.
         sources: name of the publication of each run, (R,).
 
     Raises:

@@ -99,7 +99,7 @@ def _build_latent_attention(name: str, workload: Workload, rank: Rank, *, key_ra
     seen = workload
     if dims.index_heads and rank.sequence > dims.index_top_k:
         # Chosen keys are as many as those of a window of that length.
-        seen = replace(workload, model=model.having(sliding_window=dims.index_top_k))
+        seen = replace(workload, model=model.with_dimensions(sliding_window=dims.index_top_k))
         indexer, weights, kept = _build_indexer(f"{name}.index", workload, rank)
         ops += indexer
     elif dims.index_heads:

@@ -52,10 +52,10 @@ def build_electra(workload: Workload, shards: Shards) -> Graph:
     width = model.get_dimensions(Electra).generator_hidden
     heads = width // _HEAD_DIM
     generator = replace(
-        model.having(embedding_hidden=model.hidden), hidden=width, heads=heads, kv_heads=heads, head_dim=_HEAD_DIM,
-        ffn_hidden=4 * width,
+        model.with_dimensions(embedding_hidden=model.hidden),
+        hidden=width, heads=heads, kv_heads=heads, head_dim=_HEAD_DIM, ffn_hidden=4 * width,
     )  # fmt: skip
-    discriminator = model.having(head_share=1.0, head_vocab=1)
+    discriminator = model.with_dimensions(head_share=1.0, head_vocab=1)
     small = transformer.build(replace(workload, model=generator), shards)
     large = transformer.build(replace(workload, model=discriminator), shards)
     prediction = transformer.build(workload, shards).last

@@ -51,7 +51,7 @@ def _build_layer(kind: str, workload: Workload, rank: Rank, repeat: int) -> Bloc
     mixer, _, follower = kind.partition("+")
     dims = workload.model.get_dimensions(Hybrid)
     if mixer == "local":
-        workload = replace(workload, model=workload.model.having(sliding_window=dims.window))
+        workload = replace(workload, model=workload.model.with_dimensions(sliding_window=dims.window))
     return transformer.build_layer(
         f"{kind}-layer",
         workload,

@@ -95,7 +95,7 @@ class Mixer:
         self.activation_bytes = (2 * self.numerics.element + self.numerics.norm_extra) * outer * model.hidden
 
     def add_linear(self, label: str, inputs: Floats | float, outputs: Floats | float) -> None:
-        """Add a dense layer over the tokens; `keep_tensor` counts its input."""
+        """Add a dense layer over the tokens. `keep_tensor` counts its input."""
         name = f"{self.name}.{label}"
         self.ops += layers.linear(name, self.numerics, self.rank.tokens, inputs, outputs)
         self.parameters = self.parameters + inputs * outputs
@@ -292,7 +292,7 @@ MIXERS: Mapping[str, Callable[[Mixer], None]] = {
 
 
 def build_mixer(kind: str, name: str, workload: Workload, rank: Rank) -> Sublayer:
-    """Return the sublayer of a mixer; `kind` is a key of `MIXERS`, and `name` is the name of the sublayer."""
+    """Return the sublayer of a mixer. `kind` is a key of `MIXERS`, and `name` is the name of the sublayer."""
     mixer = Mixer(name, workload, rank)
     MIXERS[kind](mixer)
     return mixer.build_sublayer()

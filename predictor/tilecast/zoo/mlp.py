@@ -33,7 +33,7 @@ from tilecast.zoo.parts import (
 
 
 def build_mlp(workload: Workload, rank: Rank) -> Sublayer:
-    """Return the dense MLP of a layer; it has a gate if the model's MLPs are gated."""
+    """Return the dense MLP of a layer. It has a gate if the model's MLPs are gated."""
     model, numerics = workload.model, Numerics.from_workload(workload)
     e, h, t = numerics.element, model.hidden, rank.tensor
     dense = model.get_dimensions(Transformer).dense_ffn_hidden

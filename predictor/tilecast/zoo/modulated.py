@@ -69,7 +69,7 @@ def _build_block(
     workload: Workload,
     shards: Shards,
 ) -> Block:
-    """Return a block over `tokens` tokens of a sample; full recomputation keeps its input."""
+    """Return a block over `tokens` tokens of a sample. Full recomputation keeps its input."""
     width, batch = workload.model.get_dimensions(Modulated).width, shards.micro_batch.astype(float)
     net = NetworkBuilder(Numerics.from_workload(workload), batch, width, (1, 1, 1), adapted=True)
     add_operators(net)
@@ -105,7 +105,7 @@ def add_modulated_norm(net: NetworkBuilder, tokens: float, width: int, *, weight
 
 
 def add_gated_residual(net: NetworkBuilder, tokens: float, width: int) -> None:
-    """Add the residual sum of a sublayer; scales computed from the vector multiply the sublayer's output first."""
+    """Add the residual sum of a sublayer. Scales computed from the vector multiply the sublayer's output first."""
     elements = net.batch * tokens * width
     net.keep_elements(elements)
     net.pointwise("gate", elements, reads=2.0, kernels=2, backward=(2.0, 1.0))
@@ -143,7 +143,7 @@ def add_gelu(net: NetworkBuilder, tokens: float, width: int) -> None:
 
 
 def add_gate(net: NetworkBuilder, tokens: float, width: int) -> None:
-    """Add the product of two tensors of `width` numbers per token; the second tensor passes a SiLU first."""
+    """Add the product of two tensors of `width` numbers per token. The second tensor passes a SiLU first."""
     elements = net.batch * tokens * width
     net.keep_elements(3 * elements)
     net.pointwise("gate", elements, reads=2.0, kernels=2, backward=(3.0, 2.0))

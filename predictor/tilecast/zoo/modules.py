@@ -80,7 +80,7 @@ def list_modules_of_collective(name: str) -> frozenset[str]:
 
 
 def list_modules(model: Model) -> frozenset[str]:
-    """Return the modules that the layers of a model have; empty if the model has no usual transformer layers."""
+    """Return the modules that the layers of a model have. Empty if the model has no usual transformer layers."""
     dims = model.dimensions
     if model.trace is not None or not isinstance(dims, Transformer) or model.family not in _FAMILIES:
         return frozenset()

@@ -14,7 +14,7 @@ PHASES: tuple[Phase, ...] = ("forward", "backward")
 
 @dataclass(frozen=True, slots=True)
 class Numerics:
-    """Types of tensors and fusion of kernels in a workload; the operators of every layer depend on them."""
+    """Types of tensors and fusion of kernels in a workload. The operators of every layer depend on them."""
 
     matrix: str
     """Precision of the matrix units."""
@@ -143,7 +143,7 @@ class Numerics:
 
 
 def _choose_loss(workload: Workload, usual: Loss) -> Loss:
-    """Return the compiled or hand-written loss that the workload uses; if it uses none, return the `usual` loss."""
+    """Return the compiled or hand-written loss that the workload uses. If it uses none, return the `usual` loss."""
     if "loss" in fuse.passes(workload):
         return "fused"
     if frameworks.has_fused_kernels(workload) and usual == "eager":

@@ -56,7 +56,7 @@ class Rank:
 
     @property
     def outer_tokens(self) -> Floats:
-        """Number of tokens per rank in norms and residual sums, (S,); sequence parallelism splits them."""
+        """Number of tokens per rank in norms and residual sums, (S,). Sequence parallelism splits them."""
         return self.tokens / np.where(self.sequence_parallel > 0, self.tensor, 1.0)
 
 
@@ -198,5 +198,5 @@ def list_tensor_parallel_collectives(name: str, workload: Workload, rank: Rank) 
 
 
 def count_norm_parameters(model: Model) -> float:
-    """Return the number of weights of one norm over the hidden state; an RMS norm has no bias."""
+    """Return the number of weights of one norm over the hidden state. An RMS norm has no bias."""
     return float(model.hidden if model.rms_norm else 2 * model.hidden)

@@ -40,7 +40,7 @@ def build(workload: Workload, shards: Shards) -> Graph:
     windows.
     """
     model, dims = (
-        replace(workload.model.having(class_tokens=0), causal=False),
+        replace(workload.model.with_dimensions(class_tokens=0), causal=False),
         workload.model.get_dimensions(SegmentAnything),
     )
     side, window = dims.grid[0], dims.window

@@ -128,7 +128,7 @@ def build_stack(
         (True, False): both,
         (True, True): expert - both,
     }
-    unbounded = replace(workload, model=workload.model.having(sliding_window=0, attention_chunk=0))
+    unbounded = replace(workload, model=workload.model.with_dimensions(sliding_window=0, attention_chunk=0))
     numbers = range(1, depth + 1) if depth <= MOST_LAYERS else ()
     blocks = []
     for (sparse, local), repeat in kinds.items():

@@ -104,7 +104,7 @@ def _set_framework(request: Request, value: Any) -> Request:
 
 
 def list_pool_sizes(pool: Pool) -> list[int]:
-    """Return the GPU counts that a pool could grow to, ascending; the present count is the first.
+    """Return the GPU counts that a pool could grow to, ascending. The present count is the first.
 
     They are divisors of a node, or whole nodes up to `FURTHER[-1]` times the pool's nodes.
     """

@@ -35,7 +35,7 @@ class Jasper(Images):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class DeepSpeech2(Images):
-    """Dimensions of DeepSpeech 2; the height of its image is the number of frequencies."""
+    """Dimensions of DeepSpeech 2. The height of its image is the number of frequencies."""
 
     layers_deep: int
     """Bidirectional LSTMs, one on the other."""

@@ -141,7 +141,7 @@ def join_encoder_decoder(model: Model, config: Mapping[str, Any], path: str) -> 
         read["memory_width"] = width
     elif width != model.hidden:
         tower = replace(tower, projector=Projector(model.hidden, width, count_tokens(tower)))
-    return replace(model.having(**read), family="encdec", layers=decoding, causal=True, towers=(tower,))
+    return replace(model.with_dimensions(**read), family="encdec", layers=decoding, causal=True, towers=(tower,))
 
 
 def _describe_tower(tower: Model) -> str:

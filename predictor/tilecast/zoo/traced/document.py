@@ -93,7 +93,7 @@ def read(value: Mapping[str, Any], name: str) -> Trace:
 
 
 def refuse_unknown_operators(unknown: Counter[str], supported: Collection[str], name: str) -> None:
-    """Raise SpecError if a program has operators that cannot be converted; `unknown` counts them."""
+    """Raise SpecError if a program has operators that cannot be converted. `unknown` counts them."""
     if unknown:
         listed = ", ".join(f"{operator} ({count}x)" for operator, count in unknown.most_common(8))
         problem = f"has operators that Tilecast does not know: {listed}"
@@ -101,7 +101,7 @@ def refuse_unknown_operators(unknown: Counter[str], supported: Collection[str], 
 
 
 def check_and_normalize(trace: Trace, name: str) -> Trace:
-    """Return a trace with its layers found; `name` is the name of its source in messages.
+    """Return a trace with its layers found. `name` is the name of its source in messages.
 
     Raises:
         SpecError: it does not pass `_check`.

@@ -174,7 +174,7 @@ class _DataFlowReader:
         return Operand(self.trace.shapes[name], name in self.batched, name in self.trained, is_strided, is_wide)
 
     def _group_operators(self) -> list[list[TraceOperator]]:
-        """Return the operators that depend on samples or parameters; a chain of element-wise ones is one group."""
+        """Return the operators that depend on samples or parameters. A chain of element-wise ones is one group."""
         groups: list[list[TraceOperator]] = []
         for operator in self.trace.operators:
             if not any(name in self.batched or name in self.trained for name in operator.outputs):
@@ -262,7 +262,7 @@ class _DataFlowReader:
         return Activations(**totals)
 
     def _split_segments(self, groups: list[list[TraceOperator]], kept: list[list[Kept]]) -> tuple[Segment, ...]:
-        """Return the segments between cuts; the model can be cut where only one trained tensor is alive."""
+        """Return the segments between cuts. The model can be cut where only one trained tensor is alive."""
         ends = self._find_cuts(groups)
         sizes_at = {index + 1: size for index, size in ends}
         unread, held = set(self.trace.parameters), set[Kept]()

@@ -35,7 +35,7 @@ def read(path: Path, sequence: int | None = None) -> Trace:
     """Return the trace of an ONNX file.
 
     Args:
-        path: the file; its external data is not read.
+        path: the file. Its external data is not read.
         sequence: size of a symbolic dimension other than the batch.
 
     Raises:
@@ -50,7 +50,7 @@ def read(path: Path, sequence: int | None = None) -> Trace:
 
 
 def parse(content: bytes, name: str, sequence: int | None = None) -> Trace:
-    """Return the trace of the content of an ONNX file; `name` is the file's name in messages.
+    """Return the trace of the content of an ONNX file. `name` is the file's name in messages.
 
     Raises:
         SpecError: for the same reasons as `read`.

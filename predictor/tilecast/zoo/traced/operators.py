@@ -115,7 +115,7 @@ class OperatorRule:
 
 
 def compute_matmul_sizes(left: Shape, right: Shape, output: Shape, *, transposed: bool = False) -> dict[str, float]:
-    """Return the attributes of `matmul` for a product of these shapes; `left` is transposed first if `transposed`.
+    """Return the attributes of `matmul` for a product of these shapes. `left` is transposed first if `transposed`.
 
     If `right` is a matrix or a vector, it is multiplied with all rows of `left` at once. Otherwise the leading
     dimensions are a batch.
@@ -296,7 +296,7 @@ def _emit_copy(call: CalledOperator, emission: TraceScaling) -> list[Op]:
 
 
 def _emit_reshape(call: CalledOperator, emission: TraceScaling) -> list[Op]:
-    """Return a copy if the input is transposed in memory; otherwise a reshape is a view without a kernel."""
+    """Return a copy if the input is transposed in memory. Otherwise a reshape is a view without a kernel."""
     return _emit_copy(call, emission) if call.inputs[0].strided else []
 
 

@@ -53,7 +53,7 @@ def trace_two_layers(module: Any, stack: tuple[str, int], export: Callable[[], E
     """Return a trace made from two layers of a stack, with the others copied from the second.
 
     Args:
-        module: the model; its stack is shortened during the call and restored afterwards.
+        module: the model. Its stack is shortened during the call and restored afterwards.
         stack: path and length of the stack.
         export: function that traces the module as it is.
 
