@@ -17,7 +17,7 @@ IMAGE ?= registry.example/tilecast
 # Bytecode is written once, not by every process that a test starts, also where a container's image switches that off.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test check unit lint types crds dashboards chart docs e2e accuracy bundle cluster-demo setup lock clean
+.PHONY: demo test check unit lint types crds dashboards chart docs e2e accuracy dist bundle cluster-demo setup lock clean
 
 demo: $(SETUP)
 	@echo "tilecast advise $(JOB) --nodes $(NODES)"
@@ -69,6 +69,11 @@ e2e: $(SETUP)
 # accepts the new ones.
 accuracy: $(SETUP)
 	$(BIN)/python -m tilecast_lab reprice $(ARGS)
+
+# What a release publishes: wheel, source distribution and kubectl's plugin.
+dist: $(SETUP)
+	$(BIN)/hatchling build --directory dist
+	tar --sort=name --owner=0 --group=0 --mtime=@0 -czf dist/kubectl-tilecast.tar.gz LICENSE -C tools kubectl-tilecast
 
 # What a cluster without a way out needs, as one archive; see docs/releasing.md.
 bundle: $(SETUP)
