@@ -1,4 +1,4 @@
-"""`python -m tilecast_lab fit`, `… card`, `… links`, `… networks`, `… collect`, `… graphs` and `… reprice`."""
+"""Command line of the laboratory: `python -m tilecast_lab fit`, `… card`, `… links`, `… reprice` and others."""
 
 from __future__ import annotations
 
@@ -45,6 +45,8 @@ def _arguments() -> argparse.ArgumentParser:
     moved.add_argument("--data", type=Path, default=os.environ.get("TILECAST_DATA"), help="folder of the tables")
     moved.add_argument("--graphs", type=Path, help="folder of traced graphs, for the rows that name one")
     moved.add_argument("--write", action="store_true", help="accept today's forecasts")
+    support = commands.add_parser("support", help="write docs/support.md: plots of errors and the support matrix")
+    support.add_argument("--data", type=Path, default=os.environ.get("TILECAST_DATA"), help="folder of the tables")
     graphs.arguments(commands.add_parser("graphs", help="trace the models of a runs table by their names in timm"))
     commands.add_parser("collect", parents=[collect.arguments()], add_help=False, help="measure kernels on one GPU")
     return parser
@@ -70,6 +72,10 @@ def main() -> int:
             from tilecast_lab.fit.networks import report_networks
 
             report_networks(Path(given.data))
+        elif given.command == "support":
+            from tilecast_lab import reprice, support
+
+            support.write_page(reprice.read_rows(Path(given.data)))
         elif given.command == "reprice":
             from tilecast_lab import reprice
             from tilecast_lab.validate.graphs import Graphs
