@@ -8,8 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from tilecast.advice import Constraints, Request
-from tilecast.advice.pricing import find_candidates
-from tilecast.cost import price_of_1000_steps
+from tilecast.advice.pricing import DetailedForecasts, find_candidates
 from tilecast.hardware import Pool
 
 
@@ -20,6 +19,9 @@ class FastestPlan:
     gpus: int
     plan: str
     step_s: float
+    lower_s: float
+    upper_s: float
+    """Ends of the 90 % range of the step."""
     cost_per_1000_steps: float | None
 
 
@@ -48,19 +50,14 @@ def find_scaling_curves(request: Request, pools: Sequence[Pool]) -> tuple[Scalin
 def _find_curve(request: Request, pool: Pool) -> ScalingCurve:
     """Return the scaling curve of a job on a pool. If no plan fits, the curve has no points."""
     every = find_candidates(request, pool)
-    points = []
+    fastest = []
     for gpus in np.unique(every.gpus[every.fits]):
         rows = np.flatnonzero(every.fits & (every.gpus == gpus))
-        row = int(rows[np.argmin(every.step_s[rows])])
-        cost = (
-            price_of_1000_steps(every.hourly[row], every.step_s[row]) if pool.price_per_gpu_hour is not None else None
-        )
-        points.append(
-            FastestPlan(
-                int(gpus),
-                str(every.plans.row(row)),
-                float(every.step_s[row]),
-                None if cost is None else float(cost),
-            )
-        )
-    return ScalingCurve(pool.name, pool.currency, tuple(points))
+        fastest.append(int(rows[np.argmin(every.step_s[rows])]))
+    forecasts = DetailedForecasts.from_rows(every, np.array(fastest, dtype=np.int64))
+    offers = [forecasts.offer(index) for index in range(len(fastest))]
+    points = tuple(
+        FastestPlan(item.gpus, str(item.plan), item.step_s, item.lower_s, item.upper_s, item.cost_per_1000_steps)
+        for item in offers
+    )
+    return ScalingCurve(pool.name, pool.currency, points)

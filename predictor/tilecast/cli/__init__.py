@@ -58,8 +58,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(_FIRST_STEPS)
         return EXIT_BAD_INPUT
     parser = build_parser(given[:1])
+    words = given
     given, command = _split_command(given)
     options = parser.parse_args(given)
+    options.words = words
     if given[0] in _JOB_VERBS:
         options.command = command
         if options.job is None and not command:

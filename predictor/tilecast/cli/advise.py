@@ -6,9 +6,11 @@ Modules that only some flags need are imported inside functions.
 from __future__ import annotations
 
 import argparse
+import shlex
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import date
 
 from tilecast import search
 from tilecast.advice import Advice, Offer
@@ -95,14 +97,16 @@ def _manifest_text(options: argparse.Namespace, result: AdviceResult) -> str:
     return source.edited_manifest(advice, candidates, launch.with_program(source.program).format_bash_script())
 
 
-def _html_text(advice: Advice, pools: Sequence[Pool], sections: Sequence[tuple[str, str]]) -> str:
+def _html_text(advice: Advice, pools: Sequence[Pool], sections: Sequence[tuple[str, str]], words: Sequence[str]) -> str:
     from tilecast.explain import explain_plan
     from tilecast.render import html
     from tilecast.scaling import find_scaling_curves
 
     best = advice.best
     explanation = explain_plan(best.workload, best.plan, best.pool, best.step_s) if best else None
-    return html.advice_page(advice, explanation, find_scaling_curves(advice.request, pools), sections)
+    curves = find_scaling_curves(advice.request, pools)
+    command = shlex.join(("tilecast", *words))
+    return html.advice_page(advice, explanation, curves, sections, command, f"{date.today():%d %B %Y}")
 
 
 def _output_text(options: argparse.Namespace, inputs: AdviceInputs, result: AdviceResult) -> str:
@@ -111,9 +115,8 @@ def _output_text(options: argparse.Namespace, inputs: AdviceInputs, result: Advi
     if options.output == "csv":
         return FORMATS["csv"](advice)
     if options.output == "html":
-        return _html_text(
-            advice, result.pools, [(extra.title, extra.screen) for extra in extras if extra.key != "explanation"]
-        )
+        sections = [(extra.title, extra.screen) for extra in extras if extra.key != "explanation"]
+        return _html_text(advice, result.pools, sections, options.words)
     if extras and options.output in ("json", "yaml"):
         return dump_document(
             options.output,

@@ -10,6 +10,7 @@ import io
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 from html import escape
 
 from tilecast.render.units import format_duration
@@ -32,12 +33,17 @@ class Axis:
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """A point of a series. `label` is its tooltip, and `text` is drawn beside its marker."""
+    """A point of a series. `label` is its tooltip, and `text` is drawn beside its marker if there is room."""
 
     x: float
     y: float
     label: str = ""
     text: str = ""
+    low: float | None = None
+    high: float | None = None
+    """Ends of the range of `y`. The ranges of a joined series are drawn as a band."""
+    is_highlighted: bool = False
+    """Whether the text gets its place before the texts of other points."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +84,7 @@ STYLE = """\
 .chart{--c0:#0063a8;--c1:#b3480a;--c2:#00735a;--c3:#a03c78;--c4:#7a5c00;--c5:#5a4fcf;--ink:#1c2024;--faint:#dde1e6;
 --soft:#5c6670;font:12px system-ui,sans-serif;max-width:100%;height:auto}
 .chart text{fill:var(--ink)}.chart .soft{fill:var(--soft)}.chart .grid{stroke:var(--faint)}
-.chart .band{fill:var(--faint);opacity:.6}
+.chart .band{fill:var(--faint);opacity:.6}.chart .range{opacity:.14}
 .chart .quiet{stroke:var(--soft);stroke-dasharray:5 4;fill:none}.chart .line{fill:none;stroke-width:2}
 @media(prefers-color-scheme:dark){.chart{--c0:#5cb3f2;--c1:#f29a5c;--c2:#4fc9a8;--c3:#e58fc2;--c4:#e0c04c;--c5:#a79ef5;
 --ink:#e8eaed;--faint:#343a42;--soft:#a2acb8}}
@@ -108,7 +114,8 @@ def draw_svg(chart: Chart, name: str, style: str = "") -> str:
         style: CSS to include in the element, needed only for a standalone SVG file.
     """
     x = AxisScale(chart.x, [p.x for s in chart.series for p in s.points], _LEFT, WIDTH - _RIGHT)
-    y = AxisScale(chart.y, [p.y for s in chart.series for p in s.points], HEIGHT - _BOTTOM, _TOP)
+    heights = [value for s in chart.series for p in s.points for value in (p.y, p.low, p.high) if value is not None]
+    y = AxisScale(chart.y, heights, HEIGHT - _BOTTOM, _TOP)
     legend, height = _draw_legend(chart)
     size = f'width="{WIDTH:.0f}" height="{height:.0f}" viewBox="0 0 {WIDTH:.0f} {height:.0f}"'
     parts = [
@@ -117,8 +124,12 @@ def draw_svg(chart: Chart, name: str, style: str = "") -> str:
         *([f"<style>{style}</style>"] if style else []),
         *_draw_frame(chart, x, y),
     ]
+    labelled: list[tuple[Point, float, float]] = []
+    markers: list[tuple[float, float]] = []
     for color, series in _color_series(chart):
         places = [(x.to_pixels(point.x), y.to_pixels(point.y)) for point in series.points]
+        if band := _draw_band(series, x, y):
+            parts.append(f'<polygon class="range" fill="var(--c{color % COLORS})" points="{band}"/>')
         if (series.joined or series.is_reference) and len(places) > 1:
             path = " ".join(f"{left:.1f},{top:.1f}" for left, top in places)
             look = 'class="quiet"' if series.is_reference else f'class="line" stroke="var(--c{color % COLORS})"'
@@ -128,10 +139,48 @@ def draw_svg(chart: Chart, name: str, style: str = "") -> str:
                 text = escape(f"{series.name}: {point.label or f'{x.axis.text(point.x)}, {y.axis.text(point.y)}'}")
                 mark = f'<g transform="translate({left:.1f} {top:.1f})" fill="var(--c{color % COLORS})">'
                 parts.append(f"{mark}{SHAPES[color % COLORS]}<title>{text}</title></g>")
+                markers.append((left, top))
             if point.text:
-                end = left > WIDTH * 0.7
-                parts.append(muted_text(left - 9 if end else left + 9, top - 8, point.text, "end" if end else "start"))
+                labelled.append((point, left, top))
+    labels = _Labels(markers)
+    for point, left, top in sorted(labelled, key=lambda item: not item[0].is_highlighted):
+        parts += labels.draw(left, top, point.text)
     return "\n".join([*parts, *legend, "</svg>"])
+
+
+def _draw_band(series: Series, x: AxisScale, y: AxisScale) -> str:
+    """Return the corners of the band that the ranges of a joined series form, or "" if it has no ranges."""
+    ranges = [(point.x, point.low, point.high) for point in series.points]
+    known = [(place, low, high) for place, low, high in ranges if low is not None and high is not None]
+    if not series.joined or len(known) < 2:
+        return ""
+    corners = [(place, high) for place, _, high in known] + [(place, low) for place, low, _ in reversed(known)]
+    return " ".join(f"{x.to_pixels(place):.1f},{y.to_pixels(value):.1f}" for place, value in corners)
+
+
+class _Labels:
+    """Texts beside markers. A text without room is left out, as the tooltip of its marker says more."""
+
+    def __init__(self, markers: Iterable[tuple[float, float]]) -> None:
+        self._boxes = [(left - 5, left + 5, top - 5, top + 5) for left, top in markers]
+        """Left, right, top and bottom of everything that a text must not cover, in pixels."""
+
+    def draw(self, left: float, top: float, text: str) -> list[str]:
+        """Return the elements of a text beside the marker at a pixel position: one, or none without room."""
+        width = 6.6 * len(text)
+        for is_left, down in ((False, -6.0), (True, -6.0), (False, 15.0), (True, 15.0)):
+            start = left - 8 - width if is_left else left + 8
+            box = start, start + width, top + down - 10, top + down + 2
+            if box[0] < 0 or box[1] > WIDTH or any(map(partial(_overlap, box), self._boxes)):
+                continue
+            self._boxes.append(box)
+            return [muted_text(box[1] if is_left else box[0], top + down, text, "end" if is_left else "start")]
+        return []
+
+
+def _overlap(first: tuple[float, float, float, float], second: tuple[float, float, float, float]) -> bool:
+    """Return whether two rectangles (left, right, top, bottom) overlap."""
+    return first[0] < second[1] and second[0] < first[1] and first[2] < second[3] and second[2] < first[3]
 
 
 def _color_series(chart: Chart) -> list[tuple[int, Series]]:

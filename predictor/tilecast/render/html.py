@@ -34,6 +34,8 @@ def advice_page(
     explanation: Explanation | None,
     curves: Sequence[ScalingCurve],
     sections: Sequence[tuple[str, str]] = (),
+    command: str = "",
+    day: str = "",
 ) -> str:
     """Return the advice as a complete HTML page.
 
@@ -42,6 +44,8 @@ def advice_page(
         explanation: the breakdown of the recommended plan's step, or None if there is no recommendation.
         curves: the scaling curve of each pool.
         sections: title and plain text of further sections.
+        command: the command line that made the page, or "".
+        day: the date of the page, or "".
     """
     request, workload = advice.request, advice.request.workload
     unit = "tokens" if workload.samples_are_tokens else "samples"
@@ -52,9 +56,9 @@ def advice_page(
         f"<h1>{escape(request.name)}</h1>",
         f'<p class="soft">{escape(subtitle)}; objective: {escape(request.objective)}</p>',
         _recommendation_card(advice, explanation),
+        _charts_section(advice, curves),
         _pools_section(advice),
         _why_not_section(advice),
-        _charts_section(advice, curves),
     ]
     best = advice.best
     if best is not None and explanation is not None:
@@ -65,7 +69,7 @@ def advice_page(
             _exchanges_section(best, explanation),
         ]
     body += [f'<h2>{escape(name)}</h2><div class="scroll"><pre>{escape(text)}</pre></div>' for name, text in sections]
-    body += [_plan_legend(), _provenance_footer(advice)]
+    body += [_plan_legend(), _provenance_footer(advice, command, day)]
     return html_page(f"{request.name}: advice by Tilecast", body)
 
 
@@ -114,7 +118,7 @@ def _pools_section(advice: Advice) -> str:
         why = escape(f"{item.message}: {item.remedy}")
         rows.append(("out", [escape(item.pool), "", plan, "", "", "", "", memory, why]))
     titles = ("pool", "GPUs", "plan", "step", "90 % range", "whole run", "1,000 steps", "memory", "why")
-    caption = "The best plan of every pool, best first; pools that cannot run the job below"
+    caption = "The best plan of every pool, best first. Pools that cannot run the job come last."
     return "<h2>Pools</h2>" + html_table(caption, titles, rows, "GPUs|step|whole run|1,000 steps|memory")
 
 
@@ -147,66 +151,95 @@ def _why_not_section(advice: Advice) -> str:
         cells = (item.subject, item.pool, str(item.plan), item.message, change)
         rows.append(("", [escape(cell) for cell in cells]))
     titles = ("instead of", "pool", "plan", "why", "what would change that")
-    return "<h2>Why not …</h2>" + html_table("What binds the others, and the smallest change that helps", titles, rows)
+    return "<h2>Why not …</h2>" + html_table(
+        "Why other plans are not recommended, and the smallest change that would help", titles, rows
+    )
 
 
 def _charts_section(advice: Advice, curves: Sequence[ScalingCurve]) -> str:
-    plots = [("Pareto", _pareto_chart(advice)), *_scaling_charts(curves)]
+    plots = [("choices", _choices_chart(advice)), *_scaling_charts(curves, advice.best)]
     figures = [html_figure(chart.title, charts.draw_svg(chart, name)) for name, chart in plots if chart is not None]
     return f'<h2>Time, cost and GPUs</h2><div class="pair">{"".join(figures)}</div>' if figures else ""
 
 
-def _pareto_chart(advice: Advice) -> Chart | None:
+def _choices_chart(advice: Advice) -> Chart | None:
     """Return a chart of step time over cost, or over GPUs unless all pools have prices.
 
-    The chart shows the Pareto set and the best plan of each pool. Without plans, return None.
+    The chart shows the Pareto set, the best plan of each pool, the user's plan of today, and data parallelism alone.
+    Without plans, return None.
     """
-    best = {(offer.pool.name, str(offer.plan), offer.gpus): offer for offer in (*advice.pareto, *advice.offers)}
-    shown = list(best.values())
+    plans = {(offer.pool.name, str(offer.plan), offer.gpus): offer for offer in (*advice.pareto, *advice.offers)}
+    named = [(offer.pool.name, offer) for offer in sorted(plans.values(), key=lambda offer: offer.pool.name)]
+    if advice.usual is not None and is_usual_shown(advice, advice.usual):
+        named.append(("data parallelism or FSDP alone", advice.usual))
+    if advice.baseline is not None:
+        named.append(("your plan today", advice.baseline))
+    shown = [offer for _, offer in named]
     if not shown:
         return None
     priced = all(offer.cost_per_1000_steps is not None for offer in shown)
-    currency = shown[0].pool.currency
+    amounts = [offer.cost_per_1000_steps or 0.0 if priced else float(offer.gpus) for offer in shown]
     points = [
         (
-            offer.pool.name,
+            name,
             Point(
-                offer.cost_per_1000_steps or 0.0 if priced else float(offer.gpus),
+                amount,
                 offer.step_s,
                 f"{offer.plan} on {offer.gpus} GPUs, {format_duration(offer.step_s)}",
-                f"{offer.gpus} GPUs",
+                "recommended" if offer is advice.best else f"{offer.gpus} GPUs",
+                is_highlighted=offer is advice.best,
             ),
         )
-        for offer in sorted(shown, key=lambda offer: offer.pool.name)
+        for (name, offer), amount in zip(named, amounts, strict=True)
     ]
+    base, currency = _axis_base(amounts), shown[0].pool.currency
     x = (
-        Axis("cost of 1,000 steps", lambda value: format_money(value, currency))
+        Axis("cost of 1,000 steps", lambda value: format_money(value, currency), base)
         if priced
-        else Axis("GPUs", format_count)
+        else Axis("GPUs", format_count, base and 2)
     )
-    title = "Plans that no other beats in time, cost and GPUs at once, and the best of every pool"
+    title = "Plans to choose from: no other plan is better in time, cost and GPUs at once"
     y = Axis("step time", charts.format_tick_seconds, _axis_base([offer.step_s for offer in shown]))
     return Chart(title, x, y, group_points(points, joined=False))
 
 
 def _axis_base(values: Sequence[float]) -> int:
-    """Return 10, for a logarithmic axis, if the values span a factor above 8. Otherwise return 0, for a linear axis."""
-    return 10 if min(values, default=0.0) > 0 and max(values) > 8 * min(values) else 0
+    """Return 10, for a logarithmic axis, if the values span a factor above 4. Otherwise return 0, for a linear axis."""
+    return 10 if min(values, default=0.0) > 0 and max(values) > 4 * min(values) else 0
 
 
-def _scaling_charts(curves: Sequence[ScalingCurve]) -> list[tuple[str, Chart | None]]:
-    """Return charts of step time and of cost over the number of GPUs, each with a name for its identifiers."""
+def _scaling_charts(curves: Sequence[ScalingCurve], best: Offer | None) -> list[tuple[str, Chart | None]]:
+    """Return charts of step time and of cost over the number of GPUs, each with a name for its identifiers.
+
+    The chart of time has the 90 % range of each pool's steps, and the ideal time of the recommended pool.
+    """
     if not curves:
         return []
     gpus = Axis("GPUs", format_count, base=2)
     steps = group_points(
-        (curve.pool, Point(p.gpus, p.step_s, f"{p.gpus} GPUs, {format_duration(p.step_s)}, {p.plan}"))
+        (
+            curve.pool,
+            Point(
+                p.gpus,
+                p.step_s,
+                f"{p.gpus} GPUs, {format_duration(p.step_s)}, {p.plan}",
+                low=p.lower_s,
+                high=p.upper_s,
+            ),
+        )
         for curve in curves
         for p in curve.points
     )
     times = [point.y for series in steps for point in series.points]
+    own = next((curve for curve in curves if best is not None and curve.pool == best.pool.name), None)
+    if own is not None and len(own.points) > 1:
+        first = own.points[0]
+        ideal = tuple(Point(p.gpus, first.step_s * first.gpus / p.gpus) for p in own.points)
+        steps = (*steps, Series(f"ideal on {own.pool}", ideal, is_reference=True))
     y = Axis("step time", charts.format_tick_seconds, _axis_base(times))
-    plots: list[tuple[str, Chart | None]] = [("scaling", Chart("Step time of the best plan by GPUs", gpus, y, steps))]
+    plots: list[tuple[str, Chart | None]] = [
+        ("scaling", Chart("Step time of the fastest plan by GPUs, with the 90 % range", gpus, y, steps))
+    ]
     costs = group_points(
         (curve.pool, Point(p.gpus, cost, f"{p.gpus} GPUs, {format_money(cost, curve.currency)}"))
         for curve in curves
@@ -216,7 +249,7 @@ def _scaling_charts(curves: Sequence[ScalingCurve]) -> list[tuple[str, Chart | N
     if costs:
         currency = curves[0].currency
         axis = Axis("cost of 1,000 steps", lambda value: format_money(value, currency))
-        plots.append(("cost", Chart("Cost of 1,000 steps of the same plans", gpus, axis, costs)))
+        plots.append(("cost", Chart("Cost of 1,000 steps of these plans", gpus, axis, costs)))
     return plots
 
 
@@ -229,7 +262,7 @@ def _parts_section(advice: Advice) -> str:
     ]
     rows.append(("", ["step", *(format_duration(offer.step_s) for offer in shown)]))
     titles = ("part", *(offer.pool.name if offer is not advice.baseline else "baseline" for offer in shown))
-    caption = "What remains visible of each part; the parts sum to the step"
+    caption = "Seconds of each part that nothing else hides. They sum to the step."
     return "<h2>Where the time goes</h2>" + html_table(caption, titles, rows)
 
 
@@ -247,7 +280,7 @@ def _memory_section(best: Offer) -> str:
     ]
     free = available - best.memory_bytes
     rows.append(("", ["left", format_bytes(free), f"{free / available:.1%}", fraction_bar(free / available)]))
-    caption = f"What the fullest GPU of the recommendation cannot do without; it takes {_format_memory_fit(best)}"
+    caption = f"Least memory of the fullest GPU under the recommended plan. A run takes {_format_memory_fit(best)}."
     return "<h2>Memory</h2>" + html_table(caption, ("what", "bytes", "share", "of the GPU"), rows, "bytes|share")
 
 
@@ -291,7 +324,8 @@ def _roofline_chart(explanation: Explanation) -> Chart:
         for one in shown
     )
     marks = group_points(points, joined=False)[: charts.COLORS]
-    title = f"Roofline: {format_count(peak)}FLOP/s in {explanation.precision}, {format_count(bandwidth)}B/s of memory"
+    peaks = f"{format_count(peak)}FLOP/s in {explanation.precision}, {format_count(bandwidth)}B/s of memory"
+    title = f"Speed of kernels under the GPU's limits (roofline): {peaks}"
     x, y = Axis("FLOP per byte", lambda value: f"{value:g}", 10), Axis("FLOP/s", format_count, 10)
     return Chart(title, x, y, (roof, *marks))
 
@@ -302,7 +336,7 @@ def _exchanges_section(best: Offer, explanation: Explanation) -> str:
     titles = ("what", "time", "collective", "ranks", "buffer", "runs")
     rows = [("", [escape(cell) for cell in row[: len(titles)]]) for row in exchange_rows(explanation)]
     exposed = format_duration(best.breakdown["communication"])
-    caption = f"Per micro-batch, before anything hides; {exposed} a step is left that nothing hides"
+    caption = f"Seconds per micro-batch if computation hid none of it. {exposed} of a step are not hidden."
     return "<h2>Communication</h2>" + html_table(caption, titles, rows, "time|ranks|buffer|runs")
 
 
@@ -315,7 +349,7 @@ def _plan_legend() -> str:
     return f'<h2>How a plan reads</h2><dl class="facts">{items}</dl>'
 
 
-def _provenance_footer(advice: Advice) -> str:
+def _provenance_footer(advice: Advice, command: str, day: str) -> str:
     source = advice.provenance
     prices = {
         offer.pool.name: format_money(offer.pool.price_per_gpu_hour, offer.pool.currency)
@@ -323,7 +357,9 @@ def _provenance_footer(advice: Advice) -> str:
         if offer.pool.price_per_gpu_hour is not None
     }
     text = ", ".join(f"{name} {price}" for name, price in prices.items())
+    made = f"Made by `{command}`" if command else ""
     lines = [
+        " on ".join(part for part in (made or ("Made" if day else ""), day) if part),
         f"How sure? {advice.confidence}",
         f"Prices per GPU and hour, on-demand list prices unless a GPUPool says otherwise: {text}" if text else "",
         f"{advice.plans_evaluated:,} plans priced by Tilecast {source.version}; "
