@@ -6,7 +6,7 @@
     python tools/binaries.py prometheus      # prometheus, promtool
     python tools/binaries.py kube-state-metrics
     python tools/binaries.py kube-score
-    python tools/binaries.py prometheus-operator    # only its CRDs
+    python tools/binaries.py prometheus-operator    # only its CRDs; similarly karpenter
     python tools/binaries.py kind
     python tools/binaries.py kubelet         # similarly containerd, coredns, crictl, kube-router: for a node of kind
     python tools/binaries.py all             # except those for a node, which `kind_node.py` builds
@@ -170,6 +170,13 @@ TOOLSETS: Mapping[str, Toolset] = {
         stamps=(),
         usual_time="seconds",
         manifests="github.com/prometheus-operator/prometheus-operator:example/prometheus-operator-crd",
+    ),
+    "karpenter": Toolset(
+        module="karpenter",
+        programs={},
+        stamps=(),
+        usual_time="seconds",
+        manifests="sigs.k8s.io/karpenter:pkg/apis/crds",
     ),
     "kind": Toolset(
         module="kind",

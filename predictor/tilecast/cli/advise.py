@@ -22,6 +22,7 @@ from tilecast.inputs.job_options import JobOptions
 from tilecast.inputs.pools import PoolOptions
 from tilecast.public.advising import AdviceInputs, AdviceResult, compute_advice, measured_offer
 from tilecast.render import launch as launched
+from tilecast.render.dialects import DIALECTS, write_dialect
 from tilecast.render.document import FORMATS, dump_document
 from tilecast.render.launch import LAUNCHERS, LaunchSetting
 from tilecast.render.launch.setting import list_launch_settings
@@ -62,7 +63,14 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--per-layer", action="store_true", help="also the best strategy of each layer, and the best cut of a pipeline"
     )
-    parser.add_argument("-o", "--output", choices=(*FORMATS, *_MORE), default="table")
+    parser.add_argument(
+        "-o",
+        "--output",
+        choices=(*FORMATS, *_MORE, *DIALECTS),
+        default="table",
+        help="how to print it; or, for a scheduler: "
+        + "; ".join(f"{name}, {dialect.purpose}" for name, dialect in DIALECTS.items()),
+    )
 
 
 _MORE = ("wide", "html")
@@ -111,6 +119,9 @@ def _html_text(advice: Advice, pools: Sequence[Pool], sections: Sequence[tuple[s
 
 def _output_text(options: argparse.Namespace, inputs: AdviceInputs, result: AdviceResult) -> str:
     advice, best = result.advice, result.advice.best
+    if options.output in DIALECTS:
+        _refuse_sections(options)
+        return write_dialect(options.output, advice)
     extras = _requested_sections(options, inputs, result, best) if best is not None else []
     if options.output == "csv":
         return FORMATS["csv"](advice)
@@ -126,6 +137,13 @@ def _output_text(options: argparse.Namespace, inputs: AdviceInputs, result: Advi
         return "\n".join(extra.screen for extra in extras)
     screen = wide_text(advice) if options.output == "wide" else FORMATS[options.output](advice)
     return "\n".join([screen, *(extra.screen for extra in extras)])
+
+
+def _refuse_sections(options: argparse.Namespace) -> None:
+    """Raise SpecError if a flag requests a section, which the text for a scheduler has no place for."""
+    for flag, is_given in (("--explain", options.explain), ("--per-layer", options.per_layer)):
+        if is_given:
+            raise SpecError(flag, f"has no place in -o {options.output}", "leave it out")
 
 
 @dataclass(frozen=True, slots=True)

@@ -58,6 +58,16 @@ def list_node_types() -> Mapping[str, NodeType]:
     return types
 
 
+@cache
+def list_clouds() -> Mapping[str, str]:
+    """Return the cloud of each instance type that ships with Tilecast: the name of its file, such as `aws`."""
+    return {
+        row["type"]: name.removesuffix(".toml")
+        for name, table in _read_node_files().items()
+        for row in table.get("nodes", ())
+    }
+
+
 def _read_network(row: Mapping[str, Any]) -> Link | None:
     """Return the link between nodes in a row of a node file. If the row has no network, return None."""
     if "inter" in row:

@@ -196,7 +196,7 @@ def advise(
     >>> advice.best.pool.name
     'h100-sxm'
     """
-    with _errors_about_arguments():
+    with errors_about_arguments():
         question = _build_inputs(model, settings, plan, baseline, measured, launcher)
         return Advice.from_advice(compute_advice(question).advice)
 
@@ -248,7 +248,7 @@ def fits(model: object, *, plan: str | None = None, **settings: Unpack[JobSettin
     >>> bool(tilecast.fits("llama-3.1-405b", seq=8192, batch=64, gpus="t4:8"))
     False
     """
-    with _errors_about_arguments():
+    with errors_about_arguments():
         return Fits.from_advice(compute_advice(replace(_build_inputs(model, settings, plan), seeks_fewest=True)).advice)
 
 
@@ -269,7 +269,7 @@ def sweep(model: object, *, over: str, **settings: Unpack[JobSettings]) -> Sweep
     >>> [row["gpus"] for row in swept.rows]
     [4, 8]
     """
-    with _errors_about_arguments():
+    with errors_about_arguments():
         question = _build_inputs(model, settings)
         over_ = SweepRange.parse(over, "over")
         return Sweep.from_rows(over_.field, run_sweep(question.job, question.pools, over_))
@@ -305,7 +305,7 @@ def queue(
     Raises:
         SpecError: something cannot be read, or there is no job.
     """
-    with _errors_about_arguments():
+    with errors_about_arguments():
         if policy not in POLICIES:
             raise SpecError("policy", f"{policy!r} is not known", f"known: {', '.join(POLICIES)}")
         if isinstance(jobs, str | os.PathLike):
@@ -415,7 +415,7 @@ def _step_texts(measured: str | Sequence[str] | Mapping[str, float]) -> tuple[st
 
 
 @contextmanager
-def _errors_about_arguments() -> Iterator[None]:
+def errors_about_arguments() -> Iterator[None]:
     """Convert a SpecError in the `with` block: its text names keyword arguments instead of command-line flags.
 
     Cached nodes are cleared afterwards, because files and clusters change while a notebook is open.

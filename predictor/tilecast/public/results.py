@@ -21,6 +21,7 @@ from tilecast.render import launch as launched
 from tilecast.render import queue as queue_screen
 from tilecast.render import sweep as sweep_screen
 from tilecast.render.columns import align_columns
+from tilecast.render.dialects import write_dialect
 from tilecast.render.launch.setting import list_launch_settings
 from tilecast.render.queue import QueueScreen
 from tilecast.render.rows import format_properties, rows_html, rows_table
@@ -130,6 +131,17 @@ class Advice(core.Advice):
             raise SpecError("launch", "nothing is recommended", "see rejections")
         setting, safer = list_launch_settings(self, self.best)
         return launched.launch_text(launcher, setting, safer, is_stated=self.request.plan is not None)
+
+    def write_dialect(self, dialect: str) -> str:
+        """Return the ranked pools in the words of a scheduler, as `tilecast advise -o DIALECT` prints them.
+
+        Args:
+            dialect: `dra`, `kueue`, `karpenter`, `ray`, `skypilot` or `slurm`.
+
+        Raises:
+            SpecError: there is no such dialect.
+        """
+        return write_dialect(dialect, self)
 
 
 @dataclass(frozen=True, slots=True)

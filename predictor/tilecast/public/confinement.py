@@ -1,0 +1,158 @@
+"""Confine a call to the files and the network that the user allowed, whatever the arguments name.
+
+An audit hook of Python (PEP 578) sees every file that is opened, every program that is started and every connection. It
+cannot be removed, and applies only inside `confine`, in the thread that entered it.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import sysconfig
+import threading
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from tilecast.spec import SpecError
+
+
+@dataclass(frozen=True, slots=True)
+class Permissions:
+    """What tools may touch beside their arguments. The default is nothing."""
+
+    folders: tuple[Path, ...] = ()
+    """Folders whose files may be read."""
+    contexts: tuple[str, ...] = ()
+    """Contexts of kubectl that may be asked."""
+    allows_hub: bool = False
+    """Whether models may be read from the Hugging Face Hub and its local cache."""
+
+
+_active = threading.local()
+_WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
+_PROGRAMS = ("subprocess.Popen", "os.system", "os.exec", "os.posix_spawn", "os.fork", "os.forkpty", "os.spawn")
+_CHANGES = (
+    "os.remove", "os.rename", "os.mkdir", "os.rmdir", "os.link", "os.symlink", "os.truncate", "os.chmod", "os.chown",
+    "os.utime", "os.kill", "shutil.rmtree", "shutil.move", "shutil.copyfile",
+)  # fmt: skip
+
+
+@contextmanager
+def confine(permissions: Permissions) -> Iterator[None]:
+    """Let code in the `with` block, in this thread, read only what the permissions allow.
+
+    Raises:
+        SpecError: inside the block, where something else is read, written, started or connected to.
+    """
+    _install_hook()
+    _active.permissions, _active.refusal = permissions, None
+    try:
+        yield
+    except Exception:
+        # Code in between may have taken the refusal for an error of its own.
+        if _active.refusal is not None:
+            raise _active.refusal from None
+        raise
+    finally:
+        _active.permissions = None
+
+
+@cache
+def _install_hook() -> None:
+    sys.addaudithook(_check_event)
+
+
+def _check_event(event: str, arguments: tuple[Any, ...]) -> None:
+    """Raise SpecError if an event of the interpreter is not allowed in this thread, and keep the error."""
+    permissions: Permissions | None = getattr(_active, "permissions", None)
+    if permissions is None:
+        return
+    try:
+        _require_allowed(event, arguments, permissions)
+    except SpecError as error:
+        _active.refusal = error
+        raise
+
+
+def _require_allowed(event: str, arguments: tuple[Any, ...], permissions: Permissions) -> None:
+    """Raise SpecError if an event is not allowed."""
+    if event == "open":
+        path, _, flags = arguments
+        if isinstance(flags, int) and flags & _WRITING and not _is_null(path):
+            _check_change(path, permissions)
+        else:
+            _check_path(path, permissions)
+    elif event in ("os.listdir", "os.scandir"):
+        _check_path("." if arguments[0] is None else arguments[0], permissions)
+    elif event.startswith("socket.") and event != "socket.__new__":
+        if not permissions.allows_hub:
+            raise SpecError("network", "is not allowed to this server", "start it with --hub for models of the Hub")
+    elif event in _PROGRAMS:
+        if not (permissions.contexts and event == "subprocess.Popen" and Path(str(arguments[0])).name == "kubectl"):
+            raise SpecError("program", "may not be started by this server", "start it with --context NAME for kubectl")
+    elif event in _CHANGES:
+        for path in arguments:
+            if isinstance(path, str | bytes | os.PathLike):
+                _check_change(path, permissions)
+
+
+def _check_path(path: object, permissions: Permissions) -> None:
+    """Raise SpecError if a path is neither below an allowed folder nor part of Python and of the installed packages."""
+    if isinstance(path, int) or _is_null(path):
+        return
+    folders = (*permissions.folders, *_list_own_folders(), *(_HUB_READS if permissions.allows_hub else ()))
+    if not _is_below(path, folders) and not _is_cached(path, permissions):
+        raise SpecError(_name(path), "is outside the folders that this server may read", "start it with --read FOLDER")
+
+
+def _check_change(path: object, permissions: Permissions) -> None:
+    """Raise SpecError if a path that is written or removed is not part of the Hub's cache."""
+    if not _is_cached(path, permissions):
+        raise SpecError(_name(path), "would be changed", "tools only read")
+
+
+def _is_cached(path: object, permissions: Permissions) -> bool:
+    """Return whether a path is in the cache of the Hub, and the Hub is allowed."""
+    return permissions.allows_hub and _is_below(path, _list_hub_folders())
+
+
+def _is_below(path: object, folders: Iterable[Path]) -> bool:
+    """Return whether a path is a folder of `folders` or below one, after links are followed."""
+    real = Path(os.path.realpath(os.fsdecode(path)))  # type: ignore[arg-type]
+    return any(real.is_relative_to(folder) for folder in folders)
+
+
+def _is_null(path: object) -> bool:
+    return path in (os.devnull, os.fsencode(os.devnull))
+
+
+def _name(path: object) -> str:
+    return os.fsdecode(path)[:120] if isinstance(path, str | bytes | os.PathLike) else "file"
+
+
+@cache
+def _list_own_folders() -> tuple[Path, ...]:
+    """Return the folders of Python, of its packages and of Tilecast, whose modules and tables are read when needed."""
+    paths = sysconfig.get_paths()
+    named = [paths[key] for key in ("stdlib", "platstdlib", "purelib", "platlib")]
+    packages = [entry for entry in sys.path if Path(entry).name in ("site-packages", "dist-packages")]
+    tilecast = Path(__file__).parents[1]
+    system = ["/proc/cpuinfo", "/proc/meminfo", "/proc/self", "/sys/devices/system/cpu", "/sys/fs/cgroup"]
+    return tuple(Path(os.path.realpath(one)) for one in (*named, *packages, tilecast, *system))
+
+
+@cache
+def _list_hub_folders() -> tuple[Path, ...]:
+    """Return the folders of the Hub's cache."""
+    cache_home = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
+    home = os.environ.get("HF_HOME") or cache_home / "huggingface"
+    named = [os.environ[key] for key in ("HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE") if os.environ.get(key)]
+    return tuple(Path(os.path.realpath(one)) for one in (home, *named))
+
+
+_HUB_READS = (Path("/etc/ssl"), Path("/etc/resolv.conf"), Path("/etc/hosts"), Path("/etc/nsswitch.conf"))
+"""Files by which programs find certificates and name servers."""

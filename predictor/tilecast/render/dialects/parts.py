@@ -1,0 +1,163 @@
+"""Parts that several dialects share: comments about the ranked pools, names of objects, and facts about a pool."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict
+
+from tilecast import shipped
+from tilecast.advice import Advice, Offer, advise
+from tilecast.hardware import Gpu, Pool, list_gpus, read_gpu_file
+from tilecast.hardware.products import MIG_INFIX
+from tilecast.nodes.labels import read_label_table
+from tilecast.render.units import format_duration
+
+
+class GpuNames(BaseModel):
+    """Names that schedulers have for a GPU."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    ray: str
+    skypilot: str
+    slurm: str
+
+
+@cache
+def read_gpu_names() -> Mapping[str, GpuNames]:
+    """Return the names in `names.toml`, by name of the GPU."""
+    table = shipped.read_table("tilecast.render.dialects", "names.toml")
+    return {name: GpuNames.model_validate(row) for name, row in table["gpus"].items()}
+
+
+def find_gpu_names(gpu: Gpu) -> GpuNames:
+    """Return what schedulers call a GPU.
+
+    A board that is derived from a shipped GPU, and a slice, have the names of this GPU. Any other GPU has its own name.
+    """
+    own = gpu.name.partition(MIG_INFIX)[0]
+    return read_gpu_names().get(gpu.sibling or own) or GpuNames(ray=own, skypilot=own, slurm=own)
+
+
+def list_products(pool: Pool) -> list[str]:
+    """Return the names that the driver may report for the GPUs of a pool, with dashes for spaces.
+
+    If a label of the pool's nodes has the name, only this one is returned.
+    """
+    label = pool.node_selector.get("nvidia.com/gpu.product")
+    if label:
+        # GPU Feature Discovery adds these endings for shared and sliced GPUs.
+        return [re.sub(r"(-SHARED|-MIG-.*)+$", "", label)]
+    whole = pool.gpu.name.partition(MIG_INFIX)[0]
+    known = read_gpu_file(whole) if whole in list_gpus() else None
+    aliases = [name for name in known.aliases if name.startswith(("NVIDIA", "Tesla"))] if known else []
+    first = known.product if known else pool.gpu.product
+    return list(dict.fromkeys(name.replace(" ", "-") for name in (first, *aliases)))
+
+
+def name_gpu_resource(pool: Pool) -> str:
+    """Return the name of the resource that a pod requests to get a GPU, or a MIG slice, of a pool."""
+    table = read_label_table()
+    return f"{table.mig_resource_prefix}{pool.gpu.mig}" if pool.gpu.mig else table.gpu_resource
+
+
+def is_spot(pool: Pool) -> bool:
+    """Return whether a label of the pool's nodes says that they are spot capacity."""
+    return any(pool.node_selector.get(mark.label) == mark.value for mark in read_label_table().spot)
+
+
+def is_in_cluster(pool: Pool) -> bool:
+    """Return whether a pool was found in nodes of a cluster, rather than stated by GPU or instance type and count."""
+    return bool(pool.node_selector) or "gpu" in pool.layers
+
+
+def find_instance_type(pool: Pool) -> str:
+    """Return the instance type of a pool's nodes, or an empty text if it is unknown or only assumed."""
+    return "" if "assumed" in pool.layers.values() else pool.node_type
+
+
+def dns_label(text: str, length: int = 63) -> str:
+    """Return a text as a DNS label (RFC 1123): lower-case letters, digits and dashes, at most `length` characters."""
+    return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")[:length].strip("-") or "x"
+
+
+def name_offers(offers: Sequence[Offer], length: int = 63) -> list[str]:
+    """Return a different DNS label for each offer, made of the name of its pool."""
+    names = list[str]()
+    for offer in offers:
+        name, count = dns_label(offer.pool.name, length), 2
+        while name in names:
+            end = f"-{count}"
+            name, count = dns_label(offer.pool.name, length - len(end)) + end, count + 1
+        names.append(name)
+    return names
+
+
+def describe_shape(offer: Offer) -> str:
+    """Return the nodes and the GPUs of each node as a phrase."""
+    gpus = "1 GPU" if offer.gpus_per_node == 1 else f"{offer.gpus_per_node} GPUs"
+    return f"1 node of {gpus}" if offer.nodes == 1 else f"{offer.nodes} nodes of {gpus}"
+
+
+def list_alike(advice: Advice, is_alike: Callable[[Offer, Offer], bool]) -> tuple[Offer, ...]:
+    """Return an offer of each pool that can run the job in the shape of the best offer, best first.
+
+    A scheduler that replaces only the GPUs keeps the number of pods or nodes. So a pool whose best plan has another
+    shape is priced again on as many GPUs as the best offer has.
+
+    Args:
+        advice: advice with at least one offer.
+        is_alike: function that returns whether an offer has the shape of the best offer, its second argument.
+    """
+    best = advice.offers[0]
+    if all(is_alike(one, best) for one in advice.offers):
+        return advice.offers
+    limits = replace(advice.request.constraints, gpus=best.gpus, max_gpus=None, max_nodes=best.nodes)
+    request = replace(advice.request, constraints=limits, baseline=None)
+    again = advise(request, [one.pool for one in advice.offers]).offers
+    alike = tuple(one for one in again if is_alike(one, best))
+    return alike if any(one.pool.name == best.pool.name for one in alike) else (best, *alike)
+
+
+def describe_ranking(advice: Advice, dialect: str, shown: Sequence[Offer] | None = None) -> list[str]:
+    """Return the lines that say which pools can run the job, best first, and which cannot.
+
+    Args:
+        advice: the advice.
+        dialect: name of the dialect.
+        shown: offers that the dialect writes; all of the advice if absent.
+    """
+    offers = advice.offers if shown is None else shown
+    if not offers:
+        lines = [f"{advice.request.name}: no pool can run it as a scheduler of this kind asks, so nothing is written."]
+    else:
+        lines = [f"{advice.request.name}: one of these, best first, by `tilecast advise -o {dialect}`."]
+    lines += [
+        f"  {rank}. {one.pool.name}: {describe_shape(one)}, plan {one.plan}, {format_duration(one.step_s)} a step"
+        for rank, one in enumerate(offers, 1)
+    ]
+    names = {one.pool.name for one in offers}
+    lines += [
+        f"  -  {one.pool.name}: its best plan has {describe_shape(one)}, which cannot stand beside the others"
+        for one in advice.offers
+        if one.pool.name not in names
+    ]
+    return [*lines, *(f"  x  {item.pool}: {item.message}: {item.remedy}" for item in advice.rejections)]
+
+
+def write_comments(lines: Iterable[str]) -> str:
+    """Return lines as comments, with a line end each. Line ends inside of a line become spaces."""
+    return "".join(f"# {' '.join(line.splitlines())}".rstrip() + "\n" for line in lines)
+
+
+def write_documents(comments: Iterable[str], documents: Sequence[Mapping[str, Any]]) -> str:
+    """Return YAML documents below comments."""
+    import yaml
+
+    texts = [yaml.safe_dump(dict(item), sort_keys=False, width=10_000, allow_unicode=True) for item in documents]
+    return write_comments(comments) + "---\n".join(texts)

@@ -1,0 +1,5 @@
+module tilecast.dev/tools/karpenter
+
+go 1.26.2
+
+require sigs.k8s.io/karpenter v1.12.0
