@@ -95,7 +95,7 @@ $(SETUP): pyproject.toml lab/pyproject.toml $(LOCK) requirements-build.lock
 
 # Names, versions and hashes only; uv is needed for this target alone.
 lock:
-	uv pip compile pyproject.toml lab/pyproject.toml --no-emit-package tilecast --extra hub --extra mcp --extra operator --extra plot --extra dev $(COMPILE) -o $(LOCK)
+	uv pip compile pyproject.toml lab/pyproject.toml --no-emit-package tilecast --extra hub --extra mcp --extra operator --extra plot --extra web --extra dev $(COMPILE) -o $(LOCK)
 	uv pip compile pyproject.toml --extra operator $(COMPILE) --constraint $(LOCK) --no-annotate -o requirements-operator.lock
 	printf 'editables\nhatchling==1.27.0\n' | uv pip compile - $(COMPILE) --no-annotate -o requirements-build.lock
 	printf 'checkov>=3.3\n' | uv pip compile - $(COMPILE) --no-annotate -o requirements-checkov.lock

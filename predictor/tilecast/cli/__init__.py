@@ -33,6 +33,7 @@ VERBS: Mapping[str, str] = {
     "validate": "forecasts against measurements",
     "calibrate": "corrections from measured runs of yours, or a link from nccl-tests' logs",
     "learning": "what a cluster learnt from measured steps, from whom, and how it forgets",
+    "web": "a page to try jobs and pools on, for the local machine",
     "mcp": "forecasts for agents, by the Model Context Protocol on standard input and output",
     "completion": "what bash, zsh or fish need to complete the command line",
 }

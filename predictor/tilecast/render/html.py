@@ -47,13 +47,34 @@ def advice_page(
         command: the command line that made the page, or "".
         day: the date of the page, or "".
     """
+    extra = [f'<h2>{escape(name)}</h2><div class="scroll"><pre>{escape(text)}</pre></div>' for name, text in sections]
+    body = [
+        *list_sections(advice, explanation, curves),
+        *extra,
+        _plan_legend(),
+        _provenance_footer(advice, command, day),
+    ]
+    return html_page(f"{advice.request.name}: advice by Tilecast", body)
+
+
+def list_sections(
+    advice: Advice, explanation: Explanation | None, curves: Sequence[ScalingCurve], level: int = 1
+) -> list[str]:
+    """Return the sections of the advice as HTML, without a page around them.
+
+    Args:
+        advice: the advice to show.
+        explanation: the breakdown of the recommended plan's step, or None if there is no recommendation.
+        curves: the scaling curve of each pool.
+        level: level of the heading with the job's name.
+    """
     request, workload = advice.request, advice.request.workload
     unit = "tokens" if workload.samples_are_tokens else "samples"
     held = format_parameters(zoo.count_parameters(replace(workload, lora_rank=0)))
     batch = f"{format_count(workload.tokens_per_step)} {unit} a step"
     subtitle = f"{workload.model.name}, {held} parameters, {workload.precision}, {batch}"
     body = [
-        f"<h1>{escape(request.name)}</h1>",
+        f"<h{level}>{escape(request.name)}</h{level}>",
         f'<p class="soft">{escape(subtitle)}; objective: {escape(request.objective)}</p>',
         _recommendation_card(advice, explanation),
         _charts_section(advice, curves),
@@ -68,9 +89,7 @@ def advice_page(
             _kernels_section(best, explanation),
             _exchanges_section(best, explanation),
         ]
-    body += [f'<h2>{escape(name)}</h2><div class="scroll"><pre>{escape(text)}</pre></div>' for name, text in sections]
-    body += [_plan_legend(), _provenance_footer(advice, command, day)]
-    return html_page(f"{request.name}: advice by Tilecast", body)
+    return body
 
 
 def _recommendation_card(advice: Advice, explanation: Explanation | None) -> str:

@@ -7,7 +7,7 @@ from html import escape
 
 from tilecast.render import charts
 
-_STYLE = """\
+STYLE = """\
 :root{color-scheme:light dark;--page:#fbfbfa;--ink:#1c2024;--soft:#5c6670;--line:#dde1e6;--card:#fff;--good:#00735a;
 --bad:#b3480a;--bar:#0063a8}
 @media(prefers-color-scheme:dark){:root{--page:#14171a;--ink:#e8eaed;--soft:#a2acb8;--line:#343a42;--card:#1c2024;
@@ -40,6 +40,7 @@ figcaption{font-size:13px;padding:0 4px 8px}figure.wide{max-width:760px;margin-b
 details{margin:8px 0}summary{color:var(--soft);cursor:pointer}
 footer{margin-top:48px;font-size:13px;color:var(--soft)}
 """
+"""CSS of a page."""
 
 
 def html_page(title: str, body: Sequence[str]) -> str:
@@ -48,7 +49,7 @@ def html_page(title: str, body: Sequence[str]) -> str:
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width,initial-scale=1">\n'
         f'<link rel="icon" href="data:,">\n<title>{escape(title)}</title>\n'
-        f"<style>\n{_STYLE}{charts.STYLE}</style>\n</head>\n<body>\n<main>\n"
+        f"<style>\n{STYLE}{charts.STYLE}</style>\n</head>\n<body>\n<main>\n"
         + "\n".join(part for part in body if part)
         + "\n</main>\n</body>\n</html>\n"
     )

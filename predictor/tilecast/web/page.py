@@ -1,0 +1,108 @@
+"""Write the page with the form, which also works without scripts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import cache
+from html import escape
+
+from tilecast import hardware
+from tilecast.inputs.job_options import JOB_OPTIONS
+from tilecast.render import charts
+from tilecast.render.page import STYLE
+from tilecast.web.answers import Form
+from tilecast.zoo import presets
+
+EXAMPLE = Form(model="llama-3.1-8b", gpus="h100-sxm:16,a100-80:16", seq="8192", batch="128")
+"""Values of the form on the first visit."""
+_LABELS: Mapping[str, str] = {
+    "model": "Model (a preset)",
+    "seq": "Tokens of a sample",
+    "batch": "Samples of a step",
+    "gpus": "GPU pools, as GPU:COUNT",
+    "precision": "Precision",
+    "framework": "Framework",
+    "objective": "Objective",
+}
+_OWN_STYLE = """\
+form{display:grid;grid-template-columns:repeat(auto-fit,minmax(210px,1fr));gap:12px 20px;margin:20px 0}
+label{display:block;font-size:13px;color:var(--soft)}
+input,select,textarea{width:100%;padding:7px 9px;border:1px solid var(--line);border-radius:6px;background:var(--card);
+color:var(--ink);font:15px/1.3 system-ui,sans-serif}
+textarea{min-height:64px;font:13px ui-monospace,monospace}
+.whole{grid-column:1/-1}
+button{padding:8px 16px;border:1px solid var(--good);border-radius:6px;background:var(--card);color:var(--good);
+font:600 15px system-ui,sans-serif;cursor:pointer}
+:focus-visible{outline:2px solid var(--bar);outline-offset:2px}
+.error{border-left-color:var(--bad)}
+"""
+
+
+def write_page(form: Form, answer: str = "") -> str:
+    """Return the page with a form's values, and an answer below the form as HTML."""
+    fields = [
+        _write_input("model", form.model, sorted({model.name for model in presets().values()})),
+        _write_input("seq", form.seq),
+        _write_input("batch", form.batch),
+        _write_input("gpus", form.gpus, sorted(hardware.list_gpus())),
+        _write_select("precision", form.precision),
+        _write_select("framework", form.framework),
+        _write_select("objective", form.objective),
+        '<label class="whole">Or paste a config.json or a launch command'
+        f'<textarea name="pasted" spellcheck="false">{escape(form.pasted)}</textarea></label>',
+        '<div class="whole"><button type="submit">Forecast</button> <span id="state" role="status"></span></div>',
+    ]
+    lines = [
+        "<!doctype html>",
+        '<html lang="en">',
+        "<head>",
+        '<meta charset="utf-8">',
+        '<meta name="viewport" content="width=device-width,initial-scale=1">',
+        '<link rel="icon" href="data:,">',
+        "<title>Tilecast</title>",
+        '<link rel="stylesheet" href="page.css">',
+        '<script src="page.js" defer></script>',
+        "</head>",
+        "<body>",
+        "<main>",
+        "<h1>Tilecast</h1>",
+        '<p class="soft">Which GPU pool, how many GPUs and which plan, how long and at what cost: a forecast.</p>',
+        '<form method="post" action="." id="job">',
+        *fields,
+        "</form>",
+        f'<section id="answer" aria-live="polite">{answer}</section>',
+        "</main>",
+        "</body>",
+        "</html>",
+        "",
+    ]
+    return "\n".join(lines)
+
+
+def write_error(text: str) -> str:
+    """Return an error in one line as HTML."""
+    return f'<div class="card error" role="alert"><strong>This cannot be forecast</strong><p>{escape(text)}</p></div>'
+
+
+@cache
+def write_style() -> str:
+    """Return the style sheet of the page."""
+    return f"{STYLE}{charts.STYLE}{_OWN_STYLE}"
+
+
+def _write_input(name: str, value: str, choices: Sequence[str] = ()) -> str:
+    listed = "".join(f'<option value="{escape(choice)}"></option>' for choice in choices)
+    attribute = f' list="known-{name}"' if choices else ""
+    known = f'<datalist id="known-{name}">{listed}</datalist>' if choices else ""
+    return (
+        f'<label>{escape(_LABELS[name])}<input name="{name}" value="{escape(value)}"{attribute} autocomplete="off">'
+        f"</label>{known}"
+    )
+
+
+def _write_select(name: str, value: str) -> str:
+    options = []
+    for choice in ("", *(JOB_OPTIONS[name].choices or ())):
+        mark = " selected" if choice == value else ""
+        options.append(f'<option value="{escape(choice)}"{mark}>{escape(choice or "default")}</option>')
+    return f'<label>{escape(_LABELS[name])}<select name="{name}">{"".join(options)}</select></label>'

@@ -1,0 +1,255 @@
+"""The page of `tilecast web`: its answers, what it refuses, and how it stands abuse and a browser."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlencode
+
+import aiohttp
+import pytest
+
+from conftest import need
+from tilecast.cli import main
+from tilecast.spec import SpecError
+from tilecast.web import server
+from tilecast.web.answers import Form, write_answer
+from tilecast.web.page import EXAMPLE, write_page, write_style
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+SMALL = Form(model="gpt2", seq="1024", batch="64", gpus="l4:8")
+CONFIG = {"model_type": "gpt2", "n_layer": 12, "n_head": 12, "n_embd": 768, "n_positions": 1024, "vocab_size": 50257}
+COMMAND = """torchrun --nproc-per-node 8 pretrain_gpt.py --num-layers 32 --hidden-size 4096 --num-attention-heads 32 \\
+  --seq-length 4096 --max-position-embeddings 4096 --micro-batch-size 1 --global-batch-size 64 \\
+  --bf16 --vocab-size 50257"""
+
+
+def test_a_preset_is_answered_with_all_sections() -> None:
+    shown = write_answer(SMALL)
+    for words in ("<h2>gpt2</h2>", "Time, cost and GPUs", "Pools", "Where the time goes", "Take it with you"):
+        assert words in shown
+    assert "<h1" not in shown and "<script" not in shown
+
+
+def test_a_pasted_config_and_a_pasted_command_are_models() -> None:
+    shown = write_answer(Form(pasted=json.dumps(CONFIG), seq="1024", batch="64", gpus="l4:8"))
+    assert "gpt2" in shown and "--seq 1024 --batch 64 --gpus l4:8" in shown
+    shown = write_answer(Form(pasted=COMMAND, gpus="h100-sxm:8"))
+    assert "Megatron" in shown and "-- torchrun --nproc-per-node 8 pretrain_gpt.py" in shown
+
+
+@pytest.mark.parametrize(
+    ("form", "field"),
+    [
+        (Form(gpus="l4:1"), "model"),
+        (Form(model="gtp2", gpus="l4:1"), "model"),
+        (Form(model="/etc/passwd", gpus="l4:1"), "model"),
+        (Form(model="gpt2", gpus="l4:1", batch="8"), "seq"),
+        (Form(model="gpt2", gpus="l4:1"), "batch and seq"),
+        (Form(model="gpt2", gpus="/etc/passwd", batch="8", seq="8"), "gpus"),
+        (Form(model="gpt2", gpus="l4:1", batch="many", seq="8"), "batch"),
+        (Form(pasted="{", gpus="l4:1"), "pasted"),
+        (Form(pasted="echo 'open", gpus="l4:1"), "pasted"),
+    ],
+)
+def test_an_error_names_the_field_of_the_form(form: Form, field: str) -> None:
+    with pytest.raises(SpecError) as caught:
+        write_answer(form)
+    assert field in caught.value.field
+
+
+@pytest.mark.parametrize(
+    "pasted",
+    [
+        "bash /etc/passwd",
+        "torchrun pretrain_gpt.py $(cat /etc/passwd)",
+        "deepspeed train.py --deepspeed_config /etc/passwd",
+        "accelerate launch --config_file /etc/hostname train.py",
+        "torchrun train.py --model_name_or_path /root",
+    ],
+)
+def test_a_pasted_command_reads_no_file(pasted: str) -> None:
+    with pytest.raises(SpecError) as caught:
+        write_answer(Form(pasted=pasted, gpus="l4:1", batch="8", seq="8"))
+    assert "root:" not in str(caught.value)
+
+
+def test_what_is_copied_gives_the_same_advice(capsys: pytest.CaptureFixture[str]) -> None:
+    shown = write_answer(SMALL)
+    command = SMALL.write_command().split()
+    assert main([*command[1:], "-o", "json"]) == 0
+    best = json.loads(capsys.readouterr().out)["recommendation"]
+    assert f"<strong>{best['pool']}, {best['nodes']} x {best['gpusPerNode']} GPUs</strong>" in shown
+    exec(SMALL.write_python(), {})  # noqa: S102 (our own text)
+    assert ">  l4" in capsys.readouterr().out
+    assert "kind: TrainingJob" in shown
+
+
+def test_names_that_look_like_markup_stay_text() -> None:
+    hostile = '"><script>alert(1)</script>'
+    page = write_page(Form(*([hostile] * 8)))
+    assert "<script>" not in page and page.count("<script") == 1
+    with pytest.raises(SpecError) as caught:
+        write_answer(Form(model=hostile, gpus="l4:1"))
+    assert "<script" not in server.write_error(str(caught.value))
+
+
+def test_a_form_that_is_too_long_is_refused() -> None:
+    with pytest.raises(SpecError, match="paste less"):
+        Form.from_values({"pasted": "x" * 50_000})
+    assert Form.from_values({"other": "x", "model": " gpt2 "}) == Form(model="gpt2")
+
+
+def test_the_page_without_pictures_is_small() -> None:
+    script = Path(server.__file__).parent / "static" / "page.js"
+    assert len(write_page(EXAMPLE)) + len(write_style()) + script.stat().st_size < 60_000
+    assert len(write_answer(SMALL)) < 240_000
+
+
+def test_a_bad_port_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["web", "--port", "99999"]) == 2
+    assert capsys.readouterr().err == "tilecast: --port: 99999 is no port; write a number from 1 to 65535\n"
+
+
+@pytest.fixture(scope="module")
+def address() -> Iterator[str]:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    process = subprocess.Popen([sys.executable, "-m", "tilecast", "web", "--port", str(port)], stdout=subprocess.PIPE)
+    assert process.stdout is not None and process.stdout.readline().startswith(b"http://127.0.0.1:")
+    for _ in range(300):
+        with socket.socket() as tried:
+            if tried.connect_ex(("127.0.0.1", port)) == 0:
+                break
+        time.sleep(0.1)
+    yield f"http://127.0.0.1:{port}"
+    process.terminate()
+    process.wait(30)
+
+
+async def post(session: aiohttp.ClientSession, url: str, data: object, **headers: str) -> tuple[int, str]:
+    async with session.post(url, data=data, headers=headers) as response:
+        return response.status, await response.text()
+
+
+@pytest.mark.slow
+async def test_two_hundred_requests_at_once_are_answered_or_refused(address: str) -> None:
+    async with aiohttp.ClientSession() as session:
+        forms = [{"model": "gpt2", "seq": "1024", "batch": str(index % 4 + 1), "gpus": "l4:2"} for index in range(200)]
+        found = await asyncio.gather(*(post(session, f"{address}/answer", form) for form in forms))
+        statuses = [status for status, _ in found]
+        assert set(statuses) <= {200, 503} and 200 in statuses
+        assert (await post(session, f"{address}/answer", forms[0]))[0] == 200, "it goes on"
+
+
+@pytest.mark.slow
+async def test_what_a_stranger_sends_is_bounded(address: str) -> None:
+    async with aiohttp.ClientSession() as session:
+        status, text = await post(session, f"{address}/answer", {"pasted": "x" * (1 << 20)})
+        assert status == 400 and "paste less" in text
+        status, text = await post(session, f"{address}/answer", b"\xff\xfe")
+        assert status == 400
+        status, text = await post(session, f"{address}/answer", {"model": "<b>x</b>", "gpus": "l4:1"})
+        assert status == 400 and "<b>" not in text
+        status, _ = await post(session, f"{address}/answer", {}, Host="elsewhere.example")
+        assert status == 400, "a name that another page could use"
+        async with session.get(address) as response:
+            policy = response.headers["Content-Security-Policy"]
+            assert "script-src 'self'" in policy and "default-src 'none'" in policy
+            page = await response.text()
+    assert re.findall(r"<script(.*?)</script>", page) == [' src="page.js" defer>']
+    assert not re.search(r"\son\w+=", page), "no script in an attribute"
+
+
+@pytest.mark.slow
+async def test_a_slow_client_does_not_stop_others(address: str) -> None:
+    host, port = address.removeprefix("http://").split(":")
+    _, slow = await asyncio.open_connection(host, int(port))
+    slow.write(b"POST /answer HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 1000\r\n\r\nmodel=")
+    await slow.drain()
+    async with aiohttp.ClientSession() as session:
+        assert (await post(session, f"{address}/", {"model": "gpt2", "seq": "512", "batch": "8", "gpus": "l4:1"}))[
+            0
+        ] == 200
+    slow.close()
+
+
+class Browser:
+    """A headless Chromium that shows one page, driven by its debugging protocol."""
+
+    def __init__(self, socket_: aiohttp.ClientWebSocketResponse) -> None:
+        self._socket, self._count = socket_, 0
+
+    async def call(self, method: str, **parameters: Any) -> dict[str, Any]:
+        self._count += 1
+        await self._socket.send_json({"id": self._count, "method": method, "params": parameters})
+        while True:
+            message = await self._socket.receive_json()
+            if message.get("id") == self._count:
+                return message["result"]  # type: ignore[no-any-return]
+
+    async def evaluate(self, expression: str) -> Any:
+        found = await self.call("Runtime.evaluate", expression=expression, awaitPromise=True, returnByValue=True)
+        return found["result"].get("value")
+
+    async def wait_for(self, expression: str) -> None:
+        for _ in range(300):
+            if await self.evaluate(expression):
+                return
+            await asyncio.sleep(0.1)
+        raise AssertionError(f"never true: {expression}")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("width", [390, 1200])
+async def test_a_browser_asks_without_leaving_the_page(address: str, width: int, tmp_path: Path) -> None:
+    if CHROMIUM is None:
+        need("chromium", "no Chromium is installed")
+    profile = tmp_path / "profile"
+    command = [CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", "--remote-debugging-port=0", "--no-first-run",
+               f"--window-size={width},900", f"--user-data-dir={profile}", "--disable-background-networking",
+               f"{address}/"]  # fmt: skip
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        ready = profile / "DevToolsActivePort"
+        for _ in range(300):
+            if ready.exists() and ready.read_text().count("\n"):
+                break
+            await asyncio.sleep(0.1)
+        port = ready.read_text().split()[0]
+        async with aiohttp.ClientSession() as session:
+            async with session.get(f"http://127.0.0.1:{port}/json/list") as response:
+                (page,) = [item for item in await response.json() if item["type"] == "page"]
+            async with session.ws_connect(page["webSocketDebuggerUrl"], max_msg_size=0) as socket_:
+                browser = Browser(socket_)
+                await browser.call("Log.enable")
+                await browser.wait_for("document.readyState === 'complete' && !!document.getElementById('job')")
+                values = urlencode({"model": "gpt2", "seq": "1024", "batch": "64", "gpus": "l4:8"})
+                await browser.evaluate(
+                    f"for (const [name, value] of new URLSearchParams('{values}')) "
+                    "document.querySelector(`[name=${name}]`).value = value;"
+                    "document.querySelector('button[type=submit]').click()"
+                )
+                await browser.wait_for("document.querySelector('#answer h2')?.textContent === 'gpt2'")
+                assert await browser.evaluate("location.pathname") == "/"
+                assert await browser.evaluate("document.querySelectorAll('#answer svg').length") >= 3
+                assert await browser.evaluate("document.documentElement.scrollWidth <= innerWidth")
+                names = "[...document.querySelectorAll('input,select,textarea')].every(one => one.labels.length === 1)"
+                assert await browser.evaluate(names), "every field has a label"
+                asked = await browser.evaluate(
+                    "performance.getEntriesByType('resource').map(one => new URL(one.name).host)"
+                )
+                assert set(asked) == {address.removeprefix("http://")}, "no request beyond this machine"
+    finally:
+        process.kill()
+        process.wait()
