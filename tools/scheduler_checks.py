@@ -1,4 +1,4 @@
-"""Check the dialects of Ray and SkyPilot with these programs' own code; a program of the environment of `schedulers.py`.
+"""Check dialects of Ray and SkyPilot with these programs' own code; a program of the environment of `schedulers.py`.
 
     python scheduler_checks.py < request.json
 
