@@ -28,6 +28,7 @@ test: lint types
 	@echo "tests against a real control plane (its first build takes some minutes)"
 	@$(BIN)/python tools/binaries.py all >/dev/null
 	@$(BIN)/python tools/checkov.py >/dev/null
+	@$(BIN)/python tools/schedulers.py >/dev/null
 	@$(MAKE) --no-print-directory --jobs 2 --output-sync=target unit e2e
 	$(BIN)/pytest -m "cluster or image or long or data" -n 3 --dist loadfile --no-loadscope-reorder
 
@@ -99,6 +100,7 @@ lock:
 	uv pip compile pyproject.toml --extra operator $(COMPILE) --constraint $(LOCK) --no-annotate -o requirements-operator.lock
 	printf 'editables\nhatchling==1.27.0\n' | uv pip compile - $(COMPILE) --no-annotate -o requirements-build.lock
 	printf 'checkov>=3.3\n' | uv pip compile - $(COMPILE) --no-annotate -o requirements-checkov.lock
+	printf 'ray==2.60.0\nskypilot==0.14.1\n' | uv pip compile - $(COMPILE) --no-annotate -o requirements-schedulers.lock
 	printf 'cyclonedx-bom>=7\n' | uv pip compile - $(COMPILE) --no-annotate --constraint $(LOCK) -o requirements-sbom.lock
 
 clean:

@@ -185,6 +185,7 @@ def connect() -> None:
     ("act", "meant"),
     [
         (lambda folder: (folder / "a").read_text(), "outside the folders"),
+        (lambda folder: Path("/proc/self/environ").read_text(), "outside the folders"),
         (lambda folder: (folder / "b").write_text("x"), "would be changed"),
         (lambda folder: list(folder.iterdir()), "outside the folders"),
         (lambda folder: (folder / "a").unlink(), "would be changed"),

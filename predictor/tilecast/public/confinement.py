@@ -100,7 +100,7 @@ def _require_allowed(event: str, arguments: tuple[Any, ...], permissions: Permis
                 _check_change(path, permissions)
 
 
-def _check_path(path: object, permissions: Permissions) -> None:
+def _check_path(path: Any, permissions: Permissions) -> None:
     """Raise SpecError if a path is neither below an allowed folder nor part of Python and of the installed packages."""
     if isinstance(path, int) or _is_null(path):
         return
@@ -109,20 +109,20 @@ def _check_path(path: object, permissions: Permissions) -> None:
         raise SpecError(_name(path), "is outside the folders that this server may read", "start it with --read FOLDER")
 
 
-def _check_change(path: object, permissions: Permissions) -> None:
+def _check_change(path: Any, permissions: Permissions) -> None:
     """Raise SpecError if a path that is written or removed is not part of the Hub's cache."""
     if not _is_cached(path, permissions):
         raise SpecError(_name(path), "would be changed", "tools only read")
 
 
-def _is_cached(path: object, permissions: Permissions) -> bool:
+def _is_cached(path: Any, permissions: Permissions) -> bool:
     """Return whether a path is in the cache of the Hub, and the Hub is allowed."""
     return permissions.allows_hub and _is_below(path, _list_hub_folders())
 
 
-def _is_below(path: object, folders: Iterable[Path]) -> bool:
+def _is_below(path: Any, folders: Iterable[Path]) -> bool:
     """Return whether a path is a folder of `folders` or below one, after links are followed."""
-    real = Path(os.path.realpath(os.fsdecode(path)))  # type: ignore[arg-type]
+    real = Path(os.path.realpath(os.fsdecode(path)))
     return any(real.is_relative_to(folder) for folder in folders)
 
 
@@ -141,7 +141,7 @@ def _list_own_folders() -> tuple[Path, ...]:
     named = [paths[key] for key in ("stdlib", "platstdlib", "purelib", "platlib")]
     packages = [entry for entry in sys.path if Path(entry).name in ("site-packages", "dist-packages")]
     tilecast = Path(__file__).parents[1]
-    system = ["/proc/cpuinfo", "/proc/meminfo", "/proc/self", "/sys/devices/system/cpu", "/sys/fs/cgroup"]
+    system = ["/proc/cpuinfo", "/proc/meminfo", "/sys/devices/system/cpu"]
     return tuple(Path(os.path.realpath(one)) for one in (*named, *packages, tilecast, *system))
 
 
