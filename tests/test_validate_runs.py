@@ -158,6 +158,17 @@ def test_cuts_that_do_not_span_the_entries_are_ignored(cuts: str) -> None:
         ({"framework": "FSDP2", "notes": "Ring attention through cuDNN SDPA."}, "cudnn"),
         ({"framework": "nanotron"}, "flash2"),
         ({"notes": "cuDNN SDPA", "flash_attention": "0"}, "eager"),
+        ({"framework": "JAX", "url_or_repo_path": "a/t5x/README.md", "flash_attention": "unknown"}, "eager"),
+        (
+            {
+                "framework": "JAX",
+                "url_or_repo_path": "a/t5x/README.md",
+                "flash_attention": "",
+                "gpu": "H100-SXM-80GB",
+                "precision": "fp8",
+            },
+            "auto",
+        ),
         ({"notes": "cudnn.benchmark on"}, "auto"),
     ],
 )
@@ -218,6 +229,8 @@ def test_a_row_may_state_the_size_of_its_images(name: str, notes: str, side: int
         ({"framework": "PyTorch 2.6 eager", "notes": "Autocast to BF16."}, None, "autocast"),
         ({"framework": "PyTorch 2.6 eager"}, None, None),
         ({"framework": "PyTorch 2.6", "notes": "Pure BF16, no autocast."}, "ddp", "pure"),
+        ({"framework": "PyTorch 2.0, Accelerate"}, "huggingface", None),
+        ({"framework": "Accelerate, FSDP"}, "accelerate", None),
         ({"framework": "HF Trainer", "notes": "accelerated-peft-bnb, base 4-bit"}, "huggingface", "pure"),
         ({"framework": "HF Trainer", "notes": "baseline-peft-bnb, base 4-bit"}, "huggingface", None),
         ({"framework": "HF Trainer + FSDP1", "notes": "baseline-peft-bnb, base 4-bit"}, "huggingface", "pure"),
@@ -228,6 +241,14 @@ def test_mixed_precision_is_that_of_the_trainer(
 ) -> None:
     job = table.read_published_row({**ROW, "model_name": "bert-large", "family": "encoder", **change}).workload
     assert (job.framework, job.weights) == (framework, weights)
+
+
+def test_a_loop_over_tensors_is_no_fused_optimizer() -> None:
+    notes = ("optimiser a plain per-parameter Python loop", "")
+    assert [table.read_published_row({**ROW, "notes": note}).workload.fused_optimizer for note in notes] == [
+        False,
+        True,
+    ]
 
 
 def test_t4_have_no_peer_access() -> None:

@@ -86,6 +86,7 @@ def read_published_row(row: Row, graphs: Graphs | None = None) -> RunCase:
         gradient_precision="fp32" if "gradients all-reduced in fp32" in notes else None,
         fused_optimizer=not any(word in row.get("optimizer", "") for word in ("foreach", "loop"))
         and "foak" not in notes
+        and _LOOPED_OPTIMIZER not in notes
         and "peft" not in row.get("framework", "").lower(),
         attention=_attention(row),
         execution=execution(row),
@@ -175,7 +176,8 @@ _UNFUSED = re.compile(r"\bpytorch 1\.(?:\d|1[0-3])\b|\btimm 0\.[3-8]\b")
 def _attention(row: Row) -> Attention:
     """Return what ran a row's attention. Most tables say whether it was fused, but not by which library."""
     stated, words = row.get("flash_attention", ""), row.get("framework", "").lower()
-    if stated in _EAGER or (stated not in _FUSED_ATTENTION and _UNFUSED.search(words)) or _lacks_latent_kernel(row):
+    is_unfused = _UNFUSED.search(words) or _runs_own_t5x_layers(row)
+    if stated in _EAGER or (stated not in _FUSED_ATTENTION and is_unfused) or _lacks_latent_kernel(row):
         return "eager"
     text = f"{words} {row.get('notes', '').lower()}"
     if library := next((library for pattern, library in _LIBRARIES if pattern.search(text)), None):
@@ -185,6 +187,14 @@ def _attention(row: Row) -> Attention:
     is_usual = _precision(row) in ("fp16", "bf16", *QUANTIZED)
     is_fused = is_usual and bool(FRAMEWORKS[framework(row) or UNSET].attention)
     return "flash" if stated in _FUSED_ATTENTION and not is_fused else "auto"
+
+
+def _runs_own_t5x_layers(row: Row) -> bool:
+    """Return whether a row trains T5X's own layers, whose attention is two products (t5x/examples/t5/layers.py).
+
+    In FP8 Transformer Engine replaces them.
+    """
+    return "/t5x/" in row.get("url_or_repo_path", "") and _precision(row) not in QUANTIZED
 
 
 def _lacks_latent_kernel(row: Row) -> bool:
@@ -313,7 +323,9 @@ def framework(row: Row) -> Framework | None:
         return None
     if row.get("source", "").lower() in _OWN_LOOPS:
         return "ddp"
-    return next((name for word, name in _FRAMEWORKS if word in words), None)
+    named = next((name for word, name in _FRAMEWORKS if word in words), None)
+    # Accelerate without its plugin for FSDP wraps models in DistributedDataParallel under autocast.
+    return "huggingface" if named == "accelerate" and "fsdp" not in words else named
 
 
 _OWN_LOOPS = ("ljm565/universal-llm-trainer",)
@@ -400,6 +412,10 @@ _MLPERF_RELEASES = {
 
 _SAID_NOT = ("no gradient bucketing", "no tp/dp overlap", "no compute/communication overlap", "overlap_comm false")
 """Words in the notes of runs that reduce their gradients only after the backward pass, without overlap."""
+
+
+_LOOPED_OPTIMIZER = "per-parameter python loop"
+"""Words in the notes of runs whose optimizer updates one tensor after the other by separate operators."""
 
 
 _PURE = re.compile(
