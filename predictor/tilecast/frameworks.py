@@ -173,6 +173,9 @@ class Framework:
     """The same for convolutions of several groups."""
     image_loss_launches: tuple[float, ...]
     """Kernels, forward and backward, with which the loss of a one-stage detector runs for each image."""
+    zero_tensor_us: tuple[float, ...]
+    """Host time that a tensor of weights costs a micro-batch by ZeRO stage, in microseconds. That of stage 2 adds to
+    the step. That of stage 3 includes all launches, and the GPU computes meanwhile."""
     grouped_products: Literal["one", "each"]
     """Whether the products of all experts of a rank are one kernel, or one kernel for each expert."""
     overlaps_sends: bool
@@ -299,6 +302,7 @@ _TUPLES = (
     "latent_rotary_launches",
     "permutation_launches",
     "image_loss_launches",
+    "zero_tensor_us",
 )
 """Cells that are lists."""
 
