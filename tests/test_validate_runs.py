@@ -161,6 +161,14 @@ def test_cuts_that_do_not_span_the_entries_are_ignored(cuts: str) -> None:
         ({"framework": "JAX", "url_or_repo_path": "a/t5x/README.md", "flash_attention": "unknown"}, "eager"),
         (
             {
+                "framework": "NeMo/Megatron-Core",
+                "url_or_repo_path": "NVIDIA/NeMo-Framework-Launcher:README.md",
+                "flash_attention": "unknown",
+            },
+            "eager",
+        ),
+        (
+            {
                 "framework": "JAX",
                 "url_or_repo_path": "a/t5x/README.md",
                 "flash_attention": "",
@@ -196,11 +204,12 @@ def test_latent_attention_is_fused_on_blackwell_from_nemo_25_09_on(gpu: str, fra
     [
         ("Megatron-LM (NGC 20.12)", "c89430b (2022-01-21)", "0.4"),
         ("Megatron-LM", "937571cfd4 (table of 2021-04)", "0.4"),
-        ("Megatron-LM 2bc6cd3 (Jan 1 2024)", "b2646e4d (2024-05-13)", None),
+        ("Megatron-LM 2bc6cd3 (Jan 1 2024)", "b2646e4d (2024-05-13)", "0.5"),
+        ("Megatron-LM", "b2646e4d (2024-05-13)", None),
         ("Megatron-LM", "1b5a030398ab719e406f77877eb34c", None),
     ],
 )
-def test_megatron_before_2024_is_read_as_megatron_core_0_4(framework: str, date: str, version: str | None) -> None:
+def test_early_megatron_is_read_as_its_megatron_core(framework: str, date: str, version: str | None) -> None:
     row = {**ROW, "framework": framework, "commit_or_date": date}
     assert table.read_published_row(row).workload.framework_version == version
 
