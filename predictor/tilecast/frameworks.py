@@ -29,7 +29,7 @@ from tilecast.spec import (
 )
 from tilecast.spec import Framework as FrameworkName
 
-Gradients = Literal["weights", "fp32", "fp32-with-bf16"]
+Gradients = Literal["weights", "fp32", "fp32-with-bf16", "fp32-in-bf16"]
 Loss = Literal["eager", "parallel", "upcast", "fused"]
 UpcastLogits = Literal["none", "llama", "all"]
 """Models whose logits a framework casts to FP32: none, those written like Llama (with RMS norm), or all."""
@@ -64,7 +64,7 @@ class Framework:
     """Storage of a weight: 16 bit with an FP32 master (`master`), FP32 with a 16-bit cast (`autocast`), FP32 shards
     that are gathered in 16 bit (`sharded`), or 16 bit alone, with its optimizer states (`pure`)."""
     gradients: Gradients
-    """Type of a gradient: that of the held weight, FP32, or FP32 unless the job is in FP16."""
+    """Type of a gradient: that of the held weight, FP32, FP32 unless the job is in FP16, or FP32 in BF16 jobs alone."""
     gradient_copies: float
     """Copies of a gradient that replicas hold: 2 if gradients are copied into buckets and out of them."""
     keeps_softmax_input: bool
@@ -231,6 +231,8 @@ class Framework:
         """Return whether gradients of a job in 16 bit are kept in FP32."""
         if self.gradients == "weights":
             return HELD_BYTES[self.weights] == 4.0
+        if self.gradients == "fp32-in-bf16":
+            return workload.precision == "bf16"
         return self.gradients == "fp32" or workload.precision != "fp16"
 
     def state_bytes(self, workload: Workload) -> float:
