@@ -30,6 +30,8 @@ SHIPPED = constants.shipped_constants()
         ("t4", {"fused_kernels": True}, "memoryEfficient"),
         ("a100-80", {}, "flash2"),
         ("a100-80", {"framework": "megatron"}, "flash2"),
+        ("h100-sxm", {"framework": "megatron"}, "cudnn"),
+        ("h100-sxm", {"framework": "megatron", "framework_version": "0.5"}, "flash2"),
         ("l40s", {}, "flash2"),
         ("h100-sxm", {}, "cudnn"),
         ("gb300", {}, "flash2"),

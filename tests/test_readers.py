@@ -433,6 +433,14 @@ def test_only_the_test_that_decides_a_chain_counts(tmp_path: Path) -> None:
             script_plan(tmp_path, text.format(value, mark))
 
 
+@pytest.mark.parametrize(("options", "summed"), [("", "fp32"), ("--grad-reduce-in-bf16", "bf16")])
+def test_a_megatron_command_in_fp8_says_how_gradients_are_summed(tmp_path: Path, options: str, summed: str) -> None:
+    """Megatron-LM sums them in FP32 unless an option says otherwise, whatever Tilecast assumes of other jobs."""
+    (tmp_path / "run.sh").write_text(f"{GPT} --micro-batch-size 1 --bf16 --fp8-format hybrid {options}\n")
+    found = readers.read_file(str(tmp_path / "run.sh"), gpus=8)
+    assert (found.training["precision"], found.training["gradientPrecision"]) == ("fp8", summed)
+
+
 def test_megatron_arguments_of_a_yaml_file_are_read(tmp_path: Path) -> None:
     words = GPT.split()[4:]
     pairs = OptionTable.read("megatron").split_words(words)

@@ -14,8 +14,15 @@ from tilecast.hardware import Pool, find_gpu, find_link
 from tilecast.spec import Framework, Plan, Plans, Workload
 from tilecast.step import step
 from tilecast.step.blocks import corrections, kernel_seconds, launch_host
+from tilecast.step.passes import MicroBatch
 from tilecast.step.replicas import sync_seconds
-from tilecast.step.weights import HeldWeights, optimizer_seconds, weight_copy_bytes, weight_copy_bytes_per_s
+from tilecast.step.weights import (
+    HeldWeights,
+    hook_seconds,
+    optimizer_seconds,
+    weight_copy_bytes,
+    weight_copy_bytes_per_s,
+)
 
 JOB = Workload(zoo.find_preset("gpt2-xl"), 1024, 64, precision="bf16")
 
@@ -71,6 +78,9 @@ def test_a_static_graph_launches_without_python(facts: dict[str, str], name: str
         ({"framework": "ddp"}, 4.0),
         ({"framework": "megatron"}, 4.0),
         ({"framework": "megatron", "precision": "fp16"}, 2.0),
+        ({"framework": "megatron", "precision": "fp8"}, 2.0),
+        ({"framework": "megatron", "precision": "fp8", "gradient_precision": "fp32"}, 4.0),
+        ({"framework": "megatron", "precision": "fp8", "framework_version": "0.11"}, 4.0),
         ({"framework": "deepspeed"}, 2.0),
         ({"precision": "tf32"}, 4.0),
     ],
@@ -133,6 +143,34 @@ def test_every_micro_batch_scatters_under_zero_2(framework: Framework) -> None:
     plan = Plan(data=8, micro_batch=1, gradient_accumulation=8, zero_stage=1)
     once, each = (seconds(job, replace(plan, zero_stage=stage), pool())["communication"] for stage in (1, 2))
     assert 4 * once < each < 8 * once
+
+
+def test_hooks_of_zero_take_the_host_time_for_each_tensor() -> None:
+    """Those of stage 2 add to a step. Those of stage 3 bound short micro-batches, and hide behind long ones."""
+    job = replace(JOB, framework="deepspeed")
+    plans = Plans.from_plans(Plan(data=8, micro_batch=1), Plan(data=8, micro_batch=1, pipeline=2))
+    sharded = zoo.build_sharded_graph(job, plans)
+    graph = sharded.graph
+
+    def wait(seconds: float, job: Workload = job) -> list[list[float]]:
+        each = np.full(2, seconds)
+        micro = MicroBatch(each * 0, each / 2, each, each, each, each * 0, each * 0, each)
+        waits: list[list[float]] = hook_seconds(job, graph, plans, micro).tolist()
+        return waits
+
+    short, long = wait(0.1), wait(10.0)
+    assert short[:2] == long[:2] == [[0.0, 0.0]] * 2
+    tensors = short[2][0] / 150e-6
+    assert 400 < tensors < 600  # twelve in each of 48 layers
+    assert short[2] == long[2] == [150e-6 * tensors, pytest.approx(75e-6 * tensors)]
+    assert short[3] == pytest.approx([2e-3 * tensors - 0.1, 1e-3 * tensors - 0.1])
+    assert long[3] == [0.0, 0.0]
+    assert not np.any(wait(0.1, replace(job, lora_rank=8))) and not np.any(wait(0.1, replace(job, framework="paddle")))
+    short_step, host_bound = (
+        seconds(job, Plan(data=8, micro_batch=1, gradient_accumulation=8, zero_stage=stage), pool("h100-sxm"))["total"]
+        for stage in (1, 3)
+    )
+    assert short_step < 8 * 2e-3 * tensors < host_bound
 
 
 def test_fsdp_gathers_for_every_micro_batch_under_zero_2() -> None:

@@ -158,6 +158,25 @@ def test_cuts_that_do_not_span_the_entries_are_ignored(cuts: str) -> None:
         ({"framework": "FSDP2", "notes": "Ring attention through cuDNN SDPA."}, "cudnn"),
         ({"framework": "nanotron"}, "flash2"),
         ({"notes": "cuDNN SDPA", "flash_attention": "0"}, "eager"),
+        ({"framework": "JAX", "url_or_repo_path": "a/t5x/README.md", "flash_attention": "unknown"}, "eager"),
+        (
+            {
+                "framework": "NeMo/Megatron-Core",
+                "url_or_repo_path": "NVIDIA/NeMo-Framework-Launcher:README.md",
+                "flash_attention": "unknown",
+            },
+            "eager",
+        ),
+        (
+            {
+                "framework": "JAX",
+                "url_or_repo_path": "a/t5x/README.md",
+                "flash_attention": "",
+                "gpu": "H100-SXM-80GB",
+                "precision": "fp8",
+            },
+            "auto",
+        ),
         ({"notes": "cudnn.benchmark on"}, "auto"),
     ],
 )
@@ -185,11 +204,12 @@ def test_latent_attention_is_fused_on_blackwell_from_nemo_25_09_on(gpu: str, fra
     [
         ("Megatron-LM (NGC 20.12)", "c89430b (2022-01-21)", "0.4"),
         ("Megatron-LM", "937571cfd4 (table of 2021-04)", "0.4"),
-        ("Megatron-LM 2bc6cd3 (Jan 1 2024)", "b2646e4d (2024-05-13)", None),
+        ("Megatron-LM 2bc6cd3 (Jan 1 2024)", "b2646e4d (2024-05-13)", "0.5"),
+        ("Megatron-LM", "b2646e4d (2024-05-13)", None),
         ("Megatron-LM", "1b5a030398ab719e406f77877eb34c", None),
     ],
 )
-def test_megatron_before_2024_is_read_as_megatron_core_0_4(framework: str, date: str, version: str | None) -> None:
+def test_early_megatron_is_read_as_its_megatron_core(framework: str, date: str, version: str | None) -> None:
     row = {**ROW, "framework": framework, "commit_or_date": date}
     assert table.read_published_row(row).workload.framework_version == version
 
@@ -218,6 +238,8 @@ def test_a_row_may_state_the_size_of_its_images(name: str, notes: str, side: int
         ({"framework": "PyTorch 2.6 eager", "notes": "Autocast to BF16."}, None, "autocast"),
         ({"framework": "PyTorch 2.6 eager"}, None, None),
         ({"framework": "PyTorch 2.6", "notes": "Pure BF16, no autocast."}, "ddp", "pure"),
+        ({"framework": "PyTorch 2.0, Accelerate"}, "huggingface", None),
+        ({"framework": "Accelerate, FSDP"}, "accelerate", None),
         ({"framework": "HF Trainer", "notes": "accelerated-peft-bnb, base 4-bit"}, "huggingface", "pure"),
         ({"framework": "HF Trainer", "notes": "baseline-peft-bnb, base 4-bit"}, "huggingface", None),
         ({"framework": "HF Trainer + FSDP1", "notes": "baseline-peft-bnb, base 4-bit"}, "huggingface", "pure"),
@@ -228,6 +250,14 @@ def test_mixed_precision_is_that_of_the_trainer(
 ) -> None:
     job = table.read_published_row({**ROW, "model_name": "bert-large", "family": "encoder", **change}).workload
     assert (job.framework, job.weights) == (framework, weights)
+
+
+def test_a_loop_over_tensors_is_no_fused_optimizer() -> None:
+    notes = ("optimiser a plain per-parameter Python loop", "")
+    assert [table.read_published_row({**ROW, "notes": note}).workload.fused_optimizer for note in notes] == [
+        False,
+        True,
+    ]
 
 
 def test_t4_have_no_peer_access() -> None:

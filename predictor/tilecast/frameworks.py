@@ -29,7 +29,7 @@ from tilecast.spec import (
 )
 from tilecast.spec import Framework as FrameworkName
 
-Gradients = Literal["weights", "fp32", "fp32-with-bf16"]
+Gradients = Literal["weights", "fp32", "fp32-with-bf16", "fp32-in-bf16"]
 Loss = Literal["eager", "parallel", "upcast", "fused"]
 UpcastLogits = Literal["none", "llama", "all"]
 """Models whose logits a framework casts to FP32: none, those written like Llama (with RMS norm), or all."""
@@ -64,7 +64,7 @@ class Framework:
     """Storage of a weight: 16 bit with an FP32 master (`master`), FP32 with a 16-bit cast (`autocast`), FP32 shards
     that are gathered in 16 bit (`sharded`), or 16 bit alone, with its optimizer states (`pure`)."""
     gradients: Gradients
-    """Type of a gradient: that of the held weight, FP32, or FP32 unless the job is in FP16."""
+    """Type of a gradient: that of the held weight, FP32, FP32 unless the job is in FP16, or FP32 in BF16 jobs alone."""
     gradient_copies: float
     """Copies of a gradient that replicas hold: 2 if gradients are copied into buckets and out of them."""
     keeps_softmax_input: bool
@@ -173,6 +173,9 @@ class Framework:
     """The same for convolutions of several groups."""
     image_loss_launches: tuple[float, ...]
     """Kernels, forward and backward, with which the loss of a one-stage detector runs for each image."""
+    zero_tensor_us: tuple[float, ...]
+    """Host time that a tensor of weights costs a micro-batch by ZeRO stage, in microseconds. That of stage 2 adds to
+    the step. That of stage 3 includes all launches, and the GPU computes meanwhile."""
     grouped_products: Literal["one", "each"]
     """Whether the products of all experts of a rank are one kernel, or one kernel for each expert."""
     overlaps_sends: bool
@@ -228,6 +231,8 @@ class Framework:
         """Return whether gradients of a job in 16 bit are kept in FP32."""
         if self.gradients == "weights":
             return HELD_BYTES[self.weights] == 4.0
+        if self.gradients == "fp32-in-bf16":
+            return workload.precision == "bf16"
         return self.gradients == "fp32" or workload.precision != "fp16"
 
     def state_bytes(self, workload: Workload) -> float:
@@ -299,6 +304,7 @@ _TUPLES = (
     "latent_rotary_launches",
     "permutation_launches",
     "image_loss_launches",
+    "zero_tensor_us",
 )
 """Cells that are lists."""
 

@@ -86,6 +86,7 @@ def read_published_row(row: Row, graphs: Graphs | None = None) -> RunCase:
         gradient_precision="fp32" if "gradients all-reduced in fp32" in notes else None,
         fused_optimizer=not any(word in row.get("optimizer", "") for word in ("foreach", "loop"))
         and "foak" not in notes
+        and _LOOPED_OPTIMIZER not in notes
         and "peft" not in row.get("framework", "").lower(),
         attention=_attention(row),
         execution=execution(row),
@@ -175,7 +176,8 @@ _UNFUSED = re.compile(r"\bpytorch 1\.(?:\d|1[0-3])\b|\btimm 0\.[3-8]\b")
 def _attention(row: Row) -> Attention:
     """Return what ran a row's attention. Most tables say whether it was fused, but not by which library."""
     stated, words = row.get("flash_attention", ""), row.get("framework", "").lower()
-    if stated in _EAGER or (stated not in _FUSED_ATTENTION and _UNFUSED.search(words)) or _lacks_latent_kernel(row):
+    is_unfused = _UNFUSED.search(words) or _runs_own_t5x_layers(row) or _runs_launcher_defaults(row)
+    if stated in _EAGER or (stated not in _FUSED_ATTENTION and is_unfused) or _lacks_latent_kernel(row):
         return "eager"
     text = f"{words} {row.get('notes', '').lower()}"
     if library := next((library for pattern, library in _LIBRARIES if pattern.search(text)), None):
@@ -185,6 +187,24 @@ def _attention(row: Row) -> Attention:
     is_usual = _precision(row) in ("fp16", "bf16", *QUANTIZED)
     is_fused = is_usual and bool(FRAMEWORKS[framework(row) or UNSET].attention)
     return "flash" if stated in _FUSED_ATTENTION and not is_fused else "auto"
+
+
+def _runs_own_t5x_layers(row: Row) -> bool:
+    """Return whether a row trains T5X's own layers, whose attention is two products (t5x/examples/t5/layers.py).
+
+    In FP8 Transformer Engine replaces them.
+    """
+    return "/t5x/" in row.get("url_or_repo_path", "") and _precision(row) not in QUANTIZED
+
+
+def _runs_launcher_defaults(row: Row) -> bool:
+    """Return whether a row ran NeMo's launcher of 2023, whose models of GPT run without Transformer Engine.
+
+    Their attention is two products around a fused softmax (launcher_scripts/conf/training/gpt3/5b.yaml:
+    transformer_engine is False, masked_softmax_fusion is True, and use_flash_attention is not set). FP8 needs it.
+    """
+    is_launcher = "nemo-framework-launcher" in row.get("url_or_repo_path", "").lower()
+    return is_launcher and _precision(row) not in QUANTIZED
 
 
 def _lacks_latent_kernel(row: Row) -> bool:
@@ -313,7 +333,9 @@ def framework(row: Row) -> Framework | None:
         return None
     if row.get("source", "").lower() in _OWN_LOOPS:
         return "ddp"
-    return next((name for word, name in _FRAMEWORKS if word in words), None)
+    named = next((name for word, name in _FRAMEWORKS if word in words), None)
+    # Accelerate without its plugin for FSDP wraps models in DistributedDataParallel under autocast.
+    return "huggingface" if named == "accelerate" and "fsdp" not in words else named
 
 
 _OWN_LOOPS = ("ljm565/universal-llm-trainer",)
@@ -364,6 +386,8 @@ def framework_version(row: Row) -> str | None:
     counted = name_versions(named or UNSET)
     if counted == "NeMo" and (found := _MLPERF.search(words)):
         return _MLPERF_RELEASES.get(found[1])
+    if counted == "Megatron-Core" and _EARLY_2024.search(words):
+        return "0.5"
     if counted == "Megatron-Core" and (found := _YEAR.search(row.get("commit_or_date", ""))):
         return _LAST_OF_2023 if int(found[1]) < 2024 else None
     found = _VERSIONS[counted].search(words) if counted in _VERSIONS else None
@@ -376,6 +400,8 @@ def framework_version(row: Row) -> str | None:
 
 _RELEASES: Mapping[str, str] = {"mmsegmentation 0": "1.6"}
 """Versions of PyTorch that releases were trained with, by words of the framework."""
+_EARLY_2024 = re.compile(r"\bjan[- ](?:\d+ )?2024\b")
+"""Words of frameworks that are Megatron-LM with Megatron-Core 0.5."""
 _YEAR = re.compile(r"\b(20\d\d)-\d\d")
 _LAST_OF_2023 = "0.4"
 """Last version of Megatron-Core in 2023. Older rows of Megatron-LM are read as this version."""
@@ -400,6 +426,10 @@ _MLPERF_RELEASES = {
 
 _SAID_NOT = ("no gradient bucketing", "no tp/dp overlap", "no compute/communication overlap", "overlap_comm false")
 """Words in the notes of runs that reduce their gradients only after the backward pass, without overlap."""
+
+
+_LOOPED_OPTIMIZER = "per-parameter python loop"
+"""Words in the notes of runs whose optimizer updates one tensor after the other by separate operators."""
 
 
 _PURE = re.compile(

@@ -93,20 +93,6 @@ def tree_all_reduce(size_bytes: Floats, group: RankGroup, intra: Link, inter: Li
     return _fastest_protocol_s(load, group, intra, inter)
 
 
-def hierarchical_all_reduce(size_bytes: Floats, group: RankGroup, intra: Link, inter: Link) -> Floats:
-    """Return the seconds of an all-reduce in three phases that do not overlap (Horovod's hierarchical all-reduce).
-
-    The first phase is a reduce-scatter inside the node. In the second phase, each of the g ranks of a node reduces 1/g
-    of the buffer around a ring between nodes. The third phase is an all-gather inside the node.
-    """
-    inside = RankGroup(group.local, group.local, group.node_ranks, group.joined)
-    near = _compute_ring_load(size_bytes, inside, intra, passes=2.0)
-    nodes = np.maximum(group.nodes, 1.0)
-    far_bytes = 2 * size_bytes * (nodes - 1) / nodes
-    load = _LinkLoad(near.near_hops, 2 * (nodes - 1), near.near_bytes, far_bytes)
-    return _fastest_protocol_s(load, group, intra, inter, overlapped=False)
-
-
 def nvls_all_reduce(size_bytes: Floats, group: RankGroup, intra: Link, inter: Link) -> Floats:
     """Return the seconds of an all-reduce in the NVLink switch, with a tree between nodes (NCCL's NVLS and NVLSTree).
 
@@ -312,7 +298,6 @@ COLLECTIVES: dict[str, Collective] = {
         {
             "ring": ring_all_reduce,
             "tree": tree_all_reduce,
-            "hierarchical": hierarchical_all_reduce,
             "nvls": nvls_all_reduce,
         },
         _reduce_bound,

@@ -135,6 +135,9 @@ def _training(facts: Facts, plan: PartialPlan, layers: int | None) -> dict[str, 
         training["offloadActivations"] = count / layers
     if facts.get("recompute_method") == "block" and plan.checkpointing == "full" and facts.get("recompute_layers"):
         training["recomputeLayers"] = facts.get("recompute_layers") * plan.virtual_stages
+    if facts.get("quantized"):
+        # Without --grad-reduce-in-bf16, --bf16 sums gradients in FP32.
+        training.setdefault("gradientPrecision", "fp32")
     if size := facts.get("bucket_parameters"):
         width = 2 if training.get("gradientPrecision") == "bf16" or training["precision"] == "fp16" else 4
         training["bucketMiB"] = max(1, round(size * width / 2**20))

@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from tilecast import constants
+from tilecast import constants, frameworks
 from tilecast.constants import Constants
 from tilecast.graph import Graph
 from tilecast.hardware import Pool
@@ -42,6 +42,7 @@ from tilecast.step.weights import (
     HeldWeights,
     copy_seconds,
     gradient_wait_seconds,
+    hook_seconds,
     host_seconds_per_step,
     optimizer_seconds,
     weight_copy_bytes_per_s,
@@ -151,6 +152,8 @@ class _SharedSeconds:
     input_s: Floats
     launch_s: Floats
     """Waits for the host, (n,)."""
+    hooks_s: Floats | None
+    """Waits for hooks of ZeRO on the host, a matrix, or None if the framework has none."""
     least_s: Floats
     """Kernels at the peak of compute or memory, (n,)."""
 
@@ -168,6 +171,8 @@ class Steps:
     """Largest share of the sends of interleaved stages that computation hides."""
     slowdown: float
     """Seconds that one second of hidden collectives adds to computation."""
+    runs_hooks: bool
+    """Whether the host runs hooks for each tensor of weights."""
     micro: DistinctValues[MicroBatch]
     boundary_s: DistinctValues[Floats]
     """Seconds in which a micro-batch sends to the next stage and back, per virtual stage."""
@@ -237,6 +242,7 @@ class Steps:
             pool=pool,
             send_share=constant.send_share,
             slowdown=constant.slowdown * link_contention(pool),
+            runs_hooks=any(frameworks.find_framework(workload).zero_tensor_us),
             micro=per_distinct(
                 ("shard", "checkpointing", "links", "pipeline"),
                 lambda sharded, plans, rows: micro_batch(sharded, plans, priced, passes.take(rows)),
@@ -290,7 +296,7 @@ class Steps:
             communication=parts.communication_seconds(repeats, micro, steady_s, exposed_s) * straggler,
             bubble=parts.bubble_seconds(plans, micro, sends_s, self.workload.pipeline_schedule) * straggler,
             optimizer=self.update_s.take(some).take(updated),
-            launch=shared.launch_s.take(place),
+            launch=shared.launch_s.take(place) + (0.0 if shared.hooks_s is None else shared.hooks_s.take(staged)),
             input=shared.input_s.take(staged),
             hidden=shared.hidden_s.take(staged) if is_whole else ones,
             spread=shared.micro.spread.take(place) if is_whole else ones,
@@ -320,6 +326,7 @@ class Steps:
             hidden_s,
             parts.input_seconds(self.graph, plans, compute_s),
             parts.launch_seconds(repeats, micro, self.once_s.take(rows)),
+            repeats * hook_seconds(self.workload, self.graph, plans, micro)[stages] if self.runs_hooks else None,
             repeats / plans.pipeline * micro.roofline_s,
         )
 

@@ -176,6 +176,21 @@ def gradient_wait_seconds(workload: Workload, graph: Graph, plans: Plans, fitted
     return np.asarray(np.where(plans.replicas > 1, each_s, 0.0))
 
 
+def hook_seconds(workload: Workload, graph: Graph, plans: Plans, micro: MicroBatch) -> Floats:
+    """Return the seconds in which a micro-batch waits for the hooks of ZeRO on the host, at ZeRO 0 to 3, (4, n).
+
+    Hooks run for each tensor of weights, whatever its size. Under ZeRO 3 they surround the launches of every module, so
+    that the GPU computes while they run. Adapters were not measured and have no wait here.
+    """
+    each_s = [1e-6 * cost for cost in frameworks.find_framework(workload).zero_tensor_us]
+    if not workload.training or workload.lora_rank or not any(each_s):
+        return np.zeros((len(each_s), len(plans)))
+    tensors = _count_weight_tensors(graph) / plans.pipeline
+    waits = np.outer(each_s, tensors)
+    waits[3] = np.maximum(waits[3] - micro.gpu_s - micro.stall_s, 0.0)
+    return waits
+
+
 def _count_weight_tensors(graph: Graph) -> float:
     """Return the estimated number of weight tensors. Each operator that may have weights adds a fitted number."""
     return constants.shipped_constants().host_step.operator_tensors * sum(
