@@ -166,6 +166,15 @@ def test_a_row_may_name_the_library_of_attention(change: dict[str, str], attenti
 
 
 @pytest.mark.parametrize(
+    ("name", "targets"),
+    [("llama-3-8b", "attention"), ("falcon-7b", "attention"), ("gemma-2-2b", "all"), ("phi-2", "all")],
+)
+def test_files_of_litgpt_adapt_the_mlp_of_gemma_and_phi_alone(name: str, targets: str) -> None:
+    row = {**ROW, "framework": "LitGPT", "model_name": name, "task": "lora"}
+    assert table.read_published_row(row).workload.lora_targets == targets
+
+
+@pytest.mark.parametrize(
     ("gpu", "framework", "attention"),
     [
         ("GB200-NVL72", "NeMo (release 25.05)", "eager"),

@@ -471,9 +471,16 @@ _ATTENTION_ALONE = re.compile(r"\bon q(?: k)? v(?: o)?\b|\bpeft\b")
 """Words of runs with adapters beside projections of attention alone, which is PEFT's default for most models."""
 
 
+_LITGPT_ADAPTS_ALL = ("gemma", "phi", "tiny")
+"""Models whose files in LitGPT's config_hub/finetune set lora_mlp; others adapt projections of attention."""
+
+
 def _lora_targets(row: Row, notes: str) -> LoraTargets:
     words = f"{row.get('framework', '')} {notes}".lower()
-    is_alone = _ATTENTION_ALONE.search(words) and "target-mlp" not in row.get("model_name", "").lower()
+    named = row.get("model_name", "").lower()
+    if framework(row) == "litgpt":
+        return "all" if named.startswith(_LITGPT_ADAPTS_ALL) else "attention"
+    is_alone = _ATTENTION_ALONE.search(words) and "target-mlp" not in named
     return "attention" if is_alone else "all"
 
 

@@ -22,7 +22,7 @@ from tilecast.graph import Block, CollectiveCall, Graph, Op, Shards
 from tilecast.layout import parse_layout
 from tilecast.spec import Floats, Workload
 from tilecast.zoo import layers
-from tilecast.zoo.adapters import build_adapters, dequantize_weights, largest_quantized_weight
+from tilecast.zoo.adapters import build_adapters, count_dropout_bytes, dequantize_weights, largest_quantized_weight
 from tilecast.zoo.dimensions import Transformer
 from tilecast.zoo.mlp import build_expert_mlp, build_mlp, count_launches
 from tilecast.zoo.numerics import Numerics
@@ -232,6 +232,8 @@ def build_layer(
             calls = count_launches(workload, np.maximum(experts / rank.expert, 1.0))
             ops += tuple(dequantize_weights(workload, parts, calls))
             copied = numerics.element * largest_quantized_weight(parts, calls)
+    if workload.lora_rank and workload.training and frameworks.find_framework(workload).adapter_dropout:
+        parts.append(Sublayer.from_kept_bytes(count_dropout_bytes(workload, whole.linears)))
     if numerics.frozen_input:
         read = sum((item.rows * item.inputs for item in whole.linears), zeros())
         parts.append(Sublayer.from_kept_bytes(numerics.frozen_input * read))
