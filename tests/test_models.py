@@ -256,6 +256,31 @@ def test_dropout_before_adapters_keeps_a_copy_and_a_mask_for_each(monkeypatch: p
     assert dropped["all"] - plain["all"] == 512 * (attention + mlp)
 
 
+def test_scores_that_a_tanh_caps_are_kept_unless_a_library_is_named() -> None:
+    model = zoo.find_preset("gemma-2-2b")
+    plain = model.having(capped_scores=False, capped_logits=False)
+    job = Workload(model, 512, 1, framework="huggingface", weights="pure")
+
+    def kept(workload: Workload) -> float:
+        return float(zoo.build(workload, WHOLE).layers[0].activation_bytes[0, 0])
+
+    scores = 8 * 512 * 512
+    # The tanh keeps 16 bits, the softmax FP32, and the product behind it 16 bits; a fused kernel keeps a statistic.
+    assert kept(job) - kept(replace(job, model=plain)) == 8 * scores - 4 * 8 * 512
+    assert kept(replace(job, attention="flash2")) == kept(replace(job, model=plain))
+    head, other = (zoo.build(replace(job, model=one), WHOLE).last[0].activation_bytes[0, 0] for one in (model, plain))
+    assert head - other == 2 * 512 * model.vocab
+
+
+def test_norms_of_outputs_have_weights_and_keep_what_they_read() -> None:
+    model = zoo.find_preset("gemma-3-1b")
+    job = Workload(model, 512, 1, framework="huggingface", weights="pure")
+    both = [zoo.build(replace(job, model=model.having(output_norms=own)), WHOLE).layers[0] for own in (True, False)]
+    assert both[0].parameters[0] - both[1].parameters[0] == 2 * model.hidden
+    # Composed of operators, a norm keeps an FP32 copy of its input, and the normalised input in 16 bits.
+    assert both[0].activation_bytes[0, 0] - both[1].activation_bytes[0, 0] == 2 * 6 * 512 * model.hidden
+
+
 def test_a_frozen_norm_keeps_no_normalised_input() -> None:
     job = Workload(zoo.find_preset("llama-2-7b"), 512, 1, framework="huggingface", weights="pure")
     trained, frozen = (zoo.build(replace(job, lora_rank=rank), WHOLE).layers[0] for rank in (0, 16))

@@ -338,6 +338,8 @@ def _build_head(workload: Workload, rank: Rank) -> Block:
         ops += layers.linear("head.pooler", numerics, rank.micro_batch, h, h, bias=True)
         parameters = parameters + h * h + h + 2 * h + 2
     ops += layers.linear("head.logits", numerics.unquantized, rows, h, vocab)
+    if dims.capped_logits:
+        ops += layers.pointwise("head.cap", numerics, rows * vocab, kernels=3, backward=(1.0, 1.0))
     if workload.training:
         ops += layers.cross_entropy("head.loss", numerics, rows, vocab)
     if classes:
@@ -345,6 +347,8 @@ def _build_head(workload: Workload, rank: Rank) -> Block:
     elif not model.tied_embeddings or frameworks.find_framework(workload).unties_embeddings:
         parameters = parameters + model.vocab * h / t
     logit_bytes, logit_working = layers.logit_bytes(numerics)
+    if dims.capped_logits and workload.training:
+        logit_bytes += e  # the tanh keeps its result
     if workload.loss_chunks > 1:
         # The gradients of a piece's logits are computed with its loss, and its logits freed.
         logit_bytes, logit_working = 0.0, (logit_bytes + logit_working) / workload.loss_chunks
