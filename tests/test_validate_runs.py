@@ -174,6 +174,13 @@ def test_files_of_litgpt_adapt_the_mlp_of_gemma_and_phi_alone(name: str, targets
     assert table.read_published_row(row).workload.lora_targets == targets
 
 
+@pytest.mark.parametrize(("family", "gradients"), [("diffusion", "fp32"), ("decoder", None)])
+def test_the_optimizer_of_mlperf_s_diffusion_holds_gradients_in_fp32(family: str, gradients: str | None) -> None:
+    name = "Stable Diffusion v2 (MLPerf)" if family == "diffusion" else ROW["model_name"]
+    row = {**ROW, "framework": "MLPerf v5.0", "family": family, "model_name": name}
+    assert table.read_published_row(row).workload.gradient_precision == gradients
+
+
 @pytest.mark.parametrize(
     ("gpu", "framework", "attention"),
     [

@@ -83,7 +83,7 @@ def read_published_row(row: Row, graphs: Graphs | None = None) -> RunCase:
         training=row.get("mode", "train") != "inference",
         optimizer=read_optimizer(row, model),
         weights=_held_weights(row),
-        gradient_precision="fp32" if "gradients all-reduced in fp32" in notes else None,
+        gradient_precision="fp32" if "gradients all-reduced in fp32" in notes or _is_mlperf_diffusion(row) else None,
         fused_optimizer=not any(word in row.get("optimizer", "") for word in ("foreach", "loop"))
         and "foak" not in notes
         and "peft" not in row.get("framework", "").lower(),
@@ -534,11 +534,18 @@ def _noted_recomputation(model: Model, notes: str) -> Checkpointing | None:
 def _spreads_optimizer(row: Row) -> bool:
     """Return whether a run's optimizer is distributed.
 
-    The row says so, or is MLPerf's Stable Diffusion (NeMo's distributed_fused_adam; mlcommons/training_results,
-    stable_diffusion, main.py).
+    The row says so, or is MLPerf's Stable Diffusion.
     """
-    is_diffusion = row.get("family", "") == "diffusion" and "mlperf" in row.get("framework", "").lower()
-    return is_diffusion or "distributed optimizer" in row.get("optimizer", "")
+    return _is_mlperf_diffusion(row) or "distributed optimizer" in row.get("optimizer", "")
+
+
+def _is_mlperf_diffusion(row: Row) -> bool:
+    """Return whether a run is MLPerf's Stable Diffusion, with NeMo's distributed_fused_adam.
+
+    It spreads the states of the optimizer, and holds gradients in FP32 by default (mlcommons/training_results,
+    stable_diffusion, main.py; apex, contrib/optimizers/distributed_fused_adam.py: dtype, grad_sync_dtype).
+    """
+    return row.get("family", "") == "diffusion" and "mlperf" in row.get("framework", "").lower()
 
 
 def _expert_tensor(row: Row, tensor: int) -> int:
