@@ -238,6 +238,49 @@ def test_adapters_of_attention_alone_need_no_inputs_of_the_mlp() -> None:
     assert {op.name.split(".")[1] for op in alone.ops if op.name.startswith("lora.")} == {"attention"}
 
 
+def test_dropout_before_adapters_keeps_a_copy_and_a_mask_for_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = zoo.find_preset("llama-2-7b")
+    job = Workload(model, 512, 1, lora_rank=16, framework="litgpt")
+
+    def kept_bytes() -> dict[str, float]:
+        jobs = {targets: replace(job, lora_targets=targets) for targets in LORA_TARGETS}
+        return {targets: zoo.build(one, WHOLE).layers[0].activation_bytes[0, 0] for targets, one in jobs.items()}
+
+    dropped = kept_bytes()
+    monkeypatch.setattr("tilecast.zoo.transformer.count_dropout_bytes", lambda *_: np.zeros(1))
+    plain = kept_bytes()
+    h, f = 4096, 11008
+    attention = h + 3 * h  # a mask for queries, keys and values, and a copy more for the output
+    mlp = 4 * h + f  # two copies and masks in place of one input, and a mask for the last product
+    assert dropped["attention"] - plain["attention"] == 512 * attention
+    assert dropped["all"] - plain["all"] == 512 * (attention + mlp)
+
+
+def test_scores_that_a_tanh_caps_are_kept_unless_a_library_is_named() -> None:
+    model = zoo.find_preset("gemma-2-2b")
+    plain = model.having(capped_scores=False, capped_logits=False)
+    job = Workload(model, 512, 1, framework="huggingface", weights="pure")
+
+    def kept(workload: Workload) -> float:
+        return float(zoo.build(workload, WHOLE).layers[0].activation_bytes[0, 0])
+
+    scores = 8 * 512 * 512
+    # The tanh keeps 16 bits, the softmax FP32, and the product behind it 16 bits; a fused kernel keeps a statistic.
+    assert kept(job) - kept(replace(job, model=plain)) == 8 * scores - 4 * 8 * 512
+    assert kept(replace(job, attention="flash2")) == kept(replace(job, model=plain))
+    head, other = (zoo.build(replace(job, model=one), WHOLE).last[0].activation_bytes[0, 0] for one in (model, plain))
+    assert head - other == 2 * 512 * model.vocab
+
+
+def test_norms_of_outputs_have_weights_and_keep_what_they_read() -> None:
+    model = zoo.find_preset("gemma-3-1b")
+    job = Workload(model, 512, 1, framework="huggingface", weights="pure")
+    both = [zoo.build(replace(job, model=model.having(output_norms=own)), WHOLE).layers[0] for own in (True, False)]
+    assert both[0].parameters[0] - both[1].parameters[0] == 2 * model.hidden
+    # Composed of operators, a norm keeps an FP32 copy of its input, and the normalised input in 16 bits.
+    assert both[0].activation_bytes[0, 0] - both[1].activation_bytes[0, 0] == 2 * 6 * 512 * model.hidden
+
+
 def test_a_frozen_norm_keeps_no_normalised_input() -> None:
     job = Workload(zoo.find_preset("llama-2-7b"), 512, 1, framework="huggingface", weights="pure")
     trained, frozen = (zoo.build(replace(job, lora_rank=rank), WHOLE).layers[0] for rank in (0, 16))

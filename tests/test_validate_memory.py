@@ -119,6 +119,7 @@ def test_what_varies_in_size_fills_the_gpu_and_no_more() -> None:
         ("HF Trainer (PyTorch DDP/FSDP)", "huggingface"),
         ("torchtitan + torchao 0.13", "torchtitan"),
         ("LitGPT / eager", "litgpt"),
+        ("PyTorch 2.6 eager (CS336 code)", "ddp"),
         ("torchtune", "torchtune"),
         ("Composer+PyTorch FSDP", "composer"),
         ("PyTorch FSDP (fms-fsdp)", "fsdp2"),

@@ -185,6 +185,32 @@ def test_a_row_may_name_the_library_of_attention(change: dict[str, str], attenti
 
 
 @pytest.mark.parametrize(
+    ("name", "targets"),
+    [("llama-3-8b", "attention"), ("falcon-7b", "attention"), ("gemma-2-2b", "all"), ("phi-2", "all")],
+)
+def test_files_of_litgpt_adapt_the_mlp_of_gemma_and_phi_alone(name: str, targets: str) -> None:
+    row = {**ROW, "framework": "LitGPT", "model_name": name, "task": "lora"}
+    assert table.read_published_row(row).workload.lora_targets == targets
+
+
+@pytest.mark.parametrize(("family", "gradients"), [("diffusion", "fp32"), ("decoder", None)])
+def test_the_optimizer_of_mlperf_s_diffusion_holds_gradients_in_fp32(family: str, gradients: str | None) -> None:
+    name = "Stable Diffusion v2 (MLPerf)" if family == "diffusion" else ROW["model_name"]
+    row = {**ROW, "framework": "MLPerf v5.0", "family": family, "model_name": name}
+    assert table.read_published_row(row).workload.gradient_precision == gradients
+
+
+def test_notes_state_an_optimizer_on_the_cpu_and_deepspeed_s_16_bit_weights() -> None:
+    notes = (
+        "FP32 weights. DeepSpeed test config, which offloads the optimizer to the CPU and may set its own precision."
+    )
+    workload = table.read_published_row({**ROW, "framework": "HF Trainer + ZeRO-2", "notes": notes}).workload
+    assert (workload.offload, workload.weights) == ("optimizer", "master")
+    plain = table.read_published_row({**ROW, "framework": "HF Trainer + ZeRO-2"}).workload
+    assert (plain.offload, plain.weights) == ("none", None)
+
+
+@pytest.mark.parametrize(
     ("gpu", "framework", "attention"),
     [
         ("GB200-NVL72", "NeMo (release 25.05)", "eager"),

@@ -109,6 +109,8 @@ class Framework:
     """Whether the output layer has a separate weight although the published model shares that of the embedding."""
     quantized_input_bytes: float
     """Bytes that a product with a quantized weight keeps of each element of its input."""
+    adapter_dropout: bool
+    """Whether dropout precedes the adapters of LoRA, unless a job says otherwise."""
     quantized_bits: float
     """Bits of a frozen weight of a layer that is quantized to 4 bits, with its scales."""
     attention: tuple[AttentionChoice, ...]

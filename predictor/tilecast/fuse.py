@@ -60,7 +60,10 @@ def passes(workload: Workload) -> frozenset[PassName]:
     own_kernels = frameworks.has_fused_kernels(workload)
     if own_kernels:
         chosen |= {name for name, item in PASSES.items() if item.is_hand_written}
+    # Scores that are capped are computed by operators (Hugging Face, modeling_gemma2.py; LitGPT, litgpt/model.py; NeMo,
+    # gemma2.py), unless a job names a library: FlashAttention-2 caps them from 2.6 on.
     can_be_flash = workload.is_mixed and workload.model.head_dim <= 256 and len(cells.attention) > 0
+    can_be_flash = can_be_flash and not workload.model.dimensions.caps_scores
     if workload.attention not in ("auto", "eager") or (workload.attention == "auto" and can_be_flash):
         chosen |= {"attention"}
     if workload.fused_loss:

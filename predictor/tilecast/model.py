@@ -47,6 +47,11 @@ class Dimensions:
     def _field_values(self) -> tuple[object, ...]:
         return tuple(getattr(self, name) for name in self.__dataclass_fields__)
 
+    @property
+    def caps_scores(self) -> bool:
+        """Whether a function caps the scores of attention, which PyTorch's fused attention cannot."""
+        return False
+
     def problems(self, model: Model) -> Iterator[Problem]:
         """Yield the dimensions that contradict other dimensions of the model."""
         yield from ()

@@ -24,6 +24,7 @@ from tilecast.spec import (
     Framework,
     LoraTargets,
     MemoryFormat,
+    Offload,
     Precision,
     SpecError,
     Weights,
@@ -83,7 +84,7 @@ def read_published_row(row: Row, graphs: Graphs | None = None) -> RunCase:
         training=row.get("mode", "train") != "inference",
         optimizer=read_optimizer(row, model),
         weights=_held_weights(row),
-        gradient_precision="fp32" if "gradients all-reduced in fp32" in notes else None,
+        gradient_precision="fp32" if "gradients all-reduced in fp32" in notes or _is_mlperf_diffusion(row) else None,
         fused_optimizer=not any(word in row.get("optimizer", "") for word in ("foreach", "loop"))
         and "foak" not in notes
         and _LOOPED_OPTIMIZER not in notes
@@ -100,7 +101,7 @@ def read_published_row(row: Row, graphs: Graphs | None = None) -> RunCase:
         framework=framework(row),
         framework_version=framework_version(row),
         expert_overlap=_expert_overlap(row),
-        offload="parameters" if "cpu offload" in notes else "none",
+        offload=_offload(notes),
         shard_degree=noted_number(r"fsdp group (\d+)", notes),
         offloaded_activations=_offloaded_activations(notes),
         recompute_layers=noted_number(_RECOMPUTED_LAYERS, notes) or None,
@@ -109,6 +110,13 @@ def read_published_row(row: Row, graphs: Graphs | None = None) -> RunCase:
         pipeline_layout=_stage_cuts(notes, model.layers),
     )
     return RunCase(workload, pool_of(row, gpu, gpus), gpus, stated)
+
+
+def _offload(notes: str) -> Offload:
+    """Return the states that notes say are on the CPU."""
+    if "offloads the optimizer to the cpu" in notes:
+        return "optimizer"
+    return "parameters" if "cpu offload" in notes else "none"
 
 
 _STAGE_CUTS = re.compile(r"stage cuts over (\d+) pipeline entries [^:]*: \[([\d ]+)\]")
@@ -366,7 +374,7 @@ _FRAMEWORKS: tuple[tuple[str, Framework | None], ...] = (
     ("axolotl", "huggingface"), ("transformers", "huggingface"), ("accelerate", "accelerate"), ("fsdp", "fsdp2"),
     ("lightning", "lightning"), ("jax", "jax"), ("maxtext", "jax"), ("flax", "jax"), ("paxml", "jax"), ("t5x", "jax"),
     ("tensorflow", "tensorflow"), ("keras", "tensorflow"), ("paddle", "paddle"), ("oneflow", "oneflow"),
-    ("libai", "oneflow"), ("mxnet", "mxnet"), ("mindspore", "mindspore"), ("eager", None), ("pytorch", "ddp"),
+    ("libai", "oneflow"), ("mxnet", "mxnet"), ("mindspore", "mindspore"), ("cs336", "ddp"), ("eager", None), ("pytorch", "ddp"),
     ("torchvision", "ddp"),
 )  # fmt: skip
 """Words that sources use for a framework, and what each means; the first match is used.
@@ -488,6 +496,8 @@ def _held_weights(row: Row) -> Weights | None:
     notes, words = row.get("notes", "").lower(), row.get("framework", "").lower()
     if "16" not in row.get("precision", ""):
         return None
+    if "deepspeed test config" in notes:
+        return "master"  # DeepSpeed, runtime/engine.py _configure_distributed_model: the model is cast to 16 bits
     if _LOADED in notes:
         return "sharded" if "fsdp" in words else "pure"
     if _PREPARED in notes and "fsdp" not in words:
@@ -501,9 +511,16 @@ _ATTENTION_ALONE = re.compile(r"\bon q(?: k)? v(?: o)?\b|\bpeft\b")
 """Words of runs with adapters beside projections of attention alone, which is PEFT's default for most models."""
 
 
+_LITGPT_ADAPTS_ALL = ("gemma", "phi", "tiny")
+"""Models whose files in LitGPT's config_hub/finetune set lora_mlp; others adapt projections of attention."""
+
+
 def _lora_targets(row: Row, notes: str) -> LoraTargets:
     words = f"{row.get('framework', '')} {notes}".lower()
-    is_alone = _ATTENTION_ALONE.search(words) and "target-mlp" not in row.get("model_name", "").lower()
+    named = row.get("model_name", "").lower()
+    if framework(row) == "litgpt":
+        return "all" if named.startswith(_LITGPT_ADAPTS_ALL) else "attention"
+    is_alone = _ATTENTION_ALONE.search(words) and "target-mlp" not in named
     return "attention" if is_alone else "all"
 
 
@@ -557,11 +574,18 @@ def _noted_recomputation(model: Model, notes: str) -> Checkpointing | None:
 def _spreads_optimizer(row: Row) -> bool:
     """Return whether a run's optimizer is distributed.
 
-    The row says so, or is MLPerf's Stable Diffusion (NeMo's distributed_fused_adam; mlcommons/training_results,
-    stable_diffusion, main.py).
+    The row says so, or is MLPerf's Stable Diffusion.
     """
-    is_diffusion = row.get("family", "") == "diffusion" and "mlperf" in row.get("framework", "").lower()
-    return is_diffusion or "distributed optimizer" in row.get("optimizer", "")
+    return _is_mlperf_diffusion(row) or "distributed optimizer" in row.get("optimizer", "")
+
+
+def _is_mlperf_diffusion(row: Row) -> bool:
+    """Return whether a run is MLPerf's Stable Diffusion, with NeMo's distributed_fused_adam.
+
+    It spreads the states of the optimizer, and holds gradients in FP32 by default (mlcommons/training_results,
+    stable_diffusion, main.py; apex, contrib/optimizers/distributed_fused_adam.py: dtype, grad_sync_dtype).
+    """
+    return row.get("family", "") == "diffusion" and "mlperf" in row.get("framework", "").lower()
 
 
 def _expert_tensor(row: Row, tensor: int) -> int:

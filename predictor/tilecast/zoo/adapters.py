@@ -48,6 +48,27 @@ def largest_quantized_weight(parts: Sequence[Sublayer], calls: Floats) -> Floats
     return np.asarray(reduce(np.maximum, [*sizes, *experts], np.zeros(1)))
 
 
+def list_adapted(workload: Workload, linears: Sequence[Linear]) -> Sequence[Linear]:
+    """Return the dense layers that get an adapter: all, or those of attention where names tell them apart."""
+    projections = [item for item in linears if item.name.startswith(_ATTENTION)]
+    return projections if projections and workload.lora_targets == "attention" else linears
+
+
+def count_dropout_bytes(workload: Workload, linears: Sequence[Linear]) -> Floats:
+    """Return the bytes that dropout before the adapters keeps, beside the inputs that products keep without it, (S,).
+
+    Each adapter reads a copy of its own of the input, and the backward pass a mask of one byte. The input itself is
+    kept no longer, except that of the output projection, which the kernel of attention keeps as its result. Queries,
+    keys and values have one adapter (LitGPT, litgpt/lora.py: LoRALinear, LoRAQKVLinear).
+    """
+    element, total = Numerics.from_workload(workload).element, np.zeros(1)
+    for item in list_adapted(workload, linears):
+        copies = 1.0 if item.name.endswith(".qkv") else item.modules
+        kept = 0.0 if item.name.endswith(".output") else element
+        total = total + item.rows * item.inputs * (copies * (element + 1.0) - kept)
+    return total
+
+
 def build_adapters(workload: Workload, linears: Sequence[Linear]) -> tuple[list[Op], Floats]:
     """Return the operators of the LoRA adapters and the number of adapter parameters, (S,).
 
@@ -57,8 +78,7 @@ def build_adapters(workload: Workload, linears: Sequence[Linear]) -> tuple[list[
     numerics, rank = Numerics.from_workload(workload), float(workload.lora_rank)
     ops: list[Op] = []
     parameters = np.zeros(1)
-    projections = [item for item in linears if item.name.startswith(_ATTENTION)]
-    for item in projections if projections and workload.lora_targets == "attention" else linears:
+    for item in list_adapted(workload, linears):
         ops += layers.linear(f"lora.{item.name}.down", numerics, item.rows, item.inputs, rank, trainable=True)
         ops += layers.linear(f"lora.{item.name}.up", numerics, item.rows, rank, item.outputs, trainable=True)
         ops += layers.pointwise(f"lora.{item.name}.add", numerics, item.rows * item.outputs, reads=2.0)

@@ -52,6 +52,12 @@ class Transformer(Dimensions):
     """Whether queries, keys and values have a bias. It is not priced."""
     qk_norm: bool = False
     """Whether queries and keys are normed. It is not priced."""
+    capped_scores: bool = False
+    """Whether a tanh caps the scores of attention."""
+    capped_logits: bool = False
+    """Whether a tanh caps the logits."""
+    output_norms: bool = False
+    """Whether the outputs of attention and MLP are normed, besides their inputs."""
     activation_clamp: float = 0.0
     """Limit of an activation's inputs; 0: none."""
     tanh_gelu: bool = False
@@ -81,6 +87,10 @@ class Transformer(Dimensions):
     """Tokens that an encoder-decoder decodes; None: the sequence length."""
     text_length: int = 0
     """Tokens to which every text is padded; 0: the model pads none."""
+
+    @property
+    def caps_scores(self) -> bool:
+        return self.capped_scores
 
     def problems(self, model: Model) -> Iterator[Problem]:
         """Yield dimensions that contradict each other, each with the problem and a remedy."""

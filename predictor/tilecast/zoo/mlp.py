@@ -36,8 +36,8 @@ def build_mlp(workload: Workload, rank: Rank) -> Sublayer:
     """Return the dense MLP of a layer. It has a gate if the model's MLPs are gated."""
     model, numerics = workload.model, Numerics.from_workload(workload)
     e, h, t = numerics.element, model.hidden, rank.tensor
-    dense = model.get_dimensions(Transformer).dense_ffn_hidden
-    f = model.ffn_hidden if dense is None else dense
+    dims = model.get_dimensions(Transformer)
+    f = model.ffn_hidden if dims.dense_ffn_hidden is None else dims.dense_ffn_hidden
     tokens, outer = rank.tokens, rank.outer_tokens
     dropout = model.dropout and workload.training
     ups = 2.0 if model.gated_mlp else 1.0
@@ -46,17 +46,20 @@ def build_mlp(workload: Workload, rank: Rank) -> Sublayer:
     ops += _build_activation("mlp.activation", workload, numerics, tokens * f / t)
     spread = (1.0, outer / tokens)
     ops += layers.linear("mlp.down", numerics, tokens, f / t, h, bias=model.bias, cast=spread)
+    if dims.output_norms:
+        ops += layers.norm("mlp.output-norm", numerics, outer, h, rms=model.rms_norm)
     ops += build_residual_sum("mlp.residual", numerics, outer * h, dropout)
     # A product whose weight is frozen keeps its input only for the adapter beside it.
     narrow = numerics.product_input if workload.lora_targets == "all" or not workload.lora_rank else 0.0
     reads = ups if numerics.casts_inputs else 1.0
-    extra = numerics.gelu_extra if model.get_dimensions(Transformer).tanh_gelu and not model.gated_mlp else 0.0
+    extra = numerics.gelu_extra if dims.tanh_gelu and not model.gated_mlp else 0.0
     activation_bytes = (
         (e + numerics.norm_extra + reads * narrow) * outer * h
         + tokens * (e * (_count_kept_tensors(model, numerics) - 1) + narrow + extra) * f / t
         + (outer * h if dropout else 0.0)
+        + ((e + numerics.norm_extra) * outer * h if dims.output_norms else 0.0)
     )
-    parameters = (ups + 1) * h * f / t + count_norm_parameters(model)
+    parameters = (ups + 1) * h * f / t + (2 if dims.output_norms else 1) * count_norm_parameters(model)
     if model.bias:
         parameters = parameters + ups * f / t + h
     linears = (Linear("mlp.up", tokens, float(h), ups * f / t, ups), Linear("mlp.down", tokens, f / t, float(h)))

@@ -69,6 +69,7 @@ def build_attention(name: str, workload: Workload, rank: Rank, *, key_rank: Rank
     If `key_rank` is the same object as `rank`, it is self-attention. Otherwise it is cross-attention.
     """
     model, numerics = workload.model, Numerics.from_workload(workload)
+    dims = model.get_dimensions(Transformer)
     e, h, t = numerics.element, model.hidden, rank.tensor
     width, kv_width = model.heads * model.head_dim, model.kv_heads * model.head_dim
     read = h if key_rank is rank else find_memory_width(model)
@@ -80,27 +81,36 @@ def build_attention(name: str, workload: Workload, rank: Rank, *, key_rank: Rank
     ops, linears = _build_projections(name, workload, rank, key_rank)
     sequences = count_sequences(workload, rank, key_rank, causal)
     ops += layers.attention(name, numerics, sequences, heads, kv_heads, model.head_dim, causal=causal, dropout=dropout)
+    if dims.capped_scores and not numerics.flash:
+        scores = sequences.batch * heads * sequences.queries * sequences.keys
+        ops += layers.pointwise(f"{name}.cap", numerics, scores, kernels=3, backward=(1.0, 1.0))
     spread = (1.0, outer / tokens)
     ops += layers.linear(f"{name}.output", numerics, tokens, width / t, h, bias=model.bias, cast=spread)
+    if dims.output_norms:
+        ops += layers.norm(f"{name}.output-norm", numerics, outer, h, rms=model.rms_norm)
     ops += build_residual_sum(f"{name}.residual", numerics, outer * h, dropout)
 
     statistic = 4.0 * heads * tokens
     score = heads * tokens * key_rank.sequence * ((2 * e + 1 if dropout else e) + numerics.score_extra)
+    if dims.capped_scores and not numerics.flash:
+        score = score + e * heads * tokens * key_rank.sequence  # the tanh keeps its result
     narrow = numerics.product_input
     reads = 3.0 if numerics.casts_inputs and _projects_apart(model) else 1.0
     normed = (e + numerics.chain_extra) * (width + kv_heads * t * model.head_dim) / t
     activation_bytes = (
         (e + numerics.norm_extra + reads * narrow) * outer * h  # inputs of the norm and of the projections
-        + (normed * tokens if model.get_dimensions(Transformer).qk_norm else 0.0)
+        + (normed * tokens if dims.qk_norm else 0.0)
+        + ((e + numerics.norm_extra) * outer * h if dims.output_norms else 0.0)
         + e * tokens * (2 * width + 2 * kv_heads * t * model.head_dim) / t  # q, k, v and the output's input
         + (narrow if narrow < e else 0.0) * tokens * width / t  # the latter again in the type that the product reads
         + (outer * h if dropout else 0.0)
         + (statistic if numerics.flash else score)
     )
-    parameters = (width * h * 2 + 2 * kv_width * read) / t + count_norm_parameters(model)
+    norms = 2 if dims.output_norms else 1
+    parameters = (width * h * 2 + 2 * kv_width * read) / t + norms * count_norm_parameters(model)
     if model.bias:
         parameters = parameters + (width + 2 * kv_width) / t + h
-    if (further := model.get_dimensions(Transformer).global_projections) and key_rank is rank and not causal:
+    if (further := dims.global_projections) and key_rank is rank and not causal:
         ops += layers.linear(f"{name}.global", numerics, tokens, h, further * width / t)
         parameters = parameters + further * width * h / t
     collectives = list_tensor_parallel_collectives(name, workload, rank)

@@ -22,7 +22,7 @@ from tilecast.graph import Block, CollectiveCall, Graph, Op, Shards
 from tilecast.layout import parse_layout
 from tilecast.spec import Floats, Workload
 from tilecast.zoo import layers
-from tilecast.zoo.adapters import build_adapters, dequantize_weights, largest_quantized_weight
+from tilecast.zoo.adapters import build_adapters, count_dropout_bytes, dequantize_weights, largest_quantized_weight
 from tilecast.zoo.dimensions import Transformer
 from tilecast.zoo.mlp import build_expert_mlp, build_mlp, count_launches
 from tilecast.zoo.numerics import Numerics
@@ -232,6 +232,8 @@ def build_layer(
             calls = count_launches(workload, np.maximum(experts / rank.expert, 1.0))
             ops += tuple(dequantize_weights(workload, parts, calls))
             copied = numerics.element * largest_quantized_weight(parts, calls)
+    if workload.lora_rank and workload.training and frameworks.find_framework(workload).adapter_dropout:
+        parts.append(Sublayer.from_kept_bytes(count_dropout_bytes(workload, whole.linears)))
     if numerics.frozen_input:
         read = sum((item.rows * item.inputs for item in whole.linears), zeros())
         parts.append(Sublayer.from_kept_bytes(numerics.frozen_input * read))
@@ -336,6 +338,8 @@ def _build_head(workload: Workload, rank: Rank) -> Block:
         ops += layers.linear("head.pooler", numerics, rank.micro_batch, h, h, bias=True)
         parameters = parameters + h * h + h + 2 * h + 2
     ops += layers.linear("head.logits", numerics.unquantized, rows, h, vocab)
+    if dims.capped_logits:
+        ops += layers.pointwise("head.cap", numerics, rows * vocab, kernels=3, backward=(1.0, 1.0))
     if workload.training:
         ops += layers.cross_entropy("head.loss", numerics, rows, vocab)
     if classes:
@@ -343,6 +347,8 @@ def _build_head(workload: Workload, rank: Rank) -> Block:
     elif not model.tied_embeddings or frameworks.find_framework(workload).unties_embeddings:
         parameters = parameters + model.vocab * h / t
     logit_bytes, logit_working = layers.logit_bytes(numerics)
+    if dims.capped_logits and workload.training:
+        logit_bytes += e  # the tanh keeps its result
     if workload.loss_chunks > 1:
         # The gradients of a piece's logits are computed with its loss, and its logits freed.
         logit_bytes, logit_working = 0.0, (logit_bytes + logit_working) / workload.loss_chunks
