@@ -4,8 +4,9 @@ A recommended plan is at most `MOST_BEHIND` behind the best forecast in the quan
 the plans that close to the best, these decide, one after the other:
 
 1. Plans with memory to spare stay.
-2. The cheapest plans stay, then the fastest plans. Only one of both differs from the objective.
-3. The simplest plan is chosen, the one that a practitioner tries first: data parallelism before ZeRO before tensor
+2. Plans that do not wait for a slow host much longer than the others stay.
+3. The cheapest plans stay, then the fastest plans. Only one of both differs from the objective.
+4. The simplest plan is chosen, the one that a practitioner tries first: data parallelism before ZeRO before tensor
    parallelism before pipelines, nothing recomputed, fewer GPUs.
 
 On a pool, this chooses one plan for each number of GPUs (`_choose_for_each_count`), and then among these plans. So jobs
@@ -226,9 +227,10 @@ def _choose_among(table: _PlanTraits, indices: Ints, others: Ints | None = None)
         others: indices of all plans that they are compared with. None compares them with each other.
     """
     others = indices if others is None else others
-    decisions: list[tuple[Decision, Ints]] = [("host", near := _keep_near_best(table, indices, others))]
-    roomy = near[~table.tight[near]]
-    decisions.append(("memory", near := roomy if len(roomy) else near))
+    near = _keep_roomy(table, _keep_near_best(table, indices, others))
+    decisions: list[tuple[Decision, Ints]] = [("memory", near)]
+    rivals = np.union1d(near, _keep_roomy(table, _keep_near_best(table, others, others)))
+    decisions.append(("host", near := _keep_fast_on_slow_host(table, near, rivals)))
     decisions.append(("price", near := _keep_least(table.cost, near, _SAME_COST)))
     decisions.append(("time", near := _keep_least(table.seconds, near, MOST_BEHIND)))
     order = np.lexsort((table.slow[near], table.value[near], *(column[near] for column in table.simplicity[::-1])))
@@ -247,17 +249,28 @@ def _keep_near_best(table: _PlanTraits, indices: Ints, others: Ints) -> Ints:
     """Return which of the plans in `indices` are near the best of the plans in `others`.
 
     They are at most `MOST_BEHIND` behind it on a usual host, or at most `uncertainty.MOST_TIED` and not behind on a
-    slow host. Of them, those stay that are at most `MOST_BEHIND` behind on a slow host. If there is none, the one with
-    the best forecast stays.
+    slow host. If there is none, the one with the best forecast stays.
     """
     best = others[np.argmin(table.value[others])]
-    most = table.value[best] * np.exp(uncertainty.MOST_TIED)
-    is_near = (table.value <= table.value[best] * MOST_BEHIND) | (
-        (table.value <= most) & (table.slow <= table.slow[best])
-    )
-    least = table.slow[others[is_near[others]]].min()
-    near = indices[is_near[indices] & (table.slow[indices] <= least * MOST_BEHIND)]
-    return np.asarray(near if len(near) else indices[[np.argmin(table.value[indices])]])
+    value, most = table.value[indices], table.value[best] * np.exp(uncertainty.MOST_TIED)
+    is_better_on_slow_host = (value <= most) & (table.slow[indices] <= table.slow[best])
+    near = indices[(value <= table.value[best] * MOST_BEHIND) | is_better_on_slow_host]
+    return np.asarray(near if len(near) else indices[[np.argmin(value)]])
+
+
+def _keep_roomy(table: _PlanTraits, indices: Ints) -> Ints:
+    """Return which of some plans have memory to spare. If none has, return all."""
+    roomy = indices[~table.tight[indices]]
+    return roomy if len(roomy) else indices
+
+
+def _keep_fast_on_slow_host(table: _PlanTraits, indices: Ints, rivals: Ints) -> Ints:
+    """Return which of some plans are at most `MOST_BEHIND` behind the best of `rivals` on a slow host.
+
+    If there is none, the one with the best forecast stays.
+    """
+    fast = indices[table.slow[indices] <= table.slow[rivals].min() * MOST_BEHIND]
+    return np.asarray(fast if len(fast) else indices[[np.argmin(table.value[indices])]])
 
 
 def _find_faster_for_no_more(table: _PlanTraits, indices: Ints, chosen: int) -> Ints:
