@@ -533,7 +533,7 @@ def _reject_gpu_count(request: Request, pool: Pool) -> Rejection:
         limits.max_nodes * pool.gpus_per_node if limits.max_nodes else pool.max_gpus,
     )
     if pool.max_gpus == 0:
-        return Rejection(pool.name, "EmptyPool", "the pool has no node", "raise its maxNodes")
+        return Rejection(pool.name, "EmptyPool", "the pool has no node", "raise GPUPool.maxNodes")
     if limits.gpus is not None and limits.gpus > most:
         remedy = f"ask for at most {most}" if most == pool.max_gpus else "raise maxGpus or maxNodes"
         return Rejection(pool.name, "TooFewGpus", f"{limits.gpus} GPUs asked, {most} may be used", remedy)

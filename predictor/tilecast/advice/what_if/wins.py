@@ -399,7 +399,7 @@ class _Neighbour:
         candidates, goal, ratio = self.best.candidates, self.request.goal, self._ratio_text()
         if over_bytes > 0:
             change = self._describe_leaner(needed_bytes)
-            return self._to_why_not("OutOfMemory", f"{format_excess(over_bytes)} too much", change, over_bytes)
+            return self._to_why_not("OutOfMemory", f"needs {format_excess(over_bytes)} too much", change, over_bytes)
         if self.row < 0:
             return self._explain_small_pool()
         if not candidates.keeps_bound(self.request)[self.row]:
