@@ -347,6 +347,7 @@ def keep_sensible_plans(request: Request, candidates: CandidatePlans, eligible: 
     - A model that takes at most `THIRD` is not sharded by ZeRO where a plan without ZeRO is eligible.
     - A replica is split in few ways (`is_split_too_far`).
     - Tensor parallelism stays on the GPUs that the fastest link joins, and on at most `MOST_TENSOR` of them.
+    - A plan that the user has measured is not run with recomputation instead (`adds_recomputation_to_measured`).
 
     A rule that would leave no row is skipped. A plan that the user sets is under no rule. A limit that the user sets on
     tensor parallelism replaces the rules on tensor parallelism.
@@ -359,6 +360,7 @@ def keep_sensible_plans(request: Request, candidates: CandidatePlans, eligible: 
     if np.any(eligible & ~split & (plans.data > 1) & (plans.zero_stage == 0)):
         masks.append(~((plans.zero_stage > 0) & _fits_whole(candidates, THIRD)))
     masks.append(~is_split_too_far(candidates))
+    masks.append(~adds_recomputation_to_measured(candidates, eligible))
     if request.constraints.max_tensor is None:
         masks += [plans.tensor <= gpus_on_fastest_link(candidates), plans.tensor <= MOST_TENSOR]
     for mask in masks:
@@ -399,6 +401,24 @@ def is_split_too_far(candidates: CandidatePlans) -> Mask:
     if has_bus:
         ways = ways + ((replica <= pool.gpus_per_node) & (plans.zero_stage > 0))
     return np.asarray(((replica < LEAST_SPLIT) | has_bus) & (ways > MOST_WAYS))
+
+
+def adds_recomputation_to_measured(candidates: CandidatePlans, eligible: Mask) -> Mask:
+    """Return a mask, (n,), of plans that are a measured plan of the job with recomputation.
+
+    The measured plan recomputes nothing, is eligible and has memory to spare. Recomputation only adds work to it. It
+    can seem faster because the error of a measured plan is carried to another recomputation only in part.
+    """
+    plans, mask = candidates.plans, np.zeros(len(candidates), dtype=bool)
+    others = [item.name for item in fields(Plans) if item.name != "checkpointing"]
+    for run in candidates.pool.own.runs:
+        measured = Plans.from_plans(run.plan)
+        if measured.checkpointing[0] != 0:
+            continue
+        same = np.all([getattr(plans, name) == getattr(measured, name)[0] for name in others], axis=0)
+        if np.any(same & eligible & ~candidates.tight & (plans.checkpointing == 0)):
+            mask |= same & (plans.checkpointing != 0)
+    return mask
 
 
 def _fits_whole(candidates: CandidatePlans, fraction: float) -> Mask:
