@@ -97,6 +97,22 @@ def test_among_ties_a_tight_plan_loses_to_one_with_memory_to_spare() -> None:
     assert rank_choices(LLAMA, [elsewhere, roomy]).choices[0] is roomy
 
 
+@pytest.mark.parametrize(("roomy_value", "wins"), [(1.019, True), (1.021, False)])
+def test_memory_to_spare_decides_before_the_wait_for_a_slow_host(roomy_value: float, wins: bool) -> None:
+    value = np.array([1.0, roomy_value])
+    traits = choose._PlanTraits(
+        value=value,
+        slow=np.array([1.0, 1.08]),
+        tight=np.array([True, False]),
+        cost=value,
+        seconds=value,
+        counterpart=value,
+        simplicity=(np.array([0, 1]),),
+    )
+    chosen, decision = choose._choose_among(traits, np.arange(2))
+    assert (chosen, decision) == ((1, "memory") if wins else (0, "best"))
+
+
 def test_however_many_plans_tie_the_same_is_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
     request = Request(
         "small", Workload(zoo.find_preset("llama-2-7b"), 4096, 1)

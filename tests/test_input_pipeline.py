@@ -80,7 +80,7 @@ def advised(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, Any]:
 def test_advice_warns_where_the_rate_bounds_the_step_or_comes_near(capsys: pytest.CaptureFixture[str]) -> None:
     free = advised(capsys)
     needed = 1024 / free["recommendation"]["stepSeconds"]["target"]
-    (sentence,) = [note for note in free["notes"] if "inputSamplesPerSecond" in note]
+    (sentence,) = [note for note in free["notes"] if "--input-samples-per-second" in note]
     assert f"{float(f'{needed:.3g}'):,g} images/s" in sentence
     flag = "--input-samples-per-second"
     bound = advised(capsys, flag, f"{needed / 2}")

@@ -470,13 +470,19 @@ def test_the_first_screen_says_which_nodes_do_not_count(tmp_path: Path, capsys: 
 @pytest.mark.parametrize(
     ("gpus", "text"),
     [
-        ("a100-40:16", "a100-40 2 nodes of 8, nvlink3 inside, infiniband-hdr-8x200 between, as Standard_ND96asr_v4"),
-        ("gb200:72", "gb200 18 nodes of 4, nvlink5-nvl72 over 72 GPUs, infiniband-ndr-4x400 beyond, as gb200-4x"),
+        (
+            "a100-40:16",
+            "a100-40 2 nodes of 8, nvlink3 inside, infiniband-hdr-8x200 between, priced as Standard_ND96asr_v4",
+        ),
+        (
+            "gb200:72",
+            "gb200 18 nodes of 4, nvlink5-nvl72 over 72 GPUs, infiniband-ndr-4x400 beyond, priced as gb200-4x",
+        ),
         (
             "gb300:144",
-            "gb300 36 nodes of 4, nvlink5-nvl72 over 72 GPUs, infiniband-xdr-4x800 beyond, as BM.GPU.GB300.4",
+            "gb300 36 nodes of 4, nvlink5-nvl72 over 72 GPUs, infiniband-xdr-4x800 beyond, priced as BM.GPU.GB300.4",
         ),
-        ("h100-sxm:4", "h100-sxm 1 node of 4, nvlink4 inside, as gd-8xh100ib-i128"),
+        ("h100-sxm:4", "h100-sxm 1 node of 4, nvlink4 inside, priced as gd-8xh100ib-i128"),
         ("rtx-4090:16", "rtx-4090 2 nodes of 8, pcie4 inside, ethernet-25 between"),
     ],
 )

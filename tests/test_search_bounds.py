@@ -50,7 +50,7 @@ TALL: dict[str, dict[str, Any]] = {
     },
 }
 
-LEFT_OUT = "some node counts, shared experts or pipeline schedules were left out"
+LEFT_OUT = "some node counts, degrees of expert tensor parallelism (etp) or pipeline schedules were left out"
 
 
 def asked(config: dict[str, Any], **training: Any) -> Request:

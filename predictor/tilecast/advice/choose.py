@@ -4,8 +4,9 @@ A recommended plan is at most `MOST_BEHIND` behind the best forecast in the quan
 the plans that close to the best, these decide, one after the other:
 
 1. Plans with memory to spare stay.
-2. The cheapest plans stay, then the fastest plans. Only one of both differs from the objective.
-3. The simplest plan is chosen, the one that a practitioner tries first: data parallelism before ZeRO before tensor
+2. Plans that do not wait for a slow host much longer than the others stay.
+3. The cheapest plans stay, then the fastest plans. Only one of both differs from the objective.
+4. The simplest plan is chosen, the one that a practitioner tries first: data parallelism before ZeRO before tensor
    parallelism before pipelines, nothing recomputed, fewer GPUs.
 
 On a pool, this chooses one plan for each number of GPUs (`_choose_for_each_count`), and then among these plans. So jobs
@@ -229,9 +230,10 @@ def _choose_among(table: _PlanTraits, indices: Ints, others: Ints | None = None)
         others: indices of all plans that they are compared with. None compares them with each other.
     """
     others = indices if others is None else others
-    decisions: list[tuple[Decision, Ints]] = [("host", near := _keep_near_best(table, indices, others))]
-    roomy = near[~table.tight[near]]
-    decisions.append(("memory", near := roomy if len(roomy) else near))
+    near = _keep_roomy(table, _keep_near_best(table, indices, others))
+    decisions: list[tuple[Decision, Ints]] = [("memory", near)]
+    rivals = np.union1d(near, _keep_roomy(table, _keep_near_best(table, others, others)))
+    decisions.append(("host", near := _keep_fast_on_slow_host(table, near, rivals)))
     decisions.append(("price", near := _keep_least(table.cost, near, _SAME_COST)))
     decisions.append(("time", near := _keep_least(table.seconds, near, MOST_BEHIND)))
     order = np.lexsort((table.slow[near], table.value[near], *(column[near] for column in table.simplicity[::-1])))
@@ -250,17 +252,28 @@ def _keep_near_best(table: _PlanTraits, indices: Ints, others: Ints) -> Ints:
     """Return which of the plans in `indices` are near the best of the plans in `others`.
 
     They are at most `MOST_BEHIND` behind it on a usual host, or at most `uncertainty.MOST_TIED` and not behind on a
-    slow host. Of them, those stay that are at most `MOST_BEHIND` behind on a slow host. If there is none, the one with
-    the best forecast stays.
+    slow host. If there is none, the one with the best forecast stays.
     """
     best = others[np.argmin(table.value[others])]
-    most = table.value[best] * np.exp(uncertainty.MOST_TIED)
-    is_near = (table.value <= table.value[best] * MOST_BEHIND) | (
-        (table.value <= most) & (table.slow <= table.slow[best])
-    )
-    least = table.slow[others[is_near[others]]].min()
-    near = indices[is_near[indices] & (table.slow[indices] <= least * MOST_BEHIND)]
-    return np.asarray(near if len(near) else indices[[np.argmin(table.value[indices])]])
+    value, most = table.value[indices], table.value[best] * np.exp(uncertainty.MOST_TIED)
+    is_better_on_slow_host = (value <= most) & (table.slow[indices] <= table.slow[best])
+    near = indices[(value <= table.value[best] * MOST_BEHIND) | is_better_on_slow_host]
+    return np.asarray(near if len(near) else indices[[np.argmin(value)]])
+
+
+def _keep_roomy(table: _PlanTraits, indices: Ints) -> Ints:
+    """Return which of some plans have memory to spare. If none has, return all."""
+    roomy = indices[~table.tight[indices]]
+    return roomy if len(roomy) else indices
+
+
+def _keep_fast_on_slow_host(table: _PlanTraits, indices: Ints, rivals: Ints) -> Ints:
+    """Return which of some plans are at most `MOST_BEHIND` behind the best of `rivals` on a slow host.
+
+    If there is none, the one with the best forecast stays.
+    """
+    fast = indices[table.slow[indices] <= table.slow[rivals].min() * MOST_BEHIND]
+    return np.asarray(fast if len(fast) else indices[[np.argmin(table.value[indices])]])
 
 
 def _find_faster_for_no_more(table: _PlanTraits, indices: Ints, chosen: int) -> Ints:
@@ -337,6 +350,7 @@ def keep_sensible_plans(request: Request, candidates: CandidatePlans, eligible: 
     - A model that takes at most `THIRD` is not sharded by ZeRO where a plan without ZeRO is eligible.
     - A replica is split in few ways (`is_split_too_far`).
     - Tensor parallelism stays on the GPUs that the fastest link joins, and on at most `MOST_TENSOR` of them.
+    - A plan that the user has measured is not run with recomputation instead (`adds_recomputation_to_measured`).
 
     A rule that would leave no row is skipped. A plan that the user sets is under no rule. A limit that the user sets on
     tensor parallelism replaces the rules on tensor parallelism.
@@ -349,6 +363,7 @@ def keep_sensible_plans(request: Request, candidates: CandidatePlans, eligible: 
     if np.any(eligible & ~split & (plans.data > 1) & (plans.zero_stage == 0)):
         masks.append(~((plans.zero_stage > 0) & _fits_whole(candidates, THIRD)))
     masks.append(~is_split_too_far(candidates))
+    masks.append(~adds_recomputation_to_measured(candidates, eligible))
     if request.constraints.max_tensor is None:
         masks += [plans.tensor <= gpus_on_fastest_link(candidates), plans.tensor <= MOST_TENSOR]
     for mask in masks:
@@ -389,6 +404,24 @@ def is_split_too_far(candidates: CandidatePlans) -> Mask:
     if has_bus:
         ways = ways + ((replica <= pool.gpus_per_node) & (plans.zero_stage > 0))
     return np.asarray(((replica < LEAST_SPLIT) | has_bus) & (ways > MOST_WAYS))
+
+
+def adds_recomputation_to_measured(candidates: CandidatePlans, eligible: Mask) -> Mask:
+    """Return a mask, (n,), of plans that are a measured plan of the job with recomputation.
+
+    The measured plan recomputes nothing, is eligible and has memory to spare. Recomputation only adds work to it. It
+    can seem faster because the error of a measured plan is carried to another recomputation only in part.
+    """
+    plans, mask = candidates.plans, np.zeros(len(candidates), dtype=bool)
+    others = [item.name for item in fields(Plans) if item.name != "checkpointing"]
+    for run in candidates.pool.own.runs:
+        measured = Plans.from_plans(run.plan)
+        if measured.checkpointing[0] != 0:
+            continue
+        same = np.all([getattr(plans, name) == getattr(measured, name)[0] for name in others], axis=0)
+        if np.any(same & eligible & ~candidates.tight & (plans.checkpointing == 0)):
+            mask |= same & (plans.checkpointing != 0)
+    return mask
 
 
 def _fits_whole(candidates: CandidatePlans, fraction: float) -> Mask:
@@ -523,7 +556,7 @@ def _reject_gpu_count(request: Request, pool: Pool) -> Rejection:
         limits.max_nodes * pool.gpus_per_node if limits.max_nodes else pool.max_gpus,
     )
     if pool.max_gpus == 0:
-        return Rejection(pool.name, "EmptyPool", "the pool has no node", "raise its maxNodes")
+        return Rejection(pool.name, "EmptyPool", "the pool has no node", "raise GPUPool.maxNodes")
     if limits.gpus is not None and limits.gpus > most:
         remedy = f"ask for at most {most}" if most == pool.max_gpus else "raise maxGpus or maxNodes"
         return Rejection(pool.name, "TooFewGpus", f"{limits.gpus} GPUs asked, {most} may be used", remedy)

@@ -166,7 +166,7 @@ def describe_left_out(request: Request, enumerations: Sequence[PlanEnumeration])
     """
     parts = []
     if any(table.is_bounded for each in enumerations for _, table in each.tables):
-        parts.append("some node counts, shared experts or pipeline schedules were left out")
+        parts.append("some node counts, degrees of expert tensor parallelism (etp) or pipeline schedules were left out")
     possible_batches, searched_batches = (
         {item.global_batch for group in groups for item in group}
         for groups in (

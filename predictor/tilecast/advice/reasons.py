@@ -276,5 +276,6 @@ def describe_confidence(offers: Sequence[Offer]) -> str:
     seen = best.pool.calibration.find_workload_correction(best.pool.gpu.name, best.workload, best.gpus)
     own = f", {seen.own} like this one" if seen.own else ""
     return (
-        f"{seen.runs} runs seen on this cluster{own}: 9 of 10 steps lie within {low:+.0%}/{high:+.0%} of the forecast"
+        f"{seen.runs} runs seen on this cluster{own}: of 10 measured steps 9 should take between {-low:.0%} less "
+        f"and {high:.0%} more time than the forecast"
     )

@@ -67,6 +67,11 @@ class Baseline:
     elsewhere: Pool | None = None
     """The pool itself, if it is not one of those that the job may run on."""
 
+    @property
+    def is_planned(self) -> bool:
+        """Whether the user states the whole plan, which has a micro-batch."""
+        return self.plan is not None and self.plan.micro_batch is not None
+
 
 @dataclass(frozen=True, slots=True)
 class Budget:

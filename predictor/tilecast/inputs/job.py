@@ -84,6 +84,10 @@ class JobInput:
             return _cite_flags(error)
         return error
 
+    def name_flags(self, text: str) -> str:
+        """Return a text with flags in place of the fields of the spec, if flags describe the job."""
+        return _name_flags(text) if "spec.training.globalBatchSize" in self.flags else text
+
     @classmethod
     def from_model(cls, options: JobOptions, name: str, model: dict[str, Any]) -> JobInput:
         """Return a new TrainingJob for a `spec.model`, with training options from the flags."""

@@ -20,9 +20,9 @@ from tilecast.inputs.reading import (
     parse_amount,
     parse_batch,
     parse_count,
+    parse_deadline,
     parse_number,
     parse_range,
-    parse_seconds,
     to_flag,
 )
 
@@ -54,7 +54,7 @@ NAMES: Mapping[str, tuple[str, ...]] = {
     "training.activationCheckpointing": ("activation_checkpointing", "checkpointing"),
     # `--gpus` lists pools.
     "constraints.gpus": ("exact_gpus",),
-    "deadlineSeconds": ("deadline", "deadline_seconds"),
+    "deadlineSeconds": ("deadline", "deadline_seconds", "finish_by"),
 }
 """Names of options that are not only the name of their field. The first one is the option's own name."""
 
@@ -101,7 +101,11 @@ _BY_PATH: Mapping[str, tuple[Reader, str, str]] = {
     ),
     "training.steps": (parse_count, "N", " 100k is 100,000."),
     "training.tokens": (parse_count, "N", " For instance 300B or 15T."),
-    "deadlineSeconds": (parse_seconds, "TIME", " Seconds, or 90min, 36h, 14d."),
+    "deadlineSeconds": (
+        parse_deadline,
+        "TIME",
+        " Seconds, or 90min, 36h, 14d, 2w; or when the run has to end, counted from now: 2026-12-01, 2026-12-01T18:00.",
+    ),
     "budget": (parse_amount, "AMOUNT", " 5000 (USD), or 5000EUR."),
 }
 """Reader, placeholder and further help of an option that the type of its field does not describe, by path."""
@@ -128,7 +132,7 @@ def _build_option(path: str, item: FieldInfo, aliases: tuple[str, ...]) -> JobOp
     if kind is bool:
         return JobOption(path, text, _read_text, is_switch=True, aliases=aliases)
     read, metavar, more = _BY_PATH.get(path) or (*_TYPES[origin or kind], "")
-    takes_texts = read in (parse_seconds, parse_amount)
+    takes_texts = read in (parse_deadline, parse_amount)
     return JobOption(path, text + more, read, metavar=metavar, aliases=aliases, takes_texts=takes_texts)
 
 

@@ -94,6 +94,8 @@ def _ends_in_plan_key(head: str) -> bool:
 
 
 def _parse_seconds(text: str) -> float:
+    if match := _STEP.fullmatch(text.strip()):
+        return float(match[1]) * _UNITS[match[2]]
     try:
         return float(text)
     except ValueError:

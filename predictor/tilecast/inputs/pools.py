@@ -11,7 +11,7 @@ from functools import cache
 from typing import TYPE_CHECKING
 
 from tilecast.hardware import Pool
-from tilecast.inputs.gpu_list import ASSUMED, parse_gpu_list, set_links
+from tilecast.inputs.gpu_list import ASSUMED, STATED, parse_gpu_list, set_links
 from tilecast.inputs.reading import InputWarning, read_text
 from tilecast.learning import calibration
 from tilecast.spec import SpecError
@@ -149,14 +149,17 @@ def pool_notes(options: PoolOptions, pools: Sequence[Pool]) -> tuple[str, ...]:
 
 
 def describe_nodes(pool: Pool) -> str:
-    """Return a phrase that describes a pool's nodes, with the links inside nodes and between nodes."""
+    """Return a phrase that describes a pool's nodes, with the links inside and between nodes that are not stated."""
     count = f"{pool.max_nodes} nodes" if pool.max_nodes > 1 else "1 node"
     wide = min(pool.domain, pool.max_gpus)
     inside = [f"{pool.intra.name} {f'over {wide} GPUs' if wide > pool.gpus_per_node else 'inside'}"]
     several = pool.max_gpus > pool.gpus_per_node
     between = [f"{pool.inter.name} {'beyond' if wide > pool.gpus_per_node else 'between'}"] * several
-    typed = [f"as {pool.node_type}"] if pool.node_type else []
-    reached = [] if pool.gpu.mig else [*inside, *between]
+    is_stated = pool.layers.get("interNode") == STATED
+    is_priced = pool.node_type and pool.price_per_gpu_hour is not None and not is_stated
+    typed = [f"priced as {pool.node_type}"] if is_priced else []
+    links = [*inside * (pool.layers.get("intraNode") != STATED), *between * (not is_stated)]
+    reached = [] if pool.gpu.mig else links
     spare = f" and one of {pool.spare_gpus}" if pool.spare_gpus else ""
     return ", ".join([f"{pool.name} {count} of {pool.gpus_per_node}{spare}", *reached, *typed])
 

@@ -7,6 +7,7 @@ import re
 import sys
 import warnings
 from collections.abc import Mapping
+from datetime import UTC, datetime
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -24,10 +25,31 @@ def parse_seconds(text: str, flag: str = "--deadline") -> int:
     Raises:
         SpecError: the text is something else.
     """
-    match = re.fullmatch(r"(\d{1,12}(?:\.\d{1,3})?) *(s|min|h|d|)", text.strip(), re.ASCII)
+    match = re.fullmatch(r"(\d{1,12}(?:\.\d{1,3})?) *(s|min|h|d|w|)", text.strip(), re.ASCII)
     if match is None:
         raise SpecError(flag, f"cannot read {text!r}", "write seconds, or for instance 90min, 36h or 14d")
-    return int(float(match[1]) * {"": 1, "s": 1, "min": 60, "h": 3600, "d": 86400}[match[2]])
+    return int(float(match[1]) * {"": 1, "s": 1, "min": 60, "h": 3600, "d": 86400, "w": 604800}[match[2]])
+
+
+def parse_deadline(text: str, flag: str = "--deadline") -> int:
+    """Parse the time that a run may take, or the date and time by which it has to end, into whole seconds from now.
+
+    A date is its first moment. Without an offset such as `+02:00`, a time is UTC. Errors name `flag`.
+
+    Raises:
+        SpecError: the text is something else, or the date has passed.
+    """
+    if re.match(r"\d{4}-\d\d-\d\d", text.strip(), re.ASCII) is None:
+        return parse_seconds(text, flag)
+    try:
+        end = datetime.fromisoformat(text.strip())
+    except ValueError:
+        remedy = "write a date as 2026-12-01 or 2026-12-01T18:00"
+        raise SpecError(flag, f"cannot read {text[:40]!r}", remedy) from None
+    left = (end if end.tzinfo else end.replace(tzinfo=UTC)) - datetime.now(UTC)
+    if left.total_seconds() < 1:
+        raise SpecError(flag, f"{text[:40]} has passed", "give a later date, or how long the run may take")
+    return int(left.total_seconds())
 
 
 def parse_amount(value: str, flag: str = "--budget") -> dict[str, Any]:

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, get_args
 
-from tilecast import constants, fuse, search
-from tilecast.advice import Advice, Baseline, Offer, Request, advise, measured
+from tilecast import constants, fuse, search, zoo
+from tilecast.advice import Advice, Baseline, Change, Offer, Request, advise, measured
 from tilecast.frameworks import FRAMEWORKS, UNSET, assumed_version, name_versions, with_framework
 from tilecast.hardware import Pool
 from tilecast.inputs import job as job_inputs
@@ -165,7 +165,7 @@ def _compute_job_advice(inputs: AdviceInputs, job: JobInput) -> AdviceResult:
         advice = measured.add_run_notes(_add_notes(advice, (*notes, *job.notes, *_attention_notes(advice))), own)
         if job.launch is not None:
             advice = _add_launch_notes(advice, job.launch, request, pools)
-        return AdviceResult(job, advice, pools, seconds=seconds)
+        return AdviceResult(job, _name_flags(job, advice), pools, seconds=seconds)
     from tilecast.jobs.candidates import order_by_quota
 
     labels, devices = pool_inputs.read_node_labels(inputs.pools), pool_inputs.read_devices(inputs.pools)
@@ -189,14 +189,20 @@ def measured_offer(inputs: AdviceInputs, result: AdviceResult) -> Offer:
             raise SpecError("--measured", "the baseline cannot be priced", "see why without --measured")
         return result.advice.baseline
     if inputs.plan is None or len(result.advice.offers) != 1:
-        raise SpecError("--measured", "which run took so long is open", "give --baseline POOL:N, or --plan on one pool")
+        remedy = f"write POOL:N=STEP, for instance h100-sxm:8={result.seconds:g}s, or add --baseline POOL:N"
+        raise SpecError("--measured", f"{result.seconds:g} s does not say of which GPUs and plan it is", remedy)
     return result.advice.offers[0]
 
 
 def _attention_notes(advice: Advice) -> tuple[str, ...]:
-    """Return a note that names the assumed attention library, if libraries of other frameworks differ in speed."""
+    """Return a note that names the assumed attention library, if libraries of other frameworks differ in speed.
+
+    A model without attention has no note.
+    """
     best = advice.best
     if best is None or best.workload.framework is not None or best.workload.attention != "auto":
+        return ()
+    if not zoo.has_attention(best.workload):
         return ()
     gpu, known = best.pool.gpu, constants.shipped_constants()
     mine = fused_attention(best.workload, gpu, known) if "attention" in fuse.passes(best.workload) else None
@@ -212,6 +218,25 @@ def _attention_notes(advice: Advice) -> tuple[str, ...]:
         f"Assumed: attention by {mine.title}, as {version} runs it on {gpu.name}; --framework, --framework-version "
         "or --attention say otherwise.",
     )
+
+
+def _name_flags(job: JobInput, advice: Advice) -> Advice:
+    """Return the advice with flags in place of fields of the spec in its sentences and remedies."""
+
+    def renamed(change: Change | None) -> Change | None:
+        return None if change is None else replace(change, text=job.name_flags(change.text))
+
+    rejections = (
+        replace(
+            item, message=job.name_flags(item.message), remedy=job.name_flags(item.remedy), change=renamed(item.change)
+        )
+        for item in advice.rejections
+    )
+    why_not = (
+        replace(item, message=job.name_flags(item.message), change=renamed(item.change)) for item in advice.why_not
+    )
+    notes = tuple(map(job.name_flags, advice.notes))
+    return replace(advice, notes=notes, rejections=tuple(rejections), why_not=tuple(why_not))
 
 
 def _add_notes(advice: Advice, notes: Sequence[str]) -> Advice:

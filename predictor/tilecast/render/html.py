@@ -14,7 +14,7 @@ from tilecast.render import charts
 from tilecast.render.charts import Axis, Chart, Point, Series, group_points
 from tilecast.render.explain import SHOWN, exchange_rows, format_kernel_shape, operator_cells
 from tilecast.render.page import definition_list, fraction_bar, html_figure, html_page, html_table
-from tilecast.render.table import describe_decision, is_usual_shown
+from tilecast.render.table import describe_ties, is_usual_shown
 from tilecast.render.units import (
     format_bytes,
     format_count,
@@ -119,10 +119,7 @@ def _recommendation_card(advice: Advice, explanation: Explanation | None) -> str
 
 
 def _ties_sentence(advice: Advice) -> str:
-    if not advice.ties:
-        return ""
-    others = f"{advice.ties} other plan{'s tie' if advice.ties > 1 else ' ties'}"
-    return f"{others} within the forecast's error; {describe_decision(advice)}."
+    return describe_ties(advice) if advice.ties else ""
 
 
 def _pools_section(advice: Advice) -> str:

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import textwrap
+from collections.abc import Sequence
 from dataclasses import replace
 
 from tilecast import zoo
 from tilecast.advice import Advice, Change, Offer, WhyNot
-from tilecast.advice.choose import MAX_TIED
+from tilecast.advice.choose import MAX_TIED, MOST_BEHIND
 from tilecast.advice.reasons import BOUND_BY
 from tilecast.advice.values import format_ratio
 from tilecast.objectives import OBJECTIVES
 from tilecast.render.columns import align_columns
 from tilecast.render.units import (
+    GIB,
     format_count,
     format_duration,
     format_gibibyte_range,
@@ -55,10 +57,11 @@ def advice_text(advice: Advice) -> str:
         rows.append(_offer_cells("=", advice.baseline, width))
     alerts = [line for alert in advice.alerts for line in wrap_text("! ", alert)]
     lines = [advice_headline(advice), *alerts, "", *(align_columns(_TITLES, rows, _RIGHT) if rows else [])]
+    marks = [row[0] for row in rows] + ["x"] * bool(advice.rejections)
     for item in advice.rejections:
         remedy = item.remedy if item.change is None else describe_change(item.change)
         lines += wrap_text(f"x  {item.pool.ljust(width)}  ", f"{item.message}: {remedy}")
-    lines.append("")
+    lines += ["", *(_legend_lines(best, marks) if best is not None else [])]
     if best is None:
         lines.append("No pool can run this job as asked. Behind each colon stands the smallest change that would help.")
         return "\n".join([*lines, *_note_lines(advice)]) + "\n"
@@ -120,19 +123,45 @@ def _offer_cells(mark: str, offer: Offer, width: int) -> tuple[str, ...]:
 
 
 _DECISIONS: dict[str, str] = {
-    "best": "of these the best forecast is shown",
-    "host": "of these the one that waits least for its host is shown",
-    "memory": "of these one with memory to spare is shown",
-    "price": "of these the cheapest is shown",
-    "time": "of these the fastest is shown",
-    "simplicity": "of these the simplest is shown",
+    "best": "this one has the best forecast",
+    "host": "this one was chosen because it waits less for the CPUs of its nodes",
+    "memory": "this one was chosen because it has memory to spare",
+    "price": "this one was chosen because it costs less",
+    "time": "this one was chosen because it is faster",
+    "simplicity": "this one was chosen because it is simpler to run",
 }
 
 
-def describe_decision(advice: Advice) -> str:
-    """Return a phrase that says what decided among plans that tie, and how far the plan is behind the best of them."""
+def describe_ties(advice: Advice) -> str:
+    """Return a sentence on the plans that tie: their number, what decided, and how far the plan is behind the best."""
+    others = f"{advice.ties} other plans are" if advice.ties > 1 else "One other plan is"
+    others = f"At least {others}" if advice.ties >= MAX_TIED - 1 else others
     behind = "" if advice.tie_ratio < 1.0005 else f", {advice.tie_ratio - 1:.1%} behind the best forecast"
-    return f"{_DECISIONS[advice.decision]}{behind}"
+    return f"{others} as good within the forecast's error; {_DECISIONS[advice.decision]}{behind}."
+
+
+_MARKS = {
+    ">": "recommended",
+    "~": "the usual plan",
+    "=": "your baseline",
+    "x": "cannot run the job",
+}
+"""Meanings of the marks in front of the table's lines."""
+
+
+def _legend_lines(best: Offer, marks: Sequence[str]) -> list[str]:
+    """Return a line that explains the marks in the table that are shown, and its counts of nodes and GPUs."""
+    shown = (f"{mark} {meaning}" for mark, meaning in _MARKS.items() if mark in marks)
+    return wrap_text("", "; ".join([*shown, _describe_shape(best), "-o wide explains plans"]))
+
+
+def _describe_shape(offer: Offer) -> str:
+    """Return what the number of nodes and of GPUs of an offer means, such as `2x8: 2 nodes with 8 GPUs each`."""
+    count, each = offer.nodes, offer.gpus_per_node
+    whole = "node" if each == offer.pool.gpus_per_node or count == 1 else "part of a node"
+    noun = whole if count == 1 else {"node": "nodes", "part of a node": "parts of nodes"}[whole]
+    with_gpus = f"with {each} GPU{'s' * (each > 1)}{' each' * (count > 1)}"
+    return f"{count}x{each}: {count} {noun} {with_gpus}"
 
 
 def _why_not_lines(advice: Advice) -> list[str]:
@@ -182,7 +211,9 @@ def _note_lines(advice: Advice) -> list[str]:
 def _because_sentence(advice: Advice, best: Offer) -> str:
     """Return a sentence that says why the recommended pool and plan are best, from the numbers that decided."""
     goal = advice.request.goal
+    is_least = advice.tie_ratio < 1.0005
     least = _LEAST.get(goal.quantity.name, f"uses the least {goal.quantity.measure}")
+    least = least if is_least else f"is among the {goal.best} within the forecast's error"
     least = "needs the fewest GPUs" if goal.fewest_gpus else least
     gpus = f"{best.gpus} GPUs" if best.gpus > 1 else "1 GPU"
     where = f"{best.pool.name} with {gpus}"
@@ -194,7 +225,7 @@ def _because_sentence(advice: Advice, best: Offer) -> str:
             ratios.append((amount, offer.pool.name))
         ratio, name = min(ratios)
         noun = "GPUs" if goal.fewest_gpus else goal.quantity.measure
-        least += "" if ratio >= 1 else ", within the forecast's error"
+        least += "" if ratio >= 1 or not is_least else ", within the forecast's error"
         first = f"{where} {least} ({name}, the next pool: {format_ratio(ratio)} the {noun})"
     else:
         alone = "pool that can run the job" if advice.rejections else "pool given"
@@ -204,17 +235,31 @@ def _because_sentence(advice: Advice, best: Offer) -> str:
             idle = "" if goal.saves_gpus else f" ({size - best.gpus} idle)"
             first = f"{only}; on {best.gpus} of its {size} GPUs{idle} this plan {least}"
             first = f"{only}, and this plan {least}, {best.gpus} of {size}" if goal.fewest_gpus else first
-        first += "" if advice.tie_ratio < 1.0005 or goal.fewest_gpus else ", within the forecast's error"
     busy = best.breakdown["compute"] / best.step_s
     part = best.bottleneck
     share = f"{best.breakdown[part] / best.step_s:.0%}"
     waits = "" if part == "compute" else f" and {share} on {_PART_NAMES.get(part, part)}"
-    room = "may run out of memory" if best.is_tight else "have memory to spare"
-    return f"Why: {first}; the GPUs spend {busy:.0%} of a step on compute{waits}, and {room}."
+    room = ", and have memory to spare"
+    if best.is_tight:
+        needed, most, size = best.memory_bytes / GIB, best.memory_upper_bytes / GIB, best.memory_available_bytes / GIB
+        room = (
+            f". Memory is tight: of {size:.1f} GiB it needs {needed:.1f}, but PyTorch may take {most:.1f} and run out"
+        )
+    return f"Why: {first}; the GPUs spend {busy:.0%} of a step on compute{waits}{room}."
 
 
 _LEAST = {"seconds": "takes the least time", "price": "costs the least"}
 """Verb phrase of a pool or plan with the least of a quantity, by the quantity's name."""
+
+
+def _ratio_to_best(advice: Advice, best: Offer, other: Offer) -> str:
+    """Return how a plan with memory to spare compares with the recommendation in the objective, behind a comma."""
+    amount = _amount_per_sample(advice, best)
+    if not amount:
+        return ""
+    ratio = _amount_per_sample(advice, other) / amount
+    beyond = f" (memory to spare may cost {MOST_BEHIND - 1:.0%})" if ratio > MOST_BEHIND else ""
+    return f", {ratio - 1:+.1%} {advice.request.goal.quantity.measure}{beyond}"
 
 
 def _amount_per_sample(advice: Advice, offer: Offer) -> float:
@@ -222,11 +267,13 @@ def _amount_per_sample(advice: Advice, offer: Offer) -> float:
     return advice.request.goal.quantity.amount(offer.pool, offer.gpus, offer.step_s) / offer.workload.global_batch
 
 
-def _baseline_sentence(best: Offer, base: Offer) -> str:
+def _baseline_sentence(advice: Advice, best: Offer, base: Offer) -> str:
     """Return a sentence that compares the baseline with the recommendation."""
     if (base.pool.name, base.plan, base.workload) == (best.pool.name, best.plan, best.workload):
         return "Your baseline is what is recommended."
-    text = f"Your baseline takes {format_ratio(base.step_s / best.step_s)} the time"
+    stated = advice.request.baseline
+    who = "Your baseline" if stated is None or stated.is_planned else f"Your baseline, if it runs {base.plan},"
+    text = f"{who} takes {format_ratio(base.step_s / best.step_s)} the time"
     if base.cost_per_1000_steps and best.cost_per_1000_steps:
         text += f" and {format_ratio(base.cost_per_1000_steps / best.cost_per_1000_steps)} the price"
     return f"{text} of what is recommended."
@@ -235,13 +282,13 @@ def _baseline_sentence(best: Offer, base: Offer) -> str:
 def _footer_lines(advice: Advice, best: Offer) -> list[str]:
     lines = wrap_text("", _because_sentence(advice, best))
     if advice.baseline is not None:
-        lines.append(_baseline_sentence(best, advice.baseline))
+        lines.append(_baseline_sentence(advice, best, advice.baseline))
     if advice.safer is not None and advice.safer.pool.name == best.pool.name:
         safer = advice.safer
         taken = format_gibibyte_range(safer.memory_lower_bytes, safer.memory_upper_bytes)
         lines.append(
             f"With memory to spare: {safer.plan} on {safer.gpus} GPUs, {format_duration(safer.step_s)} a step, "
-            f"{taken} of {format_gibibytes(safer.memory_available_bytes)} GiB."
+            f"{taken} of {format_gibibytes(safer.memory_available_bytes)} GiB{_ratio_to_best(advice, best, safer)}."
         )
     free = advice.uncapped
     if free is not None and (free.pool.name, free.plan) != (best.pool.name, best.plan):
@@ -250,9 +297,7 @@ def _footer_lines(advice: Advice, best: Offer) -> list[str]:
             f"{format_duration(free.step_s)}."
         )
     if advice.ties:
-        others = f"{advice.ties} other plans tie" if advice.ties > 1 else "One other plan ties"
-        others = f"At least {others}" if advice.ties >= MAX_TIED - 1 else others
-        lines.append(f"{others} within the forecast's error; {describe_decision(advice)}.")
+        lines += wrap_text("", describe_ties(advice))
     lines += _note_lines(advice)
     parts = [
         f"{_PART_NAMES.get(part, part)} {format_duration(best.breakdown[part])}"

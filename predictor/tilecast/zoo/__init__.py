@@ -21,7 +21,7 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 
 from tilecast import frameworks, fuse, shipped
-from tilecast.graph import Block, Graph, Op, Shards, require_few_operators
+from tilecast.graph import KIND_NAMES, Block, Graph, Op, Shards, require_few_operators
 from tilecast.layout import is_folded, parse_layout
 from tilecast.memo import Memo
 from tilecast.model import Model
@@ -380,6 +380,12 @@ def reads_images(model: Model) -> bool:
         shapes = [model.trace.shapes[name] for name in model.trace.inputs]
         return any(len(shape) == 4 and shape[1] == 3 for shape in shapes)
     return FAMILIES[model.family].reads_images
+
+
+def has_attention(workload: Workload) -> bool:
+    """Return whether the unsplit model runs a fused kernel of attention."""
+    blocks = build_sharded_graph(workload, Plans.from_plans(Plan())).graph.blocks
+    return any((op.table.kind == KIND_NAMES.index("attention")).any() for block in blocks for op in block.ops)
 
 
 def has_equal_sequences(model: Model) -> bool:

@@ -56,7 +56,8 @@ def price_baseline(request: Request, pools: Sequence[Pool]) -> tuple[Offer | Non
         table = enumerate_partial_plan(request.workload, baseline.gpus, baseline.plan, "spec.baseline.plan")
     outcome = choose_on_pool(own, roomy, PlanLimits(gpus=baseline.gpus), table)
     if isinstance(outcome, Choice):
-        return replace(outcome.offer(), reason="your baseline"), [], notes
+        assumed = "" if baseline.is_planned else ", plan assumed"
+        return replace(outcome.offer(), reason=f"your baseline{assumed}"), [], notes
     return None, [replace(outcome, message=f"your baseline of {baseline.gpus}: {outcome.message}")], notes
 
 
@@ -120,7 +121,7 @@ def describe_missing_usual_plan(request: Request, choices: Sequence[Choice]) -> 
     row = int(rows[np.argmin(candidates.memory_bytes[rows])])
     plan, over = candidates.plans.row(row), candidates.memory_bytes[row] - memory.usable_bytes(candidates.pool.gpu)
     name = "Data parallelism" if plan.zero_stage < 3 else "FSDP"
-    return [f"{name} alone does not fit: {plan} exceeds the memory of a GPU by {format_excess(over)}."]
+    return [f"{name} alone does not fit: {plan} needs {format_excess(over)} too much."]
 
 
 def _is_usual(request: Request, best: Choice) -> Mask:
@@ -158,7 +159,8 @@ def price_safer_plan(request: Request, choices: Sequence[Choice]) -> Offer | Non
     if roomy is None:
         return None
     offer = roomy.offer()
-    return replace(offer, reason=f"memory to spare; {BOUND_BY[offer.bottleneck]}")
+    ratio = "" if best.value <= 0 else f", {format_ratio(roomy.value / best.value)} the {request.goal.quantity.measure}"
+    return replace(offer, reason=f"memory to spare{ratio}; {BOUND_BY[offer.bottleneck]}")
 
 
 def find_roomy_plan(request: Request, pool: Pool) -> Offer | None:

@@ -19,6 +19,7 @@ from tilecast import memory, search, step, uncertainty, zoo
 from tilecast.advice.choose import (
     Choice,
     Ranking,
+    adds_recomputation_to_measured,
     choose_on_pool,
     gpus_on_fastest_link,
     is_split_too_far,
@@ -399,7 +400,7 @@ class _Neighbour:
         candidates, goal, ratio = self.best.candidates, self.request.goal, self._ratio_text()
         if over_bytes > 0:
             change = self._describe_leaner(needed_bytes)
-            return self._to_why_not("OutOfMemory", f"{format_excess(over_bytes)} too much", change, over_bytes)
+            return self._to_why_not("OutOfMemory", f"needs {format_excess(over_bytes)} too much", change, over_bytes)
         if self.row < 0:
             return self._explain_small_pool()
         if not candidates.keeps_bound(self.request)[self.row]:
@@ -429,6 +430,8 @@ class _Neighbour:
             return "its tensor parallelism leaves NVLink; constraints.maxTensorParallel asks for it"
         if is_split_too_far(self.best.candidates.take(np.array([self.row])))[0]:
             return "it splits a small replica in three ways; a stated plan asks for it"
+        if adds_recomputation_to_measured(self.best.candidates, self.best.eligible)[self.row]:
+            return "it only adds recomputation to a plan that you measured; a stated plan asks for it"
         return "it splits what a GPU holds whole; a stated plan asks for it"
 
     def _why_not_chosen(self) -> str:
