@@ -112,7 +112,7 @@ class JobAdvisor:
         if not job.is_enabled({} if namespace is None else namespace.value.labels):
             return None
         try:
-            mode, spec = jobs.read_mode(job), jobs.read_training_spec(job)
+            mode, spec = jobs.read_mode(job), jobs.read_training_spec(job.annotations)
         except SpecError as error:
             return AdviceRefusal("InvalidAnnotations", str(error))
         return AdviceRequest(make_training_job(key.name, spec), mode)
