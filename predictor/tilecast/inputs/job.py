@@ -359,7 +359,7 @@ def _job_from_documents(options: JobOptions, items: Sequence[Document], text: st
     own = [document for document in items if document.get("kind") == training_job.KIND]
     described = None if own else find_document(items)
     if described is not None:
-        return _described_job(options, described, text, items)
+        return read_described_job(options, described, text, items)
     own = own or [*items]
     if len(own) == 1 and (kind := own[0].get("kind", training_job.KIND)) != training_job.KIND:
         remedy = f"give a TrainingJob, {list_job_kinds()}"
@@ -373,7 +373,7 @@ def _job_from_documents(options: JobOptions, items: Sequence[Document], text: st
     return JobInput(own[0], config_maps)
 
 
-def _described_job(options: JobOptions, document: Document, text: str, items: Sequence[Document]) -> JobInput:
+def read_described_job(options: JobOptions, document: Document, text: str, items: Sequence[Document]) -> JobInput:
     """Return the job that a manifest of another kind describes, by its annotations and its command.
 
     Args:

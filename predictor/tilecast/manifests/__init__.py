@@ -6,13 +6,16 @@ that ConfigMaps mount. `processes` counts the processes that the line starts, an
 what its manifest does not say is refused with the reason.
 """
 
-from tilecast.manifests.pods import KINDS, find_runtime, is_read
+from tilecast.manifests.pods import KINDS, asks_for_gpus, find_runtime, is_finished, is_owned, is_read
 from tilecast.manifests.reading import JobReading, list_config_maps, read_manifest
 
 __all__ = [
     "KINDS",
     "JobReading",
+    "asks_for_gpus",
     "find_runtime",
+    "is_finished",
+    "is_owned",
     "is_read",
     "list_config_maps",
     "read_manifest",

@@ -322,6 +322,41 @@ def is_read(document: Document) -> bool:
     return _find_kind(document) is not None
 
 
+def is_owned(document: Document) -> bool:
+    """Return whether a job of another kind made this one, which is then read in its place."""
+    owners = mappings_in(value_at_path(document, ("metadata", "ownerReferences")))
+    return any(item.get("controller") is True and item.get("kind") in KINDS for item in owners)
+
+
+_ENDED = ("Complete", "Completed", "Succeeded", "Failed", "Terminated", "Aborted", "STOPPED", "SUCCEEDED", "FAILED")
+
+
+def is_finished(document: Document) -> bool:
+    """Return whether a job's status says that it has ended."""
+    status = as_mapping(document.get("status"))
+    conditions = mappings_in(status.get("conditions"))
+    phase = as_mapping(status.get("state")).get("phase") if isinstance(status.get("state"), Mapping) else None
+    ended = any(item.get("type") in _ENDED and item.get("status") == "True" for item in conditions)
+    return ended or phase in _ENDED or status.get("jobStatus") in _ENDED
+
+
+def asks_for_gpus(document: Document, runtime: Document | None) -> bool:
+    """Return whether a pod of a job requests a GPU, or whether the pods cannot be read, so that it may.
+
+    Args:
+        document: the job's manifest.
+        runtime: the runtime of a TrainJob, or None.
+    """
+    try:
+        if document.get("kind") == "RayCluster":
+            groups = tuple(_read_ray_groups(document, ("spec",)))
+        else:
+            groups = find_pods(document, runtime).groups
+    except SpecError:
+        return True
+    return any(item.gpus and item.count for item in groups)
+
+
 def find_runtime(document: Document) -> tuple[str, str] | None:
     """Return (kind, name) of the runtime of a TrainJob. Return None for other kinds."""
     if document.get("kind") != "TrainJob" or not is_read(document):

@@ -200,6 +200,7 @@ def _read_group(
     else:
         line, script = find_line(container)
     counted = count_processes(line, script, pods, group, container.variables, where)
+    line = replace(line, gpus=counted.gpus, gpus_per_node=counted.gpus_per_pod, nodes=counted.pods)
     launch = readers.read_line(line, where, ContainerFiles(container, script.files), counted.gpus, has_model)
     _check_gpus(launch, counted, where)
     launch = replace(launch, gpus=counted.gpus, gpus_per_node=counted.gpus_per_pod)
