@@ -159,14 +159,8 @@ def _read_train_job(document: Document, runtime: Document | None) -> JobPods:
     own = value_at_path(document, ("spec", "trainer", "numProcPerNode"))
     mpi = as_mapping(policy.get("mpi"))
     if mpi:
-        launcher = _find_launcher(wrapped, path, items)
-        slots = parse_count(own if own is not None else mpi.get("numProcPerNode"))
-        if launcher is None or launcher.name == name:
-            raise SpecError("runtime.mlPolicy.mpi", "the runtime has no launcher", "annotate the job")
-        launcher = _with_trainer(document, launcher, keeps_resources=True)
-        workers = replace(group, spec=as_mapping(value_at_path(wrapped, group.path)))
-        workers = _with_resources(document, workers)
-        return JobPods((launcher, workers), launcher=launcher.name, slots=slots or 1, model_uri=uri)
+        slots = parse_count(own if own is not None else mpi.get("numProcPerNode")) or 1
+        return _read_mpi_runtime(document, wrapped, count, slots, uri, is_node=mpi.get("runLauncherAsNode") is True)
     if "torch" not in policy:
         return JobPods((group,), model_uri=uri)
     stated = own if own is not None else as_mapping(policy.get("torch")).get("numProcPerNode")
@@ -174,11 +168,31 @@ def _read_train_job(document: Document, runtime: Document | None) -> JobPods:
     return JobPods((group,), variables, model_uri=uri)
 
 
-def _find_launcher(wrapped: Document, path: Path, items: list[Document]) -> PodGroup | None:
-    for index, item in enumerate(items):
-        if item.get("name") == "launcher":
-            return _group(wrapped, "launcher", (*path, index, "template", "spec", "template", "spec"), 1)
-    return None
+def _read_mpi_runtime(
+    document: Document, wrapped: Document, count: int, slots: int, model_uri: str, *, is_node: bool
+) -> JobPods:
+    """Return the pods of a TrainJob whose launcher starts MPI ranks in the others.
+
+    Args:
+        document: the TrainJob.
+        wrapped: the spec of its runtime under `runtime`.
+        count: number of nodes.
+        slots: ranks of a node.
+        model_uri: place of the model.
+        is_node: whether the launcher's pod is one of the nodes.
+    """
+    path: Path = ("runtime", "template", "spec", "replicatedJobs")
+    found = dict[str, PodGroup]()
+    for index, item in enumerate(mappings_in(value_at_path(wrapped, path))):
+        name = str(item.get("name"))
+        if name in ("launcher", "node"):
+            number = 1 if name == "launcher" else count - is_node
+            found[name] = _group(wrapped, name, (*path, index, "template", "spec", "template", "spec"), number)
+    if len(found) < 2:
+        raise SpecError("runtime.mlPolicy.mpi", "the runtime has no jobs named launcher and node", "annotate the job")
+    launcher = _with_trainer(document, found["launcher"], keeps_resources=not is_node)
+    workers = _with_resources(document, found["node"])
+    return JobPods((launcher, workers), launcher="launcher", slots=slots, model_uri=model_uri)
 
 
 _CONTAINER_FIELDS = ("command", "args", "image")
