@@ -88,7 +88,7 @@ def find_schemas(folders: list[Path]) -> dict[tuple[str, str], Any]:
     schemas = dict[tuple[str, str], Any]()
     for folder in folders:
         for _, item in read_objects(folder):
-            if item.get("kind") == "CustomResourceDefinition":
+            if item.get("kind") == "CustomResourceDefinition" and "versions" in (item.get("spec") or {}):
                 spec = item["spec"]
                 for version in spec["versions"]:
                     key = f"{spec['group']}/{version['name']}", spec["names"]["kind"]

@@ -1,7 +1,7 @@
 """Manifests as people write them: each is read as expected, or refused with the expected reason.
 
-The annotation `example.com/expect` of each job says model, batch, precision and plan, or the reason. `bench/examples.py`
-holds the manifests against the CRDs.
+The annotation `example.com/expect` of each job says model, batch, precision and plan, or the reason.
+`bench/examples.py` holds the manifests against the CRDs.
 """
 
 from __future__ import annotations
