@@ -258,3 +258,42 @@ def test_a_file_of_several_jobs_is_for_scan(tmp_path: Path) -> None:
     job = batch_job(bash(f"torchrun --nproc-per-node 8 {TRAINER}"))
     with pytest.raises(SpecError, match=r"holds 2 jobs; .* by `tilecast scan`"):
         advise_on(tmp_path, job, pytorch_job(bash(f"torchrun {TRAINER}")))
+
+
+SPECS: dict[str, Any] = {
+    "no spec": None,
+    "a list": [],
+    "no template": {"template": None},
+    "no containers": {"template": {"spec": {"containers": None}}},
+    "containers as text": {"template": {"spec": {"containers": "x"}}},
+    "tasks as text": {"tasks": "x"},
+    "replicas as text": {"mpiReplicaSpecs": "x", "pytorchReplicaSpecs": "x"},
+    "roles without templates": {"mpiReplicaSpecs": {"Launcher": None, "Worker": {"replicas": "x"}}},
+    "jobs as numbers": {"replicatedJobs": [3]},
+    "an environment that is no YAML": {"runtimeEnvYAML": "a: [", "entrypoint": "x"},
+    "a runtime of no name": {"runtimeRef": {"name": 3}},
+}
+APIS = {
+    "batch/v1": "Job",
+    "batch.volcano.sh/v1alpha1": "Job",
+    "kubeflow.org/v1": "PyTorchJob",
+    "kubeflow.org/v2beta1": "MPIJob",
+    "jobset.x-k8s.io/v1alpha2": "JobSet",
+    "ray.io/v1": "RayJob",
+    "trainer.kubeflow.org/v1alpha1": "TrainJob",
+}
+
+
+@pytest.mark.parametrize("spec", SPECS.values(), ids=SPECS)
+@pytest.mark.parametrize("api", APIS)
+def test_a_malformed_job_is_an_error_of_one_line(api: str, spec: object) -> None:
+    for runtime in (None, {"spec": spec}, {"spec": {"template": {"spec": spec}}}):
+        with pytest.raises(SpecError) as error:
+            read_manifest({"apiVersion": api, "kind": APIS[api], "spec": spec}, runtime)
+        assert "\n" not in str(error.value)
+
+
+def test_volumes_of_a_wrong_shape_are_left_out() -> None:
+    template = bash(f"torchrun --nproc-per-node 8 {TRAINER}", volumeMounts=3, envFrom=[None, {"configMapRef": None}])
+    template["spec"]["volumes"] = "x"
+    assert read_manifest(batch_job(template), None, {"a": {"data": 3}}).gpus == 8
