@@ -89,7 +89,7 @@ def runtime(**trainer: Any) -> dict[str, Any]:
 def advice_spec(job: Job) -> training_job.TrainingJobSpec:
     """Return the spec that a job's annotations describe, checked as the CLI checks it."""
     try:
-        return validate_model(training_job.TrainingJobSpec, read_training_spec(job), "spec")
+        return validate_model(training_job.TrainingJobSpec, read_training_spec(job.annotations), "spec")
     except SpecError as error:
         raise point_error_to_annotation(error) from None
 

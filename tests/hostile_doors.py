@@ -50,7 +50,8 @@ def _annotated(key: str) -> Callable[[str], object]:
         cache = Cache()
         cache.put_object(document)
         (seen,) = cache.jobs.values()
-        return training_job.parse_training_job(make_training_job("a", jobs.read_training_spec(jobs.read_job(seen))))
+        spec = jobs.read_training_spec(jobs.read_job(seen).annotations)
+        return training_job.parse_training_job(make_training_job("a", spec))
 
     return read
 

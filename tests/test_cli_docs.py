@@ -70,6 +70,12 @@ def scored(words: list[str], out: str, folder: Path) -> None:
     verb, kind = words[0], words[words.index("-o") + 1] if "-o" in words else "table"
     if verb in ("advise", "sweep") and kind.endswith(".svg"):
         assert (folder / kind).read_text().startswith("<svg")
+    elif verb == "scan" and kind == "json":
+        jobs = {item["name"]: item for item in json.loads(out)["jobs"]}
+        assert jobs["own-script"]["outcome"] == "notRead"
+        assert jobs["llama-finetune"]["model"] == jobs["qlora"]["model"] == "llama-3.1-8b"
+    elif verb == "scan":
+        assert out.startswith("JOB") and "team-a/llama-finetune" in out
     elif verb == "trace":
         assert json.loads((folder / kind).read_text())["operators"]
     elif words[:2] == ["validate", "transfer"]:

@@ -91,7 +91,7 @@ print(json.dumps({
     "path": job.kind.path("team", "a"),
     "gpus": [job.gpus, job.gpus_per_pod],
     "states": [job.is_suspended, job.has_started, started.has_started, ended.is_finished, job.is_countable],
-    "asked": jobs.read_training_spec(job)["model"],
+    "asked": jobs.read_training_spec(job.annotations)["model"],
     "program": commands.find_program(document, job),
     "placed": [[list(change.path), change.value] for change in placed],
     "target": training_job.parse_training_job(target).target_ref.kind,

@@ -71,6 +71,9 @@ class Settings:
     read_kueue: bool = _setting(False, "Whether Kueue's ClusterQueues and ResourceFlavors say what is free.")
     read_pods: bool = _setting(False, "Whether pods say what is free, of pools without a Kueue flavor.")
     jobs: bool = _setting(False, f"Whether {list_kinds_in_plural()} that ask for it are advised.")
+    read_pod_config_maps: bool = _setting(
+        False, "Whether ConfigMaps that a job's pods mount are read, for the launch that they hold."
+    )
     place: bool = _setting(False, "Whether mode Initial may write the node choice into a job before it starts.")
     kueue_admission_gate: str = _setting(
         "auto",

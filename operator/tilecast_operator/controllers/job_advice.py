@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
 
-from tilecast import jobs
+from tilecast import jobs, manifests
 from tilecast.advice import Request
 from tilecast.api import training_job
 from tilecast.jobs import Job, candidates, kueue
@@ -52,6 +54,18 @@ class JobSearchInputs:
     """ClusterQueue of the job. Empty if Kueue does not manage the job."""
 
 
+class _Reading(NamedTuple):
+    """What the command of a job says, as the fields of a `Job`."""
+
+    said: Mapping[str, Any] = {}
+    why_unread: str = ""
+    reading: str = ""
+
+
+MAX_CONFIG_MAPS = 8
+"""Maximum number of ConfigMaps that are read for one job."""
+MAX_READINGS = 8192
+"""Maximum number of jobs whose command is kept as read."""
 MAX_OBJECTS = 1024
 """Maximum number of cached training runtimes, claims and device classes. Users choose their names freely."""
 
@@ -74,6 +88,8 @@ class JobAdvisor:
         self.planned = planned
         """Position of each job in the queue plan."""
         self._objects: dict[str, tuple[float, Document | None]] = {}
+        self._readings: dict[str, tuple[float, bytes, _Reading]] = {}
+        """What the command of each job says, by UID, with the time until which it counts and a digest of the job."""
 
     async def read_job(self, document: Document) -> Job:
         """Return a job that is read from its document, its TrainingRuntime and its ResourceClaims.
@@ -85,7 +101,36 @@ class JobAdvisor:
         named = jobs.find_runtime(document)
         runtime = None if named is None else await self._fetch_cached(_make_runtime_path(document, *named))
         job = jobs.read_job(document, runtime)
-        return await self._resolve_claims(job) if job.has_claims else job
+        job = await self._resolve_claims(job) if job.has_claims else job
+        return replace(job, **(await self._read_command(job, document, runtime))._asdict())
+
+    async def _read_command(self, job: Job, document: Document, runtime: Document | None) -> _Reading:
+        """Return what the command of a job says that it trains, if the job asks for advice and does not state it.
+
+        ConfigMaps that its pods mount are read only if the settings allow it.
+        """
+        annotations = job.annotations
+        is_stated = annotations.get(jobs.MODEL, "").strip() and jobs.TRAINING in annotations
+        namespace = self._context.cache.namespaces.get(Key("Namespace", "", job.namespace))
+        if is_stated or job.is_owned or not job.is_enabled({} if namespace is None else namespace.value.labels):
+            return _Reading()
+        digest = hashlib.sha256(encode_relevant_fields(document) + encode_canonical(runtime or {})).digest()
+        expires_s, seen, reading = self._readings.get(job.uid, (0.0, b"", _Reading()))
+        if seen == digest and time.monotonic() < expires_s:
+            return reading
+        config_maps = dict[str, Document]()
+        if self._context.settings.read_pod_config_maps:
+            for name in sorted(manifests.list_config_maps(document, runtime))[:MAX_CONFIG_MAPS]:
+                found = await self._fetch(f"/api/v1/namespaces/{job.namespace}/configmaps/{name}")
+                if found is not None:
+                    config_maps[name] = found
+        has_model = bool(annotations.get(jobs.MODEL, "").strip())
+        reading = await asyncio.to_thread(_read_manifest, document, runtime, config_maps, has_model=has_model)
+        self._readings.pop(job.uid, None)
+        while len(self._readings) >= MAX_READINGS:
+            del self._readings[next(iter(self._readings))]
+        self._readings[job.uid] = (time.monotonic() + self._context.settings.config_map_poll_s, digest, reading)
+        return reading
 
     async def _resolve_claims(self, job: Job) -> Job:
         """Return a copy of a job with the GPUs that its ResourceClaims request."""
@@ -112,7 +157,7 @@ class JobAdvisor:
         if not job.is_enabled({} if namespace is None else namespace.value.labels):
             return None
         try:
-            mode, spec = jobs.read_mode(job), jobs.read_training_spec(job)
+            mode, spec = jobs.read_mode(job), jobs.read_training_spec(job.annotations, job.said, job.why_unread)
         except SpecError as error:
             return AdviceRefusal("InvalidAnnotations", str(error))
         return AdviceRequest(make_training_job(key.name, spec), mode)
@@ -217,7 +262,9 @@ class JobAdvisor:
         return kueue.find_queue(objects, job.namespace, job.queue)
 
     async def annotate(self, key: Key, job: Job, annotations: Mapping[str, str]) -> None:
-        """Replace our annotations on a job. Raises as `Writer.apply` does."""
+        """Replace our annotations on a job. If there is advice, add what was read. Raises as `Writer.apply` does."""
+        if annotations and job.reading:
+            annotations = {**annotations, jobs.READING: job.reading}
         fields = make_apply_document(key, KINDS[key.kind].api_version, uid=job.uid, annotations=annotations)
         # The response contains what others wrote at the same time; the event of that write is outdated by now.
         body = await self._context.writer.apply_fields(key, fields)
@@ -241,17 +288,38 @@ class JobAdvisor:
         """
         expires_s, document = self._objects.get(path, (0.0, None))
         if time.monotonic() >= expires_s:
-            try:
-                document = await self._context.client.get(path)
-            except ApiError as error:
-                if error.status not in (403, 404):
-                    raise
-                document = None
+            document = await self._fetch(path)
             self._objects.pop(path, None)
             while len(self._objects) >= MAX_OBJECTS:
                 del self._objects[next(iter(self._objects))]
             self._objects[path] = (time.monotonic() + self._context.settings.config_map_poll_s, document)
         return document
+
+    async def _fetch(self, path: str) -> Document | None:
+        """Return the object at an API path. Return None if it cannot be read."""
+        try:
+            return await self._context.client.get(path)
+        except ApiError as error:
+            if error.status not in (403, 404):
+                raise
+            return None
+
+
+def _read_manifest(
+    document: Document, runtime: Document | None, config_maps: Mapping[str, Document], *, has_model: bool
+) -> _Reading:
+    """Return what a job's command says, or why it says nothing. The arguments are those of `read_manifest`."""
+    try:
+        found = manifests.read_manifest(document, runtime, config_maps, has_model=has_model)
+    except SpecError as error:
+        text = f"{error.field}: {error.problem}"
+        unread = manifests.list_config_maps(document, runtime) - config_maps.keys()
+        if any(f"ConfigMap {name}," in text for name in unread):
+            text += " (the chart's jobs.readConfigMaps and rbac.readConfigMaps let the operator read it)"
+        return _Reading(why_unread=text)
+    if found.model is None and not has_model:
+        return _Reading(why_unread=f"{found.where}: {found.launch.model_name} is no preset")
+    return _Reading({"model": found.model, "training": found.training}, reading=found.format_annotation())
 
 
 def _make_runtime_path(document: Document, kind: str, name: str) -> str:
@@ -272,7 +340,11 @@ def read_job_leniently(document: Document) -> Job:
 def encode_relevant_fields(document: Document) -> bytes:
     """Return the JSON of all fields of a job that can change the status of its TrainingJob."""
     metadata, status = document["metadata"], document.get("status") or {}
-    others = {key: value for key, value in (metadata.get("annotations") or {}).items() if key not in ADVICE_KEYS}
+    others = {
+        key: value
+        for key, value in (metadata.get("annotations") or {}).items()
+        if key not in (*ADVICE_KEYS, jobs.READING)
+    }
     states = [(item.get("type"), item.get("status")) for item in status.get("conditions") or ()]
     steps = reports.list_step_metrics(status)
     return encode_canonical([metadata.get("uid"), others, metadata.get("labels"), document.get("spec"), states, steps])

@@ -3,7 +3,8 @@
 Each verb is a module of this package. Its function `arguments(parser)` declares arguments, and `run(options)` returns
 the exit status. Only the module of the verb in use is imported.
 
-Exit status: 0 success (of `advise`: with a recommendation), 2 invalid input, 3 advice without a recommendation.
+Exit status: 0 success (of `advise`: with a recommendation), 2 invalid input, 3 advice without a recommendation, or jobs
+that `scan` would change.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ EXIT_OK, EXIT_BAD_INPUT, EXIT_NO_RECOMMENDATION = 0, BAD_INPUT, 3
 VERBS: Mapping[str, str] = {
     "advise": "the best pool and plan for a job",
     "fits": "whether a job fits into memory, on how few GPUs of each pool, and else what would help",
+    "scan": "every GPU job of a cluster or a folder: its forecast as it is, and what would be cheaper",
     "queue": "which job of a queue on which pool, and when each starts and ends",
     "sweep": "the advice for one value of a number after another: GPUs, batch, bandwidth, price …",
     "show": "what Tilecast knows, and what it sees in a cluster",

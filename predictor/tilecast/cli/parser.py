@@ -15,6 +15,7 @@ _EXAMPLES: Mapping[str, str] = {
     "advise": "llama-3.1-8b --seq 8192 --batch 128 --gpus h100-sxm:16",
     "fits": "llama-3.1-70b --seq 8192 --batch 64 --gpus h100-sxm:64",
     "sweep": "llama-3.1-8b --seq 8192 --batch 128 --gpus h100-sxm:64 --over pool.gpus=8..64",
+    "scan": "jobs/ --gpus h100-sxm:64",
     "queue": "jobs/ --gpus h100-sxm:64",
     "trace": "model.onnx -o graph.json",
     "validate": "runs RUNS.csv",

@@ -37,6 +37,7 @@ from tilecast.zoo.traced import onnx_file
 if TYPE_CHECKING:
     from tilecast.api.documents import Document
     from tilecast.inputs.manifest import ManifestJob
+    from tilecast.manifests import JobReading
     from tilecast.readers import LaunchReading
 
 
@@ -54,6 +55,8 @@ class JobInput:
     """Sentences for the reader of the advice, such as the revision of a model."""
     launch: LaunchReading | None = None
     """The launch command or configuration from which the TrainingJob was derived."""
+    reading: JobReading | None = None
+    """What a manifest says of its pods, from which `launch` is."""
 
     def request(self) -> Request:
         """Return the checked request for advice that the document describes.
@@ -337,8 +340,7 @@ def _read_job_file(options: JobOptions, name: str) -> JobInput:
 
 def _job_from_documents(options: JobOptions, items: Sequence[Document], text: str, name: str) -> JobInput:
     """Return the only job among the documents that `text` contains. Errors call the text `name`."""
-    from tilecast import jobs
-    from tilecast.inputs.manifest import ManifestJob
+    from tilecast.inputs.manifest import find_document
 
     if not items:
         is_peft = Path(name).name == adapters.FILE
@@ -359,9 +361,9 @@ def _job_from_documents(options: JobOptions, items: Sequence[Document], text: st
         remedy = adapters.INSTEAD if Path(name).name == adapters.FILE else remedy
         raise SpecError(name, "is neither a job, a config.json nor a graph document", remedy)
     own = [document for document in items if document.get("kind") == training_job.KIND]
-    source = None if own else ManifestJob.from_documents(text, items)
-    if source is not None:
-        own = [training_job.training_job_document(source.job.name, jobs.read_training_spec(source.job))]
+    described = None if own else find_document(items)
+    if described is not None:
+        return read_described_job(options, described, text, items)
     own = own or [*items]
     if len(own) == 1 and (kind := own[0].get("kind", training_job.KIND)) != training_job.KIND:
         remedy = f"give a TrainingJob, {list_job_kinds()}"
@@ -372,7 +374,40 @@ def _job_from_documents(options: JobOptions, items: Sequence[Document], text: st
         if option in options.values:
             raise SpecError(to_flag(option), "describes a bare model", f"change {name} instead")
     config_maps = {metadata_name(item): item for item in items if item.get("kind") == "ConfigMap"}
-    return JobInput(own[0], config_maps, source=source)
+    return JobInput(own[0], config_maps)
+
+
+def read_described_job(options: JobOptions, document: Document, text: str, items: Sequence[Document]) -> JobInput:
+    """Return the job that a manifest of another kind describes, by its annotations and its command.
+
+    Args:
+        options: the job's options. Those of a bare model count if the command says the job.
+        document: the manifest.
+        text: text that contains it.
+        items: objects of the text.
+
+    Raises:
+        SpecError: neither annotations nor the command describe the job.
+    """
+    from tilecast.inputs.manifest import ManifestJob, read_annotations, read_described_spec
+
+    annotations = read_annotations(document)
+    objects = {(str(item.get("kind")), metadata_name(item)): item for item in items}
+    source = ManifestJob.from_documents(text, items)
+    spec, reading = read_described_spec(document, annotations, objects, lenient=options.lenient)
+    name = source.job.name if source else base.to_object_name(metadata_name(document) or "job")
+    flags = {} if reading is None else reading.list_origins(spec["training"])
+    config_maps = {metadata_name(item): item for item in items if item.get("kind") == "ConfigMap"}
+    launch = None if reading is None else reading.launch
+    result = JobInput(
+        training_job.training_job_document(name, spec), config_maps, flags, source, launch=launch, reading=reading
+    )
+    for option_name, option in BARE_OPTIONS.items():
+        if option_name in options.values:
+            if reading is None:
+                raise SpecError(to_flag(option_name), "describes a bare model", f"change {options.title} instead")
+            result = result.with_field(option.path.split("."), options.values[option_name], to_flag(option_name))
+    return result
 
 
 def _warn_about_quantization(name: str, quantization: object) -> None:

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from tilecast import jobs
+from tilecast import jobs, manifests
 from tilecast.advice import Advice, Request
 from tilecast.api import documents
 from tilecast.api.edit import edit_yaml
+from tilecast.api.fields import as_mapping
 from tilecast.hardware import Pool
+from tilecast.inputs import hub
 from tilecast.inputs.reading import metadata_name
 from tilecast.jobs import candidates, commands
+from tilecast.manifests import JobReading
 from tilecast.nodes import PublishedDevice
 from tilecast.spec import SpecError
 
@@ -36,8 +40,6 @@ class ManifestJob:
         places = [index for index, document in enumerate(objects) if jobs.is_job(document)]
         if not places:
             return None
-        if len(places) > 1:
-            raise SpecError("kind", f"the file holds {len(places)} jobs", "give a file with one of them")
         document = objects[places[0]]
         by_name = {(str(item.get("kind")), metadata_name(item)): item for item in objects}
         job = jobs.read_job(document, by_name.get(jobs.find_runtime(document) or ("", "")))
@@ -87,3 +89,56 @@ class ManifestJob:
         changes = jobs.compute_changes(self.document, self.job, put)
         changes += commands.replace_commands(self.document, self.job, command) if command else []
         return edit_yaml(documents.expand_aliases(self.text), changes, self.index)
+
+
+def find_document(objects: Sequence[documents.Document]) -> documents.Document | None:
+    """Return the only object that is a job of a kind that is read or placed. Return None if there is none.
+
+    Raises:
+        SpecError: there are several.
+    """
+    found = [document for document in objects if jobs.is_job(document) or manifests.is_read(document)]
+    if len(found) > 1:
+        remedy = "give a file with one of them, or see all by `tilecast scan`"
+        raise SpecError("kind", f"the file holds {len(found)} jobs", remedy)
+    return found[0] if found else None
+
+
+def read_annotations(document: documents.Document) -> dict[str, str]:
+    """Return the annotations of an object."""
+    metadata = as_mapping(document.get("metadata"))
+    return {str(key): str(value) for key, value in as_mapping(metadata.get("annotations")).items()}
+
+
+def read_described_spec(
+    document: documents.Document,
+    annotations: Mapping[str, str],
+    objects: Mapping[tuple[str, str], documents.Document],
+    *,
+    lenient: bool = False,
+) -> tuple[dict[str, Any], JobReading | None]:
+    """Return the spec of the TrainingJob that a job of any kind describes, and what its command says.
+
+    Annotations take precedence over the command. The second result is None if the command says nothing that is read.
+
+    Args:
+        document: the job.
+        annotations: its annotations.
+        objects: objects beside it by kind and name: runtimes and ConfigMaps.
+        lenient: whether options of the command that are not priced are ignored.
+
+    Raises:
+        SpecError: neither annotations nor the command describe the job.
+    """
+    has_model = bool(annotations.get(jobs.MODEL, "").strip())
+    config_maps = {name: item for (kind, name), item in objects.items() if kind == "ConfigMap"}
+    runtime = objects.get(manifests.find_runtime(document) or ("", ""))
+    try:
+        reading = manifests.read_manifest(document, runtime, config_maps, has_model=has_model, lenient=lenient)
+        model = reading.model
+        if model is None and not has_model:
+            model = {"huggingFace": {"config": dict(hub.read_hub_config(reading.launch.model_name).config)}}
+    except SpecError as error:
+        # A job without a command tells what is missing, as it did before commands were read.
+        return jobs.read_training_spec(annotations, None, f"{error.field}: {error.problem}"), None
+    return jobs.read_training_spec(annotations, {"model": model, "training": reading.training}), reading

@@ -14,6 +14,7 @@ from tilecast.api import documents, training_job
 from tilecast.api.documents import Document
 from tilecast.api.fields import as_mapping, value_at_path
 from tilecast.hardware import Pool
+from tilecast.inputs.manifest import read_described_spec
 from tilecast.inputs.reading import metadata_name, read_text
 from tilecast.jobs import Priorities, PriorityClass, kueue
 from tilecast.jobs.candidates import build_job_request as narrowed
@@ -164,9 +165,9 @@ class JobQueueReader:
         if job.is_finished or job.is_owned:
             return None
         try:
-            request = training_job.read_request(
-                training_job.training_job_document(job.name, jobs.read_training_spec(job)), self.documents.config_maps
-            )
+            spec, _ = read_described_spec(document, job.annotations, self.documents.others)
+            described = training_job.training_job_document(job.name, spec)
+            request = training_job.read_request(described, self.documents.config_maps)
         except SpecError as error:
             raise jobs.point_error_to_annotation(error) from None
         has_quota = job.queue and self._has_queues and not job.has_claims

@@ -37,6 +37,7 @@ from tilecast.jobs.keys import (
     NEXT_QUEUE,
     PRIORITY_CLASS,
     QUEUE,
+    READING,
     TRAINING,
     WEIGHT,
 )
@@ -58,6 +59,7 @@ __all__ = [
     "NEXT_QUEUE",
     "PRIORITY_CLASS",
     "QUEUE",
+    "READING",
     "TRAINING",
     "WEIGHT",
     "Job",

@@ -13,20 +13,32 @@ from tilecast.jobs.keys import CONFIG_MAP, CONSTRAINTS, MODE, MODEL, OBJECTIVE, 
 from tilecast.spec import SpecError
 
 
-def read_training_spec(job: Job) -> dict[str, Any]:
+def read_training_spec(
+    annotations: Mapping[str, str], said: Mapping[str, Any] | None = None, why_not: str = ""
+) -> dict[str, Any]:
     """Return the spec of the TrainingJob that a job's annotations describe, as a mapping that is not validated yet.
+
+    Args:
+        annotations: annotations of the job.
+        said: `model` and `training` that the job's command says. Annotations take precedence.
+        why_not: reason why the command says neither, for errors.
 
     Raises:
         SpecError: an annotation is missing or cannot be read. The message names the annotation.
     """
-    annotations = job.annotations
+    known = said or {}
+    problem = f"is missing, and the command does not say it: {why_not}" if why_not else "is missing"
     name = annotations.get(MODEL, "").strip()
-    if not name:
-        raise SpecError(MODEL, "is missing", f"annotate the job with a model, for instance {MODEL}: llama-2-7b")
-    if TRAINING not in annotations:
+    if not name and not known.get("model"):
+        raise SpecError(MODEL, problem, f"annotate the job with a model, for instance {MODEL}: llama-2-7b")
+    if TRAINING not in annotations and not known.get("training"):
         remedy = f"annotate the job, for instance {TRAINING}: " + '{"sequenceLength": 4096, "globalBatchSize": 256}'
-        raise SpecError(TRAINING, "is missing", remedy)
-    spec: dict[str, Any] = {"model": _parse_model(name), "training": _parse_mapping(annotations, TRAINING)}
+        raise SpecError(TRAINING, problem, remedy)
+    stated = _parse_mapping(annotations, TRAINING) if TRAINING in annotations else {}
+    spec: dict[str, Any] = {
+        "model": _parse_model(name) if name else known["model"],
+        "training": {**known.get("training", {}), **stated},
+    }
     if CONSTRAINTS in annotations:
         spec["constraints"] = _parse_mapping(annotations, CONSTRAINTS)
     if OBJECTIVE in annotations:

@@ -67,6 +67,12 @@ class Job:
     """Whether the number of its pods may change while it is suspended."""
     is_countable: bool
     """Whether a change of numbers alone can give its manifest another number of pods."""
+    said: Mapping[str, Any] = field(default_factory=dict)
+    """`model` and `training` of the TrainingJob that the job's command says. Empty if it was not read."""
+    why_unread: str = ""
+    """Reason why the command says neither. Empty if it was read, or if nobody tried to."""
+    reading: str = ""
+    """JSON of what was read of the command, for the annotation `READING`."""
 
     @property
     def workers(self) -> tuple[Pods, ...]:

@@ -20,7 +20,6 @@ from tilecast.inputs import pools as pool_inputs
 from tilecast.inputs.job import JobInput
 from tilecast.inputs.job_options import JobOptions
 from tilecast.inputs.pools import PoolOptions
-from tilecast.readers import LaunchReading
 from tilecast.recomputation import describe
 from tilecast.render import launch as launched
 from tilecast.render.launch import LAUNCHERS
@@ -96,9 +95,12 @@ def _with_gpus(inputs: AdviceInputs) -> JobOptions:
     return replace(inputs.job, gpus=pools[0].max_gpus if pools else None)
 
 
-def _add_launch_notes(advice: Advice, reading: LaunchReading, request: Request, pools: Sequence[Pool]) -> Advice:
-    """Return the advice with what was read of a launch, and with the options to change on the same GPUs."""
-    baseline, notes = request.baseline, list(reading.summary())
+def _add_launch_notes(advice: Advice, job: JobInput, request: Request, pools: Sequence[Pool]) -> Advice:
+    """Return the advice with what was read of a job's launch, and with the options to change on the same GPUs."""
+    reading = job.launch
+    if reading is None:
+        return advice
+    baseline, notes = request.baseline, list((job.reading or reading).summary())
     if baseline is not None:
         after = advice.best
         if after is None or (after.pool.name, after.gpus) != (baseline.pool, baseline.gpus):
@@ -145,7 +147,7 @@ def _compute_job_advice(inputs: AdviceInputs, job: JobInput) -> AdviceResult:
         where, step = measurements.split_baseline(inputs.baseline)
         request = replace(request, baseline=_parse_baseline(where))
         runs = [*runs, *step]
-    if job.launch is not None:
+    if job.launch is not None and job.source is None:
         request = replace(request, baseline=launches.find_baseline(job.launch, pools, request.baseline))
     own = measured.forecast_earlier_runs(request, measurements.find_measured_pools(runs, pools))
     pools, assumed = measured.correct_pools(request, pools, own), ""
@@ -164,15 +166,22 @@ def _compute_job_advice(inputs: AdviceInputs, job: JobInput) -> AdviceResult:
         advice = _choose_advice(requests, pools)
         advice = measured.add_run_notes(_add_notes(advice, (*notes, *job.notes, *_attention_notes(advice))), own)
         if job.launch is not None:
-            advice = _add_launch_notes(advice, job.launch, request, pools)
+            advice = _add_launch_notes(advice, job, request, pools)
         return AdviceResult(job, _name_flags(job, advice), pools, seconds=seconds)
     from tilecast.jobs.candidates import order_by_quota
 
     labels, devices = pool_inputs.read_node_labels(inputs.pools), pool_inputs.read_devices(inputs.pools)
     narrowed = [job.source.narrow_request(one, pools, labels, devices) for one in requests]
     candidates = narrowed[0][1]
+    if job.launch is not None:
+        usable, launch = candidates.pools, job.launch
+        narrowed = [
+            (replace(one, baseline=launches.find_baseline(launch, usable, one.baseline)), choice)
+            for one, choice in narrowed
+        ]
     best = _choose_advice([one for one, _ in narrowed], candidates.pools)
-    advice = measured.add_run_notes(_add_notes(order_by_quota(best, candidates), notes), own)
+    advice = measured.add_run_notes(_add_notes(order_by_quota(best, candidates), (*notes, *job.notes)), own)
+    advice = _add_launch_notes(advice, job, narrowed[0][0], candidates.pools)
     return AdviceResult(job, advice, candidates.pools, candidates, seconds)
 
 

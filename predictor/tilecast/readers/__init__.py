@@ -7,19 +7,27 @@ launcher has a table of options in `options/`, and a function that turns what th
 from __future__ import annotations
 
 from tilecast.readers.changes import list_changes
+from tilecast.readers.command import LaunchLine, find_launch
 from tilecast.readers.documents import load_mapping
 from tilecast.readers.models import find_named
 from tilecast.readers.reading import LaunchReading, require_priced
-from tilecast.readers.sources import is_launch_file, read_bounded, read_file, read_words
+from tilecast.readers.shell import UNKNOWN, Script, read_script
+from tilecast.readers.sources import is_launch_file, read_bounded, read_file, read_line, read_words
 
 __all__ = [
+    "UNKNOWN",
+    "LaunchLine",
     "LaunchReading",
+    "Script",
+    "find_launch",
     "find_named",
     "is_launch_file",
     "list_changes",
     "load_mapping",
     "read_bounded",
     "read_file",
+    "read_line",
+    "read_script",
     "read_words",
     "require_priced",
 ]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from tilecast.readers.shell import UNKNOWN, Script
 from tilecast.spec import SpecError
@@ -24,6 +24,8 @@ class LaunchLine:
     """Processes of all nodes, where the command says their number."""
     options: Mapping[str, str] = field(default_factory=dict)
     """Options of the launcher itself."""
+    computed: frozenset[str] = frozenset()
+    """Options of the launcher whose values are not literal."""
 
     @property
     def world(self) -> int | None:
@@ -75,7 +77,7 @@ def _with_batch_lines(line: LaunchLine, script: Script) -> LaunchLine:
     asked = script.nodes
     per_node = line.gpus_per_node or asked.get("gpus") or (asked.get("tasks") if not line.launcher else None)
     nodes = line.nodes or asked.get("nodes")
-    return LaunchLine(line.launcher, line.program, line.arguments, nodes, per_node, line.gpus, line.options)
+    return replace(line, nodes=nodes, gpus_per_node=per_node)
 
 
 def read_command(words: Sequence[str], where: str) -> LaunchLine | None:
@@ -135,7 +137,8 @@ def _read_launcher(name: str, words: Sequence[str], where: str, program: str = "
     known = {key: value for key, value in options.items() if UNKNOWN not in value}
     launcher = "torchrun" if name.startswith("torch") else name
     script = f"{program} {words[place]}" if program else words[place]
-    return LaunchLine(launcher, script, words[place + 1 :], nodes, per_node, total, known)
+    computed = frozenset(options.keys() - known.keys())
+    return LaunchLine(launcher, script, words[place + 1 :], nodes, per_node, total, known, computed)
 
 
 def _read_count(options: Mapping[str, str], names: Sequence[str], where: str) -> int | None:

@@ -49,6 +49,7 @@ _SUCCEEDING = (
 )  # fmt: skip
 """Commands that are taken to succeed. Whether any other does is unknown."""
 _BREAKS = " \t\n;&|()<>"
+_MARKED_WORD = re.compile(rf"(?:{UNKNOWN}[^{UNKNOWN}]*{UNKNOWN}|[^\s{UNKNOWN}])+")
 
 
 @dataclass(slots=True)
@@ -114,12 +115,13 @@ def unknown(name: str) -> str:
     return f"{UNKNOWN}{name}{UNKNOWN}"
 
 
-def read_script(text: str, name: str) -> Script:
+def read_script(text: str, name: str, variables: Mapping[str, str] | None = None) -> Script:
     """Return the commands of a shell script, with literal variables replaced.
 
     Args:
         text: the script.
         name: name of the file in errors.
+        variables: environment variables. Any other is unknown.
 
     Raises:
         SpecError: it is binary, too long, cut off within a quotation, or its commands cost more than a `Budget`.
@@ -131,7 +133,7 @@ def read_script(text: str, name: str) -> Script:
     long = next((number for number, line in enumerate(text.split("\n"), 1) if len(line) > MAX_LINE), None)
     if long is not None:
         raise SpecError(f"{name}: line {long}", f"is longer than {MAX_LINE // 1024} KiB", "break it into lines")
-    script = Script(name)
+    script = Script(name, {**(variables or {})})
     _read_batch_lines(text, script)
     _Reader(script, text.replace("\r\n", "\n")).run()
     for function in [one for one in script.functions.values() if not one.called]:
@@ -780,7 +782,8 @@ def _as_list(value: str | list[str]) -> list[str]:
 
 def _split_keeping_ends(value: str) -> list[str]:
     """Return the words of an unquoted value. A blank at either end separates it from its neighbours."""
-    words = value.split(None, MAX_WORDS)
+    # A mark of a value that is not literal stays whole, also with blanks in its name.
+    words = _MARKED_WORD.findall(value) if UNKNOWN in value else value.split(None, MAX_WORDS)
     if not words:
         return ["", ""] if value else []
     return [*([""] if value[0].isspace() else []), *words, *([""] if value[-1].isspace() else [])]

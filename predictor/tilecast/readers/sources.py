@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from tilecast.readers.command import LaunchLine, find_launch, read_command
 from tilecast.readers.documents import flatten, leaves, load_mapping
@@ -48,6 +48,13 @@ class Folder:
         if not path.is_relative_to(root):
             raise SpecError(name, "lies outside the folder of what was given", "copy it there")
         return read_bounded(path, name)
+
+
+class Files(Protocol):
+    """Files that a command may name."""
+
+    def read(self, name: str) -> str:
+        """Return the text of a file."""
 
 
 def _clean(name: str) -> str:
@@ -104,7 +111,7 @@ def read_words(
         raise SpecError("command", f"{shown!r} launches no training that is known", f"give {_KNOWN}")
     # The user typed these names: they are what was given.
     named = [part for word in words for part in (word, word.partition("=")[2]) if part.endswith(_CONFIGURATIONS)]
-    return _read_line(line, "", Folder(folder or Path(), named=named), gpus, has_model)
+    return read_line(line, "", Folder(folder or Path(), named=named), gpus, has_model)
 
 
 _KNOWN = "a torchrun, accelerate, deepspeed or python command with a training script"
@@ -163,7 +170,7 @@ _DETECTED: Sequence[tuple[str, Sequence[set[str]]]] = (
 
 
 def _read_configurations(
-    texts: Mapping[str, str], folder: Folder, gpus: int | None, has_model: bool, words: Sequence[str] = (),
+    texts: Mapping[str, str], folder: Files, gpus: int | None, has_model: bool, words: Sequence[str] = (),
     table: str = "", line: LaunchLine | None = None,
 ) -> LaunchReading:  # fmt: skip
     """Return what configurations say together, with options of the command line over them.
@@ -203,7 +210,7 @@ def _facts(kind: str, name: str, values: Mapping[str, Any]) -> Facts:
     return OptionTable.read(kind).read_facts(settings, name)
 
 
-def _launcher_facts(line: LaunchLine | None, folder: Folder) -> list[Facts]:
+def _launcher_facts(line: LaunchLine | None, folder: Files) -> list[Facts]:
     """Return what `accelerate launch` says of the job, by its options and its configuration."""
     if line is None or line.launcher != "accelerate":
         return []
@@ -250,10 +257,22 @@ def read_file(name: str, *, gpus: int | None = None, has_model: bool = False) ->
         return _read_configurations({name: text}, Folder(path.parent), gpus, has_model)
     script = read_script(text, name)
     line = find_launch(script)
-    return _read_line(line, name, Folder(path.parent, script.files), gpus, has_model)
+    return read_line(line, name, Folder(path.parent, script.files), gpus, has_model)
 
 
-def _read_line(line: LaunchLine, where: str, folder: Folder, gpus: int | None, has_model: bool) -> LaunchReading:
+def read_line(line: LaunchLine, where: str, folder: Files, gpus: int | None, has_model: bool) -> LaunchReading:
+    """Return what a launch line says.
+
+    Args:
+        line: the launch line.
+        where: name of its source in errors.
+        folder: the files that it may name.
+        gpus: number of GPUs if the line does not say it, or None.
+        has_model: whether the user names the model beside it.
+
+    Raises:
+        SpecError: the line launches nothing that can be read, or its options contradict each other.
+    """
     world = line.world or gpus
     words, options = line.arguments, {spell(word.partition("=")[0]) for word in line.arguments if word[:2] == "--"}
     table = _find_table(line, options)

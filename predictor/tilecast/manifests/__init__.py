@@ -1,0 +1,22 @@
+"""Read what the pods of a Kubernetes job train from their command, arguments, environment and mounted ConfigMaps.
+
+`pods` finds the pods with GPUs of each kind of job. `containers` turns a container into a launch line, with the files
+that ConfigMaps mount. `processes` counts the processes that the line starts, and refuses what contradicts the pods.
+`reading` puts these together. All functions are pure and work on dictionaries. Nothing is run, and no job is guessed:
+what its manifest does not say is refused with the reason.
+"""
+
+from tilecast.manifests.pods import KINDS, asks_for_gpus, find_runtime, is_finished, is_owned, is_read
+from tilecast.manifests.reading import JobReading, list_config_maps, read_manifest
+
+__all__ = [
+    "KINDS",
+    "JobReading",
+    "asks_for_gpus",
+    "find_runtime",
+    "is_finished",
+    "is_owned",
+    "is_read",
+    "list_config_maps",
+    "read_manifest",
+]  # fmt: skip

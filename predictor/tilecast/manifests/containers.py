@@ -1,0 +1,277 @@
+"""Turn a container of a pod into the launch line of its command, with the files that ConfigMaps mount into it."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from posixpath import join, normpath
+
+from tilecast.api.fields import Document, as_mapping, mappings_in
+from tilecast.readers import LaunchLine, Script, find_launch, read_script
+from tilecast.spec import SpecError
+
+_SHELLS = ("sh", "bash", "dash", "ash", "zsh")
+_SCRIPTS = (".sh", ".bash")
+_REFERENCE = re.compile(r"\$\$|\$\(([A-Za-z_][A-Za-z0-9_.-]*)\)")
+"""Reference to a variable in a command, as Kubernetes expands it."""
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+MAX_BYTES = 2**20
+MAX_FILES = 256
+"""Most files of a container."""
+_MAX_SCRIPTS = 4
+"""Most scripts that call each other."""
+
+
+@dataclass(slots=True)
+class Container:
+    """The command of a container, its variables, and the texts that ConfigMaps mount into it."""
+
+    name: str
+    where: str
+    """Path of the container in the manifest, for messages."""
+    words: Sequence[str]
+    variables: Mapping[str, str]
+    """Literal values of environment variables."""
+    texts: Mapping[str, str] = field(default_factory=dict)
+    """Texts of files by their absolute path."""
+    sources: Mapping[str, str] = field(default_factory=dict)
+    """ConfigMap and key of each file, by its absolute path."""
+    mounted: Mapping[str, str] = field(default_factory=dict)
+    """ConfigMaps that were not given, by the path that they are mounted at."""
+    folder: str = "/"
+    """Working directory."""
+    read: list[str] = field(default_factory=list)
+    """Paths of files that were read."""
+
+    def find_text(self, path: str) -> str | None:
+        """Return the text of a file that a ConfigMap mounts, or None if there is none at the path."""
+        whole = normpath(join(self.folder, path))
+        if whole in self.texts:
+            self.read.append(whole)
+            return self.texts[whole]
+        return None
+
+    def explain_missing(self, name: str) -> SpecError:
+        """Return the error about a file that is not in the manifest."""
+        whole = normpath(join(self.folder, name))
+        shown = name[:80] if name.isprintable() else "a file"
+        for path, config_map in self.mounted.items():
+            if whole == path or whole.startswith(path.rstrip("/") + "/"):
+                remedy = f"give ConfigMap {config_map} beside the job"
+                return SpecError(
+                    f"{self.where}: {shown}", f"lies in ConfigMap {config_map}, which was not given", remedy
+                )
+        remedy = "mount it from a ConfigMap, or annotate the job with its model and training"
+        return SpecError(f"{self.where}: {shown}", "is not in the manifest: the image or a volume holds it", remedy)
+
+
+@dataclass(slots=True)
+class ContainerFiles:
+    """Files that a launch may name: those of ConfigMaps, and those that its script writes."""
+
+    container: Container
+    written: Mapping[str, str]
+
+    def read(self, name: str) -> str:
+        """Return the text of a file.
+
+        Raises:
+            SpecError: it is not in the manifest, or it is too long or no text.
+        """
+        text = self.container.find_text(name)
+        if text is None:
+            text = self.written.get(name, self.written.get(name.removeprefix("./")))
+        if text is None:
+            raise self.container.explain_missing(name)
+        if len(text) > MAX_BYTES or "\0" in text:
+            raise SpecError(name[:60], "is no text of at most 1 MiB", "give a script or a configuration")
+        return text
+
+
+def list_names(spec: Document) -> set[str]:
+    """Return the names of the ConfigMaps that a pod's volumes and environment name."""
+    names = set[str]()
+    for volume in mappings_in(spec.get("volumes")):
+        parts = [volume, *mappings_in(as_mapping(volume.get("projected")).get("sources"))]
+        names |= {str(as_mapping(item.get("configMap")).get("name", "")) for item in parts}
+    for container in mappings_in(spec.get("containers")):
+        for item in mappings_in(container.get("envFrom")):
+            names.add(str(as_mapping(item.get("configMapRef")).get("name", "")))
+        for item in mappings_in(container.get("env")):
+            reference = as_mapping(as_mapping(item.get("valueFrom")).get("configMapKeyRef"))
+            names.add(str(reference.get("name", "")))
+    return names - {""}
+
+
+def read_container(
+    spec: Document, container: Document, where: str, config_maps: Mapping[str, Document], given: Mapping[str, str]
+) -> Container:
+    """Return a container with its command, variables and files.
+
+    Args:
+        spec: the pod's spec.
+        container: the container.
+        where: its path in the manifest.
+        config_maps: ConfigMaps by name.
+        given: variables that the job's controller sets. The container's own take precedence.
+    """
+    variables, hidden = _read_variables(container, config_maps, given)
+    texts, sources, mounted = _read_files(spec, container, config_maps)
+    words = [*_strings(container.get("command")), *_strings(container.get("args"))]
+    expanded = [_expand(word, variables, hidden) for word in words]
+    folder = str(container.get("workingDir") or "/")
+    return Container(
+        str(container.get("name", "")), where, expanded, variables, texts, sources, mounted, normpath(folder)
+    )
+
+
+def _strings(value: object) -> list[str]:
+    return [str(item) for item in value] if isinstance(value, list) else []
+
+
+def _read_variables(
+    container: Document, config_maps: Mapping[str, Document], given: Mapping[str, str]
+) -> tuple[dict[str, str], set[str]]:
+    """Return the literal values of variables, and the names of variables whose values are not in the manifest."""
+    variables, hidden = dict(given), set[str]()
+    for item in mappings_in(container.get("envFrom")):
+        name = str(as_mapping(item.get("configMapRef")).get("name", ""))
+        prefix = str(item.get("prefix") or "")
+        for key, value in as_mapping(as_mapping(config_maps.get(name)).get("data")).items():
+            variables[f"{prefix}{key}"] = str(value)
+    for item in mappings_in(container.get("env")):
+        name = str(item.get("name", ""))
+        reference = as_mapping(as_mapping(item.get("valueFrom")).get("configMapKeyRef"))
+        if "valueFrom" not in item:
+            variables[name] = _expand(str(item.get("value") or ""), variables, set())
+            hidden.discard(name)
+            continue
+        data = as_mapping(as_mapping(config_maps.get(str(reference.get("name", "")))).get("data"))
+        if reference and reference.get("key") in data:
+            variables[name] = str(data[reference["key"]])
+        else:
+            variables.pop(name, None)
+            hidden.add(name)
+    return variables, hidden
+
+
+_MARK = "\ue000"
+"""Mark around the name of a variable that is unknown. It becomes an expansion when the words are joined."""
+
+
+def _expand(text: str, variables: Mapping[str, str], hidden: set[str]) -> str:
+    """Return a text with references such as `$(NAME)` replaced, as Kubernetes does. Unknown names stay as they are."""
+
+    def replaced(match: re.Match[str]) -> str:
+        if match[1] is None:
+            return "$"
+        if match[1] in hidden and _NAME.fullmatch(match[1]):
+            return f"{_MARK}{match[1]}{_MARK}"
+        return variables.get(match[1], match[0])
+
+    return _REFERENCE.sub(replaced, text.replace(_MARK, ""))
+
+
+def _read_files(
+    spec: Document, container: Document, config_maps: Mapping[str, Document]
+) -> tuple[dict[str, str], dict[str, str], dict[str, str]]:
+    """Return texts by path, ConfigMap and key by path, and ConfigMaps that are not given by the path of their mount."""
+    volumes = {str(item.get("name")): item for item in mappings_in(spec.get("volumes"))}
+    texts, origins, mounted = dict[str, str](), dict[str, str](), dict[str, str]()
+    for mount in mappings_in(container.get("volumeMounts")):
+        volume = as_mapping(volumes.get(str(mount.get("name"))))
+        path, part = str(mount.get("mountPath", "")), str(mount.get("subPath") or "")
+        parts = [volume, *mappings_in(as_mapping(volume.get("projected")).get("sources"))]
+        for one in (as_mapping(item.get("configMap")) for item in parts):
+            # A ConfigMap of a pod's volume is named `name`.
+            name = str(one.get("name", ""))
+            if not name:
+                continue
+            if name not in config_maps:
+                mounted[path] = name
+                continue
+            data = as_mapping(as_mapping(config_maps[name]).get("data"))
+            chosen = {str(item.get("key")): str(item.get("path")) for item in mappings_in(one.get("items"))}
+            for key, text in data.items():
+                below = chosen.get(str(key)) if chosen else str(key)
+                if below is None or not isinstance(text, str) or len(texts) >= MAX_FILES:
+                    continue
+                if part and part != below:
+                    continue
+                whole = normpath(path if part else join(path, below))
+                texts[whole], origins[whole] = text, f"ConfigMap {name}, key {key}"
+    return texts, origins, mounted
+
+
+def find_line(container: Container) -> tuple[LaunchLine, Script]:
+    """Return the only launch line of a container's command, and the script that holds it.
+
+    Raises:
+        SpecError: there is none, or there are several that differ.
+    """
+    if not container.words:
+        remedy = "write the command into the manifest, or annotate the job with its model and training"
+        raise SpecError(container.where, "has no command: the image decides what runs", remedy)
+    return find_script_line(container, " ".join(map(_quote, container.words)))
+
+
+def find_script_line(container: Container, text: str) -> tuple[LaunchLine, Script]:
+    """Return the only launch line of a shell command, and the script that holds it. It may call scripts of ConfigMaps.
+
+    Raises:
+        SpecError: there is none, or there are several that differ.
+    """
+    script = read_script(text, container.where, container.variables)
+    written = dict(script.files)
+    for _ in range(_MAX_SCRIPTS):
+        try:
+            line = find_launch(script)
+        except SpecError:
+            called = _find_called(container, script, written)
+            if called is None:
+                raise
+            path, text = called
+            known = {key: value for key, value in script.variables.items() if isinstance(value, str)}
+            script = read_script(text, f"{container.where}: {path}", known)
+            written |= script.files
+            continue
+        script.files |= {key: value for key, value in written.items() if key not in script.files}
+        return line, script
+    raise SpecError(container.where, f"more than {_MAX_SCRIPTS} scripts call each other", "give the launch line")
+
+
+def _quote(word: str) -> str:
+    """Return a word as a shell reads it back, with variables that are unknown."""
+    parts = word.split(_MARK)
+    return "".join(
+        shlex.quote(part) if place % 2 == 0 else f'"${{{part}}}"' for place, part in enumerate(parts) if part
+    )
+
+
+def _find_called(container: Container, script: Script, written: Mapping[str, str]) -> tuple[str, str] | None:
+    """Return path and text of the only script that a command calls, if a ConfigMap mounts it or the command writes it.
+
+    Raises:
+        SpecError: the image or a volume holds the script.
+    """
+    found = list[str]()
+    for words in script.commands:
+        name = words[0].rpartition("/")[2] if words else ""
+        plain = [word for word in words[1:] if not word.startswith(("-", "+"))]
+        if (name in _SHELLS and plain) or (
+            name in ("source", ".") and plain and container.find_text(plain[0]) is not None
+        ):
+            found.append(plain[0])
+        elif words and words[0].endswith(_SCRIPTS):
+            found.append(words[0])
+    names = [*dict.fromkeys(found)]
+    if len(names) != 1:
+        return None
+    text = container.find_text(names[0])
+    if text is None:
+        text = written.get(names[0], written.get(names[0].removeprefix("./")))
+    if text is None:
+        raise container.explain_missing(names[0])
+    return names[0], text

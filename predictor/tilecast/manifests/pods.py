@@ -1,0 +1,396 @@
+"""Find the pod templates of a job of any kind that is read, and what its controller tells the processes in them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+
+from tilecast.api.base import format_value
+from tilecast.api.fields import Document, Path, as_mapping, mappings_in, value_at_path
+from tilecast.jobs.quantities import count_requested_gpus
+from tilecast.jobs.shapes import POD, require_shape
+from tilecast.nodes.quantities import parse_count
+from tilecast.spec import SpecError
+
+MAX_COUNT = 2**20
+MAX_GROUPS = 64
+"""Most groups of pods of a job."""
+
+
+@dataclass(frozen=True, slots=True)
+class PodGroup:
+    """Identical pods of a job."""
+
+    name: str
+    path: Path
+    """Path of the pod's spec, for messages. It begins with `runtime` if the runtime of a TrainJob holds it."""
+    count: int
+    spec: Document
+    """The pod's spec."""
+
+    @property
+    def gpus(self) -> int:
+        """GPUs of each pod."""
+        return sum(count_requested_gpus(item.get("resources")) for item in mappings_in(self.spec.get("containers")))
+
+
+@dataclass(frozen=True, slots=True)
+class JobPods:
+    """The pods of a job, and what the job's controller says to their processes."""
+
+    groups: tuple[PodGroup, ...]
+    variables: Mapping[str, str] = field(default_factory=dict)
+    """Environment variables that the controller sets in every pod with GPUs."""
+    has_ranks: bool = False
+    """Whether the controller sets RANK and WORLD_SIZE, so that plain Python processes find each other."""
+    launcher: str = ""
+    """Name of the group whose command starts the processes of all others, as that of an MPIJob. Empty without one."""
+    slots: int | None = None
+    """Processes of a pod if the launcher does not say their number."""
+    entrypoint: str | None = None
+    """Shell command that the job runs in a Ray cluster. None of other kinds."""
+    model_uri: str = ""
+    """Place from which an initializer loads the model into /workspace/model."""
+
+
+def find_count(document: object, path: Path, default: int = 1) -> int:
+    """Return the number at a path, or the default if there is none.
+
+    Raises:
+        SpecError: it is no number of pods.
+    """
+    value = value_at_path(document, path)
+    if value is None:
+        return default
+    number = None if isinstance(value, bool) else parse_count(value)
+    if number is None or number > MAX_COUNT:
+        name = ".".join(map(str, path))
+        raise SpecError(name, f"{format_value(value)} is no number of pods", f"write one up to {MAX_COUNT}")
+    return number
+
+
+def _group(document: Document, name: str, path: Path, count: int) -> PodGroup:
+    spec = value_at_path(document, path)
+    require_shape(spec, POD, path)
+    return PodGroup(name, path, count, as_mapping(spec))
+
+
+def _read_replicas(document: Document, key: str) -> Iterator[PodGroup]:
+    """Yield the groups of a kind of the training operator, one for each replica type."""
+    for role, item in as_mapping(value_at_path(document, ("spec", key))).items():
+        path: Path = ("spec", key, str(role))
+        if isinstance(item, Mapping):
+            yield _group(document, str(role), (*path, "template", "spec"), find_count(document, (*path, "replicas")))
+
+
+def _read_pytorch_job(document: Document, runtime: Document | None) -> JobPods:
+    groups = tuple(_read_replicas(document, "pytorchReplicaSpecs"))
+    count = sum(item.count for item in groups)
+    stated = value_at_path(document, ("spec", "nprocPerNode"))
+    variables: dict[str, str] = {"PET_NNODES": str(count)}
+    if stated is not None:
+        variables["PET_NPROC_PER_NODE"] = str(stated)
+    has_master = any(item.name == "Master" for item in groups)
+    if has_master:
+        # A value such as "auto" counts as one process here (getNprocPerNodeInt of the training operator).
+        variables["WORLD_SIZE"] = str(count * (parse_count(stated) or 1))
+    return JobPods(groups, variables, has_master)
+
+
+def _read_mpi_job(document: Document, runtime: Document | None) -> JobPods:
+    groups = tuple(_read_replicas(document, "mpiReplicaSpecs"))
+    has_workers = any(item.name == "Worker" for item in groups)
+    if value_at_path(document, ("spec", "runLauncherAsWorker")) is not True and has_workers:
+        groups = tuple(_without_gpus(item) if item.name == "Launcher" else item for item in groups)
+    workers = next((item for item in groups if item.name == "Worker"), None)
+    slots = find_count(document, ("spec", "slotsPerWorker"), 1)
+    return JobPods(groups, launcher="Launcher" if workers else "", slots=slots)
+
+
+def _without_gpus(group: PodGroup) -> PodGroup:
+    """Return a group whose containers request no GPU: the launcher of an MPIJob starts no rank of its own."""
+    containers = [
+        {key: value for key, value in item.items() if key != "resources"}
+        for item in mappings_in(group.spec.get("containers"))
+    ]
+    return replace(group, spec={**group.spec, "containers": containers})
+
+
+def _read_batch_job(document: Document, runtime: Document | None) -> JobPods:
+    count = find_count(document, ("spec", "parallelism"))
+    count = min(count, find_count(document, ("spec", "completions"), count))
+    return JobPods((_group(document, "", ("spec", "template", "spec"), count),))
+
+
+def _read_job_set(document: Document, runtime: Document | None) -> JobPods:
+    return JobPods(tuple(_read_replicated_jobs(document, ("spec", "replicatedJobs"))))
+
+
+def _read_replicated_jobs(document: Document, path: Path) -> Iterator[PodGroup]:
+    for index, item in enumerate(mappings_in(value_at_path(document, path))[:MAX_GROUPS]):
+        below: Path = (*path, index, "template", "spec")
+        count = find_count(document, (*path, index, "replicas")) * find_count(document, (*below, "parallelism"))
+        yield _group(document, str(item.get("name", "")), (*below, "template", "spec"), count)
+
+
+_ANCESTOR = ("template", "metadata", "labels", "trainer.kubeflow.org/trainjob-ancestor-step")
+
+
+def _read_train_job(document: Document, runtime: Document | None) -> JobPods:
+    if runtime is None:
+        kind, name = find_runtime(document) or ("ClusterTrainingRuntime", "")
+        raise SpecError("spec.runtimeRef", f"{kind} {format_value(name)} was not given", "give it beside the job")
+    wrapped = {"runtime": as_mapping(runtime.get("spec"))}
+    path: Path = ("runtime", "template", "spec", "replicatedJobs")
+    items = mappings_in(value_at_path(wrapped, path))
+    steps = [value_at_path(item, _ANCESTOR) for item in items]
+    place = steps.index("trainer") if "trainer" in steps else None
+    if place is None:
+        place = next((index for index, item in enumerate(items) if item.get("name") == "node"), None)
+    if place is None:
+        raise SpecError("spec.runtimeRef", "the runtime has no job that trains", "label one as trainer")
+    policy = as_mapping(value_at_path(wrapped, ("runtime", "mlPolicy")))
+    usual = find_count(wrapped, ("runtime", "mlPolicy", "numNodes"))
+    count = find_count(document, ("spec", "trainer", "numNodes"), usual)
+    name = str(items[place].get("name", "node"))
+    group = _group(wrapped, name, (*path, place, "template", "spec", "template", "spec"), count)
+    group = _with_trainer(document, group)
+    uri = str(value_at_path(document, ("spec", "initializer", "model", "storageUri")) or "")
+    own = value_at_path(document, ("spec", "trainer", "numProcPerNode"))
+    mpi = as_mapping(policy.get("mpi"))
+    if mpi:
+        slots = parse_count(own if own is not None else mpi.get("numProcPerNode")) or 1
+        return _read_mpi_runtime(document, wrapped, count, slots, uri, is_node=mpi.get("runLauncherAsNode") is True)
+    if "torch" not in policy:
+        return JobPods((group,), model_uri=uri)
+    stated = own if own is not None else as_mapping(policy.get("torch")).get("numProcPerNode")
+    variables = {"PET_NNODES": str(count), "PET_NPROC_PER_NODE": "auto" if stated is None else str(stated)}
+    return JobPods((group,), variables, model_uri=uri)
+
+
+def _read_mpi_runtime(
+    document: Document, wrapped: Document, count: int, slots: int, model_uri: str, *, is_node: bool
+) -> JobPods:
+    """Return the pods of a TrainJob whose launcher starts MPI ranks in the others.
+
+    Args:
+        document: the TrainJob.
+        wrapped: the spec of its runtime under `runtime`.
+        count: number of nodes.
+        slots: ranks of a node.
+        model_uri: place of the model.
+        is_node: whether the launcher's pod is one of the nodes.
+    """
+    path: Path = ("runtime", "template", "spec", "replicatedJobs")
+    found = dict[str, PodGroup]()
+    for index, item in enumerate(mappings_in(value_at_path(wrapped, path))):
+        name = str(item.get("name"))
+        if name in ("launcher", "node"):
+            number = 1 if name == "launcher" else count - is_node
+            found[name] = _group(wrapped, name, (*path, index, "template", "spec", "template", "spec"), number)
+    if len(found) < 2:
+        raise SpecError("runtime.mlPolicy.mpi", "the runtime has no jobs named launcher and node", "annotate the job")
+    launcher = _with_trainer(document, found["launcher"], keeps_resources=not is_node)
+    workers = _with_resources(document, found["node"])
+    return JobPods((launcher, workers), launcher="launcher", slots=slots, model_uri=model_uri)
+
+
+_CONTAINER_FIELDS = ("command", "args", "image")
+
+
+def _with_trainer(document: Document, group: PodGroup, *, keeps_resources: bool = False) -> PodGroup:
+    """Return the pods with what `spec.trainer`, overrides and patches of a TrainJob set in the container `node`."""
+    trainer = as_mapping(value_at_path(document, ("spec", "trainer")))
+    require_shape(trainer, {"command": [str], "args": [str]}, ("spec", "trainer"))
+    pod = dict(group.spec)
+    containers = [dict(item) for item in mappings_in(pod.get("containers"))]
+    own = next((item for item in containers if item.get("name") == "node"), None)
+    if own is None:
+        if len(containers) != 1:
+            raise SpecError("spec.runtimeRef", "the runtime has no container named node", "name one so")
+        own = containers[0]
+    own |= {key: trainer[key] for key in _CONTAINER_FIELDS if trainer.get(key)}
+    own["env"] = [*mappings_in(own.get("env")), *mappings_in(trainer.get("env"))]
+    if not keeps_resources and trainer.get("resourcesPerNode"):
+        own["resources"] = trainer["resourcesPerNode"]
+    for override in _list_overrides(document, group.name):
+        pod["volumes"] = [*mappings_in(pod.get("volumes")), *mappings_in(override.get("volumes"))]
+        for item in mappings_in(override.get("containers")):
+            target = next((one for one in containers if one.get("name") == item.get("name")), None)
+            if target is not None:
+                for key in ("env", "volumeMounts"):
+                    target[key] = [*mappings_in(target.get(key)), *mappings_in(item.get(key))]
+    return replace(group, spec={**pod, "containers": containers})
+
+
+def _with_resources(document: Document, group: PodGroup) -> PodGroup:
+    """Return pods whose container `node` requests what `spec.trainer.resourcesPerNode` says."""
+    resources = value_at_path(document, ("spec", "trainer", "resourcesPerNode"))
+    containers = [
+        {**item, "resources": resources} if resources and item.get("name") == "node" else item
+        for item in mappings_in(group.spec.get("containers"))
+    ]
+    return replace(group, spec={**group.spec, "containers": containers})
+
+
+def _list_overrides(document: Document, name: str) -> Iterator[Document]:
+    spec = as_mapping(document.get("spec"))
+    for item in mappings_in(spec.get("podTemplateOverrides")):
+        if any(one.get("name") == name for one in mappings_in(item.get("targetJobs"))):
+            yield as_mapping(item.get("spec"))
+    below: Path = ("trainingRuntimeSpec", "template", "spec", "replicatedJobs")
+    for patch in mappings_in(spec.get("runtimePatches")):
+        for job in mappings_in(value_at_path(patch, below)):
+            if job.get("name") == name:
+                yield as_mapping(value_at_path(job, ("template", "spec", "template", "spec")))
+
+
+def _read_volcano_job(document: Document, runtime: Document | None) -> JobPods:
+    groups = list[PodGroup]()
+    for index, item in enumerate(mappings_in(value_at_path(document, ("spec", "tasks")))[:MAX_GROUPS]):
+        path: Path = ("spec", "tasks", index)
+        name = str(item.get("name") or f"default{index}")
+        groups.append(_group(document, name, (*path, "template", "spec"), find_count(document, (*path, "replicas"))))
+    plugins = as_mapping(value_at_path(document, ("spec", "plugins")))
+    workers = [item for item in groups if item.gpus]
+    # An MPI launcher asks for no GPU, and the workers wait for it.
+    others = [item for item in groups if not item.gpus]
+    if workers and len(others) == 1 and others[0].count == 1 and ("mpi" in plugins or "ssh" in plugins):
+        return JobPods(tuple(groups), launcher=others[0].name, slots=None)
+    count = sum(item.count for item in groups)
+    if "pytorch" in plugins:
+        return JobPods(tuple(groups), {"WORLD_SIZE": str(count)}, has_ranks=True)
+    return JobPods(tuple(groups))
+
+
+def _read_ray_job(document: Document, runtime: Document | None) -> JobPods:
+    if value_at_path(document, ("spec", "clusterSelector")):
+        raise SpecError("spec.clusterSelector", "the job runs in a cluster of another manifest", "annotate the job")
+    groups = tuple(_read_ray_groups(document, ("spec", "rayClusterSpec")))
+    entrypoint = value_at_path(document, ("spec", "entrypoint"))
+    variables = _read_runtime_environment(document)
+    return JobPods(groups, variables, entrypoint=entrypoint if isinstance(entrypoint, str) else "")
+
+
+def _read_ray_cluster(document: Document, runtime: Document | None) -> JobPods:
+    remedy = "give the RayJob, or annotate the cluster with a model and its training"
+    raise SpecError("spec", "a RayCluster does not say what it trains: jobs are submitted to it later", remedy)
+
+
+def _read_ray_groups(document: Document, path: Path) -> Iterator[PodGroup]:
+    yield _group(document, "head", (*path, "headGroupSpec", "template", "spec"), 1)
+    for index, item in enumerate(mappings_in(value_at_path(document, (*path, "workerGroupSpecs")))[:MAX_GROUPS]):
+        below: Path = (*path, "workerGroupSpecs", index)
+        hosts = find_count(document, (*below, "numOfHosts"))
+        count = find_count(document, (*below, "replicas"), find_count(document, (*below, "minReplicas"), 0)) * hosts
+        yield _group(document, str(item.get("groupName", index)), (*below, "template", "spec"), count)
+
+
+def _read_runtime_environment(document: Document) -> dict[str, str]:
+    """Return the environment variables of `spec.runtimeEnvYAML`.
+
+    Raises:
+        SpecError: it is no YAML mapping.
+    """
+    text = value_at_path(document, ("spec", "runtimeEnvYAML"))
+    if not isinstance(text, str) or not text.strip():
+        return {}
+    from tilecast.api import documents
+
+    items = documents.load_documents(text, "spec.runtimeEnvYAML", 2**16)
+    values = as_mapping(items[0].get("env_vars")) if items else {}
+    return {str(key): str(value) for key, value in values.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class _Kind:
+    """A kind of job: its API group, the function that finds its pods, and whether advice can place it."""
+
+    group: str
+    read: Callable[[Document, Document | None], JobPods]
+
+
+KINDS: Mapping[str, _Kind] = {
+    "TrainJob": _Kind("trainer.kubeflow.org", _read_train_job),
+    "PyTorchJob": _Kind("kubeflow.org", _read_pytorch_job),
+    "MPIJob": _Kind("kubeflow.org", _read_mpi_job),
+    "JobSet": _Kind("jobset.x-k8s.io", _read_job_set),
+    "RayJob": _Kind("ray.io", _read_ray_job),
+    "RayCluster": _Kind("ray.io", _read_ray_cluster),
+    "Job": _Kind("batch", _read_batch_job),
+}
+"""Kinds of jobs that are read, by name. The name Job has also Volcano's, see `_find_kind`."""
+_VOLCANO = _Kind("batch.volcano.sh", _read_volcano_job)
+
+
+def _find_kind(document: Document) -> _Kind | None:
+    group = str(document.get("apiVersion", "")).rpartition("/")[0]
+    kind = KINDS.get(str(document.get("kind")))
+    if document.get("kind") == "Job" and group == _VOLCANO.group:
+        return _VOLCANO
+    return kind if kind is not None and kind.group == group else None
+
+
+def is_read(document: Document) -> bool:
+    """Return whether a document is a job of a kind whose pods are read."""
+    return _find_kind(document) is not None
+
+
+def is_owned(document: Document) -> bool:
+    """Return whether a job of another kind made this one, which is then read in its place."""
+    owners = mappings_in(value_at_path(document, ("metadata", "ownerReferences")))
+    return any(item.get("controller") is True and item.get("kind") in KINDS for item in owners)
+
+
+_ENDED = ("Complete", "Completed", "Succeeded", "Failed", "Terminated", "Aborted", "STOPPED", "SUCCEEDED", "FAILED")
+
+
+def is_finished(document: Document) -> bool:
+    """Return whether a job's status says that it has ended."""
+    status = as_mapping(document.get("status"))
+    conditions = mappings_in(status.get("conditions"))
+    phase = as_mapping(status.get("state")).get("phase") if isinstance(status.get("state"), Mapping) else None
+    ended = any(item.get("type") in _ENDED and item.get("status") == "True" for item in conditions)
+    return ended or phase in _ENDED or status.get("jobStatus") in _ENDED
+
+
+def asks_for_gpus(document: Document, runtime: Document | None) -> bool:
+    """Return whether a pod of a job requests a GPU, or whether the pods cannot be read, so that it may.
+
+    Args:
+        document: the job's manifest.
+        runtime: the runtime of a TrainJob, or None.
+    """
+    try:
+        if document.get("kind") == "RayCluster":
+            groups = tuple(_read_ray_groups(document, ("spec",)))
+        else:
+            groups = find_pods(document, runtime).groups
+    except SpecError:
+        return True
+    return any(item.gpus and item.count for item in groups)
+
+
+def find_runtime(document: Document) -> tuple[str, str] | None:
+    """Return (kind, name) of the runtime of a TrainJob. Return None for other kinds."""
+    if document.get("kind") != "TrainJob" or not is_read(document):
+        return None
+    kind, name = (value_at_path(document, ("spec", "runtimeRef", key)) for key in ("kind", "name"))
+    return str(kind or "ClusterTrainingRuntime"), str(name or "")
+
+
+def find_pods(document: Document, runtime: Document | None) -> JobPods:
+    """Return the pods of a job.
+
+    Args:
+        document: the job's manifest.
+        runtime: the TrainingRuntime or ClusterTrainingRuntime of a TrainJob, or None.
+
+    Raises:
+        SpecError: the kind is not read, or the pods cannot be found.
+    """
+    kind = _find_kind(document)
+    if kind is None:
+        problem = f"{format_value(document.get('kind'))} is no job that is read"
+        raise SpecError("kind", problem, f"use one of {', '.join(KINDS)} or Volcano's Job")
+    return kind.read(document, runtime)

@@ -1,0 +1,299 @@
+"""What the pods of a job say that it trains: their command, environment and ConfigMaps."""
+
+from __future__ import annotations
+
+from copy import deepcopy
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tilecast.inputs.job_options import JobOptions
+from tilecast.inputs.pools import PoolOptions
+from tilecast.manifests import JobReading, is_read, list_config_maps, read_manifest
+from tilecast.public.advising import AdviceInputs, compute_advice
+from tilecast.spec import SpecError
+
+TRAINER = (
+    "train.py --model_name_or_path meta-llama/Llama-3.1-8B --per_device_train_batch_size 2 "
+    "--gradient_accumulation_steps 4 --bf16 True --model_max_length 4096 --fsdp full_shard "
+    "--gradient_checkpointing True"
+)
+"""A training script of Transformers with its options."""
+
+
+def pod(*words: str, gpus: int = 8, **more: Any) -> dict[str, Any]:
+    """Return a pod template with one container that runs the words."""
+    resources = {"limits": {"nvidia.com/gpu": gpus}} if gpus else {}
+    return {"spec": {"containers": [{"name": "main", "command": list(words), "resources": resources, **more}]}}
+
+
+def batch_job(template: dict[str, Any], pods: int = 1) -> dict[str, Any]:
+    """Return a batch Job."""
+    spec = {"parallelism": pods, "completions": pods, "template": template}
+    return {"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": "one"}, "spec": spec}
+
+
+def pytorch_job(template: dict[str, Any], workers: int = 1, **more: Any) -> dict[str, Any]:
+    """Return a PyTorchJob of a master and workers."""
+    replicas = {"Master": {"replicas": 1, "template": template}}
+    if workers:
+        replicas["Worker"] = {"replicas": workers, "template": template}
+    spec = {"pytorchReplicaSpecs": replicas, **more}
+    return {"apiVersion": "kubeflow.org/v1", "kind": "PyTorchJob", "metadata": {"name": "llama"}, "spec": spec}
+
+
+def bash(text: str, gpus: int = 8, **more: Any) -> dict[str, Any]:
+    """Return a pod template that runs a shell command."""
+    return pod("bash", "-c", text, gpus=gpus, **more)
+
+
+def read_facts(reading: JobReading) -> tuple[object, ...]:
+    """Return model, batch, precision, plan and GPUs of a reading."""
+    training = reading.training
+    return reading.model, training["globalBatchSize"], training["precision"], reading.launch.plan_text(), reading.gpus
+
+
+LLAMA = {"preset": "llama-3.1-8b"}
+
+
+def test_a_pytorch_job_says_model_batch_precision_and_plan() -> None:
+    read = read_manifest(pytorch_job(bash(f"torchrun {TRAINER}"), workers=3, nprocPerNode="8"))
+    assert read_facts(read) == (LLAMA, 2 * 4 * 32, "bf16", "dp=32,zero=3,mb=2,ac=full", 32)
+    assert (read.pods, read.gpus_per_pod, read.confidence) == (4, 8, "high")
+    assert read.where == "spec.pytorchReplicaSpecs.Master.template.spec.containers[0]"
+
+
+@pytest.mark.parametrize("way", ["$(BATCH)", "${BATCH}", "$BATCH"])
+def test_variables_of_the_container_are_resolved(way: str) -> None:
+    command = f"torchrun --nproc-per-node 8 {TRAINER.replace('_size 2', f'_size {way}')}"
+    read = read_manifest(batch_job(bash(command, env=[{"name": "BATCH", "value": "4"}])))
+    assert read.launch.plan.micro_batch == 4
+
+
+def test_a_variable_of_a_secret_is_not_guessed() -> None:
+    command = f"torchrun --nproc-per-node 8 {TRAINER.replace('_size 2', '_size $(BATCH)')}"
+    secret = {"name": "BATCH", "valueFrom": {"secretKeyRef": {"name": "s", "key": "k"}}}
+    with pytest.raises(SpecError, match="value is that of BATCH, which is not literal"):
+        read_manifest(batch_job(bash(command, env=[secret])))
+
+
+def test_values_of_a_config_map_are_variables() -> None:
+    command = f"torchrun --nproc-per-node $N {TRAINER}"
+    config_map = {"kind": "ConfigMap", "metadata": {"name": "c"}, "data": {"N": "8"}}
+    job = batch_job(bash(command, envFrom=[{"configMapRef": {"name": "c"}}]))
+    assert list_config_maps(job) == {"c"}
+    assert read_manifest(job, None, {"c": config_map}).gpus == 8
+
+
+def mounted(command: str, **volume: Any) -> dict[str, Any]:
+    """Return a batch Job whose pod mounts ConfigMap `c` at /etc/train."""
+    template = bash(command, volumeMounts=[{"name": "v", "mountPath": "/etc/train"}])
+    template["spec"]["volumes"] = [{"name": "v", "configMap": {"name": "c", **volume}}]
+    return batch_job(template)
+
+
+AXOLOTL = """\
+base_model: meta-llama/Llama-3.1-8B
+micro_batch_size: 2
+gradient_accumulation_steps: 4
+sequence_len: 4096
+bf16: true
+"""
+
+
+def test_scripts_and_configurations_of_config_maps_are_read() -> None:
+    data = {"run.sh": "cd /etc/train\nexec axolotl train /etc/train/run.yaml\n", "run.yaml": AXOLOTL}
+    read = read_manifest(mounted("bash /etc/train/run.sh"), None, {"c": {"data": data}})
+    assert read_facts(read) == (LLAMA, 64, "bf16", "dp=8,mb=2", 8)
+    assert read.files == ("ConfigMap c, key run.sh", "ConfigMap c, key run.yaml")
+
+
+def test_items_of_a_config_map_have_their_own_paths() -> None:
+    job = mounted("axolotl train /etc/train/a/b.yaml", items=[{"key": "k", "path": "a/b.yaml"}])
+    assert read_manifest(job, None, {"c": {"data": {"k": AXOLOTL}}}).launch.plan.micro_batch == 2
+
+
+def test_a_config_map_that_is_not_given_is_named() -> None:
+    with pytest.raises(SpecError, match="lies in ConfigMap c, which was not given; give ConfigMap c"):
+        read_manifest(mounted("axolotl train /etc/train/run.yaml"))
+
+
+def test_a_file_of_the_image_is_refused() -> None:
+    with pytest.raises(SpecError, match="the image or a volume holds it"):
+        read_manifest(batch_job(bash("axolotl train /workspace/run.yaml")))
+
+
+def test_a_path_does_not_leave_the_mount() -> None:
+    with pytest.raises(SpecError, match="the image or a volume holds it"):
+        read_manifest(mounted("axolotl train /etc/train/../../etc/passwd.yaml"), None, {"c": {"data": {"x": "1"}}})
+
+
+def test_a_config_map_may_hold_the_model() -> None:
+    config = '{"model_type": "llama", "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, ' + (
+        '"intermediate_size": 128, "vocab_size": 100, "architectures": ["LlamaForCausalLM"]}'
+    )
+    command = f"torchrun --nproc-per-node 8 {TRAINER.replace('meta-llama/Llama-3.1-8B', '/etc/train')}"
+    model = read_manifest(mounted(command), None, {"c": {"data": {"config.json": config}}}).model
+    assert model is not None
+    assert model["huggingFace"]["config"]["hidden_size"] == 64
+
+
+REFUSED = {
+    "no GPU": (batch_job(bash(f"torchrun --nproc-per-node 8 {TRAINER}", gpus=0)), "no pod asks for a GPU"),
+    "no command": (batch_job(pod()), "has no command"),
+    "another script": (batch_job(bash("torchrun --nproc-per-node 8 mnist.py")), "no training script that is known"),
+    "nothing launched": (batch_job(bash("sleep infinity")), "holds no launch line"),
+    "fewer processes": (batch_job(bash(f"torchrun --nproc-per-node 4 {TRAINER}")), "starts 4 processes"),
+    "one process": (batch_job(bash(f"torchrun {TRAINER}")), "starts 1 processes"),
+    "plain Python": (batch_job(bash(f"python {TRAINER}")), "one process in a pod of 8 GPUs"),
+    "separate runs": (batch_job(bash(f"torchrun --nproc-per-node 8 {TRAINER}"), 2), "they would be separate runs"),
+    "separate pods": (batch_job(bash(f"python {TRAINER}", gpus=1), 2), "a separate run in each of 2 pods"),
+    "more nodes": (
+        batch_job(bash(f"torchrun --nnodes 4 --nproc-per-node 8 {TRAINER}"), 2),
+        "waits for 4 nodes, and there are 2 pods",
+    ),
+    "unknown path": (
+        batch_job(bash(f"torchrun --nproc-per-node 8 {TRAINER.replace('meta-llama/Llama-3.1-8B', '/mnt/m')}")),
+        "names the model by the path '/mnt/m'",
+    ),
+    "two launches": (
+        batch_job(bash(f"torchrun --nproc-per-node 8 {TRAINER}\ntorchrun --nproc-per-node 8 {TRAINER} --bf16 False")),
+        "launches 2 jobs",
+    ),
+    "cut off": (batch_job(bash(f"torchrun --nproc-per-node 8 {TRAINER} 'x")), "is not closed"),
+    "binary": (batch_job(bash("torchrun \x00")), "is binary"),
+    "a long line": (batch_job(bash("torchrun " + "x" * 2**20)), "longer than 1 MiB"),
+    "world size as nodes": (
+        pytorch_job(bash(f"torchrun --nnodes $WORLD_SIZE --nproc-per-node 8 {TRAINER}"), nprocPerNode="8"),
+        "waits for 16 nodes, and there are 2 pods",
+    ),
+    "a number of pods": (batch_job(bash(f"torchrun {TRAINER}"), 2**40), "is no number of pods"),
+    "accelerate without a number": (batch_job(bash(f"accelerate launch {TRAINER}"), 2), "names no --num_processes"),
+}
+
+
+@pytest.mark.parametrize(("job", "reason"), REFUSED.values(), ids=REFUSED)
+def test_what_is_not_said_is_refused_with_the_reason(job: dict[str, Any], reason: str) -> None:
+    with pytest.raises(SpecError, match=reason) as error:
+        read_manifest(job)
+    assert "\n" not in str(error.value)
+
+
+def test_different_commands_of_master_and_workers_are_refused() -> None:
+    job = pytorch_job(bash(f"torchrun {TRAINER}"), nprocPerNode="8")
+    worker = deepcopy(job["spec"]["pytorchReplicaSpecs"]["Master"])
+    worker["template"] = bash(f"torchrun {TRAINER.replace('_size 2', '_size 4')}")
+    job["spec"]["pytorchReplicaSpecs"]["Worker"] = worker
+    with pytest.raises(SpecError, match="run different commands"):
+        read_manifest(job)
+
+
+def test_a_computed_number_of_nodes_is_that_of_the_pods_and_less_sure() -> None:
+    command = f"torchrun --nnodes $(wc -l < /etc/hosts) --nproc-per-node 8 {TRAINER}"
+    read = read_manifest(batch_job(bash(command), 2))
+    assert (read.gpus, read.confidence) == (16, "medium")
+    assert read.assumed == ("--nnodes is computed by the run: 2 nodes assumed.",)
+
+
+def test_plain_processes_of_a_pytorch_job_find_each_other() -> None:
+    read = read_manifest(pytorch_job(bash(f"python {TRAINER}", gpus=1), workers=3))
+    assert read.launch.plan.data == 4
+
+
+def test_an_annotation_is_a_short_json() -> None:
+    text = read_manifest(pytorch_job(bash(f"torchrun {TRAINER}"), nprocPerNode="8")).format_annotation()
+    assert '"plan":"dp=16,zero=3,mb=2,ac=full"' in text
+    assert '"confidence":"high"' in text
+    assert len(text) <= 1024
+
+
+def test_other_documents_are_no_jobs() -> None:
+    assert not is_read({"apiVersion": "v1", "kind": "Job"})
+    assert not is_read({"apiVersion": "example.com/v1", "kind": "PyTorchJob"})
+    assert not is_read({"kind": None})
+
+
+POOLS = PoolOptions(gpus="h100-sxm:32")
+
+
+def advise_on(tmp_path: Path, *objects: dict[str, Any], **values: Any) -> Any:
+    """Return the result of advice on a file of objects."""
+    import yaml
+
+    path = tmp_path / "job.yaml"
+    path.write_text(yaml.safe_dump_all(objects))
+    return compute_advice(AdviceInputs(JobOptions.from_values(str(path), values), POOLS))
+
+
+def test_advice_needs_no_annotation_where_the_command_says_it(tmp_path: Path) -> None:
+    result = advise_on(tmp_path, pytorch_job(bash(f"torchrun {TRAINER}"), workers=3, nprocPerNode="8"))
+    baseline = result.advice.baseline
+    assert (baseline.gpus, baseline.plan.zero_stage, baseline.plan.micro_batch) == (32, 3, 2)
+    assert result.advice.request.workload.global_batch == 256
+    assert any(note.startswith("Read as Transformers Trainer: dp=32") for note in result.advice.notes)
+
+
+def test_annotations_take_precedence_over_the_command(tmp_path: Path) -> None:
+    job = pytorch_job(bash(f"torchrun {TRAINER}"), workers=3, nprocPerNode="8")
+    job["metadata"]["annotations"] = {
+        "tilecast.dev/model": "qwen3-8b",
+        "tilecast.dev/training": '{"globalBatchSize": 128}',
+    }
+    workload = advise_on(tmp_path, job).advice.request.workload
+    assert (workload.model.name, workload.global_batch, workload.sequence_length) == ("qwen3-8b", 128, 4096)
+
+
+def test_a_missing_annotation_says_why_the_command_does_not_help(tmp_path: Path) -> None:
+    with pytest.raises(SpecError, match=r"tilecast.dev/model: is missing, and the command does not say it: spec\.temp"):
+        advise_on(tmp_path, batch_job(bash("torchrun --nproc-per-node 8 mnist.py")))
+
+
+def test_a_flag_of_a_bare_model_corrects_what_a_command_says(tmp_path: Path) -> None:
+    job = pytorch_job(bash(f"torchrun {TRAINER}"), workers=3, nprocPerNode="8")
+    assert advise_on(tmp_path, job, seq=2048).advice.request.workload.sequence_length == 2048
+
+
+def test_a_file_of_several_jobs_is_for_scan(tmp_path: Path) -> None:
+    job = batch_job(bash(f"torchrun --nproc-per-node 8 {TRAINER}"))
+    with pytest.raises(SpecError, match=r"holds 2 jobs; .* by `tilecast scan`"):
+        advise_on(tmp_path, job, pytorch_job(bash(f"torchrun {TRAINER}")))
+
+
+SPECS: dict[str, Any] = {
+    "no spec": None,
+    "a list": [],
+    "no template": {"template": None},
+    "no containers": {"template": {"spec": {"containers": None}}},
+    "containers as text": {"template": {"spec": {"containers": "x"}}},
+    "tasks as text": {"tasks": "x"},
+    "replicas as text": {"mpiReplicaSpecs": "x", "pytorchReplicaSpecs": "x"},
+    "roles without templates": {"mpiReplicaSpecs": {"Launcher": None, "Worker": {"replicas": "x"}}},
+    "jobs as numbers": {"replicatedJobs": [3]},
+    "an environment that is no YAML": {"runtimeEnvYAML": "a: [", "entrypoint": "x"},
+    "a runtime of no name": {"runtimeRef": {"name": 3}},
+}
+APIS = {
+    "batch/v1": "Job",
+    "batch.volcano.sh/v1alpha1": "Job",
+    "kubeflow.org/v1": "PyTorchJob",
+    "kubeflow.org/v2beta1": "MPIJob",
+    "jobset.x-k8s.io/v1alpha2": "JobSet",
+    "ray.io/v1": "RayJob",
+    "trainer.kubeflow.org/v1alpha1": "TrainJob",
+}
+
+
+@pytest.mark.parametrize("spec", SPECS.values(), ids=SPECS)
+@pytest.mark.parametrize("api", APIS)
+def test_a_malformed_job_is_an_error_of_one_line(api: str, spec: object) -> None:
+    for runtime in (None, {"spec": spec}, {"spec": {"template": {"spec": spec}}}):
+        with pytest.raises(SpecError) as error:
+            read_manifest({"apiVersion": api, "kind": APIS[api], "spec": spec}, runtime)
+        assert "\n" not in str(error.value)
+
+
+def test_volumes_of_a_wrong_shape_are_left_out() -> None:
+    template = bash(f"torchrun --nproc-per-node 8 {TRAINER}", volumeMounts=3, envFrom=[None, {"configMapRef": None}])
+    template["spec"]["volumes"] = "x"
+    assert read_manifest(batch_job(template), None, {"a": {"data": 3}}).gpus == 8

@@ -1,0 +1,170 @@
+"""`tilecast scan`: every GPU job of a folder or a cluster, and what would be cheaper."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from test_pod_launches import TRAINER, bash, batch_job, mounted, pytorch_job
+from tilecast.cli import main
+from tilecast.inputs import scan as scan_inputs
+from tilecast.inputs.pools import PoolOptions
+from tilecast.inputs.scan import select_jobs
+from tilecast.public.scanning import JobScanner
+
+GPUS = ("--gpus", "h100-sxm:16,a100-80:16")
+
+
+def named(job: dict[str, Any], name: str, **metadata: Any) -> dict[str, Any]:
+    """Return a copy of a job with another name."""
+    return {**job, "metadata": {"name": name, "namespace": "team", **metadata}}
+
+
+LLAMA = pytorch_job(bash(f"torchrun {TRAINER}"), nprocPerNode="8")
+UNREAD = batch_job(bash("torchrun --nproc-per-node 8 mnist.py"))
+
+
+def write(folder: Path, *objects: dict[str, Any]) -> str:
+    """Write objects into a file of a folder. Return the folder."""
+    (folder / "jobs.yaml").write_text(yaml.safe_dump_all(objects))
+    return str(folder)
+
+
+def scan_json(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, dict[str, Any]]:
+    """Return the exit status of a scan, and its JSON."""
+    status = main(["scan", *arguments, *GPUS, "-o", "json"])
+    return status, json.loads(capsys.readouterr().out)
+
+
+def test_equal_commands_are_priced_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    once = scan_json(capsys, write(tmp_path, named(LLAMA, "a")))[1]
+    many = scan_json(capsys, write(tmp_path, *(named(LLAMA, f"job-{number}") for number in range(20))))[1]
+    assert len(many["jobs"]) == 20
+    assert many["searches"] == once["searches"] == 2
+    other = pytorch_job(bash(f"torchrun {TRAINER} --seed 3"), nprocPerNode="8")
+    assert scan_json(capsys, write(tmp_path, named(LLAMA, "a"), named(other, "b")))[1]["searches"] == 2
+
+
+def test_a_saving_is_of_the_same_work_and_no_slower(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    status, found = scan_json(capsys, write(tmp_path, named(LLAMA, "a")))
+    (row,) = found["jobs"]
+    assert (status, row["outcome"], row["gpus"]) == (3, "better", 16)
+    assert row["betterStepSeconds"] <= row["stepSeconds"]
+    used = row["gpus"] * 24 - row["betterGpus"] * 24 * row["betterStepSeconds"] / row["stepSeconds"]
+    assert row["gpuHoursSavedPerDay"] == pytest.approx(used, rel=1e-4)
+    assert row["moneySavedPerDay"] > 0
+    assert row["poolAssumed"]
+
+
+def test_the_whole_run_is_counted_where_its_steps_are_stated(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    job = pytorch_job(bash(f"torchrun {TRAINER} --max_steps 10000"), nprocPerNode="8")
+    (row,) = scan_json(capsys, write(tmp_path, named(job, "a")))[1]["jobs"]
+    days = 10000 * row["stepSeconds"] / 86400
+    assert row["moneySaved"] == pytest.approx(row["moneySavedPerDay"] * days, rel=1e-4)
+
+
+def test_jobs_that_are_not_read_are_listed_with_the_reason(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = write(tmp_path, named(UNREAD, "a"))
+    assert main(["scan", folder, *GPUS]) == 0
+    out = capsys.readouterr().out
+    assert "1 were not read, and are not guessed:\n  team/a (Job): tilecast.dev/model: is missing" in out
+    assert main(["scan", folder, *GPUS, "--strict"]) == 4
+    assert main(["scan", folder, *GPUS, "--strict", "--exit-zero"]) == 0
+
+
+def test_the_largest_saving_comes_first(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    small = batch_job(bash(f"torchrun --nproc-per-node 8 {TRAINER}"))
+    jobs = (named(UNREAD, "z"), named(small, "small"), named(LLAMA, "large"))
+    rows = scan_json(capsys, write(tmp_path, *jobs))[1]["jobs"]
+    assert [row["name"] for row in rows] == ["large", "small", "z"]
+
+
+@pytest.mark.parametrize("least", ["0", "99"])
+def test_the_least_saving_decides(tmp_path: Path, capsys: pytest.CaptureFixture[str], least: str) -> None:
+    status, _ = scan_json(capsys, write(tmp_path, named(LLAMA, "a")), "--least-saving", least)
+    assert status == (3 if least == "0" else 0)
+
+
+def test_a_saving_that_is_no_share_is_bad_input(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["scan", write(tmp_path, LLAMA), *GPUS, "--least-saving", "100"]) == 2
+    assert "--least-saving: 100 is no share" in capsys.readouterr().err
+
+
+def test_csv_and_html_have_every_job(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = write(tmp_path, named(LLAMA, "<a>"), named(UNREAD, "b"))
+    main(["scan", folder, *GPUS, "-o", "csv"])
+    rows = list(csv.DictReader(io.StringIO(capsys.readouterr().out)))
+    assert [row["outcome"] for row in rows] == ["better", "notRead"]
+    main(["scan", folder, *GPUS, "-o", "html"])
+    page = capsys.readouterr().out
+    assert "team/&lt;a&gt;" in page
+    assert "<a>" not in page
+
+
+def test_jobs_without_gpus_finished_and_owned_jobs_are_left_out() -> None:
+    owned = named(LLAMA, "b", ownerReferences=[{"kind": "TrainJob", "controller": True}])
+    finished = {**named(LLAMA, "c"), "status": {"conditions": [{"type": "Succeeded", "status": "True"}]}}
+    plain = named(batch_job(bash("python x.py", gpus=0)), "d")
+    assert [job.name for job in select_jobs([named(LLAMA, "a"), owned, finished, plain])] == ["a"]
+
+
+def test_config_maps_count_in_their_own_namespace() -> None:
+    job = named(mounted("axolotl train /etc/train/run.yaml"), "a")
+    here, there = ({"kind": "ConfigMap", "metadata": {"name": "c", "namespace": name}} for name in ("team", "other"))
+    (read,) = select_jobs([job, here, there])
+    assert read.objects == (here,)
+
+
+def test_a_folder_is_read_with_its_subfolders(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "below").mkdir()
+    write(tmp_path / "below", named(LLAMA, "a"))
+    (tmp_path / "chart.yaml").write_text("{{ template }}: [")
+    main(["scan", str(tmp_path), *GPUS, "-o", "json"])
+    printed = capsys.readouterr()
+    assert len(json.loads(printed.out)["jobs"]) == 1
+    assert "chart.yaml" in printed.err
+
+
+def test_nothing_to_scan_is_bad_input(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["scan", *GPUS]) == 2
+    assert "FILE: is missing" in capsys.readouterr().err
+    (tmp_path / "a.yaml").write_text("kind: Pod")
+    assert main(["scan", str(tmp_path), *GPUS]) == 2
+
+
+def test_a_cluster_is_only_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = list[tuple[str, ...]]()
+    job = named(mounted("axolotl train /etc/train/run.yaml"), "a")
+
+    def run(context: str | None, *arguments: str, remedy: str) -> str:
+        calls.append(arguments)
+        if arguments[0] == "api-resources":
+            return "jobs.batch\npods\n"
+        items = [{"kind": "ConfigMap", "metadata": {"name": "c", "namespace": "team"}}]
+        return json.dumps({"kind": "List", "apiVersion": "v1", "items": items if "configmaps" in arguments else [job]})
+
+    monkeypatch.setattr(scan_inputs, "run_kubectl", run)
+    (read,) = scan_inputs.read_scanned_jobs([], "kind")
+    assert [item["kind"] for item in read.objects] == ["ConfigMap"]
+    assert [call[0] for call in calls] == ["api-resources", "get", "get"]
+    assert calls[1][1] == "jobs.batch"
+    assert calls[2][-1] == "c"
+
+
+def test_pools_without_prices_save_gpu_hours() -> None:
+    from dataclasses import replace
+
+    from tilecast.inputs.pools import read_pools
+
+    pools = [replace(pool, price_per_gpu_hour=None) for pool in read_pools(PoolOptions(gpus=GPUS[1]))]
+    (row,) = JobScanner(pools).scan(select_jobs([named(LLAMA, "a")])).rows
+    assert row.money_saved is None
+    assert row.gpu_hours_saved > 0
