@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from copy import deepcopy
-from datetime import datetime
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -607,6 +607,36 @@ def test_a_training_job_places_the_job_that_it_names(cluster: Cluster, operator:
     assert tjob["status"]["recommendation"]["pool"] == "h100-sxm"
     assert flavor(cluster, "named") == "second-h100"
     assert HASH in annotations(get(cluster, "job", "named"))
+
+
+def test_the_progress_that_a_train_job_reports_corrects_its_forecast(cluster: Cluster, operator: Operator) -> None:
+    """No annotation says a step: the status alone does, as Transformers writes it through Trainer."""
+    document = example("trainjob", "reports", {MODE: None, MODEL: None, TRAINING: None}, suspend=True)
+    document["metadata"].get("labels", {}).pop("tilecast.dev/enabled", None)
+    create(cluster, document, training_job("for-reports", target("reports", "TrainJob")))
+    tjob = until(cluster, "tjob", "for-reports", lambda item: condition(item, "Ready")[0] == "True", "is advised")
+    seconds, steps = tjob["status"]["recommendation"]["stepSeconds"]["target"] * 1.25, 10**9
+    # Every report is a minute later. The operator may miss some of them.
+    done = [steps // 10]
+
+    def report_again(item: Mapping[str, Any]) -> bool:
+        if item.get("status", {}).get("observed"):
+            return True
+        done[0] += int(60 / seconds)
+        stamp = datetime.fromtimestamp(1.8e9 + done[0] * seconds - steps // 10 * seconds, UTC)
+        trainer = {
+            "progressPercentage": 10,
+            "lastUpdatedTime": stamp.strftime("%Y-%m-%dT%H:%M:%SZ"),
+            "metrics": [{"name": "current_step", "value": str(done[0])}, {"name": "total_steps", "value": str(steps)}],
+        }
+        change = json.dumps({"status": {"trainerStatus": trainer}})
+        cluster.kubectl("patch", "trainjob", "reports", "--subresource=status", "--type=merge", f"--patch={change}")
+        return False
+
+    observed = until(cluster, "tjob", "for-reports", report_again, "is measured")["status"]
+    assert observed["observed"]["source"] == "trainJobProgress"
+    assert observed["observed"]["stepSeconds"] == pytest.approx(seconds, rel=0.05)
+    assert observed["error"]["rawRatio"] == pytest.approx(-0.2, abs=0.04)
 
 
 def test_what_is_wrong_with_a_target_is_told(cluster: Cluster, operator: Operator) -> None:

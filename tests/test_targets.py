@@ -24,6 +24,7 @@ from tilecast.jobs import ADMISSION_GATES, ADVISOR, APPLIED, MODE
 from tilecast_operator.assembly import Assembly
 from tilecast_operator.kube.client import ApiError
 from tilecast_operator.kube.kinds import Key
+from tilecast_operator.kube.times import format_time
 from tilecast_operator.objects.documents import HASH
 
 
@@ -256,6 +257,44 @@ async def test_a_train_job_s_own_metrics_are_scored_once_each() -> None:
         await shown(again, store, lambda status: True, "nothing")
         refused = generate_latest(again.metrics.registry).decode()
         assert 'tilecast_observations_total{outcome="invalid",source="trainJob"} 1.0' in refused
+
+
+@pytest.mark.slow
+async def test_a_train_job_s_own_progress_corrects_its_forecast_without_an_annotation() -> None:
+    store = targeted()
+
+    def tells(step: int, at_s: float) -> None:
+        metrics = [{"name": "current_step", "value": f"{step}"}, {"name": "total_steps", "value": "1000000"}]
+        trainer = {
+            "lastUpdatedTime": format_time(1.8e9 + at_s), "progressPercentage": step // 10_000, "metrics": metrics
+        }  # fmt: skip
+        train_job(store, suspend=False, status={"trainerStatus": trainer, "jobsStatus": RUNNING})
+
+    async with operating(store) as running:
+        answer = await shown(running, store, lambda status: status.get("recommendation"), "advice")
+        forecast_s = answer["recommendation"]["stepSeconds"]["target"]
+        train_job(store, suspend=False, status={"jobsStatus": RUNNING})
+        answer = await shown(running, store, lambda status: observations(status, "TrainJobStatus"), "the missing gate")
+        for step in (0, 40_000, 100_000):
+            tells(step, step * forecast_s / 1.25 + 5000)
+            answer = await shown(running, store, lambda status: True, "nothing")
+            assert "observed" not in answer
+        far = 100_000 + int(60 / forecast_s)
+        tells(far, 5000 + far * forecast_s / 1.25)
+        answer = await shown(running, store, lambda status: status.get("observed"), "a score")
+        assert answer["observed"]["source"] == "trainJobProgress"
+        assert answer["observed"]["stepSeconds"] == pytest.approx(forecast_s / 1.25, rel=0.03)
+        assert answer["observed"]["roundingRatio"] < 0.03
+        assert answer["error"]["rawRatio"] == pytest.approx(0.25, abs=0.04)
+
+
+RUNNING = [{"name": "node", "active": 1, "failed": 0, "ready": 1, "succeeded": 0, "suspended": 0}]
+
+
+def observations(status: dict[str, Any], text: str) -> bool:
+    """Return whether the condition ObservationsAvailable mentions a text."""
+    found = [item for item in status.get("conditions", []) if item["type"] == "ObservationsAvailable"]
+    return any(text in item["message"] for item in found)
 
 
 async def test_an_annotation_on_the_job_itself_is_a_report() -> None:

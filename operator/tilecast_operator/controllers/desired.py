@@ -16,6 +16,7 @@ from tilecast_operator.kube.documents import EventContent
 from tilecast_operator.kube.times import format_time, parse_time
 from tilecast_operator.objects.documents import HASH, OBSERVED, STARTED
 from tilecast_operator.objects.view import View, annotations_digest, select_operator_annotations
+from tilecast_operator.observed import progress
 from tilecast_operator.observed.calibrator import MeasuredForecast
 from tilecast_operator.outcome import AdviceOutcome, AdviceRefusal
 from tilecast_operator.report import better_placement, job_status
@@ -158,6 +159,9 @@ def _keep_forecast(inputs: TrainingJobInputs, now_s: float) -> DesiredTrainingJo
         status = job_status.remove_score(status)
         if since is not None:
             status = job_status.freeze_forecast(status, since or now)
+        if target is not None and target.lacks_trainer_status:
+            text = progress.MISSING.format(name=target.name)
+            aspects["ObservationsAvailable"] = ConditionContent("False", "NotObserved", text)
         if refusal is not None:
             aspects["ObservationsAvailable"] = ConditionContent("False", "Refused", refusal)
     status = job_status.update_conditions(status, view.generation, now, aspects)

@@ -35,6 +35,7 @@ from tilecast_operator.kube.kinds import Document, Key
 from tilecast_operator.objects.documents import HASH, NODE_SELECTOR
 from tilecast_operator.objects.kinds import make_object_path
 from tilecast_operator.objects.view import FOREIGN, select_operator_annotations
+from tilecast_operator.observed.progress import name_stage
 from tilecast_operator.outcome import (
     AdviceOutcome,
     AdviceRefusal,
@@ -130,7 +131,8 @@ class JobController:
         ):
             created = "" if before else str(now.value["metadata"].get("creationTimestamp", ""))
             self._context.answers.start_wait(key, created)
-        if is_other:
+        stages = [None if seen is None else name_stage(seen.value.get("status") or {}) for seen in (before, now)]
+        if is_other or stages[0] != stages[1]:
             self._requests.notify_requesters(key)
 
     def _on_namespace_change(self, key: Key, before: CachedObject[Any] | None, now: CachedObject[Any] | None) -> None:

@@ -22,8 +22,9 @@ from tilecast_operator.kube.controller_state import StateTable
 from tilecast_operator.kube.kinds import Document, Key
 from tilecast_operator.objects.documents import OBSERVED
 from tilecast_operator.objects.view import View
-from tilecast_operator.observed import queries, reports
+from tilecast_operator.observed import progress, queries, reports
 from tilecast_operator.observed.calibrator import MeasuredForecast
+from tilecast_operator.observed.progress import Progress
 from tilecast_operator.observed.reports import RefusedReport, StepReport
 
 log = logging.getLogger("tilecast")
@@ -48,6 +49,8 @@ class StepReportReceiver:
         self._reviews = reviews
         self._trainers: StateTable[list[tuple[str, str]]] = context.records.add_table()
         """Metrics that the TrainJob of each job reported last."""
+        self._progress: StateTable[Progress] = context.records.add_table()
+        """Progress of the TrainJob of each job from which its next report is counted."""
         self._unwritten: StateTable[bool] = context.records.add_table()
         """Jobs with reports that their status does not contain yet."""
 
@@ -131,6 +134,8 @@ class StepReportReceiver:
             await self._scores.compare_annotation(key, seen, pools, text)
         if target is not None:
             await self._score_trainer_report(key, target.trainer)
+            if not reports.list_step_metrics(target.trainer):
+                await self._score_progress(key, target.trainer, _count_steps(seen.value.document))
 
     def mark_written(self, key: Key, score: MeasuredForecast | None) -> None:
         """Record that the status of a job now shows its measured steps."""
@@ -166,9 +171,37 @@ class StepReportReceiver:
             self._context.metrics.observations.labels("trainJob", refused.outcome).inc()
             log.warning("%s: what its TrainJob tells does not count: %s", key, refused)
 
+    async def _score_progress(self, key: Key, status: Document, planned_steps: int | None) -> None:
+        """Score the steps that a job's TrainJob has made since its last report."""
+        now = progress.read_progress(status, planned_steps)
+        if now is None:
+            self._progress.pop(key, None)
+            return
+        report, start = progress.measure_progress(self._progress.get(key), now)
+        if start is None:
+            self._progress.pop(key, None)
+        else:
+            self._progress[key] = start
+        if report is not None:
+            try:
+                await self._score_report(key, report)
+            except RefusedReport as refused:
+                self._context.metrics.observations.labels(progress.SOURCE, refused.outcome).inc()
+                log.warning("%s: the progress of its TrainJob does not count: %s", key, refused)
+
     async def _score_report(self, key: Key, report: StepReport) -> None:
         """Compare a report with the forecast of its job, and schedule the job. More reports mean a longer delay."""
         pools = self._pools.find_report(key.namespace)
         score = await self._scores.compare_report(key, self._context.cache.training_jobs.get(key), pools, report)
         self._unwritten[key] = True
         self._context.runtime.add(key, self._context.settings.observe_settle_s * min(score.window.samples, MOST_WAITS))
+
+
+def _count_steps(document: Document) -> int | None:
+    """Return the steps of a TrainingJob's whole run. None if it does not say them."""
+    training = value_at_path(document, ("spec", "training"))
+    if not isinstance(training, dict):
+        return None
+    steps, tokens = training.get("steps"), training.get("tokens")
+    per_step = (training.get("globalBatchSize") or 0) * (training.get("sequenceLength") or 0)
+    return steps or (-(-tokens // per_step) if tokens and per_step else None)

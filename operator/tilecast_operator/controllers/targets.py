@@ -39,6 +39,12 @@ class Target:
     trainer: Document = field(default_factory=dict)
     """Status of a TrainJob; empty for other kinds."""
 
+    @property
+    def lacks_trainer_status(self) -> bool:
+        """Whether it is a TrainJob that runs and whose trainer reports nothing."""
+        is_running = self.has_started and not (self.is_gone or self.is_finished)
+        return is_running and self.name.startswith("TrainJob/") and not self.trainer.get("trainerStatus")
+
 
 class TargetReader:
     """Reader of the jobs that TrainingJobs target."""

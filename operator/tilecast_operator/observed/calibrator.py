@@ -53,7 +53,7 @@ class MeasuredForecast:
         gpu, precision, family, scale, workload = self.forecast.group
         return Run(
             self.forecast.pool, gpu, precision, family, scale, workload,
-            self.forecast.raw_seconds, self.window.seconds, self.window.samples,
+            self.forecast.raw_seconds, self.window.seconds, self.window.observations,
             self.forecast.framework or "", namespace,
         )  # fmt: skip
 

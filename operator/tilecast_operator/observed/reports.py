@@ -1,8 +1,8 @@
 """Sources of measured steps, and the rules for which of them count.
 
-Four sources give one `StepReport` each: a training pod by HTTP, an annotation, a Prometheus, a TrainJob's own status. A
-report counts if it could be the step of the plan that runs; then it becomes part of a `StepWindow`. The job's status
-keeps the newest reports of the window, so that a restart forgets none.
+Each of `SOURCES` gives a `StepReport`: a training pod by HTTP, an annotation, a Prometheus, the metrics or the progress
+in a TrainJob's status. A report counts if it could be the step of the plan that runs; then it becomes
+part of a `StepWindow`. The job's status keeps the newest reports of the window, so that a restart forgets none.
 """
 
 from __future__ import annotations
@@ -42,7 +42,18 @@ TRAINER_METRICS = ("step_time_seconds", "step_seconds", "train_step_time_seconds
 """Names under which a TrainJob's trainer may publish its step."""
 
 
-SOURCES = ("put", "annotation", "prometheus", "trainJob")
+SOURCE_WEIGHTS: Mapping[str, float] = {
+    "put": 1.0,
+    "annotation": 1.0,
+    "prometheus": 1.0,
+    "trainJob": 1.0,
+    "trainJobProgress": 0.5,
+}
+"""Observations that a report of each source counts for when runs correct the forecasts of others.
+
+A progress counts for less, because it contains evaluations and checkpoints.
+"""
+SOURCES = tuple(SOURCE_WEIGHTS)
 OUTCOMES = (
     "accepted", "invalid", "implausible", "no_advice", "unknown_job", "unknown_pool", "unauthenticated", "forbidden",
     "unavailable", "limited",
@@ -83,6 +94,8 @@ class StepReport:
     """Parts of the step."""
     account: str | None = None
     """Service account of the pod, if a token vouches for it."""
+    rounding_ratio: float | None = None
+    """Share by which rounding may have changed the step; None if it does not matter."""
 
 
 class _ReportBody(PartSeconds):
@@ -246,7 +259,10 @@ def read_review_account(outcome: Mapping[str, Any]) -> str | None:
 
 def _kept_fields(report: StepReport | ObservedStep) -> dict[str, Any]:
     """Return the fields of a report, except its times, that a job's status stores."""
-    return {name: getattr(report, name) for name in ("peak_memory_bytes", "gpu", "node", "driver", "annotation")}
+    return {
+        name: getattr(report, name)
+        for name in ("peak_memory_bytes", "gpu", "node", "driver", "annotation", "rounding_ratio")
+    }
 
 
 @dataclass(frozen=True, slots=True)
@@ -277,6 +293,11 @@ class StepWindow:
         """Seconds of the parts of the median step: the parts of the latest report, scaled to the median step."""
         return self.latest.parts.scale_by(self.seconds / max(self.latest.seconds, self.latest.parts.sum_s))
 
+    @property
+    def observations(self) -> int:
+        """Observations that the reports count for in learning, by the weight of their source; at least one."""
+        return max(1, int(self.samples * SOURCE_WEIGHTS.get(self.latest.source, 1.0)))
+
     def has_newest_report(self, report: StepReport) -> bool:
         """Return whether the newest report equals `report` in source and in digits that a status stores."""
         return self.latest.source == report.source and round_to_six_digits(self.recent[-1]) == round_to_six_digits(
@@ -305,7 +326,9 @@ def add_report(window: StepWindow | None, report: StepReport, now: str) -> StepW
     earlier = before.parts.scale_by(report.seconds / before.seconds)
     report = replace(report, parts=earlier.blend_with(report.parts, 1 / min(window.samples + 1, PARTS_RECENT)))
     kept = _kept_fields(before)
-    missing = {name: kept[name] for name, value in _kept_fields(report).items() if value is None}
+    missing = {
+        name: kept[name] for name, value in _kept_fields(report).items() if value is None and name != "rounding_ratio"
+    }
     recent: Sequence[float] = (*window.recent, report.seconds)[-RECENT:]
     return StepWindow(tuple(recent), window.samples + 1, now, replace(report, **missing))
 

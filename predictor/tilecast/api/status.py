@@ -242,7 +242,11 @@ class ObservedStep(StatusModel, PartSeconds):
 
     step_seconds: float = Field(gt=0, description="Median of the newest reports, outliers left out.")
     samples: int = Field(ge=1, description="Reports so far.")
-    source: str = Field(max_length=32, description="Where the newest came from: put, annotation, prometheus, trainJob.")
+    source: str = Field(
+        max_length=32,
+        description="Where the newest came from: put, annotation, prometheus, trainJob or trainJobProgress.",
+    )
+    rounding_ratio: float | None = optional_field("Share by which rounding may have changed the newest.", ge=0)
     time: str = time_field("When the newest arrived.")
     recent_step_seconds: list[float] = list_field("The newest reports, oldest first.", max_length=32)
     peak_memory_bytes: int | None = optional_field("Most GPU memory allocated on rank 0.", ge=0)

@@ -53,8 +53,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         default=[],
         metavar="POOL:N[/PLAN]=STEP",
         help="a step of the job as measured (1.9s, 450ms), which corrects the forecast on every pool; may be repeated; "
-        "@FILE.json brings many. SECONDS alone are of --baseline, or else of --plan, and name the line of the forecast "
-        "that is most probably off",
+        "@FILE.json brings many, POOL:N=@FILE or @FILE a log. SECONDS alone are of --baseline, or else of --plan, and "
+        "name the line of the forecast that is most probably off",
     )
     parser.add_argument("--explain", action="store_true", help="operators, roofline, exchanges and memory of the plan")
     parser.add_argument(

@@ -16,8 +16,8 @@ from tilecast.api.parts import PartSeconds
 from tilecast.hardware import Pool, find_gpu
 from tilecast.inputs import reading
 from tilecast.inputs.gpu_list import assumed_pool
-from tilecast.inputs.logs import read_logged_step
 from tilecast.learning.job_calibration import NO_PARTS, MeasuredParts
+from tilecast.logs import LoggedRun, read_log
 from tilecast.spec import PartialPlan, SpecError
 
 _STEP = re.compile(r"(\d{1,9}(?:\.\d{0,9})?(?:e-?\d{1,2})?) *(ms|s|min|)", re.ASCII)
@@ -50,12 +50,18 @@ class UnresolvedRun:
     field: str = "--measured"
 
 
-def parse_measurements(texts: Sequence[str]) -> tuple[float | None, list[UnresolvedRun]]:
+def parse_measurements(texts: Sequence[str], *, has_offer: bool = False) -> tuple[float | None, list[UnresolvedRun]]:
     """Parse the values of `--measured`. Return the seconds of a value without a pool, and the runs that name a pool.
 
     The seconds are None unless the only value names no pool.
 
-    The name of a log may replace the seconds: `@train.log`, or `a100-80:8=@train.log`.
+    The name of a log may replace the seconds: `@train.log`, `a100-80=@train.log` or `a100-80:8=@train.log`. The number
+    of GPUs and the plan are those that the log says, where the text leaves them out.
+
+    Args:
+        texts: the values.
+        has_offer: whether a baseline or a plan says what a log without a pool belongs to. Otherwise a log that names
+            its GPUs is a run on them.
 
     Raises:
         SpecError: a value cannot be parsed, or a file does not contain measured steps.
@@ -63,8 +69,13 @@ def parse_measurements(texts: Sequence[str]) -> tuple[float | None, list[Unresol
     seconds: float | None = None
     lines: list[UnresolvedRun] = []
     for text in texts:
-        if text.startswith("@") and len(texts) == 1 and (step := _read_log_alone(text[1:])) is not None:
-            seconds = step
+        if text.startswith("@") and (log := _read_log_alone(text[1:])) is not None:
+            if log.gpu is not None and log.gpus is not None and not (has_offer and len(texts) == 1):
+                lines.append(UnresolvedRun(log.gpu, log.gpus, log.plan, log.seconds, field=text[1:]))
+            elif len(texts) == 1:
+                seconds = log.seconds
+            else:
+                raise SpecError(text[1:], "does not say its GPUs", f"write POOL:N={text[:80]}")
         elif text.startswith("@"):
             lines += _read_runs_file(text[1:])
         elif "=" in text:
@@ -105,8 +116,8 @@ def _parse_seconds(text: str) -> float:
 def _parse_run(text: str, field: str) -> UnresolvedRun:
     head, _, step = text.rpartition("=")
     if step.startswith("@"):
-        seconds = read_logged_step(step[1:]).seconds
-    elif match := _STEP.fullmatch(step.strip()):
+        return _read_logged_run(head, step[1:], field)
+    if match := _STEP.fullmatch(step.strip()):
         seconds = float(match[1]) * _UNITS[match[2]]
     else:
         raise SpecError(field, f"{step[:40]!r} is no step time", _REMEDY)
@@ -115,11 +126,31 @@ def _parse_run(text: str, field: str) -> UnresolvedRun:
     return UnresolvedRun(pool, gpus, PartialPlan.parse(plan, field) if plan else None, seconds, field=field)
 
 
-def _read_log_alone(name: str) -> float | None:
-    """Return the seconds of a step from a log file. Return None if `name` is a JSON file of runs."""
+def _read_logged_run(head: str, name: str, field: str) -> UnresolvedRun:
+    """Return the run of a log, on the pool and with the plan that `POOL[:N][/PLAN]` says, else as the log says.
+
+    Raises:
+        SpecError: the log cannot be read, the number of GPUs is open, or text and log contradict each other.
+    """
+    log = read_log(name)
+    where, _, plan = head.partition("/")
+    if ":" in where:
+        pool, gpus = reading.parse_name_and_count(field, where)
+        if log.gpus not in (None, gpus):
+            raise SpecError(field, f"{name} says that it ran on {log.gpus} GPUs, not {gpus}", "correct the number")
+    elif log.gpus is None:
+        raise SpecError(field, f"{name} does not say its number of GPUs", f"write {where[:63]}:N=@{name}")
+    else:
+        pool, gpus = where.strip(), log.gpus
+    own = PartialPlan.parse(plan, field) if plan else log.plan
+    return UnresolvedRun(pool, gpus, own, log.seconds, field=field)
+
+
+def _read_log_alone(name: str) -> LoggedRun | None:
+    """Return the run in a log. Return None if `name` is a JSON file of runs."""
     if not name or (name.endswith(".json") and not name.endswith("trainer_state.json")):
         return None
-    return read_logged_step(name).seconds
+    return read_log(name)
 
 
 def _read_runs_file(name: str) -> list[UnresolvedRun]:

@@ -142,7 +142,9 @@ def _compute_job_advice(inputs: AdviceInputs, job: JobInput) -> AdviceResult:
     request, pools = job.request(), pool_inputs.read_pools(inputs.pools)
     if inputs.seeks_fewest:
         request = replace(request, objective="fewestGpus", deadline_s=None, budget=None, target_step_s=None)
-    seconds, runs = measurements.parse_measurements(inputs.measured)
+    seconds, runs = measurements.parse_measurements(
+        inputs.measured, has_offer=bool(inputs.baseline or inputs.plan is not None or job.launch is not None)
+    )
     if inputs.baseline:
         where, step = measurements.split_baseline(inputs.baseline)
         request = replace(request, baseline=_parse_baseline(where))

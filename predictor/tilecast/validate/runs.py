@@ -25,6 +25,7 @@ from tilecast.spec import Floats, Plan, Plans, SpecError, Workload
 from tilecast.step import PARTS, placement
 from tilecast.validate import Track, without_progress
 from tilecast.validate.cells import Row, UnreadableRow
+from tilecast.validate.logged import fill_from_log
 from tilecast.validate.reading import RunCase, read_run
 from tilecast.zoo import ShardedGraph
 
@@ -309,8 +310,10 @@ def forecast_member(group: RunGroup, priced: PricedPlans, member: GroupMember) -
 def read_table(path: Path) -> list[Row]:
     """Return the rows of a runs table, a CSV file, as mappings of column to text.
 
+    A step that names a log, as `@train.log`, is read from it.
+
     Raises:
-        SpecError: the file cannot be read, or lacks the columns of a runs table.
+        SpecError: the file or a log cannot be read, or the file lacks the columns of a runs table.
     """
     try:
         with path.open(newline="", encoding="utf-8-sig") as handle:
@@ -318,10 +321,11 @@ def read_table(path: Path) -> list[Row]:
             missing = {"id", "gpu", "n_gpus", "precision"} - set(reader.fieldnames or ())
             if missing:
                 raise SpecError(str(path), f"lacks the columns {', '.join(sorted(missing))}", "give a runs table")
-            return [{key: value or "" for key, value in row.items() if key is not None} for row in reader]
+            rows = [{key: value or "" for key, value in row.items() if key is not None} for row in reader]
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         problem = f"cannot be read: {getattr(error, 'strerror', None) or error}"
         raise SpecError(str(path), problem, "check the path and the rights of the file") from None
+    return [fill_from_log(row, path.parent) for row in rows]
 
 
 def write_rows(path: Path, rows: Sequence[Row], forecasts: Sequence[Forecast]) -> None:

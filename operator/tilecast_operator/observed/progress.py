@@ -1,0 +1,122 @@
+"""Measure the step of a TrainJob from the progress that its trainer reports by itself.
+
+Trainer's feature gate TrainJobStatus (alpha, off by default) lets a program write `status.trainerStatus`: a percentage,
+a time and metrics. Transformers does so in every TrainJob. The metrics `current_step` and `total_steps` are of
+Transformers; other trainers report a percentage, which needs the number of steps in the TrainingJob.
+
+A step is the time between two reports divided by the steps between them. So neither the start nor the compilation
+counts, nor the steps before a restart.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from tilecast_operator.kube.times import parse_time
+from tilecast_operator.observed.reports import StepReport
+
+SOURCE = "trainJobProgress"
+CURRENT_STEPS = ("current_step", "global_step", "step")
+"""Metrics with the number of the step."""
+TOTAL_STEPS = ("total_steps", "max_steps")
+"""Metrics with the number of steps of the run."""
+MIN_PERCENT = 5
+"""Progress from which on a run is measured; before, kernels are compiled and caches filled."""
+MAX_ROUNDING = 0.1
+"""Largest share by which rounding may change a measured step. With less progress the next report is awaited."""
+TIME_RESOLUTION_S = 1.0
+"""Resolution of times in a status."""
+MAX_STEPS = 10**12
+NOTICE_S = 60.0
+"""Progress within this time is looked at once: Transformers reports every few seconds."""
+MISSING = (
+    "no step of the job was measured yet: {name} has no status.trainerStatus; turn on the feature gate TrainJobStatus "
+    "of Kubeflow Trainer, with a program that reports (Transformers does), or report by another source"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """Progress of a run at one time."""
+
+    time_s: float
+    steps: float
+    """Steps done."""
+    rounding_steps: float
+    """Steps by which `steps` may be too small."""
+    percent: float
+
+    @property
+    def is_warm(self) -> bool:
+        """Whether enough of the run is done to measure steps."""
+        return self.percent >= MIN_PERCENT
+
+
+def name_stage(status: Mapping[str, Any]) -> tuple[object, int] | None:
+    """Return a value that changes when the progress in a TrainJob's status is worth another look. None without one."""
+    trainer = status.get("trainerStatus")
+    if not isinstance(trainer, Mapping):
+        return None
+    time_s = parse_time(trainer.get("lastUpdatedTime")) or 0.0
+    return trainer.get("progressPercentage"), int(time_s / NOTICE_S)
+
+
+def read_progress(status: Mapping[str, Any], planned_steps: int | None) -> Progress | None:
+    """Return the progress in a TrainJob's status. None if it has none, or if the number of steps is not known.
+
+    Args:
+        status: status of the TrainJob.
+        planned_steps: steps of the run as its TrainingJob says. The trainer's own number counts first.
+    """
+    trainer = status.get("trainerStatus")
+    if not isinstance(trainer, Mapping):
+        return None
+    time_s = parse_time(trainer.get("lastUpdatedTime"))
+    listed = trainer.get("metrics")
+    metrics = {
+        item["name"]: item.get("value")
+        for item in (listed if isinstance(listed, list) else [])
+        if isinstance(item, Mapping) and isinstance(item.get("name"), str)
+    }
+    total = _first_count(metrics, TOTAL_STEPS) or planned_steps
+    current, percent = _first_count(metrics, CURRENT_STEPS), trainer.get("progressPercentage")
+    if time_s is None or not total:
+        return None
+    if current is not None:
+        return Progress(time_s, current, 0.0, 100 * current / total)
+    if isinstance(percent, int) and 0 <= percent <= 100:
+        return Progress(time_s, percent / 100 * total, total / 100, percent)
+    return None
+
+
+def _first_count(metrics: Mapping[str, object], names: tuple[str, ...]) -> int | None:
+    """Return the first metric of these names that is a whole number from 1 to `MAX_STEPS`."""
+    for name in names:
+        text = str(metrics.get(name, "")).removesuffix(".0")
+        if text.isascii() and text.isdecimal() and len(text) <= 13 and 0 < int(text) <= MAX_STEPS:
+            return int(text)
+    return None
+
+
+def measure_progress(earlier: Progress | None, now: Progress) -> tuple[StepReport | None, Progress | None]:
+    """Return the report of the steps between two times, and the progress that the next report counts from.
+
+    There is no report while rounding could change it by more than `MAX_ROUNDING`, or before `MIN_PERCENT`. If the run
+    was restarted, or its end is all that is left, counting begins anew.
+    """
+    if not now.is_warm or now.percent >= 100:
+        # The last report of a run is late: the model is saved in between.
+        return None, None
+    if earlier is None or now.steps < earlier.steps or now.time_s < earlier.time_s:
+        return None, now
+    steps, elapsed_s = now.steps - earlier.steps, now.time_s - earlier.time_s
+    if steps <= 0 or elapsed_s <= 0:
+        return None, earlier
+    rounding = now.rounding_steps / steps + TIME_RESOLUTION_S / elapsed_s
+    if rounding > MAX_ROUNDING:
+        return None, earlier
+    seconds = elapsed_s / steps
+    report = StepReport(seconds, SOURCE, steps=max(1, round(steps)), rounding_ratio=round(rounding, 4))
+    return report, now

@@ -1,0 +1,16 @@
+"""Logs of DeepSpeed: of its pipeline engine, else the times of the lines of its throughput timer."""
+
+import re
+
+from tilecast.logs.text import NUMBER, TIME, TextFormat
+
+FORMAT = TextFormat(
+    "DeepSpeed",
+    (
+        re.compile(rf"steps: (?P<step>\d{{1,12}}) .*?iter time \(s\): {NUMBER}", re.ASCII),
+        re.compile(rf"\[{TIME}\] \[INFO\] .*?/global_step=(?P<step>\d{{1,12}}), RunningAvgSamplesPerSec=", re.ASCII),
+        re.compile(rf"\[{TIME}\] \[INFO\] .*?\bstep=(?P<step>\d{{1,12}}), skipped=\d+, lr=", re.ASCII),
+    ),
+    word="step",
+    argument=re.compile(r"\s(?P<name>[a-z_]{3,60}) \.{3,} (?P<value>\S{1,40})\s*$", re.ASCII),
+)

@@ -1,0 +1,15 @@
+"""Lines such as those of nanoGPT, build-nanogpt and modded-nanogpt: a step, its loss and its time."""
+
+import re
+
+from tilecast.logs.text import NUMBER, TextFormat
+
+FORMAT = TextFormat(
+    "nanoGPT",
+    (
+        re.compile(rf"\biter(?:ation)?:? (?P<step>\d{{1,12}})\b.*?\btime:? {NUMBER} ?(?P<unit>ms|s)\b", re.ASCII),
+        re.compile(rf"\bstep:?\s+(?P<step>\d{{1,12}})\b.*?\b(?:dt|time):? {NUMBER} ?(?P<unit>ms|s)\b", re.ASCII),
+        re.compile(rf"\bstep:(?P<step>\d{{1,12}})/\d+ .*?\bstep_time:{NUMBER}(?P<unit>ms|s)\b", re.ASCII),
+    ),
+    word="t",
+)

@@ -1,0 +1,42 @@
+"""Logs of torchtitan, whose lines have no duration: the times at which they were written give it."""
+
+import math
+import re
+from collections.abc import Mapping
+
+from tilecast.logs.text import TIME, TextFormat
+
+_LISTED = re.compile(r"Building \d-D device mesh with \[([^\]]*)\], \[([\d, ]*)\]", re.ASCII)
+"""The mesh as 0.1 logs it."""
+_NAMED = re.compile(r"Building device mesh with parallelism: ((?:\w+=\d{1,7}(?:, )?)+)", re.ASCII)
+"""The mesh as 0.2 logs it."""
+_COLUMNS: Mapping[str, str] = {"pp": "pipeline", "cp": "context", "tp": "tensor", "ep": "expert"}
+_SPLITS = ("pp", "dp_replicate", "dp_shard", "cp", "tp")
+"""Dimensions whose sizes multiply to the GPUs; experts share those of others."""
+
+
+def read_mesh(line: str) -> dict[str, object]:
+    """Return GPUs and columns of the plan from a line with the mesh; of other lines nothing."""
+    if match := _LISTED.search(line):
+        names, counts = (re.findall(r"\w+", text, re.ASCII) for text in match.groups())
+        sizes = {name: int(count[:7]) for name, count in zip(names, counts, strict=False)}
+    elif match := _NAMED.search(line):
+        sizes = {name: int(count) for name, count in re.findall(r"(\w+)=(\d+)", match[1], re.ASCII)}
+    else:
+        return {}
+    values: dict[str, object] = {column: sizes.get(name, 1) for name, column in _COLUMNS.items()}
+    if sizes.get("dp_replicate", 1) == 1:
+        values["zero_stage"] = 3 if sizes.get("dp_shard", 1) > 1 else 0
+    return {**values, "gpus": math.prod(sizes.get(name, 1) for name in _SPLITS)}
+
+
+FORMAT = TextFormat(
+    "torchtitan",
+    (re.compile(rf"{TIME}.*?\bstep:\s*(?P<step>\d{{1,12}})\s+loss:", re.ASCII),),
+    word="step:",
+    facts=(
+        re.compile(r"\bCUDA capacity: (?P<gpu>[^,\n]{3,80}?) with [\d.]+ ?GiB memory", re.ASCII),
+        re.compile(r"\blocal batch size:? (?P<micro_batch>\d+)", re.ASCII),
+    ),
+    read_facts=read_mesh,
+)

@@ -1,0 +1,15 @@
+"""Progress bars of torchtune's recipes, `1|52|Loss: 1.23: 5%|… | 52/1000 [00:31<09:24, 1.67it/s]`."""
+
+import re
+
+from tilecast.logs.text import NUMBER, TextFormat
+
+FORMAT = TextFormat(
+    "torchtune",
+    (
+        re.compile(
+            rf"\b\d+\|(?P<step>\d{{1,12}})\|Loss: .*?\| *\d+/\d+ \[[^\]]*,\s*{NUMBER}(?P<unit>s/it|it/s)", re.ASCII
+        ),
+    ),
+    word="|Loss: ",
+)

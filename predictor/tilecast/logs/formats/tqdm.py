@@ -1,0 +1,11 @@
+"""Progress bars of tqdm, as Transformers and Lightning write them. Of several bars the one that ran longest counts."""
+
+import re
+
+from tilecast.logs.text import NUMBER, TextFormat
+
+FORMAT = TextFormat(
+    "tqdm",
+    (re.compile(rf"(?P<step>\d{{1,12}})/(?P<series>\d{{1,12}}) \[[^\]]*,\s*{NUMBER}(?P<unit>s/it|it/s)", re.ASCII),),
+    word="it",
+)

@@ -1,0 +1,52 @@
+"""`trainer_state.json` of Transformers, and of TRL, axolotl and LLaMA-Factory, which use its Trainer.
+
+It has the duration of the whole run alone. Evaluations are subtracted. Warm-up remains in the mean.
+"""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from tilecast import untrusted
+from tilecast.logs.steps import LoggedRun
+
+NAME = "Transformers"
+MAX_BYTES = 64 * 2**20
+
+
+def recognise(path: Path, head: bytes) -> bool:
+    """Return whether a file is a JSON object."""
+    return head.lstrip()[:1] == b"{" and path.suffix in (".json", "")
+
+
+def read(path: Path) -> LoggedRun | None:
+    """Return the mean step of a finished run. None for another file or a run that has not ended.
+
+    A run that was continued counts from its last start on.
+    """
+    try:
+        state = untrusted.parse_json(path.read_bytes()[: MAX_BYTES + 1], max_bytes=MAX_BYTES)
+    except ValueError:
+        return None
+    history = state.get("log_history") if isinstance(state, Mapping) else None
+    if not isinstance(history, Sequence):
+        return None
+    entries = [item for item in history if isinstance(item, Mapping)]
+    ends = [row for row, item in enumerate(entries) if _positive(item.get("train_runtime")) and _step(item)]
+    if not ends:
+        return None
+    last, before = ends[-1], ends[-2] if len(ends) > 1 else -1
+    first = _step(entries[before]) if before >= 0 else 0
+    rows = entries[before + 1 : last]
+    evaluated_s = sum(_positive(item.get("eval_runtime")) for item in rows)
+    seconds, steps = _positive(entries[last]["train_runtime"]) - evaluated_s, _step(entries[last]) - first
+    return LoggedRun(seconds / steps, steps, NAME) if seconds > 0 and steps > 0 else None
+
+
+def _step(item: Mapping[str, Any]) -> int:
+    step = item.get("step")
+    return step if isinstance(step, int) and step > 0 else 0
+
+
+def _positive(value: object) -> float:
+    return float(value) if isinstance(value, int | float) and 0 < value < 1e9 else 0.0

@@ -1,0 +1,103 @@
+"""Find the step in what an experiment tracker recorded: rows of metrics with a step number and a time."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from tilecast.logs.steps import LoggedRun, StepSeries, find_median
+
+STEP_METRICS: Mapping[str, float] = {
+    "iteration-time": 1.0,
+    "train_step_timing in s": 1.0,
+    "time_metrics/end_to_end(s)": 1.0,
+    "perf/step_time_seconds": 1.0,
+    "step_time_seconds": 1.0,
+    "train_step_time_seconds": 1.0,
+    "train/step_time_seconds": 1.0,
+    "step_seconds": 1.0,
+    "step_time_s": 1.0,
+    "step_time": 1.0,
+    "train/step_time": 1.0,
+    "train_step_time": 1.0,
+    "iter_time": 1.0,
+    "step_time_ms": 1e-3,
+    "train/step_time_ms": 1e-3,
+    "iter_time_ms": 1e-3,
+}
+"""Metrics that are the duration of a step, and the seconds of their unit."""
+CLOCK_METRICS: Sequence[str] = ("train|time", "_runtime", "_timestamp", "timestamp", "wall_time", "elapsed_seconds")
+"""Metrics that are a time in seconds: since the start of the run, or since 1970."""
+STEP_NUMBERS: Sequence[str] = (
+    "train/global_step", "trainer/global_step", "global_step", "iteration", "iter", "train/step", "step", "_step",
+)  # fmt: skip
+"""Metrics that are the number of the step, best first."""
+_PAUSE = re.compile(r"(?:^|[/_|. -])(?:eval|val|valid|validation|test)(?:$|[/_|. -])", re.ASCII | re.IGNORECASE)
+_SYSTEM = re.compile(r"^(?:system|gpu|cpu|memory|_)", re.ASCII | re.IGNORECASE)
+
+
+@dataclass(frozen=True, slots=True)
+class MetricRow:
+    """Metrics that a run recorded at once."""
+
+    step: int | None
+    time: float | None
+    """When, in seconds."""
+    values: Mapping[str, float]
+
+    @property
+    def is_pause(self) -> bool:
+        """Whether only an evaluation records such metrics."""
+        return any(_PAUSE.search(name) for name in self.values)
+
+
+def find_metric_run(rows: Sequence[MetricRow], name: str) -> LoggedRun | None:
+    """Return the run from rows of metrics in the order in which they were recorded. None if there are too few steps.
+
+    A metric that is the duration of a step comes first, then a metric that is a time, then the time of the rows with
+    the metric of training that was recorded most often.
+
+    Args:
+        rows: the rows.
+        name: name of the format.
+    """
+    for series in _list_series(rows):
+        if (median := find_median(series)) is not None:
+            return LoggedRun(*median, name)
+    return None
+
+
+def _list_series(rows: Sequence[MetricRow]) -> Iterable[StepSeries]:
+    counts = Counter(key for row in rows for key in row.values)
+    for metric, unit in STEP_METRICS.items():
+        if metric in counts:
+            yield _make_series(rows, metric, unit)
+    for metric in CLOCK_METRICS:
+        if metric in counts:
+            yield _make_series(rows, metric)
+    trained = [key for key in counts if not _PAUSE.search(key) and not _SYSTEM.match(key) and key not in STEP_NUMBERS]
+    if trained and any(row.time is not None for row in rows):
+        # A loss is recorded once for each step. Of metrics that are equally frequent it is the safest.
+        metric = max(trained, key=lambda key: (counts[key], "loss" in key.lower(), key))
+        yield _make_series(rows, metric, is_time=True)
+
+
+def _make_series(rows: Sequence[MetricRow], metric: str, unit: float = 0.0, *, is_time: bool = False) -> StepSeries:
+    """Return the series of a metric: its values as durations in `unit`, as times, or the times of its rows."""
+    series, is_paused = StepSeries(is_clock=not unit), False
+    known = {key for row in rows if metric in row.values for key in row.values}
+    # Trackers that count calls themselves have a number beside that of the program, which is in some rows alone.
+    number = next((key for key in STEP_NUMBERS if key in known), None)
+    for row in rows:
+        if metric not in row.values or (number is not None and number not in row.values):
+            is_paused |= row.is_pause
+            continue
+        step = row.step if number is None else int(row.values[number])
+        value = row.time if is_time else row.values[metric] * (unit or 1.0)
+        if step is not None and value is not None:
+            # Some write evaluations into the row of their step.
+            series.add_step(step, value, is_paused=is_paused or row.is_pause)
+            is_paused = False
+    return series
