@@ -13,9 +13,10 @@ from tilecast.readers.documents import flatten, leaves, load_mapping
 from tilecast.readers.megatron import SCRIPTS as MEGATRON
 from tilecast.readers.megatron import read_megatron
 from tilecast.readers.options_table import Facts, OptionTable, Setting, spell
+from tilecast.readers.python import find_functions, read_function, split_name
 from tilecast.readers.reading import LaunchReading
 from tilecast.readers.recipes import read_recipe
-from tilecast.readers.shell import read_script
+from tilecast.readers.shell import UNKNOWN, read_script
 from tilecast.readers.torchtitan import read_torchtitan
 from tilecast.spec import SpecError
 
@@ -43,6 +44,9 @@ class Folder:
             return self.written[_clean(name)]
         if name in self.named:
             return read_bounded(Path(name), name)
+        if UNKNOWN in name:
+            problem = f"its name holds that of {name.split(UNKNOWN)[1][:60]}, which is not literal"
+            raise SpecError(name.replace(UNKNOWN, "$")[:120], problem, "write its path")
         root = self.root.resolve()
         path = (root / name).resolve()
         if not path.is_relative_to(root):
@@ -124,9 +128,15 @@ _SINGLE_DEVICE = re.compile(r"^# *tune run (?:[a-z_]+_single_device\b)", re.MULT
 
 
 def is_launch_file(name: str) -> bool:
-    """Return whether a name is that of a shell script, a TOML file, or of a configuration with a launcher's keys."""
+    """Return whether a name is that of a shell script, a TOML file, or of a configuration with a launcher's keys.
+
+    Of Python files those count with functions that build a configuration, and `FILE.py:FUNCTION`.
+    """
     if name.endswith((*SHELL, ".toml")):
         return True
+    file, function = split_name(name)
+    if file.endswith(".py"):
+        return bool(function) or bool(_find_recipes(file))
     if not name.endswith((".yaml", ".yml", ".json")):
         return False
     try:
@@ -134,6 +144,87 @@ def is_launch_file(name: str) -> bool:
     except SpecError:
         return False
     return _SIGNS.search(text) is not None and _OTHERS.search(text) is None
+
+
+_RETURNED = {"Trainer.Config": "torchtitan-0.3", "ConfigContainer": "megatron-bridge", "run.Partial": "nemo"}
+"""Table of options by the type that a function in Python returns."""
+
+
+def _find_recipes(name: str) -> dict[str, str]:
+    """Return the table of options of each function of a Python file that builds a configuration."""
+    try:
+        functions = find_functions(read_bounded(Path(name), name), name)
+    except SpecError:
+        return {}
+    return {function: _RETURNED[kind] for function, kind in functions.items() if kind in _RETURNED}
+
+
+_GPUS = re.compile(r"_(\d{1,5})gpu_")
+"""Number of GPUs in the name of a recipe of Megatron-Bridge."""
+
+
+def _read_python(
+    name: str, function: str, folder: Folder, gpus: int | None, has_model: bool, over: Sequence[Setting] = (),
+    kind: str = "", beside: str = "",
+) -> LaunchReading:  # fmt: skip
+    """Return what a function of a Python file builds. Other arguments are those of `_read_configurations`.
+
+    Args:
+        name: the file.
+        function: the function, or an empty string for the only one.
+        folder: the files that may be read.
+        gpus: number of GPUs, or None if it is unknown.
+        has_model: whether the user names the model beside the file.
+        over: options of the command line.
+        kind: the table of options, or an empty string to go by the type that the function returns.
+        beside: path from the folder to the file's own, with a slash behind it, where files that it imports lie.
+
+    Raises:
+        SpecError: there is no such function, or what it builds cannot be read.
+    """
+    text = folder.read(name)
+    functions = find_functions(text, name)
+    known = {one: _RETURNED[returned] for one, returned in functions.items() if returned in _RETURNED}
+    if not function:
+        if len(known) != 1:
+            shown = ", ".join([*list(known)[:3], *(["…"] if len(known) > 3 else [])]) or "none"
+            problem = f"holds {len(known)} configurations ({shown})"
+            raise SpecError(name, problem, f"name one: {name.rpartition('/')[2]}:FUNCTION")
+        function = next(iter(known))
+    table = kind or known.get(function)
+    if table is None:
+        raise SpecError(name, f"has no configuration {function[:60]!r}", f"known types: {', '.join(_RETURNED)}")
+    where = f"{name}:{function}"
+    bases = OptionTable.read(table).facts.get("bases", {})
+    settings = read_function(text, name, function, lambda one: folder.read(beside + one), bases)
+    settings = [one for one in [*settings, *over] if one.values != (None,)]
+    if table == "torchtitan-0.3":
+        # The folder of a registry is named after its model.
+        family = Path(name).resolve().parent.name
+        if not any(one.option in ("module", "--module") for one in settings):
+            settings.append(Setting("module", (family,)))
+        return read_torchtitan(settings, where, gpus, has_model, table)
+    if gpus_in_name := _GPUS.search(function):
+        gpus = int(gpus_in_name[1])
+    return read_megatron(settings, where, "pretrain_gpt.py", gpus, has_model, table)
+
+
+def list_configurations(name: str) -> list[tuple[str, str]]:
+    """Return launcher and name of each training configuration that a file holds. Most hold one or none.
+
+    Raises:
+        SpecError: the file cannot be read.
+    """
+    if name.endswith(SHELL):
+        script = read_script(read_bounded(Path(name), name), name)
+        lines = [line for words in script.commands if (line := read_command(words, script.name)) is not None]
+        return [(table, name)] if lines and (table := _find_reader(lines[0])) else []
+    if not is_launch_file(name):
+        return []
+    if name.endswith(".py"):
+        return [(table, f"{name}:{function}") for function, table in _find_recipes(name).items()]
+    table = detect(load_mapping(read_bounded(Path(name), name), name))
+    return [(table, name)] if table else []
 
 
 def detect(values: Mapping[str, Any]) -> str:
@@ -242,7 +333,10 @@ def read_file(name: str, *, gpus: int | None = None, has_model: bool = False) ->
     Raises:
         SpecError: the file cannot be read, or says no job.
     """
-    path = Path(name)
+    file, function = split_name(name)
+    path = Path(file)
+    if file.endswith(".py"):
+        return _read_python(file, function, Folder(path.parent, named=[file]), gpus, has_model)
     text = read_bounded(path, name)
     if not name.endswith(SHELL) and not text.startswith("#!"):
         # torchtune says in a comment that a recipe runs on one GPU.
@@ -263,6 +357,9 @@ def _read_line(line: LaunchLine, where: str, folder: Folder, gpus: int | None, h
         reading = read_megatron(settings, where, line.program, world, has_model)
     elif table == "torchtitan":
         path = _option_value(words, "--job.config_file") or _option_value(words, "--job.config-file")
+        module, function = _option_value(words, "--module"), _option_value(words, "--config")
+        if path is None and module and function:
+            return _read_registry(module, function, words, folder, world, has_model)
         if path is None:
             raise SpecError(where or "command", "names no --job.config_file", "give it")
         reading = _read_configurations(
@@ -283,12 +380,44 @@ def _read_line(line: LaunchLine, where: str, folder: Folder, gpus: int | None, h
     return replace(reading, gpus_per_node=line.gpus_per_node)
 
 
+_REGISTRIES = ("torchtitan/models/{}/config_registry.py", "torchtitan/experiments/{}/config_registry.py")
+"""Files of torchtitan 0.3 in which `--module` looks for the function that `--config` names."""
+
+
+def _read_registry(
+    module: str, function: str, words: Sequence[str], folder: Folder, gpus: int | None, has_model: bool
+) -> LaunchReading:
+    """Return what a command of torchtitan 0.3 says, whose configuration is a function in the folder.
+
+    Raises:
+        SpecError: the folder has no such function.
+    """
+    paths = [form.format(module) for form in _REGISTRIES] if re.fullmatch(r"\w+", module) else []
+    paths += [f"{module.replace('.', '/')}/config_registry.py", f"{module.replace('.', '/')}.py"]
+    for path in paths:
+        try:
+            folder.read(path)
+        except SpecError:
+            continue
+        over = [one for one in _overrides(words) if spell(one.option) not in ("module", "config")]
+        return _read_python(path, function, folder, gpus, has_model, over, "torchtitan-0.3", f"{Path(path).parent}/")
+    remedy = f"run it where {paths[0]} is, or give that file as FILE.py:{function}"
+    raise SpecError(f"--module {module[:60]}", "its config_registry.py is not in this folder", remedy)
+
+
+def _find_reader(line: LaunchLine) -> str:
+    """Return the table of options of a launch line, Megatron-LM's included, or an empty string."""
+    if line.program.rpartition("/")[2] in MEGATRON or _is_megatron(line):
+        return "megatron"
+    return _find_table(line, {spell(word.partition("=")[0]) for word in line.arguments if word[:2] == "--"})
+
+
 def _find_table(line: LaunchLine, options: set[str]) -> str:
     """Return the table of options of a launch line, or an empty string."""
     for name, table in _PROGRAMS:
         if name in line.program:
             return table
-    if "job.config-file" in options:
+    if "job.config-file" in options or {"module", "config"} <= options:
         return "torchtitan"
     if options & {"finetuning-type", "stage", "cutoff-len"} and "model-name-or-path" in options:
         return "llamafactory"
