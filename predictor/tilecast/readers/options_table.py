@@ -206,6 +206,8 @@ class Facts:
             return tuple(str(part) for value in setting.values for part in str(value).split())
         if kind == "text":
             return text
+        if kind == "layout":
+            return _join_layout(setting.values) or text
         return self._read_number(kind, setting, text)
 
     def _read_number(self, kind: str, setting: Setting, text: str) -> object:
@@ -265,3 +267,14 @@ class Facts:
     def prefix(self, start: str) -> dict[str, Any]:
         """Return the stated values whose target begins with `start`, without that beginning."""
         return {key[len(start) :]: value for key, value in self.values.items() if key.startswith(start)}
+
+
+_LETTERS = {"embedding": "E", "decoder": "t", "mtp": "m", "loss": "L"}
+"""Letter of a pipeline layout for each kind of layer in Megatron-Core's lists."""
+
+
+def _join_layout(stages: Sequence[object]) -> str:
+    """Return the text of a pipeline layout that is a list of stages, each a list of kinds. Any other is empty."""
+    if not all(isinstance(stage, list | tuple) and all(kind in _LETTERS for kind in stage) for stage in stages):
+        return ""
+    return "|".join("".join(_LETTERS[str(kind)] for kind in stage) for stage in stages)  # type: ignore[attr-defined]

@@ -235,7 +235,7 @@ class _Reader:
                 self.flatten(item, f"{prefix}.{key}" if prefix else str(key), settings, depth + 1)
         elif isinstance(value, list | tuple):
             # Objects in a list count by their names.
-            settings.append(Setting(prefix, tuple(_describe(one) for one in value)))
+            settings.append(Setting(prefix, tuple(_describe(one) for one in value[:MAX_ITEMS])))
         else:
             settings.append(Setting(prefix, (_describe(value),)))
         if depth == 0:
@@ -534,6 +534,8 @@ class _Reader:
             return _copy(args[0], 0)
         if last == "cast" and len(args) == 2:
             return args[1]
+        if last in ("list", "tuple") and len(args) == 1 and isinstance(args[0], list | tuple):
+            return list(args[0])
         if last == "dict" and not args:
             return dict(keywords)
         if last == "replace" and len(args) == 1 and isinstance(args[0], Built):
@@ -555,6 +557,12 @@ class _Reader:
         """Return what a method returns."""
         if isinstance(owner, str) and not args and name in ("lower", "upper", "strip"):
             return owner if _is_unknown(owner) else getattr(owner, name)()
+        if isinstance(owner, str) and name == "join" and len(args) == 1 and isinstance(args[0], list | tuple):
+            words = [one for one in args[0] if isinstance(one, str)]
+            is_short = len(words) == len(args[0]) and sum(map(len, words)) <= MAX_ITEMS
+            return owner.join(words)[:MAX_ITEMS] if is_short else unknown("a text")
+        if isinstance(owner, list) and name == "copy":
+            return list(owner)
         if isinstance(owner, list) and name in ("append", "extend"):
             added = args if name == "append" else args[0] if args and isinstance(args[0], list) else []
             if len(owner) + len(added) <= MAX_ITEMS:
@@ -585,6 +593,8 @@ def _describe(value: object) -> object:
     """Return a literal as it is, and the name of anything else."""
     if isinstance(value, Built | Symbol):
         return value.name
+    if isinstance(value, list | tuple) and all(isinstance(one, str) for one in value):
+        return tuple(value)
     return value if isinstance(value, str | int | float | bool | type(None)) else unknown("a value")
 
 

@@ -54,6 +54,15 @@ class Folder:
         return read_bounded(path, name)
 
 
+    def has(self, name: str) -> bool:
+        """Return whether a file can be read."""
+        try:
+            self.read(name)
+        except SpecError:
+            return False
+        return True
+
+
 def _clean(name: str) -> str:
     return name.removeprefix("./")
 
@@ -223,8 +232,11 @@ def list_configurations(name: str) -> list[tuple[str, str]]:
         return []
     if name.endswith(".py"):
         return [(table, f"{name}:{function}") for function, table in _find_recipes(name).items()]
-    table = detect(load_mapping(read_bounded(Path(name), name), name))
-    return [(table, name)] if table else []
+    values = load_mapping(read_bounded(Path(name), name), name)
+    table = detect(values)
+    # Other configurations of the launcher generate, evaluate or convert.
+    trains = OptionTable.read(table).facts.get("trains", {}).get("keys") if table in _TABLES else None
+    return [(table, name)] if table and (trains is None or set(trains) & set(values)) else []
 
 
 def detect(values: Mapping[str, Any]) -> str:
@@ -239,6 +251,8 @@ def detect(values: Mapping[str, Any]) -> str:
     return ""
 
 
+_TABLES = ("torchtune", "llamafactory", "maxtext")
+"""Tables of options that say which configurations train."""
 _DETECTED: Sequence[tuple[str, Sequence[set[str]]]] = (
     ("axolotl", ({"base_model"}, {"micro_batch_size", "sequence_len"})),
     ("accelerate", ({"compute_environment"}, {"distributed_type"})),
@@ -369,7 +383,10 @@ def _read_line(line: LaunchLine, where: str, folder: Folder, gpus: int | None, h
         path := _option_value(words, "--config") or next(iter(paths), None)
     ):
         over = [word for word in words if word not in (path, "--config")]
-        reading = _read_configurations({path: folder.read(path)}, folder, world, has_model, over, table, line)
+        # MaxText's base.yml holds its defaults, which the table has.
+        is_default = table == "maxtext" and path.rpartition("/")[2] == "base.yml" and not folder.has(path)
+        text = "run_name: ''" if is_default else folder.read(path)
+        reading = _read_configurations({path: text}, folder, world, has_model, over, table, line)
     elif table:
         settings = OptionTable.read(table).split_words(words)
         extra = _launcher_facts(line, folder)
@@ -395,9 +412,7 @@ def _read_registry(
     paths = [form.format(module) for form in _REGISTRIES] if re.fullmatch(r"\w+", module) else []
     paths += [f"{module.replace('.', '/')}/config_registry.py", f"{module.replace('.', '/')}.py"]
     for path in paths:
-        try:
-            folder.read(path)
-        except SpecError:
+        if not folder.has(path):
             continue
         over = [one for one in _overrides(words) if spell(one.option) not in ("module", "config")]
         return _read_python(path, function, folder, gpus, has_model, over, "torchtitan-0.3", f"{Path(path).parent}/")
