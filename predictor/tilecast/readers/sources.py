@@ -53,7 +53,6 @@ class Folder:
             raise SpecError(name, "lies outside the folder of what was given", "copy it there")
         return read_bounded(path, name)
 
-
     def has(self, name: str) -> bool:
         """Return whether a file can be read."""
         try:
