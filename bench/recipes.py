@@ -34,6 +34,8 @@ from tilecast.spec import SpecError  # noqa: E402
 
 MAX_GPUS = 4096
 """Most GPUs that are tried where a configuration says no number and its degrees do not divide fewer."""
+PARTS = ("accelerate", "deepspeed")
+"""Launchers whose files lie beside others, and are counted apart if they say no batch."""
 ENDINGS = (*sources.SHELL, ".yaml", ".yml", ".json", ".toml", ".py")
 
 
@@ -83,6 +85,8 @@ def read_row(launcher: str, name: str, root: Path, gpus: int) -> Row:
         is_small = "do not divide" in error.problem or "is no multiple of" in error.problem
         if is_small and gpus < MAX_GPUS:
             return read_row(launcher, name, root, 2 * gpus)
+        if launcher in PARTS and "is missing" in error.problem:
+            return Row(launcher, shown, "part", "names no model and no batch: a part of another launch")
         return Row(launcher, shown, "refused", f"{error.field.replace(str(root), '')}: {error.problem}")
     training = reading.training
     detail = f"{reading.model_name}, {training.get('precision')}, batch {training.get('globalBatchSize')}, "
@@ -110,7 +114,12 @@ def main() -> int:
             root = unpack(package, Path(name))
             rows += [read_row(table, path, root, options.gpus) for table, path in find_configurations(root)]
     for launcher in sorted({row.launcher for row in rows}):
-        own = [row for row in rows if row.launcher == launcher]
+        own = [row for row in rows if row.launcher == launcher and row.outcome != "part"]
+        parts = [row for row in rows if row.launcher == launcher and row.outcome == "part"]
+        if parts:
+            print(f"{launcher}: {len(parts)} files that are part of another launch")
+        if not own:
+            continue
         counts = Counter(row.outcome for row in own)
         read = counts["read"] + counts["hub"]
         print(f"{launcher}: {read} of {len(own)} ({read / len(own):.0%}), {counts['hub']} with a model of the Hub")

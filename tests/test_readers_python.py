@@ -229,3 +229,134 @@ def f(**kw) -> C:
         "x": (16,), "z": ("D", "D.E"), "first": ("build",), "first.wd": (0.1,), "first.lr": (1,), "a": (1,), "b": (3,),
         "name": ("q",), "deep.er": ("v",), "apply()": ("how",),
     }  # fmt: skip
+
+
+LIGHTNING = """
+trainer:
+  devices: 8
+  num_nodes: 2
+  strategy: {strategy}
+  precision: bf16-mixed
+  accumulate_grad_batches: 4
+model:
+  class_path: own.Model
+  init_args: {{model_name: meta-llama/Llama-3.1-8B}}
+data:
+  class_path: own.Data
+  init_args: {{batch_size: 2, block_size: 4096}}
+"""
+LITGPT = """
+checkpoint_dir: checkpoints/meta-llama/Llama-2-7b-hf
+precision: bf16-true
+quantize: bnb.nf4
+devices: 1
+lora_r: 32
+train: {global_batch_size: 8, micro_batch_size: 2, max_seq_length: 512}
+"""
+NEMO_YAML = """
+trainer: {devices: 8, num_nodes: 4, precision: bf16, max_steps: 10}
+exp_manager: {exp_dir: null}
+model:
+  micro_batch_size: 1
+  global_batch_size: 128
+  tensor_model_parallel_size: 4
+  pipeline_model_parallel_size: 2
+  virtual_pipeline_model_parallel_size: null
+  encoder_seq_length: 4096
+  max_position_embeddings: ${.encoder_seq_length}
+  num_layers: 32
+  hidden_size: 4096
+  ffn_hidden_size: 14336
+  num_attention_heads: 32
+  num_query_groups: 8
+  hidden_dropout: 0.0
+  attention_dropout: 0.0
+  activation: fast-swiglu
+  normalization: rmsnorm
+  position_embedding_type: rope
+  bias: false
+  share_embeddings_and_output_weights: false
+  sequence_parallel: true
+  activations_checkpoint_granularity: selective
+  tokenizer: {library: huggingface, type: meta-llama/Meta-Llama-3-8B}
+  optim: {name: distributed_fused_adam, lr: 1.0e-4}
+"""
+MEGATRON_YAML = """
+language_model:
+  num_layers: 32
+  hidden_size: 4096
+  ffn_hidden_size: 14336
+  num_attention_heads: 32
+  num_query_groups: 8
+  hidden_dropout: 0.0
+  attention_dropout: 0.0
+  activation_func: swiglu
+  add_bias_linear: false
+  normalization: RMSNorm
+  recompute_granularity: selective
+model_parallel: {tensor_model_parallel_size: 2, sequence_parallel: true, pipeline_model_parallel_size: 1}
+bf16: true
+micro_batch_size: 2
+global_batch_size: 64
+seq_length: 4096
+use_distributed_optimizer: true
+position_embedding_type: rope
+untie_embeddings_and_output_weights: true
+vocab_size: 128256
+"""
+BRIDGE_YAML = """
+model: {hf_model_id: meta-llama/Llama-3.1-8B, tensor_model_parallel_size: 2, seq_length: 4096}
+train: {micro_batch_size: 1, global_batch_size: 64}
+ddp: {use_distributed_optimizer: true}
+mixed_precision: bf16_mixed
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "framework", "plan", "model", "training"),
+    [
+        (LIGHTNING.format(strategy="ddp"), "lightning", "dp=16,mb=2", "Llama-3.1-8B", (128, 4096, "bf16")),
+        (LIGHTNING.format(strategy="fsdp"), "fsdp2", "dp=16,zero=3,mb=2", "Llama-3.1-8B", (128, 4096, "bf16")),
+        (
+            LIGHTNING.format(strategy="deepspeed_stage_2"), "deepspeed", "dp=16,zero=2,mb=2", "Llama-3.1-8B",
+            (128, 4096, "bf16"),
+        ),
+        (
+            LIGHTNING.format(
+                strategy="{class_path: lightning.pytorch.strategies.FSDPStrategy, init_args: "
+                "{sharding_strategy: SHARD_GRAD_OP, activation_checkpointing_policy: [own.Block]}}"
+            ), "fsdp2", "dp=16,zero=2,mb=2,ac=full", "Llama-3.1-8B", (128, 4096, "bf16"),
+        ),
+        (LITGPT, "litgpt", "dp=1,mb=2", "Llama-2-7b-hf", (8, 512, "bf16")),
+        (NEMO_YAML, "nemo", "dp=4,tp=4,pp=2,zero=1,sp=1,mb=1,ac=selective", "llama-3-8b", (128, 4096, "bf16")),
+        (MEGATRON_YAML, "megatron", "dp=4,tp=2,zero=1,sp=1,mb=2,ac=selective", "llama-3-8b", (64, 4096, "bf16")),
+        (BRIDGE_YAML, "nemo", "dp=4,tp=2,zero=1,mb=1", "Llama-3.1-8B", (64, 4096, "bf16")),
+    ],
+)  # fmt: skip
+def test_configurations_in_yaml_are_read(
+    tmp_path: Path, text: str, framework: str, plan: str, model: str, training: tuple[int, int, str]
+) -> None:
+    name = put(tmp_path, "config.yaml", text)
+    assert readers.is_launch_file(name)
+    found = readers.read_file(name, gpus=8)
+    assert (found.framework, found.plan_text(), found.model_name.rpartition("/")[2]) == (framework, plan, model)
+    assert found.unknown == () and found.unpriced == {}
+    assert tuple(found.training[key] for key in ("globalBatchSize", "sequenceLength", "precision")) == training
+
+
+def test_a_strategy_that_is_not_known_is_refused(tmp_path: Path) -> None:
+    found = readers.read_file(put(tmp_path, "config.yaml", LIGHTNING.format(strategy="own.Strategy")))
+    with pytest.raises(SpecError, match=r"trainer.strategy: 'Strategy' is not priced"):
+        readers.require_priced(found, "")
+
+
+def test_commands_of_lightning_and_litgpt_name_a_configuration(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:  # fmt: skip
+    put(tmp_path, "a.yaml", LIGHTNING.format(strategy="ddp"))
+    put(tmp_path, "b.yaml", LITGPT)
+    monkeypatch.chdir(tmp_path)
+    first = readers.read_words(["python", "main.py", "fit", "--config", "a.yaml", "--trainer.devices=4"])
+    assert first.gpus == 8 and first.framework == "lightning"
+    second = readers.read_words(["litgpt", "finetune_lora", "--config", "b.yaml"])
+    assert second.training["loraRank"] == 32 and second.training["quantization"] == "nf4"

@@ -74,7 +74,7 @@ def read_megatron(
     check_batch(training.get("globalBatchSize"), micro, data, where, "--global-batch-size")
     model, name = (None, "") if has_model else _find_model(facts, program, table)
     return LaunchReading(
-        framework="megatron",
+        framework="nemo" if table in ("megatron-bridge", "nemo") else "megatron",
         training=training,
         plan=plan,
         model=model,

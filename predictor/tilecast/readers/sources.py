@@ -125,7 +125,7 @@ _KNOWN = "a torchrun, accelerate, deepspeed or python command with a training sc
 _KEYS = (
     "base_model", "micro_batch_size", "per_device_train_batch_size", "zero_optimization", "train_batch_size",
     "train_micro_batch_size_per_gpu", "compute_environment", "distributed_type", "_component_", "per_device_batch_size",
-    "finetuning_type", "MODEL_ARGS", "tensor_model_parallel_size", "model_name_or_path",
+    "finetuning_type", "MODEL_ARGS", "tensor_model_parallel_size", "model_name_or_path", "trainer", "checkpoint_dir",
 )  # fmt: skip
 """Keys of which a launcher's configuration has one."""
 _SIGNS = re.compile(rf'(?:^|[{{,\s])["\']?(?:{"|".join(_KEYS)})["\']?\s*:')
@@ -247,12 +247,23 @@ def detect(values: Mapping[str, Any]) -> str:
     component = values.get("model")
     if isinstance(component, Mapping) and "torchtune" in str(component.get("_component_", "")):
         return "torchtune"
+    degrees = {"tensor_model_parallel_size", "pipeline_model_parallel_size"}
+    if isinstance(component, Mapping) and degrees & set(component):
+        return "nemo" if "trainer" in names else "megatron-bridge"
+    if isinstance(values.get("model_parallel"), Mapping) and "language_model" in names:
+        return "megatron-yaml"
+    inner = values.get("trainer")
+    if isinstance(inner, Mapping) and inner.keys() & {"devices", "strategy", "precision", "num_nodes"}:
+        return "lightning"
+    if isinstance(values.get("train"), Mapping) and names & {"checkpoint_dir", "model_name"} and "precision" in names:
+        return "lightning"
     return ""
 
 
 _TABLES = ("torchtune", "llamafactory", "maxtext")
 """Tables of options that say which configurations train."""
 _DETECTED: Sequence[tuple[str, Sequence[set[str]]]] = (
+    ("llamafactory-1", ({"model", "train_dataset"},)),
     ("axolotl", ({"base_model"}, {"micro_batch_size", "sequence_len"})),
     ("accelerate", ({"compute_environment"}, {"distributed_type"})),
     ("deepspeed", ({"zero_optimization"}, {"train_micro_batch_size_per_gpu"}, {"train_batch_size"})),
@@ -288,9 +299,11 @@ def _read_configurations(
     where, values = kinds[main]
     if main == "megatron-arguments":
         return read_megatron(_megatron_arguments(values), where, "pretrain_gpt.py", gpus, has_model)
-    if main == "megatron":
-        return read_megatron(flatten(values), where, "pretrain_gpt.py", gpus, has_model)
     over = _overrides(words)
+    if main in ("megatron", "megatron-yaml", "megatron-bridge", "nemo"):
+        settings = [*_resolve(flatten(values)), *over]
+        settings = [one for one in settings if one.values != (None,)] if main != "megatron" else settings
+        return read_megatron(settings, where, "pretrain_gpt.py", gpus, has_model, main)
     if main == "torchtitan":
         return read_torchtitan([*flatten(values), *over], where, gpus, has_model)
     extra = [_facts(kind, *kinds[kind]) for kind in beside if kind != main]
@@ -299,6 +312,30 @@ def _read_configurations(
         settings = [one for one in settings if one.text.lower() != "auto" and one.values != (None,)]
     per_node = line.gpus_per_node if line else None
     return read_recipe(main, settings, where, folder.read, gpus, [*extra, *_launcher_facts(line, folder)], per_node)
+
+
+_REFERENCE = re.compile(r"\$\{([.\w]+)\}")
+
+
+def _resolve(settings: Sequence[Setting]) -> list[Setting]:
+    """Return settings with references such as `${model.seq_length}` or `${.seq_length}` replaced, once each.
+
+    Any other reference leaves its option unsaid, if it is one of a count.
+    """
+    known = {setting.option: setting for setting in settings}
+    found = []
+    for setting in settings:
+        match = _REFERENCE.fullmatch(setting.text)
+        if match is None:
+            found.append(setting)
+            continue
+        name = match[1]
+        if name.startswith("."):
+            name = f"{setting.option.rpartition('.')[0]}{name}".lstrip(".")
+        target = known.get(name)
+        if target is not None and not _REFERENCE.search(target.text):
+            found.append(Setting(setting.option, target.values))
+    return found
 
 
 def _facts(kind: str, name: str, values: Mapping[str, Any]) -> Facts:
@@ -378,7 +415,7 @@ def _read_line(line: LaunchLine, where: str, folder: Folder, gpus: int | None, h
         reading = _read_configurations(
             {path: folder.read(path)}, folder, world, has_model, [w for w in words if w != path], table, line
         )
-    elif table in ("axolotl", "llamafactory", "torchtune", "maxtext", "trl") and (
+    elif table in ("axolotl", "llamafactory", "torchtune", "maxtext", "trl", "lightning") and (
         path := _option_value(words, "--config") or next(iter(paths), None)
     ):
         over = [word for word in words if word not in (path, "--config")]
@@ -433,6 +470,8 @@ def _find_table(line: LaunchLine, options: set[str]) -> str:
             return table
     if "job.config-file" in options or {"module", "config"} <= options:
         return "torchtitan"
+    if "config" in options and "fit" in line.arguments[:1]:
+        return "lightning"
     if options & {"finetuning-type", "stage", "cutoff-len"} and "model-name-or-path" in options:
         return "llamafactory"
     if options & {"per-device-train-batch-size", "model-name-or-path", "deepspeed", "deepspeed-config"}:
@@ -441,6 +480,7 @@ def _find_table(line: LaunchLine, options: set[str]) -> str:
 
 
 _PROGRAMS = (
+    ("litgpt", "lightning"),
     ("torchtitan", "torchtitan"), ("axolotl", "axolotl"), ("llamafactory", "llamafactory"), ("torchtune", "torchtune"),
     ("trl ", "trl"), ("trl/", "trl"), ("trl.", "trl"), ("sft.py", "trl"), ("MaxText", "maxtext"),
     ("maxtext", "maxtext"),
