@@ -257,7 +257,7 @@ def _sharding(ranked: RankedFacts, name: str, data: int | None) -> tuple[Framewo
         known = ranked.facts[0].table.facts["strategies"].get(stated)
         if known is None:
             ranked.facts[0].unpriced[ranked.facts[0].origins["strategy"]] = f"{stated[:60]!r} is not priced"
-            return "ddp", 0, None
+            return "lightning", 0, None
         framework, stage, *host = known
         if _is_litgpt(ranked):
             framework, stage = "litgpt", 3 if data and data > 1 else 0
