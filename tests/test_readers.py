@@ -21,7 +21,7 @@ from tilecast.inputs.job import read_job
 from tilecast.inputs.job_options import JobOptions
 from tilecast.inputs.pools import PoolOptions
 from tilecast.public.advising import AdviceInputs, compute_advice
-from tilecast.readers import models
+from tilecast.readers import models, shell
 from tilecast.readers.command import read_command
 from tilecast.readers.options_table import OptionTable
 from tilecast.render.launch import LaunchSetting, write_launch
@@ -481,7 +481,7 @@ def read_degree(tmp_path: Path, text: str) -> str:
         ('N=1; TP=2\n[[ $N == 1 ]] &&\n  # one node\n  TP=4', "4"),
         ('N=1; TP=2\n[ $N = 2 ] && TP=4 || TP=8', "8"),
         ('N=1; TP=2\n[ $N = 2 ] && [ $M = 1 ] && TP=8', "2"),
-        ('N=1; TP=2\n[[ $N == 2 && $M == 1 ]] && TP=8', "unknown"),
+        ('N=1; TP=2\n[[ $N == 2 && $M == 1 ]] && TP=8', "2"),
         ('N=1; TP=2\n! [ $N = 2 ] && TP=8', "8"),
         ('N=1; TP=2\n((N > 1)) && TP=8', "2"),
         ('TP=2\ncd /tmp && TP=8', "8"),
@@ -507,6 +507,31 @@ def read_degree(tmp_path: Path, text: str) -> str:
 )  # fmt: skip
 def test_a_branch_counts_only_if_it_runs(tmp_path: Path, text: str, degree: str) -> None:
     assert read_degree(tmp_path, text) == degree
+
+
+@pytest.mark.parametrize(
+    ("text", "launched"),
+    [
+        ("A=1\nA=2 torchrun $A\necho $A", [["torchrun", "1"], ["echo", "1"]]),
+        ("f() { torchrun $A; }\nA=3\nA=4 f\ntorchrun $A", [["torchrun", "4"], ["torchrun", "3"]]),
+        ("A=0\nA=1 bash -c 'torchrun $A'\ntorchrun $A", [["torchrun", "1"], ["torchrun", "0"]]),
+        ("A=1; B=2 && torchrun $A $B", [["torchrun", "1", "2"]]),
+        ("torchrun a\nexit 0\ntorchrun b", [["torchrun", "a"]]),
+        ("if [ $# -lt 1 ]; then exit 1; fi\ntorchrun a", [["torchrun", "a"]]),
+        ("(exit 1; torchrun a)\ntorchrun b", [["torchrun", "b"]]),
+        ("f() { return; torchrun a; }\nf\ntorchrun b", [["torchrun", "b"]]),
+        ("bash -c 'exit; torchrun a'\ntorchrun b", [["torchrun", "b"]]),
+        ("f() { torchrun a; }\nexit", [["torchrun", "a"]]),
+        ("X=1\nif [[ $X == 1 && -n $X ]]; then torchrun a; else torchrun b; fi", [["torchrun", "a"]]),
+        ("X=1\nif [[ ( $X == 2 || $X == 3 ) && $X ]]; then torchrun a; else torchrun b; fi", [["torchrun", "b"]]),
+        ("X=1\nif [[ -z $X ||\n  ! $X -gt 1 ]]; then torchrun a; else torchrun b; fi", [["torchrun", "a"]]),
+        ("[[ $U && x == y ]] && torchrun a\n[[ $U || x == x ]] && torchrun b", [["torchrun", "b"]]),
+        ("X=7\n[ $X = 6 -o -z x ] && torchrun a\n[ $X = 7 -a -n x ] && torchrun b", [["torchrun", "b"]]),
+        ("[[ a == a* ]] && torchrun a\n[[ b != b ]] || torchrun b", [["torchrun", "a"], ["torchrun", "b"]]),
+    ],
+)
+def test_ends_and_conditions_of_scripts_are_followed(text: str, launched: list[list[str]]) -> None:
+    assert shell.read_script(text, "run.sh").commands == launched
 
 
 def test_a_launch_in_a_function_or_a_subshell_is_found(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any
 
-from tilecast.readers.options_table import OptionTable, spell
+from tilecast.readers.options_table import OptionTable
 from tilecast.readers.reading import LaunchReading
 from tilecast.recomputation import describe
 from tilecast.spec import Plan
@@ -52,7 +52,7 @@ def _find_option(
     """
     if (origin := reading.origins.get(target)) is not None:
         tables = (table, *map(OptionTable.read, _BESIDE))
-        return origin, next((one.options[key] for one in tables if (key := spell(origin)) in one.options), None)
+        return origin, next((one.options[key] for one in tables if (key := one.find_key(origin)) in one.options), None)
     found = [
         (table.names[key], entry)
         for key, entry in table.options.items()

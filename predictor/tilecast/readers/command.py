@@ -40,6 +40,7 @@ _TRAINERS: Mapping[str, Sequence[str]] = {
     "axolotl": ("train",),
     "llamafactory-cli": ("train",),
     "tune": ("run",),
+    "litgpt": ("pretrain", "finetune", "finetune_full", "finetune_lora"),
     "trl": ("sft", "dpo", "kto", "reward", "grpo"),
 }
 """Programs that start training themselves, with the words behind them that do."""

@@ -29,7 +29,7 @@ _FLEX = {"deepep": "deepEP", "hybridep": "hybridEP"}
 
 
 def read_megatron(
-    settings: Sequence[Setting], where: str, program: str, gpus: int | None, has_model: bool
+    settings: Sequence[Setting], where: str, program: str, gpus: int | None, has_model: bool, table: str = "megatron"
 ) -> LaunchReading:
     """Return what the options of a Megatron-LM command say.
 
@@ -39,15 +39,18 @@ def read_megatron(
         program: the training script.
         gpus: number of processes, or None if it is unknown.
         has_model: whether the user names the model beside the command.
+        table: the table of options, that of Megatron-LM or of a launcher around Megatron-Core.
 
     Raises:
         SpecError: an option is missing, or options contradict each other.
     """
-    facts = OptionTable.read("megatron").read_facts(settings, where)
+    facts = OptionTable.read(table).read_facts(settings, where)
+    if facts.get("world.devices"):
+        gpus = facts.count("world.devices") * facts.count("world.nodes")
     tensor, pipeline, context = (facts.count(f"plan.{name}") for name in ("tensor", "pipeline", "context"))
     data = data_degree(gpus, tensor, pipeline, context, where)
     if facts.get("plan.micro_batch") is None:
-        raise SpecError(facts.field("--micro-batch-size"), "is missing", "give it; Megatron-LM needs it")
+        raise SpecError(facts.field("--micro-batch-size"), "is missing", f"give it; {facts.table.title} needs it")
     micro = facts.count("plan.micro_batch")
     for target in _COUNTS:
         if facts.get(target) is not None:
@@ -69,9 +72,9 @@ def read_megatron(
     )
     training = _training(facts, plan, layers)
     check_batch(training.get("globalBatchSize"), micro, data, where, "--global-batch-size")
-    model, name = (None, "") if has_model else _model(facts, program)
+    model, name = (None, "") if has_model else _find_model(facts, program, table)
     return LaunchReading(
-        framework="megatron",
+        framework="nemo" if table in ("megatron-bridge", "nemo") else "megatron",
         training=training,
         plan=plan,
         model=model,
@@ -146,7 +149,28 @@ def _training(facts: Facts, plan: PartialPlan, layers: int | None) -> dict[str, 
         kind = facts.get("dispatcher") or "allgather"
         training["expertDispatch"] = flex if kind == "flex" else _DISPATCHERS.get(kind)
     training.setdefault("optimizer", facts.get("training.optimizer"))
+    if facts.get("adapter") == "lora":
+        targets = {str(word).rpartition(".")[2] for word in facts.get("lora_targets", ())}
+        is_attention = bool(targets) and targets <= {"linear_qkv", "linear_proj"}
+        training |= {"loraRank": facts.get("lora_rank"), "loraTargets": "attention" if is_attention else "all"}
     return drop_none(training)
+
+
+def _find_model(facts: Facts, program: str, table: str) -> tuple[dict[str, Any] | None, str]:
+    """Return `spec.model` and its name, or None and a name on the Hub.
+
+    Raises:
+        SpecError: no option says the model.
+    """
+    if stated := facts.get("model.name"):
+        return None, str(stated)
+    if kind := facts.get("model.class"):
+        name = OptionTable.read(table).facts.get("models", {}).get(str(kind).rpartition(".")[2])
+        if name is None:
+            field = facts.field(facts.origins["model.class"])
+            raise SpecError(field, f"{str(kind)[:60]!r} is no model that is known", "name the model before --")
+        return {"preset": name}, name
+    return _model(facts, program)
 
 
 def _model(facts: Facts, program: str) -> tuple[dict[str, Any], str]:

@@ -19,6 +19,7 @@ from tilecast.readers.shell import UNKNOWN
 from tilecast.spec import SpecError
 
 _NUMBER = re.compile(r"-\d")
+_DOTTED = re.compile(r"[A-Za-z_][\w.]*\.[A-Za-z_]\w*")
 _TRUE, _FALSE = ("true", "1", "yes", "on"), ("false", "0", "no", "off", "none", "null", "")
 
 
@@ -56,6 +57,10 @@ class OptionTable:
     """Reasons why options are not priced, by spelling."""
     defaults: Mapping[str, Any]
     """Values that the launcher assumes for targets that no option states."""
+    sections: tuple[str, ...] = ()
+    """Beginnings of options that options of the table go by without, such as `model.`, by spelling."""
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    """Further tables of the launcher, such as its names of models."""
 
     @classmethod
     @cache
@@ -70,8 +75,20 @@ class OptionTable:
         defaults = table.get("defaults", {})
         if parent is not None:
             own, names, defaults = {**parent.options, **own}, {**parent.names, **names}, {**parent.defaults, **defaults}
-            ignored, unpriced = ignored | parent.ignored, {**parent.unpriced, **unpriced}
-        return cls(name, table["title"], table["version"], own, names, ignored, unpriced, defaults)
+            inherited = {key: reason for key, reason in parent.unpriced.items() if key not in ignored}
+            ignored, unpriced = ignored | parent.ignored, {**inherited, **unpriced}
+        sections = tuple(map(spell, table.get("sections", parent.sections if parent else ())))
+        return cls(
+            name, table["title"], table["version"], own, names, ignored, unpriced, defaults, sections,
+            {**(parent.facts if parent else {}), **table.get("facts", {})},
+        )  # fmt: skip
+
+    def find_key(self, option: str) -> str:
+        """Return the spelling by which the table knows an option, without its section if it has one."""
+        key = spell(option)
+        if key in self.options or key in self.unpriced:
+            return key
+        return next((key[len(one) :] for one in self.sections if key.startswith(one)), key)
 
     def split_words(self, words: Sequence[str]) -> list[Setting]:
         """Return the options of command-line words, each with the words behind it. Words before them are left out."""
@@ -100,14 +117,16 @@ class OptionTable:
         """
         facts = Facts(self, where)
         last = {spell(setting.option): setting for setting in settings}
-        for key, setting in last.items():
+        for full, setting in last.items():
+            key = self.find_key(full)
             if key in self.options:
                 facts.add(self.options[key], setting)
             elif (reason := self.unpriced.get(key) or self.unpriced.get(key.partition(".")[0])) is not None:
                 if setting.text.strip().lower() not in _FALSE or not setting.values:
                     facts.unpriced[setting.option] = reason
-            elif key not in self.ignored and not any(
-                key.startswith(one[:-1]) for one in self.ignored if one[-1:] == "*"
+            elif not any(
+                one in self.ignored or any(one.startswith(start[:-1]) for start in self.ignored if start[-1:] == "*")
+                for one in (key, full)
             ):
                 facts.unknown.append(setting.option)
             else:
@@ -169,6 +188,9 @@ class Facts:
             raise self.not_literal(setting)
         if "values" in entry:
             known: Mapping[str, Any] = entry["values"]
+            if text not in known and _DOTTED.fullmatch(text):
+                # A class counts by its name, whatever module it is imported from.
+                text = text.rpartition(".")[2] if text.rpartition(".")[2] in known else text
             if text in known or text.lower() in known:
                 found = known[text] if text in known else known[text.lower()]
                 return None if found == "" else found
@@ -178,9 +200,14 @@ class Facts:
             self.unpriced[setting.option] = reason
             return None
         if kind == "words":
+            for word, reason in entry.get("refuse", {}).items():
+                if word in setting.values:
+                    self.unpriced[setting.option] = reason
             return tuple(str(part) for value in setting.values for part in str(value).split())
         if kind == "text":
             return text
+        if kind == "layout":
+            return _join_layout(setting.values) or text
         return self._read_number(kind, setting, text)
 
     def _read_number(self, kind: str, setting: Setting, text: str) -> object:
@@ -240,3 +267,14 @@ class Facts:
     def prefix(self, start: str) -> dict[str, Any]:
         """Return the stated values whose target begins with `start`, without that beginning."""
         return {key[len(start) :]: value for key, value in self.values.items() if key.startswith(start)}
+
+
+_LETTERS = {"embedding": "E", "decoder": "t", "mtp": "m", "loss": "L"}
+"""Letter of a pipeline layout for each kind of layer in Megatron-Core's lists."""
+
+
+def _join_layout(stages: Sequence[object]) -> str:
+    """Return the text of a pipeline layout that is a list of stages, each a list of kinds. Any other is empty."""
+    if not all(isinstance(stage, list | tuple) and all(kind in _LETTERS for kind in stage) for stage in stages):
+        return ""
+    return "|".join("".join(_LETTERS[str(kind)] for kind in stage) for stage in stages)  # type: ignore[attr-defined]

@@ -82,6 +82,8 @@ def read_recipe(
     """
     ranked = RankedFacts([OptionTable.read(name).read_facts(settings, where), *extra])
     gpus = ranked.stated("world.gpus") or gpus
+    if (devices := ranked.stated("world.devices")) and int(devices) > 0:
+        gpus = int(devices) * _degree(ranked, "world.nodes", where)
     _add_files(ranked, read_text, where)
     if name == "maxtext":
         _add_mesh(ranked.facts[0], gpus)
@@ -99,7 +101,7 @@ def read_recipe(
     }
     framework, zero, offload = _sharding(ranked, name, data)
     rank = training.pop("loraRankOfAdapter", 8)
-    training["precision"], weights = _precision(ranked, name)
+    training["precision"], weights = _precision(ranked, name, zero >= 2)
     training |= drop_none({"weights": weights, "offload": offload})
     training |= _adapters(ranked, name, rank, training)
     if name == "deepspeed" or framework == "deepspeed":
@@ -250,6 +252,16 @@ def _sharding(ranked: RankedFacts, name: str, data: int | None) -> tuple[Framewo
     """Return the framework, the ZeRO stage and what lives on the host."""
     offload = ranked.get("offload_parameters") or ranked.get("offload_optimizer") or ranked.get("training.offload")
     kind = str(ranked.stated("distributed") or "")
+    if name == "lightning":
+        stated = str(ranked.get("strategy", "auto")).rpartition(".")[2]
+        known = ranked.facts[0].table.facts["strategies"].get(stated)
+        if known is None:
+            ranked.facts[0].unpriced[ranked.facts[0].origins["strategy"]] = f"{stated[:60]!r} is not priced"
+            return "lightning", 0, None
+        framework, stage, *host = known
+        if _is_litgpt(ranked):
+            framework, stage = "litgpt", 3 if data and data > 1 else 0
+        return framework, int(ranked.get("plan.zero_stage", stage)), host[0] if host else offload
     if name == "torchtune":
         return "torchtune", int(ranked.get("plan.zero_stage", 3)), offload
     if name == "maxtext":
@@ -269,9 +281,25 @@ def _sharding(ranked: RankedFacts, name: str, data: int | None) -> tuple[Framewo
     return "accelerate", int(ranked.stated("plan.zero_stage") or stage), offload
 
 
-def _precision(ranked: RankedFacts, name: str) -> tuple[str, str | None]:
+def _is_litgpt(ranked: RankedFacts) -> bool:
+    """Return whether a configuration of Lightning is one of LitGPT."""
+    return any(option.startswith("train.") for option in ranked.facts[0].origins.values())
+
+
+def _precision(ranked: RankedFacts, name: str, is_sharded: bool) -> tuple[str, str | None]:
     """Return the precision, and how weights are held if that is not the framework's way."""
     stated, dtype = ranked.get("precision"), ranked.stated("dtype")
+    if name == "lightning":
+        text = str(ranked.get("lightning_precision"))
+        known = ranked.facts[0].table.facts["precisions"].get(text)
+        if known is None:
+            ranked.facts[0].unpriced[ranked.facts[0].origins["lightning_precision"]] = f"{text[:60]!r} is not priced"
+            return "bf16", None
+        weights = known[1] if len(known) > 1 else None
+        if _is_litgpt(ranked) and text.endswith("-mixed"):
+            # Its forecast assumes weights in 16 bits.
+            weights = "sharded" if is_sharded else "autocast"
+        return known[0], weights
     if computed := ranked.stated("quantized_compute"):
         return str(computed), ranked.stated("weights")
     if name == "torchtune":
@@ -296,7 +324,8 @@ def _adapters(ranked: RankedFacts, name: str, rank: int, training: Mapping[str, 
     component = str(ranked.stated("model.component") or "").rpartition(".")[2]
     adapter = ranked.get("adapter")
     is_quantized = ranked.stated("quantized") or adapter == "qlora" or component.startswith("qlora_")
-    has = adapter in ("lora", "qlora") or component.startswith(("lora_", "qlora_"))
+    is_litgpt = name == "lightning" and ranked.stated("training.loraRank") is not None
+    has = is_litgpt or adapter in ("lora", "qlora") or component.startswith(("lora_", "qlora_"))
     if not has:
         return {"loraRank": None, "quantization": None}
     targets = [str(word).strip(",'\"[]") for item in ranked.get("lora_targets", ()) for word in str(item).split(",")]

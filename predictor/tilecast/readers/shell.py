@@ -103,6 +103,8 @@ class Script:
     functions: dict[str, _Function] = field(default_factory=dict)
     subshells: list[dict[str, str | list[str] | None]] = field(default_factory=list)
     """Values before each subshell that is open."""
+    has_ended: bool = False
+    """Whether the script has ended before what is read next."""
     budget: Budget = field(init=False)
 
     def __post_init__(self) -> None:
@@ -136,6 +138,7 @@ def read_script(text: str, name: str, variables: Mapping[str, str] | None = None
     script = Script(name, {**(variables or {})})
     _read_batch_lines(text, script)
     _Reader(script, text.replace("\r\n", "\n")).run()
+    script.has_ended = False
     for function in [one for one in script.functions.values() if not one.called]:
         # A call may be computed: what such a function launches counts, but its variables are unknown.
         _Reader(script, function.body, 1, None).run()
@@ -252,8 +255,10 @@ class _Reader:
         self.chain = _Chain()
         self.status: bool | None = None
         """Whether the present command succeeds, as far as it has no words."""
-        self.is_begun = self.negates = False
+        self.is_begun = self.negates = self.has_ended = False
         self.function = ""
+        self.environment: dict[str, tuple[str | None, str | None]] = {}
+        """Values before and after assignments in front of a command, which hold for that command alone."""
         self.locals: dict[str, str | list[str] | None] = {}
         """Values of variables before the function declared them as its own."""
 
@@ -264,6 +269,8 @@ class _Reader:
         while self.place < len(self.text):
             char = self.text[self.place]
             if self._skip_blank(" \t"):
+                continue
+            if words[:1] == ["[["] and words[-1] != "]]" and self._read_condition_mark(words):
                 continue
             if char in "\n;&|":
                 if char == "&" and self.text.startswith("&>", self.place):
@@ -307,6 +314,19 @@ class _Reader:
             self._close_branch(None)
         self._restore(self.locals)
 
+    def _read_condition_mark(self, words: list[str]) -> bool:
+        """Read a mark within `[[ … ]]`, where `&&`, brackets and ends of lines separate no commands."""
+        pair, char = self.text[self.place : self.place + 2], self.text[self.place]
+        if pair in ("&&", "||"):
+            words.append(pair)
+            self.place += 2
+        elif char in "()<>" or (char == "\n" and words[-1] in ("[[", "&&", "||", "(")):
+            words += [char] if char != "\n" else []
+            self.place += 1
+        else:
+            return False
+        return True
+
     def _bracket(self, char: str, words: list[str]) -> list[str]:
         """Read a bracket. Return the words of the present command behind it."""
         self.place += 1
@@ -347,9 +367,19 @@ class _Reader:
             return
         match = _ASSIGNMENT.match(self.text, self.place)
         if match and (not words or words[0] in _DECLARATIONS):
+            variables = self.script.variables
+            before = variables.get(match[1])
             self._assign(match, words)
+            after = variables.get(match[1])
+            # Arrays stand in front of no command.
+            if not words and not isinstance(before, list) and not isinstance(after, list):
+                first, _ = self.environment.get(match[1], (before, None))
+                self.environment[match[1]] = (first, after)
             return
         start = self.place
+        if not words and self.environment:
+            # Its own words do not see them.
+            self._restore({name: old for name, (old, _) in self.environment.items()})
         found = self._word()
         plain = found[0] if len(found) == 1 and self.text.startswith(found[0], start) else ""
         if plain.isdecimal() and self.text[self.place : self.place + 1] in ("<", ">"):
@@ -372,6 +402,8 @@ class _Reader:
 
     def _runs(self) -> bool | None:
         """Return whether the present command runs: False if a branch is skipped, None if only a run would know."""
+        if self.has_ended or self.script.has_ended:
+            return False
         runs = _both(self.open[-1].outer, self.open[-1].taken) if self.open else self.runs
         return _both(runs, self.chain.gate)
 
@@ -432,7 +464,10 @@ class _Reader:
             if words[0] == "for" and len(words) > 1 and runs is not False and _NAME.fullmatch(words[1]):
                 self._forget(words[1])
             return
+        self._restore({name: new for name, (_, new) in self.environment.items()} if words else {})
         status = self._run_command(words) if words else self.status
+        self._restore({name: old for name, (old, _) in self.environment.items()} if words else {})
+        self.environment = {}
         self.chain.end_command(_negate(status) if self.negates else status, mark)
         self.is_begun = self.negates = False
 
@@ -445,6 +480,9 @@ class _Reader:
         words = words[start:]
         runs = self._runs()
         if runs is False:
+            return None
+        if words[0] in ("exit", "return"):
+            self._end(words[0], runs)
             return None
         if words[0] in ("[", "[[", "test"):
             return _evaluate_test(words)
@@ -474,6 +512,19 @@ class _Reader:
                 return None
         self.script.commands.append(words)
         return True if words[0] in _SUCCEEDING else None
+
+    def _end(self, word: str, runs: bool | None) -> None:
+        """End the script, the subshell or the function, if it is certain that it ends here."""
+        if runs is not True:
+            return
+        inner = next((branch for branch in reversed(self.open) if branch.kind == "("), None)
+        if inner is not None:
+            for branch in self.open[self.open.index(inner) :]:
+                branch.taken = False
+        elif word == "return" or (self.depth and self.arguments is None):
+            self.has_ended = True
+        else:
+            self.script.has_ended = True
 
     # --- assignments and words
 
@@ -867,22 +918,68 @@ def _evaluate_test(words: Sequence[str]) -> bool | None:
     if len(words) < 3 or words[-1] != {"[": "]", "[[": "]]"}.get(words[0], words[-1]):
         return None
     inner = list(words[1:-1] if words[0] != "test" else words[1:])
-    negated = inner[:1] == ["!"]
-    inner = inner[negated:]
+    if len(inner) > MAX_CONDITION:
+        return None
+    value, place = _evaluate_alternatives(inner, 0, 0)
+    return value if place == len(inner) else None
+
+
+MAX_CONDITION = 256
+"""Most words of a condition that is evaluated."""
+
+
+def _evaluate_alternatives(words: Sequence[str], place: int, depth: int) -> tuple[bool | None, int]:
+    """Return the value of conditions joined by `||`, and the place behind them."""
+    value, place = _evaluate_joined(words, place, depth)
+    while place < len(words) and words[place] in ("||", "-o"):
+        other, place = _evaluate_joined(words, place + 1, depth)
+        value = _either(value, other)
+    return value, place
+
+
+def _evaluate_joined(words: Sequence[str], place: int, depth: int) -> tuple[bool | None, int]:
+    """Return the value of conditions joined by `&&`, and the place behind them."""
+    value, place = _evaluate_single(words, place, depth)
+    while place < len(words) and words[place] in ("&&", "-a"):
+        other, place = _evaluate_single(words, place + 1, depth)
+        value = _both(value, other)
+    return value, place
+
+
+_JOINTS = ("&&", "||", "-a", "-o", ")")
+"""Words that end a single condition."""
+
+
+def _evaluate_single(words: Sequence[str], place: int, depth: int) -> tuple[bool | None, int]:
+    """Return the value of one condition, and the place behind it."""
+    if place < len(words) and words[place] == "!":
+        value, place = _evaluate_single(words, place + 1, depth)
+        return _negate(value), place
+    if place < len(words) and words[place] == "(" and depth < _MAX_DEPTH:
+        value, place = _evaluate_alternatives(words, place + 1, depth + 1)
+        return value, place + 1
+    end = next((at for at in range(place, len(words)) if words[at] in _JOINTS), len(words))
+    return _evaluate_words(words[place:end]), end
+
+
+def _evaluate_words(inner: Sequence[str]) -> bool | None:
+    """Return the value of a condition without joints, or None if only a run would know it."""
     if any(UNKNOWN in word for word in inner):
         return None
-    value: bool | None = None
+    if len(inner) == 1:
+        return inner[0] != ""
     if len(inner) == 2 and inner[0] in ("-z", "-n"):
-        value = (inner[1] == "") == (inner[0] == "-z")
-    elif len(inner) == 3 and inner[1] in ("=", "==", "!="):
-        value = (inner[0] == inner[2]) == (inner[1] != "!=")
-    elif (
+        return (inner[1] == "") == (inner[0] == "-z")
+    if len(inner) == 3 and inner[1] in ("=", "==", "!="):
+        # A pattern matches more than itself.
+        return None if re.search(r"[*?\[]", inner[2]) else (inner[0] == inner[2]) == (inner[1] != "!=")
+    if (
         len(inner) == 3
         and inner[1] in _COMPARISONS
         and all(re.fullmatch(r"-?\d{1,15}", one, re.ASCII) for one in (inner[0], inner[2]))
     ):
-        value = _COMPARISONS[inner[1]](int(inner[0]), int(inner[2]))
-    return None if value is None else value != negated
+        return _COMPARISONS[inner[1]](int(inner[0]), int(inner[2]))
+    return None
 
 
 _COMPARISONS: Mapping[str, Callable[[int, int], bool]] = {

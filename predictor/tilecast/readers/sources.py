@@ -13,9 +13,10 @@ from tilecast.readers.documents import flatten, leaves, load_mapping
 from tilecast.readers.megatron import SCRIPTS as MEGATRON
 from tilecast.readers.megatron import read_megatron
 from tilecast.readers.options_table import Facts, OptionTable, Setting, spell
+from tilecast.readers.python import find_functions, read_function, split_name
 from tilecast.readers.reading import LaunchReading
 from tilecast.readers.recipes import read_recipe
-from tilecast.readers.shell import read_script
+from tilecast.readers.shell import UNKNOWN, read_script
 from tilecast.readers.torchtitan import read_torchtitan
 from tilecast.spec import SpecError
 
@@ -43,11 +44,22 @@ class Folder:
             return self.written[_clean(name)]
         if name in self.named:
             return read_bounded(Path(name), name)
+        if UNKNOWN in name:
+            problem = f"its name holds that of {name.split(UNKNOWN)[1][:60]}, which is not literal"
+            raise SpecError(name.replace(UNKNOWN, "$")[:120], problem, "write its path")
         root = self.root.resolve()
         path = (root / name).resolve()
         if not path.is_relative_to(root):
             raise SpecError(name, "lies outside the folder of what was given", "copy it there")
         return read_bounded(path, name)
+
+    def has(self, name: str) -> bool:
+        """Return whether a file can be read."""
+        try:
+            self.read(name)
+        except SpecError:
+            return False
+        return True
 
 
 class Files(Protocol):
@@ -120,7 +132,7 @@ _KNOWN = "a torchrun, accelerate, deepspeed or python command with a training sc
 _KEYS = (
     "base_model", "micro_batch_size", "per_device_train_batch_size", "zero_optimization", "train_batch_size",
     "train_micro_batch_size_per_gpu", "compute_environment", "distributed_type", "_component_", "per_device_batch_size",
-    "finetuning_type", "MODEL_ARGS", "tensor_model_parallel_size", "model_name_or_path",
+    "finetuning_type", "MODEL_ARGS", "tensor_model_parallel_size", "model_name_or_path", "trainer", "checkpoint_dir",
 )  # fmt: skip
 """Keys of which a launcher's configuration has one."""
 _SIGNS = re.compile(rf'(?:^|[{{,\s])["\']?(?:{"|".join(_KEYS)})["\']?\s*:')
@@ -131,9 +143,15 @@ _SINGLE_DEVICE = re.compile(r"^# *tune run (?:[a-z_]+_single_device\b)", re.MULT
 
 
 def is_launch_file(name: str) -> bool:
-    """Return whether a name is that of a shell script, a TOML file, or of a configuration with a launcher's keys."""
+    """Return whether a name is that of a shell script, a TOML file, or of a configuration with a launcher's keys.
+
+    Of Python files those count with functions that build a configuration, and `FILE.py:FUNCTION`.
+    """
     if name.endswith((*SHELL, ".toml")):
         return True
+    file, function = split_name(name)
+    if file.endswith(".py"):
+        return bool(function) or bool(_find_recipes(file))
     if not name.endswith((".yaml", ".yml", ".json")):
         return False
     try:
@@ -141,6 +159,90 @@ def is_launch_file(name: str) -> bool:
     except SpecError:
         return False
     return _SIGNS.search(text) is not None and _OTHERS.search(text) is None
+
+
+_RETURNED = {"Trainer.Config": "torchtitan-0.3", "ConfigContainer": "megatron-bridge", "run.Partial": "nemo"}
+"""Table of options by the type that a function in Python returns."""
+
+
+def _find_recipes(name: str) -> dict[str, str]:
+    """Return the table of options of each function of a Python file that builds a configuration."""
+    try:
+        functions = find_functions(read_bounded(Path(name), name), name)
+    except SpecError:
+        return {}
+    return {function: _RETURNED[kind] for function, kind in functions.items() if kind in _RETURNED}
+
+
+_GPUS = re.compile(r"_(\d{1,5})gpu_")
+"""Number of GPUs in the name of a recipe of Megatron-Bridge."""
+
+
+def _read_python(
+    name: str, function: str, folder: Folder, gpus: int | None, has_model: bool, over: Sequence[Setting] = (),
+    kind: str = "", beside: str = "",
+) -> LaunchReading:  # fmt: skip
+    """Return what a function of a Python file builds. Other arguments are those of `_read_configurations`.
+
+    Args:
+        name: the file.
+        function: the function, or an empty string for the only one.
+        folder: the files that may be read.
+        gpus: number of GPUs, or None if it is unknown.
+        has_model: whether the user names the model beside the file.
+        over: options of the command line.
+        kind: the table of options, or an empty string to go by the type that the function returns.
+        beside: path from the folder to the file's own, with a slash behind it, where files that it imports lie.
+
+    Raises:
+        SpecError: there is no such function, or what it builds cannot be read.
+    """
+    text = folder.read(name)
+    functions = find_functions(text, name)
+    known = {one: _RETURNED[returned] for one, returned in functions.items() if returned in _RETURNED}
+    if not function:
+        if len(known) != 1:
+            shown = ", ".join([*list(known)[:3], *(["…"] if len(known) > 3 else [])]) or "none"
+            problem = f"holds {len(known)} configurations ({shown})"
+            raise SpecError(name, problem, f"name one: {name.rpartition('/')[2]}:FUNCTION")
+        function = next(iter(known))
+    table = kind or known.get(function)
+    if table is None:
+        raise SpecError(name, f"has no configuration {function[:60]!r}", f"known types: {', '.join(_RETURNED)}")
+    where = f"{name}:{function}"
+    bases = OptionTable.read(table).facts.get("bases", {})
+    settings = read_function(text, name, function, lambda one: folder.read(beside + one), bases)
+    settings = [one for one in [*settings, *over] if one.values != (None,)]
+    if table == "torchtitan-0.3":
+        # The folder of a registry is named after its model.
+        family = Path(name).resolve().parent.name
+        if not any(one.option in ("module", "--module") for one in settings):
+            settings.append(Setting("module", (family,)))
+        return read_torchtitan(settings, where, gpus, has_model, table)
+    if gpus_in_name := _GPUS.search(function):
+        gpus = int(gpus_in_name[1])
+    return read_megatron(settings, where, "pretrain_gpt.py", gpus, has_model, table)
+
+
+def list_configurations(name: str) -> list[tuple[str, str]]:
+    """Return launcher and name of each training configuration that a file holds. Most hold one or none.
+
+    Raises:
+        SpecError: the file cannot be read.
+    """
+    if name.endswith(SHELL):
+        script = read_script(read_bounded(Path(name), name), name)
+        lines = [line for words in script.commands if (line := read_command(words, script.name)) is not None]
+        return [(table, name)] if lines and (table := _find_reader(lines[0])) else []
+    if not is_launch_file(name):
+        return []
+    if name.endswith(".py"):
+        return [(table, f"{name}:{function}") for function, table in _find_recipes(name).items()]
+    values = load_mapping(read_bounded(Path(name), name), name)
+    table = detect(values)
+    # Other configurations of the launcher generate, evaluate or convert.
+    trains = OptionTable.read(table).facts.get("trains", {}).get("keys") if table in _TABLES else None
+    return [(table, name)] if table and (trains is None or set(trains) & set(values)) else []
 
 
 def detect(values: Mapping[str, Any]) -> str:
@@ -152,10 +254,23 @@ def detect(values: Mapping[str, Any]) -> str:
     component = values.get("model")
     if isinstance(component, Mapping) and "torchtune" in str(component.get("_component_", "")):
         return "torchtune"
+    degrees = {"tensor_model_parallel_size", "pipeline_model_parallel_size"}
+    if isinstance(component, Mapping) and degrees & set(component):
+        return "nemo" if "trainer" in names else "megatron-bridge"
+    if isinstance(values.get("model_parallel"), Mapping) and "language_model" in names:
+        return "megatron-yaml"
+    inner = values.get("trainer")
+    if isinstance(inner, Mapping) and inner.keys() & {"devices", "strategy", "precision", "num_nodes"}:
+        return "lightning"
+    if isinstance(values.get("train"), Mapping) and names & {"checkpoint_dir", "model_name"} and "precision" in names:
+        return "lightning"
     return ""
 
 
+_TABLES = ("torchtune", "llamafactory", "maxtext")
+"""Tables of options that say which configurations train."""
 _DETECTED: Sequence[tuple[str, Sequence[set[str]]]] = (
+    ("llamafactory-1", ({"model", "train_dataset"},)),
     ("axolotl", ({"base_model"}, {"micro_batch_size", "sequence_len"})),
     ("accelerate", ({"compute_environment"}, {"distributed_type"})),
     ("deepspeed", ({"zero_optimization"}, {"train_micro_batch_size_per_gpu"}, {"train_batch_size"})),
@@ -191,9 +306,11 @@ def _read_configurations(
     where, values = kinds[main]
     if main == "megatron-arguments":
         return read_megatron(_megatron_arguments(values), where, "pretrain_gpt.py", gpus, has_model)
-    if main == "megatron":
-        return read_megatron(flatten(values), where, "pretrain_gpt.py", gpus, has_model)
     over = _overrides(words)
+    if main in ("megatron", "megatron-yaml", "megatron-bridge", "nemo"):
+        settings = [*_resolve(flatten(values)), *over]
+        settings = [one for one in settings if one.values != (None,)] if main != "megatron" else settings
+        return read_megatron(settings, where, "pretrain_gpt.py", gpus, has_model, main)
     if main == "torchtitan":
         return read_torchtitan([*flatten(values), *over], where, gpus, has_model)
     extra = [_facts(kind, *kinds[kind]) for kind in beside if kind != main]
@@ -202,6 +319,30 @@ def _read_configurations(
         settings = [one for one in settings if one.text.lower() != "auto" and one.values != (None,)]
     per_node = line.gpus_per_node if line else None
     return read_recipe(main, settings, where, folder.read, gpus, [*extra, *_launcher_facts(line, folder)], per_node)
+
+
+_REFERENCE = re.compile(r"\$\{([.\w]+)\}")
+
+
+def _resolve(settings: Sequence[Setting]) -> list[Setting]:
+    """Return settings with references such as `${model.seq_length}` or `${.seq_length}` replaced, once each.
+
+    Any other reference leaves its option unsaid, if it is one of a count.
+    """
+    known = {setting.option: setting for setting in settings}
+    found = []
+    for setting in settings:
+        match = _REFERENCE.fullmatch(setting.text)
+        if match is None:
+            found.append(setting)
+            continue
+        name = match[1]
+        if name.startswith("."):
+            name = f"{setting.option.rpartition('.')[0]}{name}".lstrip(".")
+        target = known.get(name)
+        if target is not None and not _REFERENCE.search(target.text):
+            found.append(Setting(setting.option, target.values))
+    return found
 
 
 def _facts(kind: str, name: str, values: Mapping[str, Any]) -> Facts:
@@ -249,7 +390,10 @@ def read_file(name: str, *, gpus: int | None = None, has_model: bool = False) ->
     Raises:
         SpecError: the file cannot be read, or says no job.
     """
-    path = Path(name)
+    file, function = split_name(name)
+    path = Path(file)
+    if file.endswith(".py"):
+        return _read_python(file, function, Folder(path.parent, named=[file]), gpus, has_model)
     text = read_bounded(path, name)
     if not name.endswith(SHELL) and not text.startswith("#!"):
         # torchtune says in a comment that a recipe runs on one GPU.
@@ -282,16 +426,22 @@ def read_line(line: LaunchLine, where: str, folder: Files, gpus: int | None, has
         reading = read_megatron(settings, where, line.program, world, has_model)
     elif table == "torchtitan":
         path = _option_value(words, "--job.config_file") or _option_value(words, "--job.config-file")
+        module, function = _option_value(words, "--module"), _option_value(words, "--config")
+        if path is None and module and function:
+            return _read_registry(module, function, words, folder, world, has_model)
         if path is None:
             raise SpecError(where or "command", "names no --job.config_file", "give it")
         reading = _read_configurations(
             {path: folder.read(path)}, folder, world, has_model, [w for w in words if w != path], table, line
         )
-    elif table in ("axolotl", "llamafactory", "torchtune", "maxtext", "trl") and (
+    elif table in ("axolotl", "llamafactory", "torchtune", "maxtext", "trl", "lightning") and (
         path := _option_value(words, "--config") or next(iter(paths), None)
     ):
         over = [word for word in words if word not in (path, "--config")]
-        reading = _read_configurations({path: folder.read(path)}, folder, world, has_model, over, table, line)
+        # MaxText's base.yml holds its defaults, which the table has.
+        is_default = table == "maxtext" and path.rpartition("/")[2] == "base.yml" and not folder.has(path)
+        text = "run_name: ''" if is_default else folder.read(path)
+        reading = _read_configurations({path: text}, folder, world, has_model, over, table, line)
     elif table:
         settings = OptionTable.read(table).split_words(words)
         extra = _launcher_facts(line, folder)
@@ -302,13 +452,45 @@ def read_line(line: LaunchLine, where: str, folder: Files, gpus: int | None, has
     return replace(reading, gpus_per_node=line.gpus_per_node)
 
 
+_REGISTRIES = ("torchtitan/models/{}/config_registry.py", "torchtitan/experiments/{}/config_registry.py")
+"""Files of torchtitan 0.3 in which `--module` looks for the function that `--config` names."""
+
+
+def _read_registry(
+    module: str, function: str, words: Sequence[str], folder: Folder, gpus: int | None, has_model: bool
+) -> LaunchReading:
+    """Return what a command of torchtitan 0.3 says, whose configuration is a function in the folder.
+
+    Raises:
+        SpecError: the folder has no such function.
+    """
+    paths = [form.format(module) for form in _REGISTRIES] if re.fullmatch(r"\w+", module) else []
+    paths += [f"{module.replace('.', '/')}/config_registry.py", f"{module.replace('.', '/')}.py"]
+    for path in paths:
+        if not folder.has(path):
+            continue
+        over = [one for one in _overrides(words) if spell(one.option) not in ("module", "config")]
+        return _read_python(path, function, folder, gpus, has_model, over, "torchtitan-0.3", f"{Path(path).parent}/")
+    remedy = f"run it where {paths[0]} is, or give that file as FILE.py:{function}"
+    raise SpecError(f"--module {module[:60]}", "its config_registry.py is not in this folder", remedy)
+
+
+def _find_reader(line: LaunchLine) -> str:
+    """Return the table of options of a launch line, Megatron-LM's included, or an empty string."""
+    if line.program.rpartition("/")[2] in MEGATRON or _is_megatron(line):
+        return "megatron"
+    return _find_table(line, {spell(word.partition("=")[0]) for word in line.arguments if word[:2] == "--"})
+
+
 def _find_table(line: LaunchLine, options: set[str]) -> str:
     """Return the table of options of a launch line, or an empty string."""
     for name, table in _PROGRAMS:
         if name in line.program:
             return table
-    if "job.config-file" in options:
+    if "job.config-file" in options or {"module", "config"} <= options:
         return "torchtitan"
+    if "config" in options and "fit" in line.arguments[:1]:
+        return "lightning"
     if options & {"finetuning-type", "stage", "cutoff-len"} and "model-name-or-path" in options:
         return "llamafactory"
     if options & {"per-device-train-batch-size", "model-name-or-path", "deepspeed", "deepspeed-config"}:
@@ -317,6 +499,7 @@ def _find_table(line: LaunchLine, options: set[str]) -> str:
 
 
 _PROGRAMS = (
+    ("litgpt", "lightning"),
     ("torchtitan", "torchtitan"), ("axolotl", "axolotl"), ("llamafactory", "llamafactory"), ("torchtune", "torchtune"),
     ("trl ", "trl"), ("trl/", "trl"), ("trl.", "trl"), ("sft.py", "trl"), ("MaxText", "maxtext"),
     ("maxtext", "maxtext"),

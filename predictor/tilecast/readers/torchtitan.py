@@ -7,18 +7,21 @@ from collections.abc import Sequence
 from typing import Any
 
 from tilecast import shipped, zoo
+from tilecast.readers import models
 from tilecast.readers.options_table import Facts, OptionTable, Setting
 from tilecast.readers.reading import LaunchReading, check_batch, common_fields, data_degree, drop_none
 from tilecast.spec import PartialPlan, SpecError
 
 
-def read_torchtitan(settings: Sequence[Setting], where: str, gpus: int | None, has_model: bool) -> LaunchReading:
+def read_torchtitan(
+    settings: Sequence[Setting], where: str, gpus: int | None, has_model: bool, table: str = "torchtitan"
+) -> LaunchReading:
     """Return what a configuration of torchtitan says. Arguments are those of `read_megatron`.
 
     Raises:
         SpecError: options contradict each other, or the model is not known.
     """
-    facts = OptionTable.read("torchtitan").read_facts(settings, where)
+    facts = OptionTable.read(table).read_facts(settings, where)
     tensor, pipeline, context = (facts.count(f"plan.{name}") for name in ("tensor", "pipeline", "context"))
     replicas, shards = facts.count("replicas"), int(facts.get("shards"))
     if gpus is None and shards > 0:
@@ -52,7 +55,7 @@ def read_torchtitan(settings: Sequence[Setting], where: str, gpus: int | None, h
         zero_stage=facts.get("plan.zero_stage", assumed),
         micro_batch=micro,
         checkpointing=mode,
-        sequence_parallel=tensor > 1,
+        sequence_parallel=tensor > 1 and bool(facts.get("plan.sequence_parallel", True)),
     )
     check_batch(training.get("globalBatchSize"), micro, data, where, "training.global_batch_size")
     return LaunchReading(
@@ -77,9 +80,9 @@ def _training(facts: Facts, data: int | None, local: int, context: int, shards: 
         training["globalBatchSize"] = local * data
     training["precision"] = facts.get("precision")
     for word in facts.get("converters", ()):
-        if "float8" in word:
+        if "float8" in word.lower() and "mx" not in word.lower():
             training["precision"] = "fp8"
-        elif "mx" in word:
+        elif "mx" in word.lower():
             training["precision"] = "mxfp8"
     if (schedule := facts.get("schedule")) in ("interleavedZeroBubble", "zbv", "dualPipeV"):
         training["pipelineSchedule"] = schedule
@@ -121,5 +124,9 @@ def _preset(facts: Facts) -> str:
     try:
         return str(flavors[name][flavor])
     except KeyError:
+        # Other flavors are sizes: 30B-A3B of qwen3.
+        found = models.find_named(f"{name.replace('_', '-')}-{flavor}")
+        if found is not None:
+            return found
         problem = f"{flavor[:40]!r} of {name[:40]!r} is no model that is known"
         raise SpecError(facts.field("model.flavor"), problem, "name the model before --") from None

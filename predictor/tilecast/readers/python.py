@@ -1,0 +1,682 @@
+"""Read a training configuration that is written in Python, without running it.
+
+The file is parsed, and the few statements that configurations consist of are followed: assignments, calls of functions
+in the same folder, literals, and branches whose condition is literal. Any other call becomes an object with its name
+and its arguments, as the call of a configuration's class is. What only a run would know becomes a mark, as in
+`tilecast.readers.shell`. Modules beside the file are read where they are imported, those elsewhere are not.
+"""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import operator
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from tilecast.readers.options_table import Setting
+from tilecast.readers.shell import UNKNOWN, unknown
+from tilecast.spec import SpecError
+
+ReadText = Callable[[str], str]
+MAX_STEPS = 50_000
+"""Most expressions and statements that are followed."""
+MAX_CALLS = 16
+"""Most calls that are open at once."""
+MAX_ITEMS = 4096
+"""Most items of a list, characters of a computed text and settings of a configuration."""
+_MAX_DEPTH = 24
+_MAX_NODES = 200_000
+"""Most nodes of a file."""
+
+
+@dataclass(slots=True, eq=False)
+class Built:
+    """An object that a call builds: the name of what is called, and its arguments or fields by name."""
+
+    name: str
+    fields: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Symbol:
+    """A name that is imported or not known, such as `torch.bfloat16`."""
+
+    name: str
+
+    def __str__(self) -> str:
+        """Return the name."""
+        return self.name
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Function:
+    """A function of a file."""
+
+    node: ast.FunctionDef
+    module: _Module
+    outer: Mapping[str, Any] = field(default_factory=dict)
+    """Variables around a function within a function."""
+
+
+@dataclass(slots=True, eq=False)
+class _Module:
+    """A file, with its variables."""
+
+    name: str
+    names: dict[str, Any] = field(default_factory=dict)
+
+
+class _ReturnError(Exception):
+    """End of a function, with what it returns."""
+
+    def __init__(self, value: Any) -> None:
+        super().__init__()
+        self.value = value
+
+
+class _StopError(Exception):
+    """End of a branch by `raise`, `break` or `continue`."""
+
+
+def find_functions(text: str, name: str) -> dict[str, str]:
+    """Return the functions of a file that build a configuration, with the type that each is declared to return.
+
+    Only those count that need no argument, and whose name does not begin with an underscore.
+
+    Raises:
+        SpecError: the file is not Python.
+    """
+    found = {}
+    for node in _parse(text, name).body:
+        if isinstance(node, ast.FunctionDef) and node.returns is not None and node.name[0] != "_":
+            positional = [*node.args.posonlyargs, *node.args.args]
+            if len(positional) == len(node.args.defaults) and None not in node.args.kw_defaults:
+                # A type is a name here, or a name behind names of modules.
+                found[node.name] = ".".join(_dotted(node.returns))
+    return found
+
+
+def _dotted(node: ast.expr) -> list[str]:
+    """Return the parts of a name with dots, none if an expression is no such name."""
+    parts: list[str] = []
+    while isinstance(node, ast.Attribute):
+        parts.insert(0, node.attr)
+        node = node.value
+    if isinstance(node, ast.Constant) and isinstance(node.value, str):
+        return node.value[:80].split(".")
+    return [node.id, *parts] if isinstance(node, ast.Name) else []
+
+
+def read_function(text: str, name: str, function: str, read_text: ReadText, bases: Mapping[str, Any]) -> list[Setting]:
+    """Return the settings of the configuration that a function returns.
+
+    Args:
+        text: the file.
+        name: name of the file in errors.
+        function: name of the function.
+        read_text: function that reads a file beside it by its name.
+        bases: fields of the objects that functions of the framework build, by the functions' names.
+
+    Raises:
+        SpecError: the file is not Python, has no such function, or the function is too long to follow.
+    """
+    reader = _Reader(name, read_text, bases)
+    try:
+        module = reader.load(text, name)
+        made = module.names.get(function)
+        if not isinstance(made, Function):
+            raise SpecError(name, f"has no function {function[:60]!r}", "name one of its functions")
+        value = reader.call(made, [], {})
+        if not isinstance(value, Built | dict):
+            raise SpecError(f"{name}:{function}", "returns nothing that can be read", "describe the job by flags")
+        settings: list[Setting] = []
+        reader.flatten(value, "", settings, 0)
+    except RecursionError:
+        raise SpecError(name, "is nested too deeply", "flatten it") from None
+    return settings
+
+
+def _parse(text: str, name: str) -> ast.Module:
+    try:
+        tree = ast.parse(text)
+    except SyntaxError as error:
+        where = f"{name}: line {error.lineno}" if error.lineno else name
+        raise SpecError(where, f"is not Python: {str(error.msg)[:80]}", "check where the file was cut off") from None
+    except (ValueError, RecursionError, MemoryError):
+        raise SpecError(name, "is not Python, or is nested too deeply", "give a configuration") from None
+    for count, _ in enumerate(ast.walk(tree)):
+        if count > _MAX_NODES:
+            raise SpecError(name, "is too long to follow", "give a file with fewer configurations")
+    return tree
+
+
+_BINARY: Mapping[type, Callable[[Any, Any], Any]] = {
+    ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv,
+    ast.FloorDiv: operator.floordiv, ast.Mod: operator.mod,
+}  # fmt: skip
+_COMPARED: Mapping[type, Callable[[Any, Any], Any]] = {
+    ast.Eq: operator.eq, ast.NotEq: operator.ne, ast.Gt: operator.gt, ast.GtE: operator.ge, ast.Lt: operator.lt,
+    ast.LtE: operator.le,
+}  # fmt: skip
+_WRAPPERS = ("Config", "Partial", "partial")
+"""Names of calls whose first argument is what they build: `run.Config(Trainer, devices=8)`."""
+_Scope = dict[str, Any]
+
+
+def _is_unknown(value: object) -> bool:
+    return isinstance(value, str) and UNKNOWN in value
+
+
+class _Reader:
+    """Follower of the statements of a configuration."""
+
+    def __init__(self, name: str, read_text: ReadText, bases: Mapping[str, Any]) -> None:
+        self.name, self.read_text, self.bases = name, read_text, bases
+        self.steps = self.calls = 0
+        self.modules: dict[str, _Module] = {}
+        self.effects: list[Setting] = []
+        """Calls of functions elsewhere that may change an object, with their other arguments."""
+        self.unsure = 0
+        """Branches that are open whose condition only a run would know."""
+
+    def _step(self) -> None:
+        self.steps += 1
+        if self.steps > MAX_STEPS:
+            raise SpecError(self.name, f"takes more than {MAX_STEPS:,} steps to follow", "describe the job by flags")
+
+    def load(self, text: str, name: str) -> _Module:
+        """Return the module of a text, with its functions and constants."""
+        module = self.modules[name] = _Module(name)
+        with contextlib.suppress(_ReturnError, _StopError):
+            self._run(_parse(text, name).body, module.names, module)
+        return module
+
+    def call(self, function: Function, args: Sequence[Any], keywords: Mapping[str, Any]) -> Any:
+        """Return what a function returns."""
+        if self.calls >= MAX_CALLS:
+            return unknown(function.node.name)
+        own = function.node.args
+        names = [one.arg for one in (*own.posonlyargs, *own.args)]
+        scope: _Scope = dict(function.outer)
+        defaults = dict(zip(reversed(names), reversed(own.defaults), strict=False))
+        defaults |= {one.arg: value for one, value in zip(own.kwonlyargs, own.kw_defaults, strict=True) if value}
+        scope |= {key: self._value(node, function.module.names, function.module) for key, node in defaults.items()}
+        scope |= dict(zip(names, args, strict=False))
+        if own.vararg:
+            scope[own.vararg.arg] = list(args[len(names) :])
+        known = {*names, *(one.arg for one in own.kwonlyargs)}
+        scope |= {key: value for key, value in keywords.items() if key in known}
+        if own.kwarg:
+            scope[own.kwarg.arg] = {key: value for key, value in keywords.items() if key not in known}
+        self.calls += 1
+        try:
+            self._run(function.node.body, scope, function.module)
+        except _ReturnError as end:
+            return end.value
+        except _StopError:
+            return unknown(function.node.name)
+        finally:
+            self.calls -= 1
+        return None
+
+    def flatten(self, value: object, prefix: str, settings: list[Setting], depth: int) -> None:
+        """Add a setting for each field of an object. The setting of an object itself is the name of what built it."""
+        self._step()
+        if depth > _MAX_DEPTH or len(settings) > MAX_ITEMS:
+            raise SpecError(self.name, "builds more than can be read", "flatten it")
+        if isinstance(value, Built | dict):
+            fields = value.fields if isinstance(value, Built) else value
+            if prefix and isinstance(value, Built) and value.name:
+                settings.append(Setting(prefix, (value.name,)))
+            for key, item in fields.items():
+                self.flatten(item, f"{prefix}.{key}" if prefix else str(key), settings, depth + 1)
+        elif isinstance(value, list | tuple):
+            # Objects in a list count by their names.
+            settings.append(Setting(prefix, tuple(_describe(one) for one in value[:MAX_ITEMS])))
+        else:
+            settings.append(Setting(prefix, (_describe(value),)))
+        if depth == 0:
+            settings += self.effects
+
+    # --- statements
+
+    def _run(self, body: Sequence[ast.stmt], scope: _Scope, module: _Module) -> None:
+        for node in body:
+            self._step()
+            self._statement(node, scope, module)
+
+    def _statement(self, node: ast.stmt, scope: _Scope, module: _Module) -> None:
+        if isinstance(node, ast.FunctionDef):
+            scope[node.name] = Function(node, module, {} if scope is module.names else scope)
+        elif isinstance(node, ast.Assign):
+            value = self._value(node.value, scope, module)
+            for target in node.targets:
+                self._store(target, value, scope, module)
+        elif isinstance(node, ast.AnnAssign):
+            if node.value is not None:
+                self._store(node.target, self._value(node.value, scope, module), scope, module)
+        elif isinstance(node, ast.AugAssign):
+            left = self._value(node.target, scope, module)
+            right = self._value(node.value, scope, module)
+            self._store(node.target, _operate(node.op, left, right), scope, module)
+        elif isinstance(node, ast.Expr):
+            value = self._value(node.value, scope, module)
+            if isinstance(value, Built) and value.name and any(isinstance(one, Built) for one in value.fields.values()):
+                rest = tuple(one for one in value.fields.values() if not isinstance(one, Built | dict | list))
+                self.effects.append(Setting(f"{value.name.rpartition('.')[2]}()", tuple(map(_describe, rest))))
+        elif isinstance(node, ast.Return):
+            value = None if node.value is None else self._value(node.value, scope, module)
+            if not self.unsure:
+                raise _ReturnError(value)
+            # Whether it returns here is unknown: the rest counts, which has the main path.
+            raise _StopError
+        elif isinstance(node, ast.If):
+            self._branch(node, scope, module)
+        elif isinstance(node, ast.For | ast.While | ast.Try | ast.With):
+            self._compound(node, scope, module)
+        elif isinstance(node, ast.Raise | ast.Break | ast.Continue):
+            raise _StopError
+        elif isinstance(node, ast.ImportFrom):
+            self._import(node, scope)
+        elif isinstance(node, ast.Import):
+            for alias in node.names:
+                name = alias.asname or alias.name.partition(".")[0]
+                scope[name] = Symbol(name if alias.asname is None else alias.name)
+        elif isinstance(node, ast.ClassDef):
+            scope[node.name] = Symbol(node.name)
+
+    def _branch(self, node: ast.If, scope: _Scope, module: _Module) -> None:
+        test = self._truth(self._value(node.test, scope, module))
+        if test is None:
+            for body in (node.body, node.orelse):
+                self._run_unsure(body, scope, module)
+        else:
+            self._run(node.body if test else node.orelse, scope, module)
+
+    def _compound(
+        self, node: ast.For | ast.While | ast.Try | ast.With, scope: _Scope, module: _Module
+    ) -> None:  # fmt: skip
+        if isinstance(node, ast.With):
+            self._run(node.body, scope, module)
+        elif isinstance(node, ast.Try):
+            self._run([*node.body, *node.finalbody], scope, module)
+        elif isinstance(node, ast.For):
+            items = self._value(node.iter, scope, module)
+            if not isinstance(items, list | tuple) or len(items) > MAX_ITEMS:
+                self._store(node.target, unknown("a loop"), scope, module)
+                self._run_unsure(node.body, scope, module)
+                return
+            for item in items:
+                self._store(node.target, item, scope, module)
+                try:
+                    self._run(node.body, scope, module)
+                except _StopError:
+                    continue
+        else:
+            self._run_unsure(node.body, scope, module)
+
+    def _run_unsure(self, body: Sequence[ast.stmt], scope: _Scope, module: _Module) -> None:
+        """Follow statements that may not run. What they change is unknown."""
+        self.unsure += 1
+        try:
+            self._run(body, scope, module)
+        except _StopError:
+            pass
+        finally:
+            self.unsure -= 1
+
+    def _import(self, node: ast.ImportFrom, scope: _Scope) -> None:
+        """Import from a module beside the file, if there is one. Any other import only gives names."""
+        last = (node.module or "").rpartition(".")[2]
+        module = self._load_beside(f"{last}.py") if last else None
+        for alias in node.names:
+            if alias.name == "*":
+                scope |= {} if module is None else dict(module.names)
+                continue
+            value = module.names.get(alias.name) if module else self._load_beside(f"{alias.name}.py")
+            scope[alias.asname or alias.name] = Symbol(alias.name) if value is None else value
+
+    def _load_beside(self, name: str) -> _Module | None:
+        if name in self.modules or len(self.modules) >= MAX_CALLS:
+            return self.modules.get(name)
+        try:
+            text = self.read_text(name)
+        except SpecError:
+            return None
+        return self.load(text, name)
+
+    def _store(self, target: ast.expr, value: Any, scope: _Scope, module: _Module) -> None:
+        if isinstance(target, ast.Name):
+            if self.unsure and not _is_same(scope.get(target.id, value), value):
+                value = unknown(target.id)
+            scope[target.id] = value
+        elif isinstance(target, ast.Attribute):
+            owner = self._owner(target.value, scope, module)
+            if owner is not None:
+                if self.unsure and not _is_same(owner.fields.get(target.attr), value):
+                    value = unknown(target.attr)
+                owner.fields[target.attr] = value
+        elif isinstance(target, ast.Tuple | ast.List):
+            items: Sequence[Any] = value if isinstance(value, list | tuple) else ()
+            if isinstance(value, Built):
+                # The first of several results goes by the name of the call, as an optimizer with its schedule.
+                items = [value, *(Built(f"{value.name}[{place}]") for place in range(1, len(target.elts)))]
+            if len(items) != len(target.elts):
+                items = [unknown("a value")] * len(target.elts)
+            for one, item in zip(target.elts, items, strict=True):
+                self._store(one, item, scope, module)
+        elif isinstance(target, ast.Subscript):
+            owner_of = self._value(target.value, scope, module)
+            key = self._value(target.slice, scope, module)
+            if isinstance(owner_of, dict) and isinstance(key, str) and len(owner_of) < MAX_ITEMS:
+                owner_of[key] = unknown(key) if self.unsure else value
+
+    def _owner(self, node: ast.expr, scope: _Scope, module: _Module) -> Built | None:
+        """Return the object whose field is set. It is made if only its name is known so far."""
+        if isinstance(node, ast.Attribute):
+            outer = self._owner(node.value, scope, module)
+            if outer is None:
+                return None
+            found = outer.fields.get(node.attr)
+            if not isinstance(found, Built):
+                # A text, such as "bf16_mixed", names what is built from it.
+                name = found if isinstance(found, str) and not _is_unknown(found) else ""
+                found = outer.fields[node.attr] = Built(name)
+            return found
+        value = self._value(node, scope, module)
+        return value if isinstance(value, Built) else None
+
+    # --- expressions
+
+    def _truth(self, value: object) -> bool | None:
+        if _is_unknown(value) or isinstance(value, Symbol):
+            return None
+        return True if isinstance(value, Built | Function) else bool(value)
+
+    def _value(self, node: ast.expr, scope: _Scope, module: _Module) -> Any:
+        """Return the value of an expression."""
+        self._step()
+        reader = self._READERS.get(type(node))
+        return unknown("an expression") if reader is None else reader(self, node, scope, module)
+
+    def _constant(self, node: ast.Constant, _scope: _Scope, _module: _Module) -> Any:
+        return node.value
+
+    def _name(self, node: ast.Name, scope: _Scope, module: _Module) -> Any:
+        if node.id in scope:
+            return scope[node.id]
+        return module.names.get(node.id, Symbol(node.id))
+
+    def _attribute(self, node: ast.Attribute, scope: _Scope, module: _Module) -> Any:
+        owner = self._value(node.value, scope, module)
+        if isinstance(owner, Symbol):
+            return Symbol(f"{owner.name}.{node.attr}"[:200])
+        if isinstance(owner, Built):
+            return owner.fields.get(node.attr, unknown(node.attr))
+        if isinstance(owner, _Module):
+            return owner.names.get(node.attr, Symbol(node.attr))
+        return unknown(node.attr)
+
+    def _tuple(self, node: ast.Tuple, scope: _Scope, module: _Module) -> list[Any] | tuple[Any, ...]:
+        """Return a tuple of literals, which may be a key, or a list of anything else."""
+        items = self._list(node, scope, module)
+        return tuple(items) if all(isinstance(one, _PLAIN) for one in items) else items
+
+    def _list(self, node: ast.List | ast.Tuple, scope: _Scope, module: _Module) -> list[Any]:
+        items: list[Any] = []
+        for one in node.elts[:MAX_ITEMS]:
+            if isinstance(one, ast.Starred):
+                inner = self._value(one.value, scope, module)
+                items += inner if isinstance(inner, list) else [unknown("a list")]
+            else:
+                items.append(self._value(one, scope, module))
+        return items[:MAX_ITEMS]
+
+    def _dict(self, node: ast.Dict, scope: _Scope, module: _Module) -> dict[Any, Any]:
+        items: dict[Any, Any] = {}
+        for key, value in zip(node.keys, node.values, strict=True):
+            found = self._value(value, scope, module)
+            if key is None:
+                items |= found if isinstance(found, dict) else {}
+            else:
+                name = self._value(key, scope, module)
+                items[name if isinstance(name, str | int | float | tuple) else str(name)] = found
+        return items
+
+    def _binary(self, node: ast.BinOp, scope: _Scope, module: _Module) -> Any:
+        return _operate(node.op, self._value(node.left, scope, module), self._value(node.right, scope, module))
+
+    def _unary(self, node: ast.UnaryOp, scope: _Scope, module: _Module) -> Any:
+        value = self._value(node.operand, scope, module)
+        if isinstance(node.op, ast.Not):
+            truth = self._truth(value)
+            return unknown("a condition") if truth is None else not truth
+        if isinstance(node.op, ast.USub) and isinstance(value, int | float):
+            return -value
+        return unknown("an expression")
+
+    def _bool(self, node: ast.BoolOp, scope: _Scope, module: _Module) -> Any:
+        is_and, value = isinstance(node.op, ast.And), None
+        for one in node.values:
+            value = self._value(one, scope, module)
+            truth = self._truth(value)
+            if truth is None:
+                return unknown("a condition")
+            if truth != is_and:
+                return value
+        return value
+
+    def _compare(self, node: ast.Compare, scope: _Scope, module: _Module) -> Any:
+        left = self._value(node.left, scope, module)
+        for how, other in zip(node.ops, node.comparators, strict=True):
+            right = self._value(other, scope, module)
+            value = _compare(how, left, right)
+            if value is not True:
+                return unknown("a condition") if value is None else False
+            left = right
+        return True
+
+    def _choice(self, node: ast.IfExp, scope: _Scope, module: _Module) -> Any:
+        test = self._truth(self._value(node.test, scope, module))
+        if test is None:
+            return unknown("a condition")
+        return self._value(node.body if test else node.orelse, scope, module)
+
+    def _text(self, node: ast.JoinedStr, scope: _Scope, module: _Module) -> str:
+        parts = []
+        for one in node.values:
+            value = self._value(one.value if isinstance(one, ast.FormattedValue) else one, scope, module)
+            parts.append(str(value)[:MAX_ITEMS] if isinstance(value, str | int | float) else unknown("a value"))
+        return "".join(parts)[:MAX_ITEMS]
+
+    def _subscript(self, node: ast.Subscript, scope: _Scope, module: _Module) -> Any:
+        owner, key = self._value(node.value, scope, module), self._value(node.slice, scope, module)
+        if isinstance(owner, Symbol) and isinstance(key, str) and not _is_unknown(key):
+            return Symbol(f"{owner.name}.{key}"[:200])
+        if isinstance(key, str | int | tuple) and isinstance(owner, dict | list | tuple):
+            try:
+                return owner[key]  # type: ignore[index,call-overload]
+            except (KeyError, IndexError, TypeError):
+                pass
+        return unknown("an item")
+
+    def _call(self, node: ast.Call, scope: _Scope, module: _Module) -> Any:
+        args: list[Any] = []
+        for one in node.args:
+            if isinstance(one, ast.Starred):
+                args += self._list(ast.List([one], ast.Load()), scope, module)
+            else:
+                args.append(self._value(one, scope, module))
+        keywords: dict[str, Any] = {}
+        for word in node.keywords:
+            value = self._value(word.value, scope, module)
+            if word.arg is not None:
+                keywords[word.arg] = value
+            elif isinstance(value, dict):
+                keywords |= {str(key): item for key, item in value.items()}
+        if isinstance(node.func, ast.Attribute):
+            owner = self._value(node.func.value, scope, module)
+            if not isinstance(owner, Symbol | _Module):
+                return self._method(owner, node.func.attr, args, keywords)
+        function = self._value(node.func, scope, module)
+        if isinstance(function, Function):
+            return self.call(function, args, keywords)
+        name = function.name if isinstance(function, Symbol) else ""
+        return self._build(name, args, keywords)
+
+    def _build(self, name: str, args: list[Any], keywords: dict[str, Any]) -> Any:
+        """Return what a call of a name builds that is not of this folder."""
+        last = name.rpartition(".")[2]
+        if last in ("deepcopy", "copy") and len(args) == 1:
+            return _copy(args[0], 0)
+        if last == "cast" and len(args) == 2:
+            return args[1]
+        if last in ("list", "tuple") and len(args) == 1 and isinstance(args[0], list | tuple):
+            return list(args[0])
+        if last == "dict" and not args:
+            return dict(keywords)
+        if last == "replace" and len(args) == 1 and isinstance(args[0], Built):
+            copied = _copy(args[0], 0)
+            copied.fields |= keywords
+            return copied
+        if last in ("int", "len", "max", "min", "str", "bool", "isinstance", "hasattr", "getattr"):
+            return _call_builtin(last, args)
+        if last in _WRAPPERS and args and isinstance(args[0], Symbol | Function) and name != args[0]:
+            inner = args[0].name if isinstance(args[0], Symbol) else args[0].node.name
+            return Built(inner, dict(keywords))
+        base = self.bases.get(last)
+        built = Built(name, {str(place): value for place, value in enumerate(args)} | keywords)
+        if base is not None:
+            built.fields = _as_fields(base) | built.fields
+        return built
+
+    def _method(self, owner: object, name: str, args: list[Any], keywords: dict[str, Any]) -> Any:
+        """Return what a method returns."""
+        if isinstance(owner, str) and not args and name in ("lower", "upper", "strip"):
+            return owner if _is_unknown(owner) else getattr(owner, name)()
+        if isinstance(owner, str) and name == "join" and len(args) == 1 and isinstance(args[0], list | tuple):
+            words = [one for one in args[0] if isinstance(one, str)]
+            is_short = len(words) == len(args[0]) and sum(map(len, words)) <= MAX_ITEMS
+            return owner.join(words)[:MAX_ITEMS] if is_short else unknown("a text")
+        if isinstance(owner, list) and name == "copy":
+            return list(owner)
+        if isinstance(owner, list) and name in ("append", "extend"):
+            added = args if name == "append" else args[0] if args and isinstance(args[0], list) else []
+            if len(owner) + len(added) <= MAX_ITEMS:
+                owner += added
+            return None
+        if isinstance(owner, dict):
+            if name == "get" and args and isinstance(args[0], str | int | tuple):
+                return owner.get(args[0], args[1] if len(args) > 1 else None)
+            if name == "update":
+                added_to = args[0] if args and isinstance(args[0], dict) else {}
+                owner |= {**added_to, **keywords}
+                return None
+            if name == "copy":
+                return dict(owner)
+        if isinstance(owner, Built):
+            # A method of a builder, such as AutoBridge.from_hf_pretrained(NAME).to_megatron_provider().
+            return Built(f"{owner.name}.{name}"[:200], {**owner.fields, **keywords})
+        return unknown(name)
+
+    _READERS: Mapping[type, Callable[..., Any]] = {
+        ast.Constant: _constant, ast.Name: _name, ast.Attribute: _attribute, ast.List: _list, ast.Tuple: _tuple,
+        ast.Dict: _dict, ast.BinOp: _binary, ast.UnaryOp: _unary, ast.BoolOp: _bool, ast.Compare: _compare,
+        ast.IfExp: _choice, ast.JoinedStr: _text, ast.Subscript: _subscript, ast.Call: _call,
+    }  # fmt: skip
+
+
+def _describe(value: object) -> object:
+    """Return a literal as it is, and the name of anything else."""
+    if isinstance(value, Built | Symbol):
+        return value.name
+    if isinstance(value, list | tuple) and all(isinstance(one, str) for one in value):
+        return tuple(value)
+    return value if isinstance(value, str | int | float | bool | type(None)) else unknown("a value")
+
+
+def _as_fields(base: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of a base, in which nested mappings are objects with fields of their own."""
+    return {key: Built("", _as_fields(value)) if isinstance(value, Mapping) else value for key, value in base.items()}
+
+
+def _copy(value: Any, depth: int) -> Any:
+    if depth > _MAX_DEPTH:
+        return unknown("a copy")
+    if isinstance(value, Built):
+        return Built(value.name, {key: _copy(item, depth + 1) for key, item in value.fields.items()})
+    if isinstance(value, dict):
+        return {key: _copy(item, depth + 1) for key, item in value.items()}
+    return list(value) if isinstance(value, list) else value
+
+
+def _is_same(before: object, after: object) -> bool:
+    return before is after or (type(before) is type(after) and not isinstance(before, Built) and before == after)
+
+
+def _operate(how: ast.operator, left: Any, right: Any) -> Any:
+    """Return the result of an operation on literals, or a mark. Results are bounded."""
+    apply = _BINARY.get(type(how))
+    numbers = isinstance(left, int | float) and isinstance(right, int | float)
+    texts = isinstance(left, str) and isinstance(right, str) and isinstance(how, ast.Add)
+    lists = isinstance(left, list) and isinstance(right, list) and isinstance(how, ast.Add)
+    if apply is not None and (texts or lists) and len(left) + len(right) <= MAX_ITEMS:
+        return apply(left, right)
+    if isinstance(how, ast.Mult) and isinstance(left, list) and isinstance(right, int):
+        if 0 <= right * len(left) <= MAX_ITEMS:
+            return left * right
+    elif apply is not None and numbers and abs(left) < 2**63 and abs(right) < 2**63:
+        try:
+            return apply(left, right)
+        except (ZeroDivisionError, OverflowError):
+            pass
+    if isinstance(how, ast.Pow) and isinstance(left, int) and isinstance(right, int) and 0 <= right < 63:
+        return left**right if abs(left) < 16 else unknown("a power")
+    return unknown("an expression")
+
+
+def _compare(how: ast.cmpop, left: Any, right: Any) -> bool | None:
+    """Return the result of a comparison, or None if only a run would know it."""
+    if _is_unknown(left) or _is_unknown(right):
+        return None
+    if isinstance(how, ast.Is | ast.IsNot) and (left is None or right is None or isinstance(right, bool)):
+        if isinstance(left, Symbol):
+            return None
+        return (left is right) == isinstance(how, ast.Is)
+    if isinstance(how, ast.In | ast.NotIn) and isinstance(right, list | tuple | dict | str):
+        if isinstance(left, (*_PLAIN, tuple)) and not (isinstance(right, str) and not isinstance(left, str)):
+            return (left in right) == isinstance(how, ast.In)
+        return None
+    if type(how) in _COMPARED and isinstance(left, _PLAIN) and isinstance(right, _PLAIN):
+        try:
+            return bool(_COMPARED[type(how)](left, right))
+        except TypeError:
+            return None
+    return None
+
+
+_PLAIN = (str, int, float, type(None))
+
+
+def _call_builtin(name: str, args: Sequence[Any]) -> Any:
+    if name == "isinstance" and len(args) == 2 and isinstance(args[0], _PLAIN) and not _is_unknown(args[0]):
+        kinds = args[1] if isinstance(args[1], list) else [args[1]]
+        if all(isinstance(kind, Symbol) for kind in kinds):
+            # Classes of a framework have no literals.
+            return type(args[0]).__name__ in [kind.name for kind in kinds]
+    if name == "len" and len(args) == 1 and isinstance(args[0], list | dict):
+        return len(args[0])
+    if name in ("max", "min") and len(args) > 1 and all(isinstance(one, int | float) for one in args):
+        return max(args) if name == "max" else min(args)
+    if name == "int" and len(args) == 1 and isinstance(args[0], int | float) and abs(args[0]) < 2**63:
+        return int(args[0])
+    return unknown(name)
+
+
+def split_name(name: str) -> tuple[str, str]:
+    """Return the file and the function of `FILE.py:FUNCTION`. The function is empty if there is none."""
+    match = re.fullmatch(r"(.*\.py):([A-Za-z_]\w*)", name, re.DOTALL)
+    return (match[1], match[2]) if match else (name, "")

@@ -1,0 +1,362 @@
+"""Configurations in Python are read as syntax: torchtitan 0.3, Megatron-Bridge and NeMo 2."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tilecast import readers
+from tilecast.inputs.job import read_job
+from tilecast.inputs.job_options import JobOptions
+from tilecast.readers.python import find_functions, read_function
+from tilecast.spec import SpecError
+
+TITAN = '''
+from torchtitan.config import ParallelismConfig, TrainingConfig
+from torchtitan.trainer import Trainer
+from . import model_registry
+
+LENGTH = 4 * 1024
+
+def llama3_8b() -> Trainer.Config:
+    """Return a configuration."""
+    spec = model_registry("8B", converters=[Float8LinearConverter.Config(emulate=False)])
+    return Trainer.Config(
+        model_spec=spec,
+        optimizer=default_adamw(lr=3e-4),
+        training=TrainingConfig(local_batch_size=2, seq_len=LENGTH, steps=1000),
+        parallelism=ParallelismConfig(tensor_parallel_degree=4),
+        activation_checkpoint=FullAC.Config(),
+    )
+
+def llama3_8b_long() -> Trainer.Config:
+    config = llama3_8b()
+    config.training.seq_len = 32768
+    config.parallelism.context_parallel_degree = 2
+    if config.compile.enable:
+        config.training.local_batch_size = 1
+    return config
+'''
+BRIDGE = """
+from megatron.bridge import AutoBridge
+from megatron.bridge.recipes.common import _pretrain_common
+
+def llama31_8b_pretrain_16gpu_h100_bf16_config(scheme: str = "lora") -> ConfigContainer:
+    cfg = _pretrain_common()
+    cfg.model = AutoBridge.from_hf_pretrained("meta-llama/Llama-3.1-8B").to_megatron_provider(load_weights=False)
+    cfg.model.tensor_model_parallel_size = 2
+    cfg.model.virtual_pipeline_model_parallel_size = None
+    cfg.model.sequence_parallel = True
+    cfg.model.seq_length = 8192
+    cfg.train.global_batch_size = 512
+    cfg.train.micro_batch_size = 1
+    cfg.model.recompute_granularity = None
+    if isinstance(scheme, str) and scheme.lower() == "lora":
+        cfg.mixed_precision = "bf16_with_mxfp8_mixed"
+    cfg.mixed_precision.grad_reduce_in_fp32 = False
+    return cfg
+"""
+NEMO = """
+import nemo_run as run
+from nemo import lightning as nl
+from base import model
+
+def trainer(tensor_parallelism: int = 4, num_nodes: int = 1, num_gpus_per_node: int = 8) -> run.Config[nl.Trainer]:
+    strategy = run.Config(nl.MegatronStrategy, tensor_model_parallel_size=tensor_parallelism, sequence_parallel=True)
+    plugins = bf16_mixed()
+    return run.Config(nl.Trainer, devices=num_gpus_per_node, num_nodes=num_nodes, plugins=plugins, strategy=strategy)
+
+def pretrain_recipe(dir=None, num_nodes: int = 2, fn=pretrain) -> run.Partial:
+    return run.Partial(
+        fn,
+        model=model(),
+        trainer=trainer(num_nodes=num_nodes),
+        data=run.Config(MockDataModule, seq_length=8192, global_batch_size=512, micro_batch_size=1),
+        optim=distributed_fused_adam_with_cosine_annealing(max_lr=3e-4),
+    )
+"""
+BASE = "def model():\n    return run.Config(LlamaModel, config=run.Config(Llama31Config8B))\n"
+
+
+def put(folder: Path, name: str, text: str) -> str:
+    path = folder / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    return str(path)
+
+
+def test_a_registry_of_torchtitan_is_read(tmp_path: Path) -> None:
+    name = put(tmp_path, "llama3/config_registry.py", TITAN)
+    first = readers.read_file(f"{name}:llama3_8b", gpus=8)
+    assert first.plan_text() == "dp=2,tp=4,zero=3,sp=1,mb=2,ac=full"
+    assert first.model_name == "llama-3.1-8b" and first.unknown == () and first.unpriced == {}
+    assert first.training["precision"] == "fp8" and first.training["globalBatchSize"] == 4
+    assert (first.training["sequenceLength"], first.training["steps"]) == (4096, 1000)
+    request = read_job(JobOptions(f"{name}:llama3_8b", gpus=8)).request()
+    assert (request.workload.model.name, request.workload.sequence_length) == ("llama-3.1-8b", 4096)
+
+
+def test_what_only_a_run_would_know_is_refused(tmp_path: Path) -> None:
+    name = put(tmp_path, "llama3/config_registry.py", TITAN)
+    with pytest.raises(
+        SpecError, match=r"local_batch_size: its value is that of local_batch_size, which is not literal"
+    ):
+        readers.read_file(f"{name}:llama3_8b_long", gpus=8)
+    assert readers.read_file(put(tmp_path, "llama3/b.py", TITAN.replace("config.compile.enable", "False")) +
+                             ":llama3_8b_long", gpus=8).plan.context == 2  # fmt: skip
+
+
+def test_a_file_of_several_configurations_asks_for_one(tmp_path: Path) -> None:
+    name = put(tmp_path, "llama3/config_registry.py", TITAN)
+    with pytest.raises(SpecError, match=r"holds 2 configurations \(llama3_8b, llama3_8b_long\)"):
+        readers.read_file(name)
+    with pytest.raises(SpecError, match=r"has no configuration 'llama4'"):
+        readers.read_file(f"{name}:llama4")
+
+
+def test_a_command_of_torchtitan_names_a_function_of_the_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:  # fmt: skip
+    put(tmp_path, "torchtitan/models/llama3/config_registry.py", TITAN)
+    monkeypatch.chdir(tmp_path)
+    words = [
+        "torchrun",
+        "--nproc-per-node",
+        "8",
+        "-m",
+        "torchtitan.train",
+        "--module",
+        "llama3",
+        "--config",
+        "llama3_8b",
+    ]
+    found = readers.read_words([*words, "--training.local_batch_size", "4", "--parallelism.tensor_parallel_degree=2"])
+    assert found.plan_text() == "dp=4,tp=2,zero=3,sp=1,mb=4,ac=full"
+    with pytest.raises(SpecError, match=r"its config_registry.py is not in this folder"):
+        readers.read_words([*words[:-3], "qwen3", "--config", "qwen3_8b"])
+
+
+def test_a_recipe_of_megatron_bridge_is_read(tmp_path: Path) -> None:
+    found = readers.read_file(put(tmp_path, "llama3.py", BRIDGE))
+    assert found.plan_text() == "dp=8,tp=2,zero=1,sp=1,mb=1" and found.gpus == 16
+    assert found.model_name == "meta-llama/Llama-3.1-8B" and found.unknown == ()
+    assert found.training["precision"] == "mxfp8" and found.training["gradientPrecision"] == "bf16"
+    assert (found.training["globalBatchSize"], found.training["sequenceLength"]) == (512, 8192)
+    assert found.origins["plan.tensor"] == "model.tensor_model_parallel_size"
+
+
+def test_a_recipe_of_nemo_is_read_with_the_files_beside_it(tmp_path: Path) -> None:
+    put(tmp_path, "base.py", BASE)
+    found = readers.read_file(put(tmp_path, "llama31_8b.py", NEMO) + ":pretrain_recipe")
+    assert found.plan_text() == "dp=4,tp=4,zero=1,sp=1,mb=1" and found.gpus == 16
+    assert found.model_name == "llama-3.1-8b" and found.training["precision"] == "bf16" and found.unknown == ()
+
+
+def test_a_file_in_a_relative_folder_finds_those_beside_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    put(tmp_path, "recipes/base.py", BASE)
+    put(tmp_path, "recipes/llama31_8b.py", NEMO)
+    monkeypatch.chdir(tmp_path)
+    assert readers.read_file("recipes/llama31_8b.py").model_name == "llama-3.1-8b"
+
+
+def test_nothing_is_run_and_nothing_outside_is_read(tmp_path: Path) -> None:
+    put(tmp_path, "base.py", BASE)
+    text = "import os\nos.system('touch ran')\nopen('ran', 'w')\n" + NEMO
+    inner = put(tmp_path / "inner", "llama31_8b.py", text.replace("from base", "from ..base"))
+    with pytest.raises(SpecError, match=r"is no model that is known|is missing|not literal"):
+        readers.read_file(f"{inner}:pretrain_recipe")
+    assert not list(tmp_path.rglob("ran"))
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("def f() -> Trainer.Config:\n    return Trainer.Config(", "is not Python"),
+        ("def f() -> Trainer.Config:\n    return " + "(" * 3000, "is not Python"),
+        ("def f() -> Trainer.Config:\n    return " + "1+" * 50_000 + "1", "deeply|nothing|long"),
+        ("def f() -> Trainer.Config:\n    return g()\ndef g():\n    return g()", "returns nothing"),
+        ("def f() -> Trainer.Config:\n    x = [0]\n" + "    x = x + x\n" * 99 + "    return C(x=x)", "is missing"),
+        (
+            "def f() -> Trainer.Config:\n    a = C()\n" + "    a = C(x=a, y=a)\n" * 60 + "    return a",
+            "more than can be read",
+        ),
+        ("def f() -> Trainer.Config:\n    a = C()\n    a.b = a\n    a.c = a\n    return a", "more than can be read"),
+        (
+            "def f() -> Trainer.Config:\n    y = []\n    for a in [0] * 4000:\n        for b in [0] * 4000:\n"
+            "            y = y + [a]\n    return C(y=y)",
+            "steps to follow",
+        ),
+        ("def f() -> Trainer.Config:\n    x = 9 ** 9 ** 9 ** 9\n    return C(x='a' * 10 ** 12)", "is missing"),
+    ],
+)  # fmt: skip
+def test_bad_python_is_refused_in_one_line(tmp_path: Path, text: str, problem: str) -> None:
+    with pytest.raises(SpecError, match=problem) as error:
+        readers.read_file(put(tmp_path, "config_registry.py", text) + ":f", gpus=8)
+    assert "\n" not in str(error.value) and len(str(error.value)) < 400
+
+
+def test_functions_with_arguments_are_no_configurations() -> None:
+    text = "def a(x) -> C: ...\ndef b(x=1, *, y=2) -> C.D: ...\ndef _c() -> C: ...\ndef d(): ...\n"
+    assert find_functions(text, "x.py") == {"b": "C.D"}
+
+
+def test_the_statements_of_configurations_are_followed() -> None:
+    text = """
+def size(kind="b", *, scale=2, **rest):
+    table = {("b", 2): 8, ("b", 4): 16}
+    return table[(kind, scale)] if (kind, scale) in table else None
+
+def f(**kw) -> C:
+    base = dict(a=1, b=2)
+    both = {**base, "b": 3, **kw}
+    first, second = build(lr=1)
+    out = C(x=size(scale=4), z=[D(), D.E()], first=first, **both)
+    for name in ("p", "q"):
+        out.name = name
+    out.deep.er = "v"
+    other = deepcopy(out)
+    other.x = 0
+    apply(out, "how")
+    return out
+"""
+
+    def refuse(name: str) -> str:
+        raise SpecError(name, "cannot be read", "")
+
+    found = {one.option: one.values for one in read_function(text, "x.py", "f", refuse, {"build": {"wd": 0.1}})}
+    assert found == {
+        "x": (16,), "z": ("D", "D.E"), "first": ("build",), "first.wd": (0.1,), "first.lr": (1,), "a": (1,), "b": (3,),
+        "name": ("q",), "deep.er": ("v",), "apply()": ("how",),
+    }  # fmt: skip
+
+
+LIGHTNING = """
+trainer:
+  devices: 8
+  num_nodes: 2
+  strategy: {strategy}
+  precision: bf16-mixed
+  accumulate_grad_batches: 4
+model:
+  class_path: own.Model
+  init_args: {{model_name: meta-llama/Llama-3.1-8B}}
+data:
+  class_path: own.Data
+  init_args: {{batch_size: 2, block_size: 4096}}
+"""
+LITGPT = """
+checkpoint_dir: checkpoints/meta-llama/Llama-2-7b-hf
+precision: bf16-true
+quantize: bnb.nf4
+devices: 1
+lora_r: 32
+train: {global_batch_size: 8, micro_batch_size: 2, max_seq_length: 512}
+"""
+NEMO_YAML = """
+trainer: {devices: 8, num_nodes: 4, precision: bf16, max_steps: 10}
+exp_manager: {exp_dir: null}
+model:
+  micro_batch_size: 1
+  global_batch_size: 128
+  tensor_model_parallel_size: 4
+  pipeline_model_parallel_size: 2
+  virtual_pipeline_model_parallel_size: null
+  encoder_seq_length: 4096
+  max_position_embeddings: ${.encoder_seq_length}
+  num_layers: 32
+  hidden_size: 4096
+  ffn_hidden_size: 14336
+  num_attention_heads: 32
+  num_query_groups: 8
+  hidden_dropout: 0.0
+  attention_dropout: 0.0
+  activation: fast-swiglu
+  normalization: rmsnorm
+  position_embedding_type: rope
+  bias: false
+  share_embeddings_and_output_weights: false
+  sequence_parallel: true
+  activations_checkpoint_granularity: selective
+  tokenizer: {library: huggingface, type: meta-llama/Meta-Llama-3-8B}
+  optim: {name: distributed_fused_adam, lr: 1.0e-4}
+"""
+MEGATRON_YAML = """
+language_model:
+  num_layers: 32
+  hidden_size: 4096
+  ffn_hidden_size: 14336
+  num_attention_heads: 32
+  num_query_groups: 8
+  hidden_dropout: 0.0
+  attention_dropout: 0.0
+  activation_func: swiglu
+  add_bias_linear: false
+  normalization: RMSNorm
+  recompute_granularity: selective
+model_parallel: {tensor_model_parallel_size: 2, sequence_parallel: true, pipeline_model_parallel_size: 1}
+bf16: true
+micro_batch_size: 2
+global_batch_size: 64
+seq_length: 4096
+use_distributed_optimizer: true
+position_embedding_type: rope
+untie_embeddings_and_output_weights: true
+vocab_size: 128256
+"""
+BRIDGE_YAML = """
+model: {hf_model_id: meta-llama/Llama-3.1-8B, tensor_model_parallel_size: 2, seq_length: 4096}
+train: {micro_batch_size: 1, global_batch_size: 64}
+ddp: {use_distributed_optimizer: true}
+mixed_precision: bf16_mixed
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "framework", "plan", "model", "training"),
+    [
+        (LIGHTNING.format(strategy="ddp"), "lightning", "dp=16,mb=2", "Llama-3.1-8B", (128, 4096, "bf16")),
+        (LIGHTNING.format(strategy="fsdp"), "fsdp2", "dp=16,zero=3,mb=2", "Llama-3.1-8B", (128, 4096, "bf16")),
+        (
+            LIGHTNING.format(strategy="deepspeed_stage_2"), "deepspeed", "dp=16,zero=2,mb=2", "Llama-3.1-8B",
+            (128, 4096, "bf16"),
+        ),
+        (
+            LIGHTNING.format(
+                strategy="{class_path: lightning.pytorch.strategies.FSDPStrategy, init_args: "
+                "{sharding_strategy: SHARD_GRAD_OP, activation_checkpointing_policy: [own.Block]}}"
+            ), "fsdp2", "dp=16,zero=2,mb=2,ac=full", "Llama-3.1-8B", (128, 4096, "bf16"),
+        ),
+        (LITGPT, "litgpt", "dp=1,mb=2", "Llama-2-7b-hf", (8, 512, "bf16")),
+        (NEMO_YAML, "nemo", "dp=4,tp=4,pp=2,zero=1,sp=1,mb=1,ac=selective", "llama-3-8b", (128, 4096, "bf16")),
+        (MEGATRON_YAML, "megatron", "dp=4,tp=2,zero=1,sp=1,mb=2,ac=selective", "llama-3-8b", (64, 4096, "bf16")),
+        (BRIDGE_YAML, "nemo", "dp=4,tp=2,zero=1,mb=1", "Llama-3.1-8B", (64, 4096, "bf16")),
+    ],
+)  # fmt: skip
+def test_configurations_in_yaml_are_read(
+    tmp_path: Path, text: str, framework: str, plan: str, model: str, training: tuple[int, int, str]
+) -> None:
+    name = put(tmp_path, "config.yaml", text)
+    assert readers.is_launch_file(name)
+    found = readers.read_file(name, gpus=8)
+    assert (found.framework, found.plan_text(), found.model_name.rpartition("/")[2]) == (framework, plan, model)
+    assert found.unknown == () and found.unpriced == {}
+    assert tuple(found.training[key] for key in ("globalBatchSize", "sequenceLength", "precision")) == training
+
+
+def test_a_strategy_that_is_not_known_is_refused(tmp_path: Path) -> None:
+    found = readers.read_file(put(tmp_path, "config.yaml", LIGHTNING.format(strategy="own.Strategy")))
+    with pytest.raises(SpecError, match=r"trainer.strategy: 'Strategy' is not priced"):
+        readers.require_priced(found, "")
+
+
+def test_commands_of_lightning_and_litgpt_name_a_configuration(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:  # fmt: skip
+    put(tmp_path, "a.yaml", LIGHTNING.format(strategy="ddp"))
+    put(tmp_path, "b.yaml", LITGPT)
+    monkeypatch.chdir(tmp_path)
+    first = readers.read_words(["python", "main.py", "fit", "--config", "a.yaml", "--trainer.devices=4"])
+    assert first.gpus == 8 and first.framework == "lightning"
+    second = readers.read_words(["litgpt", "finetune_lora", "--config", "b.yaml"])
+    assert second.training["loraRank"] == 32 and second.training["quantization"] == "nf4"
