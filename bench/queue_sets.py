@@ -1,6 +1,6 @@
 """Plans of random sets of mixed jobs: do caps on GPU counts improve them, how far is the bound, do short jobs start.
 
-python bench/queue_sets.py [--sets 200] [--jobs 30] [--caps 4,8,16,32] [--seed 0]
+python bench/queue_sets.py [--sets 200] [--jobs 30] [--caps 4,8,16,32] [--order kueue|free] [--seed 0]
     [--options FILE.json]
 
 A set draws jobs of 8 to 70 B models and some small ones, each of 2,000 to 200,000 steps, cut to `--longest` days on its
@@ -25,7 +25,7 @@ from tilecast.api import training_job
 from tilecast.inputs.pools import PoolOptions, read_pools
 from tilecast.planner.options import build_capacity, list_job_options
 from tilecast.planner.problem import JobOption, PoolCapacity, QueuedJob, QueueProblem
-from tilecast.planner.solver import QueueSolution, solve
+from tilecast.planner.solver import ORDERS, QueueSolution, solve
 
 GPUS = "h100-sxm:64,a100-sxm-80gb:64,l4:32"
 MODELS: Mapping[str, tuple[int, tuple[int, ...]]] = {
@@ -124,6 +124,7 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=30)
     parser.add_argument("--caps", default="4,8,16,32")
     parser.add_argument("--longest", type=float, default=3.0, help="days of the longest job on its fastest option")
+    parser.add_argument("--order", choices=tuple(ORDERS), default="kueue")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--options", type=Path)
     options = parser.parse_args()
@@ -132,16 +133,16 @@ def main() -> None:
     began, values, gains, gaps, late, urgent = time.process_time(), [], [], [], 0, 0
     for seed in range(options.seed, options.seed + options.sets):
         problem = random_set(menu, pools, options.jobs, seed, options.longest * 86400)
-        solution = solve(problem)
-        capped = [solve(cap_counts(problem, cap), is_bounded=False).score[0] for cap in caps]
-        values.append(solution.score[0] / 3600)
-        gains.append(1 - min([solution.score[0], *capped]) / solution.score[0])
+        solution = solve(problem, order=options.order)
+        capped = [solve(cap_counts(problem, cap), order=options.order).score[1] for cap in caps]
+        values.append(solution.score[1] / 3600)
+        gains.append(1 - min([solution.score[1], *capped]) / solution.score[1])
         gaps.append(solution.gap or 0.0)
         missed, short = late_urgent_jobs(solution)
         late, urgent = late + missed, urgent + short
     seconds = (time.process_time() - began) / options.sets
     print(
-        f"{options.sets} sets of {options.jobs}: mean completion {np.mean(values):.2f} h; "
+        f"order {options.order}, {options.sets} sets of {options.jobs}: mean completion {np.mean(values):.2f} h; "
         f"a cap improves {np.mean(gains):.2%} in the mean, {max(gains):.2%} at most, "
         f"{np.mean(np.array(gains) > 0.02):.1%} of sets by more than 2 %; "
         f"gap {np.mean(gaps):.1%} in the mean, {np.mean(np.array(gaps) > 0.3):.1%} of sets above 30 %; "
