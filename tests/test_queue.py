@@ -10,15 +10,17 @@ from functools import cache
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from tilecast.planner.assignment import Assignment, QueueScore
 from tilecast.planner.columns import QueueColumns, build_columns, isolated_s
 from tilecast.planner.policies import POLICIES
 from tilecast.planner.problem import JobOption, PoolCapacity, QueuedJob, QueueProblem, check_problem
 from tilecast.planner.references import REFERENCES
-from tilecast.planner.solver import solve
+from tilecast.planner.solver import ORDERS, solve
 from tilecast.planner.timeline import PoolTasks, simulate_start_times
-from tilecast.planner.totals import build_report
+from tilecast.planner.totals import build_report, list_late_jobs
 from tilecast.spec import Floats, SpecError
 
 
@@ -136,7 +138,9 @@ def best_of_all(held: QueueColumns, policy: str) -> QueueScore:
         jobs, ways = np.array(chosen).T
         begin = simulate_start_times(held.pools[pool], PoolTasks(held.gpus[ways].tolist(), held.seconds[ways].tolist()))
         peaks, sums = POLICIES[policy].terms(held, jobs, ways, np.array(begin) + held.seconds[ways])
-        return -math.inf if peaks is None else float(peaks.max()), np.array([column.sum() for column in sums])
+        finish = np.array(begin) + held.seconds[ways]
+        missed = float((held.weight[jobs] * (finish > held.due[jobs])).sum())
+        return -math.inf if peaks is None else float(peaks.max()), np.array([missed, *(item.sum() for item in sums)])
 
     def score(plan: tuple[int, ...]) -> QueueScore:
         pools: dict[int, list[tuple[int, int]]] = {}
@@ -144,7 +148,7 @@ def best_of_all(held: QueueColumns, policy: str) -> QueueScore:
             pools.setdefault(int(held.pool[way]), []).append((row, way))
         parts = [of_pool(pool, tuple(chosen)) for pool, chosen in pools.items()]
         peak, sums = max(part[0] for part in parts), np.sum([part[1] for part in parts], axis=0)
-        return tuple(sums) if peak == -math.inf else (peak, *sums)
+        return tuple(sums) if peak == -math.inf else (sums[0], peak, *sums[1:])
 
     return min(score(plan) for plan in itertools.product(*(held.options_of(row) for row in range(len(held.weight)))))
 
@@ -215,6 +219,72 @@ def test_a_deadline_is_met_where_cost_decides() -> None:
     due = solve(QueueProblem((job("j", *ways, deadline_s=15.0),), pools), "cost")
     horizon = solve(QueueProblem((job("j", *ways),), pools, horizon_s=15.0), "cost")
     assert [plan.score[1] for plan in (free, due, horizon)] == [1, 9, 9]
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_a_deadline_is_met_under_every_policy_and_a_late_job_says_what_would_help(policy: str) -> None:
+    # Alone, the job would leave the fast pool to the other one, which is listed first and gains more there.
+    pools = (PoolCapacity("a", 1, 1), PoolCapacity("b", 1, 1))
+    first = job("first", option("a", 1, 10.0, 1.0), option("b", 1, 19.0, 9.0), arrival_s=-1.0)
+    second = job("second", option("a", 1, 9.0, 9.0), option("b", 1, 12.0, 9.0), deadline_s=10.0)
+    plan = solve(QueueProblem((first, second), pools), policy)
+    assert dict(zip((item.name for item in plan.columns.problem.jobs), plan.finish, strict=True))["second"] == 9
+    assert list_late_jobs(plan) == []
+    hurried = replace(second, deadline_s=8.0), replace(first, deadline_s=5.0, options=first.options[:1])
+    late = list_late_jobs(solve(QueueProblem(hurried, pools), policy))
+    assert [item.latest_start_s for item in late if item.late_s > 0] == [-5.0, -1.0][: len(late)]
+
+
+def test_a_free_order_starts_a_short_job_of_a_large_weight_first() -> None:
+    long = job("long", option("a", 1, 100.0), arrival_s=-2.0)
+    short = job("short", option("a", 1, 1.0), arrival_s=-1.0, weight=5.0)
+    problem = QueueProblem((long, short), (PoolCapacity("a", 1, 1),))
+    kueue, free = solve(problem), solve(problem, order="free")
+    assert kueue.finish.tolist() == [100, 101]
+    assert [item.name for item in free.columns.problem.jobs] == ["short", "long"]
+    assert free.finish.tolist() == [1, 101]
+    assert free.score[1] < kueue.score[1]
+    # What Kueue would do without a plan does not change with the order of the plan.
+    shown = [build_report(plan).references["ownBest"].completion_s for plan in (kueue, free)]
+    assert shown[0] == pytest.approx(shown[1])
+    gains = {place.gain_s for place in build_report(free).job_times}
+    assert gains == {100.0, -1.0}
+
+
+def test_a_free_order_keeps_priorities_and_what_runs() -> None:
+    pools = (PoolCapacity("a", 1, 1),)
+    jobs = (
+        job("low", option("a", 1, 1.0), weight=9.0),
+        job("high", option("a", 1, 50.0), priority=1),
+        job("runs", option("a", 1, 90.0), present=("a", 1), is_running=True),
+    )
+    plan = solve(QueueProblem(jobs, pools), order="free")
+    assert [item.name for item in plan.columns.problem.jobs] == ["runs", "high", "low"]
+    with pytest.raises(SpecError, match="order"):
+        solve(QueueProblem(jobs, pools), order="random")
+
+
+@settings(max_examples=8, deadline=None, derandomize=True)
+@given(st.integers(0, 10_000), st.sampled_from((2, 4)), st.sampled_from(tuple(ORDERS)))
+@pytest.mark.slow
+def test_no_limit_on_counts_improves_a_plan(seed: int, most: int, order: str) -> None:
+    draw = random.Random(seed)  # noqa: S311
+    pools = (PoolCapacity("a", 2, 4), PoolCapacity("b", 1, 4))
+    jobs = []
+    for index in range(10):
+        work, power = 10 ** draw.uniform(0, 2), draw.uniform(0.7, 0.98)
+        ways = [
+            option(pool, gpus, work * slow / gpus**power)
+            for pool, slow, largest in (("a", 1.0, 8), ("b", draw.uniform(1.5, 3), 4))
+            for gpus in (1, 2, 4, 8)
+            if gpus <= largest
+        ]
+        jobs.append(job(f"j{index}", *ways, arrival_s=index - 10.0, weight=draw.randint(1, 5)))
+    capped = tuple(replace(item, options=tuple(o for o in item.options if o.gpus <= most)) for item in jobs)
+    plan, limited = (solve(QueueProblem(tuple(some), pools), order=order) for some in (jobs, capped))
+    assert plan.score[1] <= limited.score[1] * 1.02
+    assert plan.bound is not None
+    assert plan.bound <= min(plan.score[1], limited.score[1]) * (1 + 1e-6)
 
 
 def test_a_higher_priority_starts_first() -> None:

@@ -53,7 +53,24 @@ def test_the_first_screen_has_jobs_totals_and_who_pays(capsys: pytest.CaptureFix
         assert name in out
     assert "pays" in out
     assert "With +2 nodes of h100-sxm: mean completion" in out
-    assert "No plan is more than" in out
+    assert "A plan in any order is at most" in out
+
+
+@pytest.mark.slow
+def test_a_late_job_is_named_with_what_would_help_and_both_orders_are_shown(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    jobs = written(tmp_path, training_job("late", deadlineSeconds=1), training_job("other"))
+    words = jobs, "--gpus", "t4:1"
+    document = planned(capsys, *words, "--order", "free")
+    assert document["order"] == "free"
+    assert set(document["orders"]) == {"kueue", "free"}
+    assert [(item["job"], item["onTime"]["latestStartSeconds"] < 0) for item in document["late"]] == [("late", True)]
+    out = shown(capsys, *words)
+    assert "late ends" in out
+    assert "No pool is fast enough" in out
+    assert "this plan, Kueue's order" in out
+    assert "a plan, free order" in out
 
 
 @pytest.mark.slow

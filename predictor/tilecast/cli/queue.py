@@ -10,6 +10,7 @@ from tilecast.cli.arguments import add_pool_arguments
 from tilecast.inputs.pools import PoolOptions
 from tilecast.inputs.queue import read_documents
 from tilecast.planner.policies import POLICIES
+from tilecast.planner.solver import ORDERS
 from tilecast.public.queueing import QueueInputs, plan_queue
 from tilecast.render import queue as render
 from tilecast.render.queue import QueueScreen
@@ -24,6 +25,13 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     )
     add_pool_arguments(parser)
     parser.add_argument("--policy", choices=tuple(POLICIES), default="completion", help="completion if absent")
+    parser.add_argument(
+        "--order",
+        choices=tuple(ORDERS),
+        default="kueue",
+        help="order in which jobs may start, kueue if absent; "
+        + "; ".join(f"{name}: {summary}" for name, summary in ORDERS.items()),
+    )
     parser.add_argument(
         "--horizon", metavar="TIME", help="when everything is due that has no deadline: seconds, or 90min, 36h, 14d"
     )
@@ -44,6 +52,7 @@ def run(options: argparse.Namespace) -> int:
             read_documents(options.jobs),
             PoolOptions.from_attributes(options),
             options.policy,
+            options.order,
             options.horizon,
             options.what_if,
             options.at,

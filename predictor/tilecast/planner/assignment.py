@@ -26,6 +26,8 @@ class PoolTimeline:
     jobs: list[int]
     """Rows of the jobs, in the order in which they may start."""
     finish: Floats
+    missed: float
+    """Weight of the jobs that end after they are due."""
     peak: float
     sums: tuple[float, ...]
     simulation: PoolSimulation
@@ -113,7 +115,7 @@ class Assignment:
         """
         self.simulated += len(jobs)
         if not jobs:
-            return PoolTimeline(jobs, np.zeros(0), -math.inf, (), PoolSimulation([]))
+            return PoolTimeline(jobs, np.zeros(0), 0.0, -math.inf, (), PoolSimulation([]))
         columns = self.columns
         options = np.array([moves.get(job, self.option[job]) for job in jobs])
         rows = np.array(jobs)
@@ -122,7 +124,8 @@ class Assignment:
         finish = np.array(simulation.begin) + columns.seconds[options]
         peaks, sums = self.policy.terms(columns, rows, options, finish)
         peak = -math.inf if peaks is None else float(peaks.max())
-        return PoolTimeline(jobs, finish, peak, tuple(float(column.sum()) for column in sums), simulation)
+        missed = float(columns.weight[rows] @ (finish > columns.due[rows] * (1 + 1e-9)))
+        return PoolTimeline(jobs, finish, missed, peak, tuple(float(column.sum()) for column in sums), simulation)
 
     def _resume_pool(self, pool: int, rows: Ints, tasks: PoolTasks, moves: Mapping[int, int]) -> PoolSimulation:
         """Return the simulation of a pool after moves, resumed from the last stored state that no move can affect.
@@ -190,9 +193,9 @@ def _sum_scores(pools: Sequence[PoolTimeline]) -> QueueScore:
     used = [pool for pool in pools if pool.jobs]
     if not used:
         return ()
-    peak = max(pool.peak for pool in used)
+    missed, peak = sum(pool.missed for pool in used), max(pool.peak for pool in used)
     sums = tuple(sum(parts) for parts in zip(*(pool.sums for pool in used), strict=True))
-    return sums if peak == -math.inf else (peak, *sums)
+    return (missed, *sums) if peak == -math.inf else (missed, peak, *sums)
 
 
 def is_better_score(score: QueueScore, other: QueueScore) -> bool:

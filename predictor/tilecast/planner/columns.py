@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 
 import numpy as np
@@ -51,6 +51,27 @@ class QueueColumns:
     def options_of(self, job: int) -> range:
         """Return the indices of a job's options in the arrays over options."""
         return range(self.first[job], self.first[job + 1])
+
+    def select_options(self, kept: Ints) -> QueueColumns:
+        """Return the queue with some of the options alone.
+
+        Args:
+            kept: indices of these options, ascending, with at least one of each job.
+        """
+        place = np.full(len(self.options) + 1, -1)
+        place[kept] = np.arange(len(kept))
+        return replace(
+            self,
+            present=place[self.present],
+            first=np.searchsorted(kept, self.first),
+            job=self.job[kept],
+            pool=self.pool[kept],
+            gpus=self.gpus[kept],
+            seconds=self.seconds[kept],
+            cost=self.cost[kept],
+            width=self.width[kept],
+            options=tuple(self.options[item] for item in kept.tolist()),
+        )
 
 
 def build_columns(problem: QueueProblem) -> QueueColumns:

@@ -94,11 +94,11 @@ def _compare_ends(current: Assignment, changed: Mapping[int, PoolTimeline]) -> t
 def _is_score_allowed(current: Assignment, score: QueueScore) -> bool:
     """Return whether the plan may get a score by a swap.
 
-    The completion policy allows every score, because an owner may shift completion time between its jobs. Under other
-    policies, the deciding value and the values before it must not get worse.
+    No policy allows more missed deadlines. The completion policy allows every mean, because an owner may shift
+    completion time between its jobs. Under other policies, the deciding value must not get worse.
     """
-    part = current.policy.deciding + 1
-    return current.policy.name == "completion" or score[:part] <= current.score[:part]
+    part = current.policy.deciding + (current.policy.name != "completion")
+    return score[:part] <= current.score[:part]
 
 
 def _is_gain_of_owner(

@@ -22,11 +22,15 @@ class QueuePolicy:
     summary: str
     terms: Callable[[QueueColumns, Ints, Ints, Floats], Terms]
     """Function of the columns, some jobs (k,), their options (k,) and their ends (k,). It returns the column whose
-    maximum is minimized first (None for none), and the columns whose sums are minimized next, (k,) each."""
+    maximum is minimized first (None for none), and the columns whose sums are minimized next, (k,) each. The weight of
+    jobs that miss their deadline comes before both."""
     stake: Callable[[QueueColumns, int, int, float], float]
     """Function of the columns, a job, an option and a ratio. It returns the ratio times the job's part of the deciding
     value."""
-    deciding: int = 0
+    rank: Callable[[QueueColumns, Ints, float], Floats]
+    """Function of the columns, an option of each job (n,) and the deciding value of a plan. It returns keys by which
+    jobs are sorted in a free order, (n,)."""
+    deciding: int = 1
     """Index of the part of the score that judges a plan. Parts before it are only counts."""
     unit: Literal["seconds", "price", "ratio"] = "seconds"
     needs_price: bool = False
@@ -46,13 +50,23 @@ def _makespan_terms(columns: QueueColumns, jobs: Ints, options: Ints, finish: Fl
 
 
 def _cost_terms(columns: QueueColumns, jobs: Ints, options: Ints, finish: Floats) -> Terms:
-    missed = (finish > columns.due[jobs] * (1 + 1e-9)) * columns.weight[jobs]
-    return None, (missed, columns.cost[options], _completion_fraction(columns, jobs, finish))
+    return None, (columns.cost[options], _completion_fraction(columns, jobs, finish))
 
 
 def _fairness_terms(columns: QueueColumns, jobs: Ints, options: Ints, finish: Floats) -> Terms:
     ratio = (finish - columns.arrival[jobs]) / columns.alone[jobs]
     return ratio, (ratio / len(columns.weight), columns.cost[options])
+
+
+def smith_ratio(columns: QueueColumns, options: Ints) -> Floats:
+    """Return the share of its pool's time that each option takes, by the weight of its job, (k,) seconds.
+
+    Jobs in ascending order of this ratio have the least weighted mean of completion times if GPUs are divisible.
+
+    Source: Smith (Naval Research Logistics Quarterly 3, 1956).
+    """
+    room = np.array([max(pool.gpus, 1) for pool in columns.pools])[columns.pool[options]]
+    return np.asarray(columns.seconds[options] * columns.gpus[options] / room / columns.weight[columns.job[options]])
 
 
 def _completion_stake(columns: QueueColumns, job: int, option: int, ratio: float) -> float:
@@ -66,18 +80,24 @@ def _fairness_stake(columns: QueueColumns, job: int, option: int, ratio: float) 
 POLICIES: dict[str, QueuePolicy] = {
     record.name: record
     for record in (
-        QueuePolicy("completion", "the least weighted mean of completion times", _completion_terms, _completion_stake),
+        QueuePolicy(
+            "completion", "the least weighted mean of completion times", _completion_terms, _completion_stake,
+            lambda columns, options, value: smith_ratio(columns, options),
+        ),
         QueuePolicy(
             "makespan", "the earliest end of the last job", _makespan_terms,
             lambda columns, job, option, ratio: float(columns.seconds[option] * ratio),
+            lambda columns, options, value: -columns.seconds[options],
         ),
         QueuePolicy(
-            "cost", "the fewest missed deadlines, then the least cost", _cost_terms,
+            "cost", "the least cost", _cost_terms,
             lambda columns, job, option, ratio: float(columns.cost[option] * ratio),
-            deciding=1, unit="price", needs_price=True,
+            lambda columns, options, value: smith_ratio(columns, options),
+            unit="price", needs_price=True,
         ),
         QueuePolicy(
             "fairness", "the least of the largest finish-time fairness ratio", _fairness_terms, _fairness_stake,
+            lambda columns, options, value: columns.arrival + value * columns.alone - columns.seconds[options],
             unit="ratio",
         ),
     )

@@ -182,8 +182,15 @@ def check_problem(problem: QueueProblem) -> tuple[QueueProblem, tuple[UnplannedJ
             refused.append(UnplannedJob(job.name, "its deadline is past", remedy, is_left_out=False))
             feasible = replace(feasible, deadline_s=None)
         remaining.append(feasible)
-    remaining.sort(key=lambda job: (not job.is_running, -job.priority, job.arrival_s))
-    return replace(problem, jobs=tuple(remaining)), tuple(refused)
+    feasible_problem = replace(problem, jobs=tuple(remaining))
+    return sort_jobs(feasible_problem, [job.arrival_s for job in remaining]), tuple(refused)
+
+
+def sort_jobs(problem: QueueProblem, keys: Sequence[float]) -> QueueProblem:
+    """Return the problem with its jobs sorted: running ones first, then by priority, then by a key of each job."""
+    jobs = problem.jobs
+    order = sorted(range(len(jobs)), key=lambda row: (not jobs[row].is_running, -jobs[row].priority, keys[row]))
+    return replace(problem, jobs=tuple(jobs[row] for row in order))
 
 
 def _require_unique_names(field_: str, names: Sequence[str]) -> None:

@@ -16,8 +16,10 @@ import numpy as np
 from tilecast.planner.columns import QueueColumns
 from tilecast.spec import Floats, Ints
 
-MOST_COLUMNS = 24_000
+MOST_COLUMNS = 48_000
 """Most variables of a program, which limits the number of parts that time is divided into."""
+_MOST_PARTS = 100
+"""Most parts that time is divided into."""
 _BISECTIONS = 10
 
 
@@ -82,8 +84,9 @@ def bound_completion(columns: QueueColumns, classes: JobClasses, end_s: float) -
         end_s: seconds from now in which all jobs can be finished.
     """
     options = classes.option
-    parts = int(np.clip(MOST_COLUMNS // len(options), 4, 64))
-    edges = end_s * (np.arange(parts + 1) / parts) ** 1.5
+    parts = int(np.clip(MOST_COLUMNS // len(options), 4, _MOST_PARTS))
+    # The last interval begins at `end_s` and has room for everything, because the best plan may end later.
+    edges = end_s * np.append(np.arange(parts) / (parts - 1), 1.0) ** 1.5
     job = columns.job[options]
     each = columns.weight[job] / columns.weight.sum()
     length, area = columns.seconds[options], columns.seconds[options] * columns.gpus[options]
@@ -91,7 +94,8 @@ def bound_completion(columns: QueueColumns, classes: JobClasses, end_s: float) -
     column = np.arange(cost.size).reshape(cost.shape)
     class_row = np.broadcast_to(classes.row[:, None], cost.shape)
     pool_row = len(classes.count) + columns.pool[options][:, None] * parts + np.arange(parts)
-    room = (_count_gpus_by_pool(columns)[:, None] * np.diff(edges)).ravel()
+    room = (_count_gpus_by_pool(columns)[:, None] * np.append(np.diff(edges[:-1]), math.inf)).ravel()
+    room[np.isnan(room)] = 0.0  # a pool without a GPU
     solved = _solve_program(
         cost.ravel(),
         [(class_row, column, np.ones_like(cost)), (pool_row, column, np.broadcast_to(area[:, None], cost.shape))],

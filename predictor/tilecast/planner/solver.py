@@ -6,26 +6,29 @@ Equal queues get equal plans, because no step depends on the clock and random nu
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from statistics import NormalDist
 
 import numpy as np
 
 from tilecast import uncertainty
 from tilecast.planner import owners, references, relaxation
-from tilecast.planner.assignment import Assignment, QueueScore, is_better_score
+from tilecast.planner.assignment import Assignment, PoolTimeline, QueueScore, is_better_score
 from tilecast.planner.columns import QueueColumns, build_columns
-from tilecast.planner.policies import POLICIES, QueuePolicy
-from tilecast.planner.problem import QueueProblem, UnplannedJob, check_problem
+from tilecast.planner.policies import POLICIES, QueuePolicy, smith_ratio
+from tilecast.planner.problem import QueueProblem, UnplannedJob, check_problem, sort_jobs
 from tilecast.planner.relaxation import JobClasses, RelaxedSolution
-from tilecast.spec import Floats, SpecError
+from tilecast.spec import Floats, Ints, SpecError
 
 EFFORT = 600_000
 """Number of job starts that may be simulated; each trial costs `_TRIAL` more, whatever its size."""
 _TRIAL = 60
 _MAX_SWAP_JOBS = 40
 """Largest queue in which every pair of jobs is tried; in larger ones only single jobs move."""
+_MAX_ANNEALED_JOBS = 40
+"""Largest queue that is annealed."""
 _TRIED_OPTIONS = 3
 """Options tried for each job of a larger queue: the most promising ones."""
 _TRIED_OPTIONS_NEW = 12
@@ -36,12 +39,27 @@ _MAX_NEW_SHARE = 0.1
 """Largest share of new jobs with which a large queue is planned from the present one."""
 _RESUME_DIVISOR = 4
 """Divisor of the effort for a queue that is planned from the present plan, from which the next arrival continues."""
-_RESTARTS = 40
-"""Number of restarts near the best plan in the search of a small queue."""
-_RESTART_MOVES = 6
-"""Most jobs that a restart moves."""
+_ANNEALED = 0.6
+"""Share of the effort that each run of simulated annealing may take."""
+_TRIALS_PER_OPTION = 20
+"""Most trials of a run of simulated annealing, for each option."""
+_MISSED_PRICE = 0.1
+"""Price of a missed deadline of mean weight during annealing, as a share of the deciding value."""
+_NEAR_MOVES = 0.3
+"""Share of the moves of simulated annealing that go to the next larger or smaller count."""
+_TEMPERATURES = 0.03, 0.0005
+"""First and last temperature of the annealing, as shares of the deciding value."""
 _REACH = NormalDist().inv_cdf(1 - uncertainty.ODDS) / NormalDist().inv_cdf(0.95)
 """Half-widths between two forecasts whose order is wrong with probability `uncertainty.ODDS`."""
+ORDERS: Mapping[str, str] = {
+    "kueue": "by priority, then by creation, as Kueue starts jobs",
+    "free": "by priority, then by what the policy gains (for completion: weighted shortest processing time)",
+}
+"""Orders in which jobs may start, by the name that `--order` takes."""
+_FREE_DIVISOR = 3
+"""Divisor of the effort for each round of a free order, in which good plans are found sooner."""
+_ORDER_ROUNDS = 3
+"""Most times that the jobs of a free order are sorted anew by the options of the plan before."""
 MAX_LOSS = 0.03
 """Largest loss for keeping the present plan, as a share of the deciding value."""
 
@@ -60,6 +78,8 @@ class QueueSolution:
     bound: float | None
     """Lower bound of the deciding part of the score over all plans; None if it was not requested or not solved."""
     refused: tuple[UnplannedJob, ...] = ()
+    order: str = "kueue"
+    """A key of `ORDERS`. The rows of `columns` are in this order."""
 
     @property
     def gap(self) -> float | None:
@@ -74,28 +94,71 @@ class QueueSolution:
 
 
 def solve(
-    problem: QueueProblem, policy: str = "completion", *, effort: int = EFFORT, is_bounded: bool = True
-) -> QueueSolution:
+    problem: QueueProblem, policy: str = "completion", *, order: str = "kueue", effort: int = EFFORT,
+    is_bounded: bool = True,
+) -> QueueSolution:  # fmt: skip
     """Return a plan for a queue: one option for every job.
 
     Args:
         problem: jobs and pools.
         policy: a key of `POLICIES`.
-        effort: number of job starts that the search may simulate.
+        order: a key of `ORDERS`.
+        effort: number of job starts that the search may simulate in each order that it tries.
         is_bounded: whether to solve the linear program, which gives the lower bound and a start of the search.
 
     Raises:
-        SpecError: the policy is unknown, needs a price that a pool lacks, or the problem is invalid.
+        SpecError: the policy or the order is unknown, the policy needs a price that a pool lacks, or the problem is
+            invalid.
     """
     if policy not in POLICIES:
         raise SpecError("policy", f"{policy!r} is not known", f"use {', '.join(POLICIES)}")
+    if order not in ORDERS:
+        raise SpecError("order", f"{order!r} is not known", f"use {', '.join(ORDERS)}")
     record = POLICIES[policy]
     feasible, refused = check_problem(problem)
     columns = build_columns(feasible)
     if record.needs_price and (pool := next((item.pool for item in columns.options if item.cost is None), None)):
         raise SpecError(f"pool {pool}", f"has no price, which policy {policy} needs", "give its GPUPool a price")
     if not feasible.jobs:
-        return QueueSolution(columns, record, [], np.zeros(0), (), (), None, refused)
+        return QueueSolution(columns, record, [], np.zeros(0), (), (), None, refused, order)
+    if order == "free":
+        effort //= _FREE_DIVISOR
+    planned = _plan_in_order(columns, record, effort, is_bounded)
+    if order == "free":
+        planned = _plan_in_free_order(planned, effort, is_bounded)
+    return replace(planned, refused=refused, order=order)
+
+
+def _plan_in_free_order(first: QueueSolution, effort: int, is_bounded: bool) -> QueueSolution:
+    """Return a plan in which jobs of equal priority start in the order that the policy prefers.
+
+    Each round sorts the jobs and plans them in that order. The options of one plan give the order of the next.
+    """
+    columns, policy, best = first.columns, first.policy, first
+    ratio = smith_ratio(columns, np.arange(len(columns.options)))
+    lowest = np.lexsort((ratio, columns.job))[columns.first[:-1]]
+    keys = [policy.rank(columns, lowest, first.score[policy.deciding])]
+    if np.isfinite(columns.due).any():
+        keys.append(np.lexsort((keys[0], columns.due)).argsort().astype(float))
+    for key in keys:
+        current, ranks = first, key
+        for _ in range(_ORDER_ROUNDS):
+            problem = sort_jobs(current.columns.problem, ranks.tolist())
+            if problem.jobs == current.columns.problem.jobs:
+                break
+            current = _plan_in_order(build_columns(problem), policy, effort, is_bounded)
+            if not is_better_score(current.score, best.score):
+                break
+            best = current
+            ranks = policy.rank(current.columns, np.array(current.option), current.score[policy.deciding])
+            if key is not keys[0]:
+                ranks = np.lexsort((ranks, current.columns.due)).argsort().astype(float)
+    bounds = [item.bound for item in (first, best) if item.bound is not None]
+    return replace(best, bound=max(bounds, default=None))
+
+
+def _plan_in_order(columns: QueueColumns, record: QueuePolicy, effort: int, is_bounded: bool) -> QueueSolution:
+    """Return a plan in which jobs start in the order of the rows of `columns`, later jobs pass ones that do not fit."""
     first = _choose_starting_plan(columns, record)
     relaxed = None
     if is_bounded:
@@ -108,7 +171,7 @@ def solve(
     _undo_small_changes(current, effort)
     owners.swap_within_owners(current, effort // _RESUME_DIVISOR)
     bound = None if relaxed is None else relaxed.bound
-    return QueueSolution(columns, record, current.option, current.finish, current.score, best, bound, refused)
+    return QueueSolution(columns, record, current.option, current.finish, current.score, best, bound)
 
 
 def _choose_starting_plan(columns: QueueColumns, policy: QueuePolicy) -> Assignment:
@@ -165,29 +228,81 @@ def _bound_score(
         return relaxation.bound_cost(columns, classes, start_plan.score[0])
     ones = np.ones(len(columns.weight))
     if policy.name == "makespan":
-        return relaxation.bound_peak(columns, classes, 0 * ones, ones, start_plan.score[0])
-    return relaxation.bound_peak(columns, classes, columns.arrival, columns.alone, start_plan.score[0])
+        return relaxation.bound_peak(columns, classes, 0 * ones, ones, start_plan.score[1])
+    return relaxation.bound_peak(columns, classes, columns.arrival, columns.alone, start_plan.score[1])
 
 
 def _search_plan(first: Assignment, effort: int) -> Assignment:
-    """Return the best plan that a local search finds, with moves of jobs, swaps of two jobs and random restarts."""
-    budget = _TrialBudget(effort)
-    best = first.copy()
-    _improve_plan(best, budget)
-    if len(best.option) > _MAX_SWAP_JOBS:
-        return best
-    draw = np.random.default_rng(0)
-    for _ in range(_RESTARTS):
-        if budget.is_spent:
-            break
-        other = best.copy()
-        count = draw.integers(1, min(len(other.option), _RESTART_MOVES) + 1)
-        moved = draw.choice(len(other.option), size=count, replace=False)
-        moves = {int(job): int(draw.choice(other.columns.options_of(int(job)))) for job in moved}
-        other.apply_moves(moves, other.try_moves(moves)[1])
-        _improve_plan(other, budget)
-        if is_better_score(other.score, best.score):
-            best = other
+    """Return the best plan found by annealing and then by moves of jobs and swaps of two jobs that improve the plan.
+
+    A count that is good for one job depends on the counts of all others, so that moves that only improve a plan soon
+    find none. Annealing also takes moves that make it worse. It runs once with all options and once below each power
+    of 2 GPUs, so that no limit on counts leads to a better plan.
+    """
+    if len(first.option) > _MAX_ANNEALED_JOBS:
+        current = first.copy()
+        _improve_plan(current, _TrialBudget(effort))
+        return current
+    columns, best = first.columns, first
+    for kept in _list_option_subsets(columns):
+        some = columns.select_options(kept)
+        budget = _TrialBudget(min(int(effort * _ANNEALED), 2 * _TRIAL * _TRIALS_PER_OPTION * len(kept)))
+        found = _anneal_plan(_choose_starting_plan(some, first.policy), budget)
+        if is_better_score(found.score, best.score):
+            best = Assignment(columns, first.policy, kept[found.option].tolist())
+    current = best.copy()
+    _improve_plan(current, _TrialBudget(int(effort * (1 - _ANNEALED))))
+    return current
+
+
+def _list_option_subsets(columns: QueueColumns) -> list[Ints]:
+    """Return the indices of all options, and of those with at most each power of 2 GPUs if they are fewer.
+
+    The present option of a job and its options with the fewest GPUs are always among them.
+    """
+    least = np.minimum.reduceat(columns.gpus, columns.first[:-1])[columns.job]
+    always = columns.gpus == least
+    always[columns.present[columns.present >= 0]] = True
+    subsets, most = list[Ints](), 1
+    while not subsets or len(subsets[-1]) < len(columns.options):
+        kept = np.flatnonzero(always | (columns.gpus <= most))
+        if not subsets or len(kept) > len(subsets[-1]):
+            subsets.append(kept)
+        most *= 2
+    return subsets[-_MOST_SUBSETS:]
+
+
+_MOST_SUBSETS = 4
+
+
+def _anneal_plan(first: Assignment, budget: _TrialBudget) -> Assignment:
+    """Return the best plan that simulated annealing meets, with random moves of single jobs.
+
+    Source: Kirkpatrick, Gelatt and Vecchi (Science 220, 1983).
+    """
+    movable = np.flatnonzero(np.diff(first.columns.first) > 1).tolist()
+    if not movable:
+        return first
+    columns, deciding, effort = first.columns, first.policy.deciding, budget.left
+    current, best = first.copy(), first.copy()
+    draw, (hot, cold) = random.Random(0), _TEMPERATURES  # noqa: S311
+    while not budget.is_spent:
+        job = draw.choice(movable)
+        options = columns.options_of(job)
+        is_near = draw.random() < _NEAR_MOVES
+        option = current.option[job] + draw.choice((-1, 1)) if is_near else draw.choice(options)
+        if option == current.option[job] or option not in options:
+            budget.left -= 1
+            continue
+        score, changed = budget.simulate_moves(current, {job: option})
+        # A missed deadline has a price here, so that the walk can pass through plans that miss another one.
+        missed = (score[0] - current.score[0]) * len(columns.weight) / columns.weight.sum()
+        worse = score[deciding] - current.score[deciding] + missed * _MISSED_PRICE * abs(best.score[deciding])
+        temperature = abs(best.score[deciding]) * cold * (hot / cold) ** (budget.left / effort)
+        if worse <= 0 or draw.random() < math.exp(-worse / max(temperature, 1e-300)):
+            current.apply_moves({job: option}, changed)
+            if is_better_score(score, best.score):
+                best = current.copy()
     return best
 
 
@@ -203,13 +318,20 @@ class _TrialBudget:
 
     def try_moves(self, current: Assignment, moves: dict[int, int]) -> bool:
         """Apply moves to the plan if they improve its score, and return whether they do."""
-        before = current.simulated
-        score, changed = current.try_moves(moves)
-        self.left -= current.simulated - before + _TRIAL
+        score, changed = self.simulate_moves(current, moves)
         if not is_better_score(score, current.score):
             return False
         current.apply_moves(moves, changed)
         return True
+
+    def simulate_moves(
+        self, current: Assignment, moves: Mapping[int, int]
+    ) -> tuple[QueueScore, dict[int, PoolTimeline]]:
+        """Return the score and the timelines that moves would give, as `Assignment.try_moves` does."""
+        before = current.simulated
+        score, changed = current.try_moves(moves)
+        self.left -= current.simulated - before + _TRIAL
+        return score, changed
 
 
 def _improve_plan(current: Assignment, budget: _TrialBudget) -> None:

@@ -8,7 +8,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from tilecast.planner.assignment import Assignment
-from tilecast.planner.columns import QueueColumns
+from tilecast.planner.columns import QueueColumns, build_columns
+from tilecast.planner.problem import JobOption, sort_jobs
 from tilecast.planner.references import REFERENCES, QueueOutcome
 from tilecast.planner.solver import QueueSolution
 from tilecast.spec import Floats
@@ -85,7 +86,7 @@ def build_report(solution: QueueSolution, *, has_payers: bool = True) -> QueueRe
         has_payers: whether to name the jobs that delay others, which takes time quadratic in the number of jobs.
     """
     columns = solution.columns
-    outcomes = {name: find(columns) for name, (_, find) in REFERENCES.items()}
+    outcomes = _simulate_references(solution)
     wish = outcomes["ownBest"]
     gain = wish.finish - solution.finish
     start = solution.finish - columns.seconds[solution.option]
@@ -106,6 +107,47 @@ def build_report(solution: QueueSolution, *, has_payers: bool = True) -> QueueRe
         sum_outcome(columns, own),
         {name: sum_outcome(columns, outcome) for name, outcome in outcomes.items()},
     )
+
+
+def _simulate_references(solution: QueueSolution) -> dict[str, QueueOutcome]:
+    """Return the outcome of each reference by name. References start jobs in Kueue's order, whatever the plan does."""
+    columns = solution.columns
+    if solution.order == "kueue":
+        return {name: find(columns) for name, (_, find) in REFERENCES.items()}
+    ordered = build_columns(sort_jobs(columns.problem, columns.arrival.tolist()))
+    row_of = {job.name: row for row, job in enumerate(ordered.problem.jobs)}
+    rows = np.array([row_of[job.name] for job in columns.problem.jobs])
+    outcomes = {}
+    for name, (_, find) in REFERENCES.items():
+        found = find(ordered)
+        option = np.array(found.option)[rows] - ordered.first[rows] + columns.first[:-1]
+        outcomes[name] = QueueOutcome(option.tolist(), found.finish[rows])
+    return outcomes
+
+
+@dataclass(frozen=True, slots=True)
+class LateJob:
+    """A job that ends after it is due, and the start on its fastest option with which it would be on time."""
+
+    job: int
+    """Row of the job in the columns."""
+    late_s: float
+    fastest: JobOption
+    latest_start_s: float
+    """Latest start on the fastest option, in seconds from now. If it is negative, no option is fast enough."""
+
+
+def list_late_jobs(solution: QueueSolution) -> list[LateJob]:
+    """Return the jobs that end after they are due, the latest first."""
+    columns = solution.columns
+    late = solution.finish - columns.due
+    rows = np.flatnonzero(solution.finish > columns.due * (1 + 1e-9))
+    found = []
+    for row in rows[np.argsort(-late[rows], kind="stable")].tolist():
+        fastest = min(columns.options_of(row), key=lambda item: (columns.seconds[item], columns.gpus[item]))
+        latest_s = float(columns.due[row] - columns.seconds[fastest])
+        found.append(LateJob(row, float(late[row]), columns.options[fastest], latest_s))
+    return found
 
 
 def _simulate_with_seconds(solution: QueueSolution, seconds: Sequence[float]) -> Floats:

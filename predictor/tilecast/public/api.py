@@ -286,6 +286,7 @@ def queue(
     calibration: str | None = None,
     link: str | None = None,
     policy: str = "completion",
+    order: str = "kueue",
     horizon: str | float | None = None,
     what_if: str | Sequence[str] = (),
     at: str | None = None,
@@ -300,6 +301,7 @@ def queue(
         calibration: path of corrections that `tilecast calibrate` wrote.
         link: name of the link in or between the nodes of every pool.
         policy: a policy that `tilecast queue --help` lists.
+        order: "kueue" or "free", the order in which jobs may start.
         horizon: deadline of jobs that have none, in seconds or as a text such as "36h".
         what_if: nodes to add or remove in a second plan for comparison, "POOL:+N" or "POOL:-N".
         at: the time to use as now, in ISO 8601. If absent, the current time.
@@ -317,7 +319,7 @@ def queue(
         changes = (what_if,) if isinstance(what_if, str) else tuple(what_if)
         pools = PoolOptions.from_arguments(nodes, gpus, context, calibration, link)
         limit = None if horizon is None else str(horizon)
-        return Queue.from_plan(plan_queue(QueueInputs(given, pools, policy, limit, changes, at)))
+        return Queue.from_plan(plan_queue(QueueInputs(given, pools, policy, order, limit, changes, at)))
 
 
 def gpus(name: str | None = None) -> Table | dict[str, Any]:

@@ -29,6 +29,8 @@ class QueueInputs:
     pools: PoolOptions
     policy: str = "completion"
     """A key of `tilecast.planner.policies.POLICIES`."""
+    order: str = "kueue"
+    """A key of `tilecast.planner.solver.ORDERS`."""
     horizon: str | None = None
     """When everything without a deadline is due: seconds, or a text such as "36h"."""
     what_if: Sequence[str] = field(default_factory=tuple)
@@ -53,12 +55,13 @@ def plan_queue(inputs: QueueInputs) -> QueueScreen | tuple[UnplannedJob, ...]:
     read = JobQueueReader(documents, widest, labels, _parse_time(inputs.at), devices).read()
     held_gpus = documents.count_held_gpus(pool_inputs.pools_by_node(inputs.pools)) if documents.pods else {}
     problem = _queue_problem(read, pools, horizon, held_gpus)
-    solution = solve(problem, inputs.policy)
+    solution = solve(problem, inputs.policy, order=inputs.order)
     unplanned = (*read.unplanned, *solution.refused)
     if not solution.option:
         return unplanned
-    what_if = _plan_with_changes(problem, pools, changed, inputs.policy, solution.columns.problem.jobs)
-    return QueueScreen(build_report(solution), unplanned, what_if)
+    other = solve(problem, inputs.policy, order="free" if inputs.order == "kueue" else "kueue")
+    what_if = _plan_with_changes(problem, pools, changed, inputs, solution.columns.problem.jobs)
+    return QueueScreen(build_report(solution), unplanned, what_if, build_report(other, has_payers=False))
 
 
 def _parse_time(text: str | None) -> datetime:
@@ -113,14 +116,15 @@ def _parse_node_changes(texts: Sequence[str], pools: Sequence[Pool]) -> dict[str
 
 
 def _plan_with_changes(
-    problem: QueueProblem, pools: Sequence[Pool], changed: Mapping[str, int], policy: str, planned: Sequence[object]
-) -> NodeChange | None:
+    problem: QueueProblem, pools: Sequence[Pool], changed: Mapping[str, int], inputs: QueueInputs,
+    planned: Sequence[object],
+) -> NodeChange | None:  # fmt: skip
     if not changed:
         return None
     other = replace(
         problem, pools=tuple(replace(pool, nodes=changed.get(pool.name, pool.nodes)) for pool in problem.pools)
     )
-    solution = solve(other, policy)
+    solution = solve(other, inputs.policy, order=inputs.order)
     difference = {pool.name: changed[pool.name] - pool.max_nodes for pool in pools if pool.name in changed}
     outcome: QueueReport | None = build_report(solution) if solution.option else None
     lost: tuple[UnplannedJob, ...] = tuple(item for item in solution.refused if item.is_left_out)

@@ -9,7 +9,8 @@ from typing import Any
 
 from tilecast.planner.problem import JobOption, QueuedJob, UnplannedJob
 from tilecast.planner.references import REFERENCES
-from tilecast.planner.totals import PlannedTimes, QueueReport, QueueTotals
+from tilecast.planner.solver import QueueSolution
+from tilecast.planner.totals import LateJob, PlannedTimes, QueueReport, QueueTotals, list_late_jobs
 from tilecast.render import queue_page
 from tilecast.render.columns import align_columns, format_csv
 from tilecast.render.table import wrap_text
@@ -43,6 +44,8 @@ class QueueScreen:
     report: QueueReport
     unplanned: tuple[UnplannedJob, ...]
     what_if: NodeChange | None = None
+    other_order: QueueReport | None = None
+    """Plan of the same jobs in the other order of `ORDERS`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +88,7 @@ def queue_text(screen: QueueScreen) -> str:
     lines += [
         *_refusal_lines(screen.unplanned),
         "",
-        *align_columns(_TOTALS, totals_rows(queue_report), _TOTALS[1:]),
+        *align_columns(_TOTALS, totals_rows(queue_report, screen.other_order), _TOTALS[1:]),
         "",
     ]
     lines += [line for text in payment_lines(queue_report) for line in wrap_text("", text)]
@@ -112,7 +115,8 @@ def queue_headline(queue_report: QueueReport) -> str:
     """Return a text line with the number of jobs, the pools and the scheduling policy."""
     columns, policy = queue_report.solution.columns, queue_report.solution.policy
     pools = ", ".join(f"{pool.name} {pool.nodes}x{pool.gpus_per_node}" for pool in columns.pools)
-    return f"{len(columns.weight)} jobs on {pools}; policy {policy.name}: {policy.summary}"
+    order = queue_report.solution.order
+    return f"{len(columns.weight)} jobs on {pools}; policy {policy.name}: {policy.summary}; order {order}"
 
 
 def _job_cells(queue_report: QueueReport, planned: PlannedJob) -> tuple[str, ...]:
@@ -143,10 +147,12 @@ def _format_price(queue_report: QueueReport, amount: float | None) -> str:
     return format_money(amount, next((pool.currency for pool in pools if pool.price_per_gpu_hour is not None), "USD"))
 
 
-def totals_rows(queue_report: QueueReport) -> list[tuple[str, ...]]:
-    """Return the cells of the totals table, one row for the plan and one for each reference policy."""
+def totals_rows(queue_report: QueueReport, other_order: QueueReport | None = None) -> list[tuple[str, ...]]:
+    """Return the cells of the totals table: the plan, the plan in the other order, and each reference policy."""
+    others = [] if other_order is None else [other_order]
     named = [
-        ("this plan", queue_report.plan),
+        (f"this plan, {_ORDER_NAMES[queue_report.solution.order]}", queue_report.plan),
+        *((f"a plan, {_ORDER_NAMES[other.solution.order]}", other.plan) for other in others),
         *((REFERENCES[name][0], held) for name, held in queue_report.references.items()),
     ]
     return [
@@ -161,6 +167,32 @@ def totals_rows(queue_report: QueueReport) -> list[tuple[str, ...]]:
         )
         for name, held in named
     ]
+
+
+_ORDER_NAMES = {"kueue": "Kueue's order", "free": "free order"}
+
+
+def late_lines(queue_report: QueueReport) -> list[str]:
+    """Return sentences on the jobs that end late, with what would make them on time. The latest come first."""
+    jobs, lines = queue_report.solution.columns.problem.jobs, []
+    late = list_late_jobs(queue_report.solution)
+    for item in late[:_PAID]:
+        job, where = jobs[item.job], f"{item.fastest.gpus} GPUs of {item.fastest.pool}"
+        text = f"{job.name} ends {format_duration(item.late_s)} late"
+        if job.is_running:
+            text += ": it runs already, give it more time."
+        elif item.latest_start_s >= 0:
+            start = "at once" if item.latest_start_s < 1 else f"within {format_duration(item.latest_start_s)}"
+            text += f". It is on time if it starts {start} on {where}: give it a higher priority."
+        else:
+            text += (
+                f". No pool is fast enough: {where} take {format_duration(item.fastest.seconds)}. Give it "
+                f"{format_duration(-item.latest_start_s)} more, or fewer steps."
+            )
+        lines.append(text)
+    if len(late) > _PAID:
+        lines.append(f"{len(late) - _PAID} more end late by less than that.")
+    return lines
 
 
 def payment_lines(queue_report: QueueReport) -> list[str]:
@@ -188,15 +220,34 @@ def queue_notes(screen: QueueScreen) -> list[str]:
     """Return sentences on the optimality gap, on the cost of not moving jobs, and on other node counts."""
     solution, texts = screen.report.solution, list[str]()
     if solution.gap is not None:
-        texts.append(
-            f"No plan is more than {max(solution.gap, 0.0):.1%} better in {solution.policy.name}, whatever the order "
-            "in which jobs start."
-        )
+        gap = max(solution.gap, 0.0)
+        texts.append(f"A plan in any order is at most {gap:.1%} better in {solution.policy.name}.")
+    texts += _order_lines(screen)
     deciding = solution.policy.deciding
     if solution.best[deciding] and solution.score[deciding] > solution.best[deciding] * 1.0005:
         ratio = solution.score[deciding] / solution.best[deciding] - 1
         texts.append(f"Jobs that gain less than forecasts can tell stay where they are, which costs {ratio:.1%}.")
-    return texts + node_change_lines(screen)
+    return [*late_lines(screen.report), *texts, *node_change_lines(screen)]
+
+
+def _order_lines(screen: QueueScreen) -> list[str]:
+    """Return a sentence on what Kueue's order costs, compared with a free order."""
+    if screen.other_order is None:
+        return []
+    scores = {report.solution.order: report.solution for report in (screen.report, screen.other_order)}
+    kueue, free = scores["kueue"], scores["free"]
+    deciding = kueue.policy.deciding
+    texts = []
+    if kueue.score[0] > free.score[0]:
+        texts.append(f"In Kueue's order, weight {kueue.score[0] - free.score[0]:g} more is late than in free order.")
+    if free.score[deciding] > 0:
+        cost = kueue.score[deciding] / free.score[deciding] - 1
+        if cost >= _LEAST_COST and not texts:
+            texts.append(f"Kueue's order costs {cost:.1%} in {kueue.policy.name}: see the plan in free order.")
+    return texts
+
+
+_LEAST_COST = 0.001
 
 
 def node_change_lines(screen: QueueScreen) -> list[str]:
@@ -230,12 +281,17 @@ def queue_document(screen: QueueScreen) -> dict[str, object]:
     return {
         "schemaVersion": SCHEMA_VERSION,
         "policy": solution.policy.name,
+        "order": solution.order,
         "jobs": [_job_document(placed) for placed in list_planned_jobs(queue_report)],
         "unplanned": [_unplanned_document(item) for item in screen.unplanned],
         "totals": {
             "plan": _totals_document(queue_report.plan),
             **{name: _totals_document(item) for name, item in queue_report.references.items()},
         },
+        "orders": {
+            item.solution.order: _totals_document(item.plan) for item in (queue_report, screen.other_order) if item
+        },
+        "late": [_late_document(solution, item) for item in list_late_jobs(solution)],
         "gapRatio": solution.gap,
         "whatIf": None
         if what_if is None
@@ -253,6 +309,19 @@ def _unplanned_document(unplanned: UnplannedJob) -> dict[str, object]:
         "problem": unplanned.problem,
         "remedy": unplanned.remedy,
         "leftOut": unplanned.is_left_out,
+    }
+
+
+def _late_document(solution: QueueSolution, late: LateJob) -> dict[str, object]:
+    return {
+        "job": solution.columns.problem.jobs[late.job].name,
+        "lateSeconds": late.late_s,
+        "onTime": {
+            "pool": late.fastest.pool,
+            "gpus": late.fastest.gpus,
+            "seconds": late.fastest.seconds,
+            "latestStartSeconds": late.latest_start_s,
+        },
     }
 
 
@@ -332,7 +401,7 @@ def queue_html(screen: QueueScreen) -> str:
         queue_report,
         queue_headline(queue_report),
         (_TITLES, rows),
-        (_TOTALS, totals_rows(queue_report)),
+        (_TOTALS, totals_rows(queue_report, screen.other_order)),
         problems,
         texts,
     )
