@@ -374,8 +374,8 @@ _FRAMEWORKS: tuple[tuple[str, Framework | None], ...] = (
     ("axolotl", "huggingface"), ("transformers", "huggingface"), ("accelerate", "accelerate"), ("fsdp", "fsdp2"),
     ("lightning", "lightning"), ("jax", "jax"), ("maxtext", "jax"), ("flax", "jax"), ("paxml", "jax"), ("t5x", "jax"),
     ("tensorflow", "tensorflow"), ("keras", "tensorflow"), ("paddle", "paddle"), ("oneflow", "oneflow"),
-    ("libai", "oneflow"), ("mxnet", "mxnet"), ("mindspore", "mindspore"), ("cs336", "ddp"), ("eager", None), ("pytorch", "ddp"),
-    ("torchvision", "ddp"),
+    ("libai", "oneflow"), ("mxnet", "mxnet"), ("mindspore", "mindspore"), ("cs336", "ddp"), ("eager", None),
+    ("pytorch", "ddp"), ("torchvision", "ddp"),
 )  # fmt: skip
 """Words that sources use for a framework, and what each means; the first match is used.
 

@@ -138,7 +138,7 @@ def _name(path: object) -> str:
 def _list_own_folders() -> tuple[Path, ...]:
     """Return the folders of Python, of its packages and of Tilecast, whose modules and tables are read when needed."""
     paths = sysconfig.get_paths()
-    named = [paths[key] for key in ("stdlib", "platstdlib", "purelib", "platlib")]
+    named: list[str | Path] = [paths[key] for key in ("stdlib", "platstdlib", "purelib", "platlib")]
     packages = [entry for entry in sys.path if Path(entry).name in ("site-packages", "dist-packages")]
     tilecast = Path(__file__).parents[1]
     system = ["/proc/cpuinfo", "/proc/meminfo", "/sys/devices/system/cpu"]

@@ -498,7 +498,7 @@ class _Reader:
             return Symbol(f"{owner.name}.{key}"[:200])
         if isinstance(key, str | int | tuple) and isinstance(owner, dict | list | tuple):
             try:
-                return owner[key]  # type: ignore[index,call-overload]
+                return owner[key]  # type: ignore[index]
             except (KeyError, IndexError, TypeError):
                 pass
         return unknown("an item")

@@ -53,20 +53,25 @@ class Folder:
             raise SpecError(name, "lies outside the folder of what was given", "copy it there")
         return read_bounded(path, name)
 
-    def has(self, name: str) -> bool:
-        """Return whether a file can be read."""
-        try:
-            self.read(name)
-        except SpecError:
-            return False
-        return True
-
 
 class Files(Protocol):
     """Files that a command may name."""
 
     def read(self, name: str) -> str:
-        """Return the text of a file."""
+        """Return the text of a file.
+
+        Raises:
+            SpecError: the file cannot be read.
+        """
+
+
+def _can_read(folder: Files, name: str) -> bool:
+    """Return whether a file can be read."""
+    try:
+        folder.read(name)
+    except SpecError:
+        return False
+    return True
 
 
 def _clean(name: str) -> str:
@@ -179,7 +184,7 @@ _GPUS = re.compile(r"_(\d{1,5})gpu_")
 
 
 def _read_python(
-    name: str, function: str, folder: Folder, gpus: int | None, has_model: bool, over: Sequence[Setting] = (),
+    name: str, function: str, folder: Files, gpus: int | None, has_model: bool, over: Sequence[Setting] = (),
     kind: str = "", beside: str = "",
 ) -> LaunchReading:  # fmt: skip
     """Return what a function of a Python file builds. Other arguments are those of `_read_configurations`.
@@ -439,7 +444,7 @@ def read_line(line: LaunchLine, where: str, folder: Files, gpus: int | None, has
     ):
         over = [word for word in words if word not in (path, "--config")]
         # MaxText's base.yml holds its defaults, which the table has.
-        is_default = table == "maxtext" and path.rpartition("/")[2] == "base.yml" and not folder.has(path)
+        is_default = table == "maxtext" and path.rpartition("/")[2] == "base.yml" and not _can_read(folder, path)
         text = "run_name: ''" if is_default else folder.read(path)
         reading = _read_configurations({path: text}, folder, world, has_model, over, table, line)
     elif table:
@@ -457,7 +462,7 @@ _REGISTRIES = ("torchtitan/models/{}/config_registry.py", "torchtitan/experiment
 
 
 def _read_registry(
-    module: str, function: str, words: Sequence[str], folder: Folder, gpus: int | None, has_model: bool
+    module: str, function: str, words: Sequence[str], folder: Files, gpus: int | None, has_model: bool
 ) -> LaunchReading:
     """Return what a command of torchtitan 0.3 says, whose configuration is a function in the folder.
 
@@ -467,7 +472,7 @@ def _read_registry(
     paths = [form.format(module) for form in _REGISTRIES] if re.fullmatch(r"\w+", module) else []
     paths += [f"{module.replace('.', '/')}/config_registry.py", f"{module.replace('.', '/')}.py"]
     for path in paths:
-        if not folder.has(path):
+        if not _can_read(folder, path):
             continue
         over = [one for one in _overrides(words) if spell(one.option) not in ("module", "config")]
         return _read_python(path, function, folder, gpus, has_model, over, "torchtitan-0.3", f"{Path(path).parent}/")

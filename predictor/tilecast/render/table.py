@@ -241,9 +241,9 @@ def _because_sentence(advice: Advice, best: Offer) -> str:
     waits = "" if part == "compute" else f" and {share} on {_PART_NAMES.get(part, part)}"
     room = ", and have memory to spare"
     if best.is_tight:
-        needed, most, size = best.memory_bytes / GIB, best.memory_upper_bytes / GIB, best.memory_available_bytes / GIB
+        needed, most, held = best.memory_bytes / GIB, best.memory_upper_bytes / GIB, best.memory_available_bytes / GIB
         room = (
-            f". Memory is tight: of {size:.1f} GiB it needs {needed:.1f}, but PyTorch may take {most:.1f} and run out"
+            f". Memory is tight: of {held:.1f} GiB it needs {needed:.1f}, but PyTorch may take {most:.1f} and run out"
         )
     return f"Why: {first}; the GPUs spend {busy:.0%} of a step on compute{waits}{room}."
 
