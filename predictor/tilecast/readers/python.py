@@ -544,7 +544,7 @@ class _Reader:
             return copied
         if last in ("int", "len", "max", "min", "str", "bool", "isinstance", "hasattr", "getattr"):
             return _call_builtin(last, args)
-        if last in _WRAPPERS and args and isinstance(args[0], Symbol | Function) and name != args[0]:
+        if last in _WRAPPERS and args and isinstance(args[0], Symbol | Function):
             inner = args[0].name if isinstance(args[0], Symbol) else args[0].node.name
             return Built(inner, dict(keywords))
         base = self.bases.get(last)
