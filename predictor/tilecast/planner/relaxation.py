@@ -94,8 +94,10 @@ def bound_completion(columns: QueueColumns, classes: JobClasses, end_s: float) -
     column = np.arange(cost.size).reshape(cost.shape)
     class_row = np.broadcast_to(classes.row[:, None], cost.shape)
     pool_row = len(classes.count) + columns.pool[options][:, None] * parts + np.arange(parts)
-    room = (_count_gpus_by_pool(columns)[:, None] * np.append(np.diff(edges[:-1]), math.inf)).ravel()
-    room[np.isnan(room)] = 0.0  # a pool without a GPU
+    gpus = _count_gpus_by_pool(columns)
+    room = gpus[:, None] * np.diff(edges)
+    room[:, -1] = np.where(gpus > 0, math.inf, 0.0)
+    room = room.ravel()
     solved = _solve_program(
         cost.ravel(),
         [(class_row, column, np.ones_like(cost)), (pool_row, column, np.broadcast_to(area[:, None], cost.shape))],
