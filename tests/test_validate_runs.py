@@ -200,16 +200,6 @@ def test_the_optimizer_of_mlperf_s_diffusion_holds_gradients_in_fp32(family: str
     assert table.read_published_row(row).workload.gradient_precision == gradients
 
 
-def test_notes_state_an_optimizer_on_the_cpu_and_deepspeed_s_16_bit_weights() -> None:
-    notes = (
-        "FP32 weights. DeepSpeed test config, which offloads the optimizer to the CPU and may set its own precision."
-    )
-    workload = table.read_published_row({**ROW, "framework": "HF Trainer + ZeRO-2", "notes": notes}).workload
-    assert (workload.offload, workload.weights) == ("optimizer", "master")
-    plain = table.read_published_row({**ROW, "framework": "HF Trainer + ZeRO-2"}).workload
-    assert (plain.offload, plain.weights) == ("none", None)
-
-
 @pytest.mark.parametrize(
     ("gpu", "framework", "attention"),
     [

@@ -24,7 +24,6 @@ from tilecast.spec import (
     Framework,
     LoraTargets,
     MemoryFormat,
-    Offload,
     Precision,
     SpecError,
     Weights,
@@ -101,7 +100,7 @@ def read_published_row(row: Row, graphs: Graphs | None = None) -> RunCase:
         framework=framework(row),
         framework_version=framework_version(row),
         expert_overlap=_expert_overlap(row),
-        offload=_offload(notes),
+        offload="parameters" if "cpu offload" in notes else "none",
         shard_degree=noted_number(r"fsdp group (\d+)", notes),
         offloaded_activations=_offloaded_activations(notes),
         recompute_layers=noted_number(_RECOMPUTED_LAYERS, notes) or None,
@@ -110,13 +109,6 @@ def read_published_row(row: Row, graphs: Graphs | None = None) -> RunCase:
         pipeline_layout=_stage_cuts(notes, model.layers),
     )
     return RunCase(workload, pool_of(row, gpu, gpus), gpus, stated)
-
-
-def _offload(notes: str) -> Offload:
-    """Return the states that notes say are on the CPU."""
-    if "offloads the optimizer to the cpu" in notes:
-        return "optimizer"
-    return "parameters" if "cpu offload" in notes else "none"
 
 
 _STAGE_CUTS = re.compile(r"stage cuts over (\d+) pipeline entries [^:]*: \[([\d ]+)\]")
@@ -496,8 +488,6 @@ def _held_weights(row: Row) -> Weights | None:
     notes, words = row.get("notes", "").lower(), row.get("framework", "").lower()
     if "16" not in row.get("precision", ""):
         return None
-    if "deepspeed test config" in notes:
-        return "master"  # DeepSpeed, runtime/engine.py _configure_distributed_model: the model is cast to 16 bits
     if _LOADED in notes:
         return "sharded" if "fsdp" in words else "pure"
     if _PREPARED in notes and "fsdp" not in words:
