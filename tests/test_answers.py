@@ -22,5 +22,5 @@ def test_the_page_has_five_answers() -> None:
 @pytest.mark.parametrize(("command", "row"), ANSWERS, ids=[command.split()[1] for command, _ in ANSWERS])
 def test_a_command_recommends_what_the_page_says(command: str, row: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(shlex.split(command)) == 0
-    (shown,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith(">")]
+    (shown,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith(">  ")]
     assert shown.split()[:4] == row.split()

@@ -28,7 +28,7 @@ TOTAL, PARTS = float(FORECAST.step_s[0]), FORECAST.times.parts(0)
 def test_a_line_that_took_what_it_would_have_to_makes_the_measurement(ratio: float) -> None:
     diagnosis = diagnose_step(GPT, PLAN, POOL, TOTAL * ratio)
     assert diagnosis.ratio == pytest.approx(ratio)
-    assert diagnosis.is_inside == (diagnosis.lower_s <= TOTAL * ratio <= diagnosis.upper_s)
+    assert diagnosis.is_in_range == (diagnosis.lower_s <= TOTAL * ratio <= diagnosis.upper_s)
     for one in diagnosis.suspects:
         assert TOTAL - one.forecast_s + one.needed_s == pytest.approx(TOTAL * ratio)
         assert math.isinf(one.standard_errors) == (one.needed_s <= 0)
@@ -58,7 +58,7 @@ def test_with_one_gpu_the_network_is_no_suspect() -> None:
 
 def test_a_step_shorter_than_a_line_clears_that_line_of_being_all() -> None:
     diagnosis = diagnose_step(GPT, PLAN, POOL, 0.05 * TOTAL)
-    assert not diagnosis.is_inside
+    assert not diagnosis.is_in_range
     assert any(math.isinf(one.standard_errors) for one in diagnosis.suspects)
 
 
@@ -78,7 +78,7 @@ def test_the_screen_names_the_line(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(
     ("more", "problem"),
     [
-        (["--measured", "1"], "which run took so long is open"),
+        (["--measured", "1"], "does not say of which GPUs and plan it is"),
         (["--measured", "0", "--plan", "dp=8"], "no step time"),
         (["--measured", "nan", "--plan", "dp=8"], "no step time"),
         (["--measured", "1", "--framework", "ddp", "--baseline", "t4:7"], "cannot be priced"),

@@ -128,7 +128,8 @@ DEFINED: Mapping[str, set[str | float]] = {
     "planner/owners.py": {0.03},
     "planner/problem.py": {0.02},
     "planner/relaxation.py": {1.5},
-    "planner/solver.py": {0.03, 0.95},
+    "planner/solver.py": {0.0005, 0.03, 0.3, 0.6, 0.95, "_TEMPERATURES"},
+    "public/scanning.py": {0.05},
     "public/advising.py": {0.05},
     "advice/sharing.py": {0.8, 1.25},
     "zoo/__init__.py": {0.75},
@@ -139,6 +140,10 @@ DEFINED: Mapping[str, set[str | float]] = {
     "frameworks.py": {"HELD_BYTES"},
     "inputs/job_options.py": {"_BY_PATH"},
     "inputs/measurements.py": {"_UNITS"},
+    "logs/text.py": {"_UNITS"},
+    # Names of metrics in logs, with the seconds of their unit.
+    "logs/metrics.py": {"STEP_METRICS"},
+    # Suffixes.
     "inputs/reading.py": {"_THOUSANDS"},
     "nodes/quantities.py": {"_SUFFIXES"},
     "plan_columns.py": {"PLAN_COLUMNS"},

@@ -33,7 +33,7 @@ from tilecast_operator.kube.client import UNREACHABLE, Connection
 from tilecast_operator.kube.lease import Election, Leadership, NotLeaderError
 from tilecast_operator.objects.client import client
 from tilecast_operator.objects.documents import LEASE_ADDRESS
-from tilecast_operator.relay import CLIENT, RELAYED, Relay
+from tilecast_operator.relay import CLIENT, RELAYED, ReportForwarder
 
 
 async def until(condition: Callable[[], object], limit_s: float = 60.0) -> None:
@@ -392,7 +392,7 @@ async def test_a_replica_trusts_the_certificate_that_it_serves_and_not_who_signe
         certificate(tmp_path / name, name)
     path, texts = tmp_path / "tls.crt", [(tmp_path / name / "tls.crt").read_text() for name in ("ours", "signer")]
     path.write_text("".join(texts))
-    relay = Relay(Leadership(is_alone=False), None, str(path))
+    relay = ReportForwarder(Leadership(is_alone=False), None, str(path))
     first = relay._find_leader_tls()
     assert isinstance(first, ssl.SSLContext) and first.cert_store_stats()["x509"] == 1
     assert relay._find_leader_tls() is first, "a connection is used again by requests of the same context alone"

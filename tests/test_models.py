@@ -258,7 +258,7 @@ def test_dropout_before_adapters_keeps_a_copy_and_a_mask_for_each(monkeypatch: p
 
 def test_scores_that_a_tanh_caps_are_kept_unless_a_library_is_named() -> None:
     model = zoo.find_preset("gemma-2-2b")
-    plain = model.having(capped_scores=False, capped_logits=False)
+    plain = model.with_dimensions(capped_scores=False, capped_logits=False)
     job = Workload(model, 512, 1, framework="huggingface", weights="pure")
 
     def kept(workload: Workload) -> float:
@@ -275,7 +275,9 @@ def test_scores_that_a_tanh_caps_are_kept_unless_a_library_is_named() -> None:
 def test_norms_of_outputs_have_weights_and_keep_what_they_read() -> None:
     model = zoo.find_preset("gemma-3-1b")
     job = Workload(model, 512, 1, framework="huggingface", weights="pure")
-    both = [zoo.build(replace(job, model=model.having(output_norms=own)), WHOLE).layers[0] for own in (True, False)]
+    both = [
+        zoo.build(replace(job, model=model.with_dimensions(output_norms=own)), WHOLE).layers[0] for own in (True, False)
+    ]
     assert both[0].parameters[0] - both[1].parameters[0] == 2 * model.hidden
     # Composed of operators, a norm keeps an FP32 copy of its input, and the normalised input in 16 bits.
     assert both[0].activation_bytes[0, 0] - both[1].activation_bytes[0, 0] == 2 * 6 * 512 * model.hidden

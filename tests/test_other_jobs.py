@@ -368,7 +368,7 @@ async def test_advice_is_said_once_and_taken_back() -> None:
 @pytest.mark.parametrize(
     ("annotations", "words"),
     [
-        ({"model": None}, "tilecast.dev/model: is missing; annotate the job"),
+        ({"model": None}, "tilecast.dev/model: is missing, and the command does not say it"),
         ({"training": "{"}, "tilecast.dev/training: '{' is no JSON mapping"),
         ({"model": "resnet-5"}, "tilecast.dev/model.preset: unknown model 'resnet-5'; did you mean"),
         ({"mode": "Auto"}, "tilecast.dev/mode: 'Auto' is no mode; use one of Off, Advise, Initial"),

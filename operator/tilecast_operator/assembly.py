@@ -50,7 +50,7 @@ from tilecast_operator.objects.documents import ADVICE_KEYS, COMPONENT, LEASE_AD
 from tilecast_operator.objects.kinds import KINDS
 from tilecast_operator.objects.quarantine import open_quarantine
 from tilecast_operator.objects.tables import Cache
-from tilecast_operator.relay import Relay
+from tilecast_operator.relay import ReportForwarder
 from tilecast_operator.report_guard import ReportGuard
 from tilecast_operator.search_process import SearchLimits
 from tilecast_operator.searches import Advise, SearchRunner
@@ -144,7 +144,7 @@ class Assembly:
         self.guard = ReportGuard(
             settings.reports_per_client, clock, lambda outcome: metrics.observations.labels("put", outcome).inc()
         )
-        self.relay = Relay(leadership, self.election, settings.tls_certificate)
+        self.relay = ReportForwarder(leadership, self.election, settings.tls_certificate)
         self.requests = requests = JobRequestIndex(cache, runtime.add)
         self.planned = planned = QueuePositions(runtime.records, is_on=settings.queue)
         discovery, contention = ServedApis(client), Contention(context)

@@ -21,8 +21,8 @@ CLIENT = "Tilecast-Client"
 TIMEOUT_S = 15.0
 
 
-class Relay:
-    """Client of the replica that leads. Belongs to one event loop.
+class ReportForwarder:
+    """Client that forwards reports to the leading replica. Belongs to one event loop.
 
     Args:
         leadership: leadership of this replica.

@@ -59,7 +59,7 @@ class Diagnosis:
         return self.measured_s / self.forecast_s
 
     @property
-    def is_inside(self) -> bool:
+    def is_in_range(self) -> bool:
         """Whether the measured step lies in the 90 % range of the forecast."""
         return self.lower_s <= self.measured_s <= self.upper_s
 

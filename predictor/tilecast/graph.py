@@ -174,7 +174,7 @@ WIDTH = max(len(kind.dims) for kind in KINDS.values())
 
 @dataclass(frozen=True, slots=True)
 class KernelTable:
-    """N kernels of any kinds and precisions, as columns."""
+    """Table of N kernels of any kinds and precisions. A kernel is a row."""
 
     kind: npt.NDArray[np.int8]
     """Index into `KIND_NAMES` of each kernel, (N,)."""

@@ -152,5 +152,5 @@ else:
 
 
 def objectives_bounded_by(field: str) -> list[str]:
-    """Return the names of the objectives that a field of the job bounds."""
+    """Return the names of the objectives whose bound is `field`, such as `deadlineSeconds` or `budget`."""
     return [name for name, record in OBJECTIVES.items() if record.bound == field]

@@ -122,7 +122,7 @@ class FairQueue(Generic[ItemT]):
         return chosen
 
     def _first_item(self, namespace: str) -> ItemT | None:
-        """Return the first item of a namespace, after dropping entries that were superseded."""
+        """Return the item that is next in a namespace's line. If no item waits there, return None."""
         line = self._lines[namespace]
         while line:
             _, number, item = line[0]

@@ -22,7 +22,7 @@ _OF_METADATA = ("name", "namespace", "uid", "resourceVersion", "generation", "cr
 
 
 def open_quarantine(folder: str, suspects: Iterable[Key], clock: Callable[[], float]) -> Quarantine:
-    """Return the quarantine of the operator. `Quarantine` describes the arguments."""
+    """Return the store of Kubernetes objects that the operator sets aside. `Quarantine` describes the arguments."""
     return Quarantine(folder, suspects, clock, harmless_part, digest_user_content)
 
 

@@ -139,9 +139,9 @@ def correction_records(table: Calibration, gpu: str) -> list[CorrectionRecord]:
 
 
 def read_corrections(gpupools: Iterable[Mapping[str, Any]], pools: Iterable[Pool]) -> Calibration:
-    """Return a calibration with the corrections that the statuses of GPUPools contain.
+    """Return a calibration with the corrections in the statuses of GPUPools. GPUPools not in `pools` are ignored.
 
-    Users who may not read PoolLearnings use these corrections instead of the runs.
+    It serves users who may not read PoolLearnings, in which the measured runs are.
     """
     gpus = {pool.name: pool.gpu.name for pool in pools}
     shown: dict[GroupKey, Correction] = {}

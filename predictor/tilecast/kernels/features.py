@@ -60,7 +60,7 @@ def build_conv_product(dims: Dims) -> MatrixProduct:
 
 
 def is_image_convolution(dims: Dims) -> npt.NDArray[np.bool_]:
-    """Return whether each convolution is over flat images and has one group, (N,) bool.
+    """Return, for each convolution, whether it is 2-D (depth 1) and has one group, (N,) bool.
 
     Only such convolutions were measured on tensor cores.
     """

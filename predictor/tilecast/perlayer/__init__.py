@@ -61,7 +61,7 @@ The number of micro-batches is equal in all layers.
 
 @dataclass(frozen=True, slots=True)
 class LayerGroup:
-    """All layers with one strategy, by their numbers from 1. `layers` is empty for other blocks, such as the head."""
+    """Layers that share a strategy, by their numbers from 1, or one other block, such as the head, without numbers."""
 
     name: str
     layers: tuple[int, ...]

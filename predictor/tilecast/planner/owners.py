@@ -35,7 +35,7 @@ def swap_within_owners(current: Assignment, effort: int) -> None:
                 if current.simulated >= stop:
                     return
                 score, changed = current.try_moves(moves)
-                is_wished = _is_score_allowed(current, score) and _is_gain_of_owner(
+                is_wished = _may_get_score(current, score) and _is_gain_of_owner(
                     current, changed, members, (job, other)
                 )
                 if is_wished and not _delays_others(current, changed, members):
@@ -91,7 +91,7 @@ def _compare_ends(current: Assignment, changed: Mapping[int, PoolTimeline]) -> t
     return before, after
 
 
-def _is_score_allowed(current: Assignment, score: QueueScore) -> bool:
+def _may_get_score(current: Assignment, score: QueueScore) -> bool:
     """Return whether the plan may get a score by a swap.
 
     No policy allows more missed deadlines. The completion policy allows every mean, because an owner may shift

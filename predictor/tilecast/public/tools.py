@@ -20,6 +20,7 @@ from tilecast.inputs.job_options import JOB_OPTIONS
 from tilecast.inputs.pools import PoolOptions
 from tilecast.inputs.reading import InputWarning
 from tilecast.planner.policies import POLICIES
+from tilecast.planner.solver import ORDERS
 from tilecast.public import api, catalog
 from tilecast.render.launch import LAUNCHERS
 from tilecast.render.rows import rows_table
@@ -47,12 +48,17 @@ _DESCRIPTIONS: Mapping[str, str] = {
     "launcher": "Limit plans to those that this launcher can run.",
     "jobs": "A file or folder of TrainingJobs and annotated jobs of other kinds, or a list of these objects.",
     "policy": "Order in which the queue is planned.",
+    "order": "The order in which jobs may start: Kueue's, or any that the policy likes.",
     "horizon": 'Deadline of jobs that have none: seconds, or a text such as "36h".',
     "what_if": 'Nodes to add or remove in a second plan for comparison: "POOL:+N" or "POOL:-N".',
     "at": "The time that counts as now, in ISO 8601.",
 }
 """Descriptions of arguments that are no options of a job."""
-_CHOICES: Mapping[str, Sequence[str]] = {"launcher": tuple(LAUNCHERS), "policy": tuple(POLICIES)}
+_CHOICES: Mapping[str, Sequence[str]] = {
+    "launcher": tuple(LAUNCHERS),
+    "policy": tuple(POLICIES),
+    "order": tuple(ORDERS),
+}
 _NO_ARGUMENTS = ("inputs", *(alias for option in JOB_OPTIONS.values() for alias in option.aliases))
 """Keywords of the Python API that tools lack: tensors, and second names."""
 

@@ -185,7 +185,7 @@ def _model(facts: Facts, program: str) -> tuple[dict[str, Any], str]:
             facts.field("--vocab-size"), "is missing, and no preset has these dimensions",
             "give --vocab-size, or name the model before --",
         )  # fmt: skip
-    document = _document(facts, wanted, vocab)
+    document = _custom_model(facts, wanted, vocab)
     return document, f"{wanted['layers']}-layer model"
 
 
@@ -275,7 +275,7 @@ def _frequency_list(text: str) -> list[int] | None:
     return items
 
 
-def _document(facts: Facts, wanted: dict[str, Any], vocab: int) -> dict[str, Any]:
+def _custom_model(facts: Facts, wanted: dict[str, Any], vocab: int) -> dict[str, Any]:
     """Return `spec.model` of a model that no preset describes.
 
     Raises:

@@ -287,7 +287,7 @@ def _is_litgpt(ranked: RankedFacts) -> bool:
 
 
 def _precision(ranked: RankedFacts, name: str, is_sharded: bool) -> tuple[str, str | None]:
-    """Return the precision, and how weights are held if that is not the framework's way."""
+    """Return the precision, and the value of `training.weights`, or None for the framework's default."""
     stated, dtype = ranked.get("precision"), ranked.stated("dtype")
     if name == "lightning":
         text = str(ranked.get("lightning_precision"))

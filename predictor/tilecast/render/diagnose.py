@@ -15,7 +15,7 @@ _NAMES = {"communication": "exposed communication", "unstated": "what the job le
 
 def diagnosis_text(diagnosis: Diagnosis) -> str:
     """Return text that compares the measured step with the forecast and names the likeliest cause of the error."""
-    inside = "inside" if diagnosis.is_inside else "outside"
+    inside = "inside" if diagnosis.is_in_range else "outside"
     span = format_interval(diagnosis.lower_s, diagnosis.upper_s)
     change = f"{abs(diagnosis.ratio - 1):.1%} {'longer' if diagnosis.ratio > 1 else 'shorter'}"
     measured, forecast = format_duration(diagnosis.measured_s), format_duration(diagnosis.forecast_s)
@@ -52,5 +52,8 @@ def diagnosis_document(diagnosis: Diagnosis) -> dict[str, Any]:
         SuspectLine.model_validate(one, from_attributes=True) for one in (*diagnosis.suspects, diagnosis.unstated)
     ]
     return Measured(
-        measured_seconds=diagnosis.measured_s, ratio=diagnosis.ratio, inside_range=diagnosis.is_inside, suspects=causes
+        measured_seconds=diagnosis.measured_s,
+        ratio=diagnosis.ratio,
+        inside_range=diagnosis.is_in_range,
+        suspects=causes,
     ).document()

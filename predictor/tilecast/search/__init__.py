@@ -316,11 +316,11 @@ def price_sharded(
     constants: Constants | None = None,
     kernel_times: KernelTimes | None = None,
 ) -> PricedPlans:
-    """Return the itemized seconds and memory of plans of a workload whose sharded graph the caller has at hand.
+    """Return the itemized seconds and memory of plans, like `price`, but from a sharded graph that is already built.
 
     Args:
         workload: the job.
-        sharded: graph of the model under the shards of the plans.
+        sharded: the graph that `zoo.build_sharded_graph` returns for these plans.
         plans: the plans, (n,).
         pool: the GPU pool.
         constants: fitted constants of the formulas. None takes the shipped constants.

@@ -7,29 +7,30 @@ does not say, such as a partition of Slurm, is not guessed.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
+from importlib import import_module
 
 from tilecast.advice import Advice
-from tilecast.render.dialects import dra, karpenter, kueue, ray, skypilot, slurm
 from tilecast.spec import SpecError
 
 
 @dataclass(frozen=True, slots=True)
 class Dialect:
-    """A scheduler's way to say "one of these", with the function that writes it."""
+    """A scheduler's way to say "one of these"."""
 
     purpose: str
-    write: Callable[[Advice], str]
+    function: str
+    """Function that writes it, in the module with the dialect's name, which is imported when it is needed."""
 
 
 DIALECTS: Mapping[str, Dialect] = {
-    "dra": Dialect("a ResourceClaimTemplate with firstAvailable, for Kubernetes 1.34 or later", dra.write_claim),
-    "kueue": Dialect("ResourceFlavors and a ClusterQueue, best flavor first", kueue.write_queue),
-    "karpenter": Dialect("NodePools with weights", karpenter.write_node_pools),
-    "ray": Dialect("a label selector with a fallback strategy", ray.write_options),
-    "skypilot": Dialect("a task with resources.ordered", skypilot.write_task),
-    "slurm": Dialect("sbatch lines, of which the first to start cancels the others", slurm.write_submissions),
+    "dra": Dialect("a ResourceClaimTemplate with firstAvailable, for Kubernetes 1.34 or later", "write_claim"),
+    "kueue": Dialect("ResourceFlavors and a ClusterQueue, best flavor first", "write_queue"),
+    "karpenter": Dialect("NodePools with weights", "write_node_pools"),
+    "ray": Dialect("a label selector with a fallback strategy", "write_options"),
+    "skypilot": Dialect("a task with resources.ordered", "write_task"),
+    "slurm": Dialect("sbatch lines, of which the first to start cancels the others", "write_submissions"),
 }
 """Dialects by their name in `-o`."""
 
@@ -42,4 +43,5 @@ def write_dialect(name: str, advice: Advice) -> str:
     """
     if name not in DIALECTS:
         raise SpecError("dialect", f"{name!r} is not known", f"known: {', '.join(DIALECTS)}")
-    return DIALECTS[name].write(advice)
+    module = import_module(f"tilecast.render.dialects.{name}")
+    return str(getattr(module, DIALECTS[name].function)(advice))

@@ -71,7 +71,7 @@ def attention_arguments(setting: LaunchSetting) -> list[str]:
     return [f'attn_implementation="{chosen}"'] if chooses else []
 
 
-def _load_pretrained_lines(setting: LaunchSetting) -> list[str]:
+def _pretrained_model_lines(setting: LaunchSetting) -> list[str]:
     """Return the Python lines that load the frozen base model of a LoRA job, quantized if the job says so.
 
     A mixed-precision job loads it in 16 bit. PEFT makes the adapters FP32 (`autocast_adapter_dtype` of
@@ -100,7 +100,7 @@ def model_lines(setting: LaunchSetting) -> list[str]:
         if auto_class_suffix(setting) is None:
             lines.append("# model: the pretrained one, which the adapters are added to")
         else:
-            lines += _load_pretrained_lines(setting)
+            lines += _pretrained_model_lines(setting)
         # Without target_modules PEFT chooses projections of attention.
         targets = f"r={workload.lora_rank}"
         targets += ', target_modules="all-linear"' if workload.lora_targets == "all" else ""

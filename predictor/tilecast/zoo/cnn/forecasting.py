@@ -18,7 +18,7 @@ _CONTEXTS = 4
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class TemporalFusion(Images):
-    """Dimensions of the Temporal Fusion Transformer. The width of its image is the number of steps."""
+    """Dimensions of the Temporal Fusion Transformer. A series is an image whose width is its number of steps."""
 
     width: int
     history: int
