@@ -259,3 +259,19 @@ def test_objects_of_equal_names_are_told_apart(advice: Advice) -> None:
     pools = [replace(advice.offers[0].pool, name=name) for name in ("a.b", "a-b", "A_B", "-", "x" * 80)]
     offers = [replace(advice.offers[0], pool=pool) for pool in pools]
     assert parts.name_offers(offers) == ["a-b", "a-b-2", "a-b-3", "x", "x" * 63]
+
+
+def test_long_names_of_node_pools_stay_different(advice: Advice) -> None:
+    """Names are cut to what Kubernetes allows, and still differ."""
+    long = "team-with-a-really-long-name-eu-west-1-h100-"
+    pools = [replace(advice.offers[0].pool, name=f"{long}{end}") for end in "ab"]
+    offers = tuple(replace(advice.offers[0], pool=pool) for pool in pools)
+    request = replace(advice.request, name="a-very-long-job-name-for-this-run")
+    found = documents(write_dialect("karpenter", replace(advice, request=request, offers=offers)))
+    names = [one["metadata"]["name"] for one in found]
+    assert len(set(names)) == len(names) == 2
+    assert all(len(name) <= 63 and name[-1].isalnum() for name in names)
+
+
+def test_characters_that_yaml_forbids_are_left_out() -> None:
+    assert parts.write_comments(["a\x1b[31m\0b", "c\nd"]) == "# a[31mb\n# c d\n"

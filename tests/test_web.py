@@ -21,7 +21,7 @@ import pytest
 from conftest import need
 from tilecast.cli import main
 from tilecast.spec import SpecError
-from tilecast.web import server
+from tilecast.web import answers, server
 from tilecast.web.answers import Form, write_answer
 from tilecast.web.page import EXAMPLE, write_page, write_style
 
@@ -81,6 +81,22 @@ def test_a_pasted_command_reads_no_file(pasted: str) -> None:
     with pytest.raises(SpecError) as caught:
         write_answer(Form(pasted=pasted, gpus="l4:1", batch="8", seq="8"))
     assert "root:" not in str(caught.value)
+
+
+def test_an_answer_is_computed_in_confinement(monkeypatch: pytest.MonkeyPatch) -> None:
+    def read(_: object) -> None:
+        Path("/etc/hostname").read_text()
+
+    monkeypatch.setattr(answers, "compute_advice", read)
+    with pytest.raises(SpecError, match="file: is not read by this page"):
+        write_answer(SMALL)
+
+
+def test_a_model_of_the_hub_is_refused_without_a_path_of_the_machine() -> None:
+    pasted = "trl sft --model_name_or_path Foo/Bar --max_length 1024 --per_device_train_batch_size 1"
+    with pytest.raises(SpecError) as caught:
+        write_answer(Form(pasted=pasted, gpus="l4:1", batch="8", seq="1024"))
+    assert "Hub" in str(caught.value) and "/root" not in str(caught.value) and ".cache" not in str(caught.value)
 
 
 def test_what_is_copied_gives_the_same_advice(capsys: pytest.CaptureFixture[str]) -> None:

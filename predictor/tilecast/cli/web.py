@@ -9,8 +9,13 @@ from tilecast.spec import SpecError
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    parser.epilog = "The page reads no file and opens no connection. Everyone who reaches the address can use it."
+    parser.epilog = (
+        "The page reads no file and opens no connection. It has no accounts: put a proxy with accounts before it."
+    )
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default: this machine alone)")
+    parser.add_argument(
+        "--allow-host", action="append", default=[], metavar="NAME", help="a name by which browsers call it; repeatable"
+    )
     parser.add_argument("--port", type=int, default=8765, help="port to listen on (default: 8765)")
 
 
@@ -24,8 +29,9 @@ def run(options: argparse.Namespace) -> int:
         raise SpecError("web", "needs the packages starlette and uvicorn, which are not installed", remedy) from None
     if not 0 < options.port < 65536:
         raise SpecError("--port", f"{options.port} is no port", "write a number from 1 to 65535")
-    hosts = ("localhost", "127.0.0.1", "[::1]", options.host)
-    print(f"http://{options.host}:{options.port}/", flush=True)
+    shown = f"[{options.host}]" if ":" in options.host else options.host
+    hosts = ("localhost", "127.0.0.1", "[::1]", shown, *options.allow_host)
+    print(f"http://{shown}:{options.port}/", flush=True)
     uvicorn.run(
         build_app(hosts),
         host=options.host,

@@ -41,6 +41,8 @@ _RESUME_DIVISOR = 4
 """Divisor of the effort for a queue that is planned from the present plan, from which the next arrival continues."""
 _ANNEALED = 0.6
 """Share of the effort that each run of simulated annealing may take."""
+_RESTARTS, _RESTART_MOVES = 40, 6
+"""Most restarts of the local search, and the most jobs that a restart moves at random."""
 _TRIALS_PER_OPTION = 20
 """Most trials of a run of simulated annealing, for each option."""
 _MISSED_PRICE = 0.1
@@ -233,17 +235,18 @@ def _bound_score(
 
 
 def _search_plan(first: Assignment, effort: int) -> Assignment:
-    """Return the best plan found by annealing and then by moves of jobs and swaps of two jobs that improve the plan.
+    """Return the best plan of a local search with random restarts and of several runs of simulated annealing.
 
     A count that is good for one job depends on the counts of all others, so that moves that only improve a plan soon
     find none. Annealing also takes moves that make it worse. It runs once with all options and once below each power
-    of 2 GPUs, so that no limit on counts leads to a better plan.
+    of 2 GPUs, so that no limit on counts leads to a better plan. Which of the searches wins differs from queue to
+    queue. At last, jobs are moved and swapped until nothing improves the best plan.
     """
     if len(first.option) > _MAX_ANNEALED_JOBS:
         current = first.copy()
         _improve_plan(current, _TrialBudget(effort))
         return current
-    columns, best = first.columns, first
+    columns, best = first.columns, _restart_search(first, _TrialBudget(int(effort * _ANNEALED)))
     for kept in _list_option_subsets(columns):
         some = columns.select_options(kept)
         budget = _TrialBudget(min(int(effort * _ANNEALED), 2 * _TRIAL * _TRIALS_PER_OPTION * len(kept)))
@@ -253,6 +256,24 @@ def _search_plan(first: Assignment, effort: int) -> Assignment:
     current = best.copy()
     _improve_plan(current, _TrialBudget(int(effort * (1 - _ANNEALED))))
     return current
+
+
+def _restart_search(first: Assignment, budget: _TrialBudget) -> Assignment:
+    """Return the best plan that a local search finds from a plan and from random changes of the best one so far."""
+    best = first.copy()
+    _improve_plan(best, budget)
+    draw = random.Random(0)  # noqa: S311
+    for _ in range(_RESTARTS):
+        if budget.is_spent:
+            break
+        other = best.copy()
+        jobs = draw.sample(range(len(other.option)), draw.randint(1, min(len(other.option), _RESTART_MOVES)))
+        moves = {job: draw.choice(other.columns.options_of(job)) for job in jobs}
+        other.apply_moves(moves, other.try_moves(moves)[1])
+        _improve_plan(other, budget)
+        if is_better_score(other.score, best.score):
+            best = other
+    return best
 
 
 def _list_option_subsets(columns: QueueColumns) -> list[Ints]:

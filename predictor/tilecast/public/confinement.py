@@ -104,6 +104,9 @@ def _check_path(path: Any, permissions: Permissions) -> None:
     """Raise SpecError if a path is neither below an allowed folder nor part of Python and of the installed packages."""
     if isinstance(path, int) or _is_null(path):
         return
+    if not permissions.allows_hub and _is_below(path, _list_hub_folders()):
+        problem = "is one of the Hugging Face Hub, which this server does not read"
+        raise SpecError("model", problem, "name a preset or give its config.json (agents: start the server with --hub)")
     folders = (*permissions.folders, *_list_own_folders(), *(_HUB_READS if permissions.allows_hub else ()))
     if not _is_below(path, folders) and not _is_cached(path, permissions):
         raise SpecError(_name(path), "is outside the folders that this server may read", "start it with --read FOLDER")

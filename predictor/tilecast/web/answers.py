@@ -127,8 +127,13 @@ def write_answer(form: Form) -> str:
     warm_up()
     with warnings.catch_warnings(record=True) as caught, confine(Permissions()):
         warnings.simplefilter("always", InputWarning)
-        with errors_about_arguments():
-            result = compute_advice(form.to_inputs())
+        try:
+            with errors_about_arguments():
+                result = compute_advice(form.to_inputs())
+        except SpecError as error:
+            if error.field.startswith("/"):
+                raise SpecError("file", "is not read by this page", "paste what is in it") from None
+            raise
         parts = [*_write_sections(result), _write_copies(form, result)]
     notes = [f"<p>{escape(str(one.message))}</p>" for one in caught if issubclass(one.category, InputWarning)]
     return "\n".join(part for part in (*notes, *parts) if part)

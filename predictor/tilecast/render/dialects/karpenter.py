@@ -49,9 +49,10 @@ def write_node_pools(advice: Advice) -> str:
         ),
         "Fill in the name of your node class: `default` is a guess. Limits are the nodes of each plan.",
     ]
-    names = name_offers([one for one, _ in known])
+    job = dns_label(advice.request.name, 30)
+    names = name_offers([one for one, _ in known], 62 - len(job))
     documents = [
-        _write_node_pool(f"{dns_label(advice.request.name, 30)}-{name}"[:63], rank, one, types, clouds[types[0]])
+        _write_node_pool(f"{job}-{name}", rank, one, types, clouds[types[0]])
         for rank, (name, (one, types)) in enumerate(zip(names, known, strict=True))
     ]
     return write_documents(lines, documents) if documents else write_comments(lines)

@@ -143,16 +143,25 @@ def describe_ranking(advice: Advice, dialect: str, shown: Sequence[Offer] | None
     ]
     names = {one.pool.name for one in offers}
     lines += [
-        f"  -  {one.pool.name}: its best plan has {describe_shape(one)}, which cannot stand beside the others"
-        for one in advice.offers
-        if one.pool.name not in names
+        f"  -  {one.pool.name}: {_explain_left_out(one, offers)}" for one in advice.offers if one.pool.name not in names
     ]
     return [*lines, *(f"  x  {item.pool}: {item.message}: {item.remedy}" for item in advice.rejections)]
 
 
+def _explain_left_out(offer: Offer, shown: Sequence[Offer]) -> str:
+    """Return why an offer is not among those that a dialect writes."""
+    if shown and (offer.nodes, offer.gpus_per_node) == (shown[0].nodes, shown[0].gpus_per_node):
+        return "the scheduler cannot tell its GPUs or nodes from those of a better pool, or does not know them"
+    return f"its best plan has {describe_shape(offer)}, which cannot stand beside the others"
+
+
 def write_comments(lines: Iterable[str]) -> str:
-    """Return lines as comments, with a line end each. Line ends inside of a line become spaces."""
-    return "".join(f"# {' '.join(line.splitlines())}".rstrip() + "\n" for line in lines)
+    """Return lines as comments, with a line end each. Line ends inside of a line become spaces.
+
+    Other characters that are not printable are left out, since YAML allows none of them.
+    """
+    joined = (" ".join(line.splitlines()) for line in lines)
+    return "".join(f"# {''.join(filter(str.isprintable, line))}".rstrip() + "\n" for line in joined)
 
 
 def write_documents(comments: Iterable[str], documents: Sequence[Mapping[str, Any]]) -> str:
