@@ -230,7 +230,7 @@ def test_a_deadline_is_met_under_every_policy_and_a_late_job_says_what_would_hel
     assert list_late_jobs(plan) == []
     hurried = replace(second, deadline_s=8.0), replace(first, deadline_s=5.0, options=first.options[:1])
     late = list_late_jobs(solve(QueueProblem(hurried, pools), policy))
-    assert [item.latest_start_s for item in late if item.late_s > 0] == [-5.0, -1.0][: len(late)]
+    assert [(item.late_s, item.latest_start_s) for item in late] == [(5.0, -5.0), (4.0, -1.0)]
 
 
 def test_a_free_order_starts_a_short_job_of_a_large_weight_first() -> None:
@@ -247,6 +247,15 @@ def test_a_free_order_starts_a_short_job_of_a_large_weight_first() -> None:
     assert shown[0] == pytest.approx(shown[1])
     gains = {place.gain_s for place in build_report(free).job_times}
     assert gains == {100.0, -1.0}
+
+
+def test_references_of_a_free_order_are_kueues_for_jobs_that_were_created_at_once() -> None:
+    jobs = [job("long", option("a", 1, 100.0)), job("short", option("a", 1, 1.0), weight=5.0)]
+    problem = QueueProblem(tuple(jobs), (PoolCapacity("a", 1, 1),))
+    kueue, free = (build_report(solve(problem, order=order)) for order in ("kueue", "free"))
+    assert free.plan.completion_s < kueue.plan.completion_s
+    for name, totals in kueue.references.items():
+        assert free.references[name].completion_s == pytest.approx(totals.completion_s), name
 
 
 def test_a_free_order_keeps_priorities_and_what_runs() -> None:

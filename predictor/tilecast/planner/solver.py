@@ -82,6 +82,8 @@ class QueueSolution:
     refused: tuple[UnplannedJob, ...] = ()
     order: str = "kueue"
     """A key of `ORDERS`. The rows of `columns` are in this order."""
+    kueue_order: tuple[str, ...] = ()
+    """Names of the jobs in the order in which Kueue starts them, if `order` is another one."""
 
     @property
     def gap(self) -> float | None:
@@ -156,7 +158,8 @@ def _plan_in_free_order(first: QueueSolution, effort: int, is_bounded: bool) -> 
             if key is not keys[0]:
                 ranks = np.lexsort((ranks, current.columns.due)).argsort().astype(float)
     bounds = [item.bound for item in (first, best) if item.bound is not None]
-    return replace(best, bound=max(bounds, default=None))
+    kueue_order = tuple(job.name for job in columns.problem.jobs)
+    return replace(best, bound=max(bounds, default=None), kueue_order=kueue_order)
 
 
 def _plan_in_order(columns: QueueColumns, record: QueuePolicy, effort: int, is_bounded: bool) -> QueueSolution:
@@ -238,8 +241,8 @@ def _search_plan(first: Assignment, effort: int) -> Assignment:
     """Return the best plan of a local search with random restarts and of several runs of simulated annealing.
 
     A count that is good for one job depends on the counts of all others, so that moves that only improve a plan soon
-    find none. Annealing also takes moves that make it worse. It runs once with all options and once below each power
-    of 2 GPUs, so that no limit on counts leads to a better plan. Which of the searches wins differs from queue to
+    find none. Annealing also takes moves that make it worse. It runs with all options and below the larger powers of 2
+    GPUs, since a limit on counts otherwise often leads to a better plan. Which of the searches wins differs from queue to
     queue. At last, jobs are moved and swapped until nothing improves the best plan.
     """
     if len(first.option) > _MAX_ANNEALED_JOBS:

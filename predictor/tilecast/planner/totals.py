@@ -114,7 +114,8 @@ def _simulate_references(solution: QueueSolution) -> dict[str, QueueOutcome]:
     columns = solution.columns
     if solution.order == "kueue":
         return {name: find(columns) for name, (_, find) in REFERENCES.items()}
-    ordered = build_columns(sort_jobs(columns.problem, columns.arrival.tolist()))
+    place = {name: float(index) for index, name in enumerate(solution.kueue_order)}
+    ordered = build_columns(sort_jobs(columns.problem, [place[job.name] for job in columns.problem.jobs]))
     row_of = {job.name: row for row, job in enumerate(ordered.problem.jobs)}
     rows = np.array([row_of[job.name] for job in columns.problem.jobs])
     outcomes = {}

@@ -243,7 +243,8 @@ def _order_lines(screen: QueueScreen) -> list[str]:
     if free.score[deciding] > 0:
         cost = kueue.score[deciding] / free.score[deciding] - 1
         if cost >= _LEAST_COST and not texts:
-            texts.append(f"Kueue's order costs {cost:.1%} in {kueue.policy.name}: see the plan in free order.")
+            see = "" if screen.report.solution.order == "free" else ": see the plan with --order free"
+            texts.append(f"Kueue's order costs {cost:.1%} in {kueue.policy.name}{see}.")
     return texts
 
 
