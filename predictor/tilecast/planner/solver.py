@@ -242,7 +242,8 @@ def _search_plan(first: Assignment, effort: int) -> Assignment:
 
     A count that is good for one job depends on the counts of all others, so that moves that only improve a plan soon
     find none. Annealing also takes moves that make it worse. It runs with all options and below the larger powers of
-    2 GPUs, since a limit on counts otherwise often leads to a better plan. Which search wins differs between queues. At last, jobs are moved and swapped until nothing improves the best plan.
+    2 GPUs, since a limit on counts otherwise often leads to a better plan. Which search wins differs between queues.
+    At last, jobs are moved and swapped until nothing improves the best plan.
     """
     if len(first.option) > _MAX_ANNEALED_JOBS:
         current = first.copy()
