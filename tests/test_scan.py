@@ -30,6 +30,14 @@ LLAMA = pytorch_job(bash(f"torchrun {TRAINER}"), nprocPerNode="8")
 UNREAD = batch_job(bash("torchrun --nproc-per-node 8 mnist.py"))
 
 
+MEGATRON = (
+    "torchrun --nproc-per-node 8 pretrain_gpt.py --num-layers 16 --hidden-size 2048 --num-attention-heads 16 "
+    "--seq-length 2048 --max-position-embeddings 2048 --bf16 --vocab-size 32000 --micro-batch-size 1 "
+    "--global-batch-size 64"
+)
+"""A launch whose options say the dimensions of the model."""
+
+
 def write(folder: Path, *objects: dict[str, Any]) -> str:
     """Write objects into a file of a folder. Return the folder."""
     (folder / "jobs.yaml").write_text(yaml.safe_dump_all(objects))
@@ -49,6 +57,17 @@ def test_equal_commands_are_priced_once(tmp_path: Path, capsys: pytest.CaptureFi
     assert many["searches"] == once["searches"] == 2
     other = pytorch_job(bash(f"torchrun {TRAINER} --seed 3"), nprocPerNode="8")
     assert scan_json(capsys, write(tmp_path, named(LLAMA, "a"), named(other, "b")))[1]["searches"] == 2
+
+
+def test_equal_jobs_do_not_show_the_name_of_the_first(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    own, preset = batch_job(bash(MEGATRON)), {"tilecast.dev/model": "gpt2", "tilecast.dev/training": "seq: 1024"}
+    folder = write(tmp_path, named(own, "first"), named(own, "second"), named(LLAMA, "llama-3.1-8b"))
+    rows = {row["name"]: row["model"] for row in scan_json(capsys, folder)[1]["jobs"]}
+    assert rows == {"first": "own dimensions", "second": "own dimensions", "llama-3.1-8b": "llama-3.1-8b"}
+    bare = batch_job(bash("python x.py"))
+    folder = write(tmp_path, *(named(bare, name, annotations=preset) for name in ("first", "second")))
+    reasons = {row["name"]: row["reason"] for row in scan_json(capsys, folder)[1]["jobs"]}
+    assert reasons["first"] == reasons["second"] != "" and "first" not in reasons["first"]
 
 
 def test_a_saving_is_of_the_same_work_and_no_slower(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -13,8 +13,10 @@ from tilecast.hardware import Pool
 from tilecast.inputs import job as job_inputs
 from tilecast.inputs import launches, manifest
 from tilecast.inputs import pools as pool_inputs
+from tilecast.inputs.job import JobInput
 from tilecast.inputs.job_options import JobOptions
 from tilecast.inputs.pools import PoolOptions
+from tilecast.inputs.reading import metadata_name
 from tilecast.inputs.scan import ScannedJob
 from tilecast.nodes import PublishedDevice
 from tilecast.spec import PartialPlan, SpecError
@@ -23,6 +25,8 @@ Outcome = Literal["better", "good", "doesNotRun", "notRead"]
 """Whether a job would be cheaper elsewhere, is good as it is, does not run as it is, or could not be read."""
 LEAST_SAVING = 0.05
 """Least share of the price, or of the GPU-hours without prices, that makes a place or a plan better."""
+OWN_DIMENSIONS = "own dimensions"
+"""What a job trains whose model has no name of its own, but dimensions in the command or in annotations."""
 _HOURS = 24
 
 
@@ -149,14 +153,14 @@ class JobScanner:
         baseline, workload = request.baseline, request.workload
         if baseline is None:
             problem = "its pods do not say on which GPUs it runs"
-            raise SpecError(f"{job.document.get('kind')} {job.name}", problem, "give nodes, or a node selector")
+            raise SpecError(str(job.document.get("kind")), problem, "give nodes, or a node selector")
         now, better, reason = self._price(request, baseline, usable)
         row = ScanRow(
             "",
             "",
             "",
             "good",
-            model=workload.model.name,
+            model=_name_model(read, workload.model.name),
             batch=workload.global_batch,
             precision=workload.precision,
             pool=baseline.pool,
@@ -207,6 +211,13 @@ def _find_essence(job: ScannedJob) -> str:
     beside = [[item.get("kind"), value_at_path(item, ("metadata", "name")), item.get("spec"), item.get("data")]
               for item in job.objects]  # fmt: skip
     return json.dumps([*parts, labels, beside], sort_keys=True, default=str)
+
+
+def _name_model(read: JobInput, name: str) -> str:
+    """Return the name of a job's model, or `OWN_DIMENSIONS` if it has only the name of the job."""
+    preset = value_at_path(read.document, ("spec", "model", "preset"))
+    is_named_by_job = preset is None and name == metadata_name(read.document)
+    return OWN_DIMENSIONS if is_named_by_job else name
 
 
 def _compare(row: ScanRow, now: Offer | None, better: Offer | None, reason: str, least: float) -> ScanRow:
