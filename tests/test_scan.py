@@ -152,6 +152,17 @@ def test_a_folder_is_read_with_its_subfolders(tmp_path: Path, capsys: pytest.Cap
     assert "chart.yaml" in printed.err
 
 
+def test_a_file_that_is_left_out_counts_as_unread(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """One broken document leaves out the jobs beside it, so a strict scan has to fail, and the note says where."""
+    folder = write(tmp_path, named(batch_job(bash("python x.py", gpus=0)), "cpu"))
+    assert main(["scan", folder, *GPUS, "--strict"]) == 0
+    (tmp_path / "broken.yaml").write_text(yaml.safe_dump(named(LLAMA, "a")) + "---\nfoo: [\n")
+    assert main(["scan", folder, *GPUS, "--strict"]) == 4
+    error = capsys.readouterr().err
+    assert "broken.yaml" in error and "line" in error and "no YAML or JSON objects" not in error
+    assert main(["scan", folder, *GPUS]) == 0
+
+
 def test_nothing_to_scan_is_bad_input(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["scan", *GPUS]) == 2
     assert "FILE: is missing" in capsys.readouterr().err
@@ -171,7 +182,7 @@ def test_a_cluster_is_only_read(monkeypatch: pytest.MonkeyPatch) -> None:
         return json.dumps({"kind": "List", "apiVersion": "v1", "items": items if "configmaps" in arguments else [job]})
 
     monkeypatch.setattr(scan_inputs, "run_kubectl", run)
-    (read,) = scan_inputs.read_scanned_jobs([], "kind")
+    (read,) = scan_inputs.read_scanned_jobs([], "kind").jobs
     assert [item["kind"] for item in read.objects] == ["ConfigMap"]
     assert [call[0] for call in calls] == ["api-resources", "get", "get"]
     assert calls[1][1] == "jobs.batch"
