@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
-from test_pod_launches import TRAINER, bash, batch_job, mounted, pytorch_job
+from test_pod_launches import TRAINER, bash, batch_job, mounted, pod, pytorch_job
 from tilecast.cli import main
 from tilecast.inputs import scan as scan_inputs
 from tilecast.inputs.pools import PoolOptions
@@ -133,6 +133,22 @@ def test_jobs_without_gpus_finished_and_owned_jobs_are_left_out() -> None:
     finished = {**named(LLAMA, "c"), "status": {"conditions": [{"type": "Succeeded", "status": "True"}]}}
     plain = named(batch_job(bash("python x.py", gpus=0)), "d")
     assert [job.name for job in select_jobs([named(LLAMA, "a"), owned, finished, plain])] == ["a"]
+
+
+@pytest.mark.parametrize(
+    "resources",
+    [
+        {"claims": [{"name": "gpu"}]},
+        {"limits": {"nvidia.com/mig-3g.40gb": 1}},
+        {"limits": {"nvidia.com/gpu.shared": "1"}},
+    ],
+)
+def test_jobs_with_other_devices_are_listed_and_not_guessed(resources: dict[str, Any]) -> None:
+    job = named(batch_job(pod("bash", "-c", MEGATRON, gpus=0)), "a")
+    job["spec"]["template"]["spec"]["containers"][0]["resources"] = resources
+    job["spec"]["template"]["spec"]["resourceClaims"] = [{"name": "gpu", "resourceClaimTemplateName": "t"}]
+    (row,) = JobScanner.from_options(PoolOptions(gpus=GPUS[1])).scan(select_jobs([job])).rows
+    assert (row.name, row.outcome) == ("a", "notRead") and row.reason
 
 
 def test_config_maps_count_in_their_own_namespace() -> None:
