@@ -18,6 +18,7 @@ from tilecast.inputs.pools import PoolOptions
 from tilecast.inputs.scan import select_jobs
 from tilecast.public.scanning import JobScanner
 
+EXAMPLES = Path(__file__).parents[1] / "examples"
 GPUS = ("--gpus", "h100-sxm:16,a100-80:16")
 
 
@@ -149,6 +150,59 @@ def test_jobs_with_other_devices_are_listed_and_not_guessed(resources: dict[str,
     job["spec"]["template"]["spec"]["resourceClaims"] = [{"name": "gpu", "resourceClaimTemplateName": "t"}]
     (row,) = JobScanner.from_options(PoolOptions(gpus=GPUS[1])).scan(select_jobs([job])).rows
     assert (row.name, row.outcome) == ("a", "notRead") and row.reason
+
+
+def selecting(**fields: Any) -> dict[str, Any]:
+    """Return a job whose pods have more fields."""
+    template = bash(MEGATRON)
+    return named(batch_job({"spec": {**template["spec"], **fields}}), "a")
+
+
+def affine(operator: str, *values: str) -> dict[str, Any]:
+    """Return the affinity of pods to GPUs by their product."""
+    match = {"matchExpressions": [{"key": PRODUCT, "operator": operator, "values": list(values)}]}
+    return {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [match]}}}
+
+
+PRODUCT = "nvidia.com/gpu.product"
+TYPE = "node.kubernetes.io/instance-type"
+
+
+@pytest.mark.parametrize(
+    ("fields", "pool"),
+    [
+        ({"nodeSelector": {PRODUCT: "Tesla-T4"}}, "t4"),
+        ({"nodeSelector": {PRODUCT: "NVIDIA-H100-80GB-HBM3"}}, "h100-sxm"),
+        ({"nodeSelector": {"cloud.google.com/gke-accelerator": "nvidia-a100-80gb"}}, None),
+        ({"nodeSelector": {PRODUCT: "Some-New-GPU"}}, None),
+        ({"nodeSelector": {TYPE: "g4dn.metal"}}, "t4"),
+        ({"nodeSelector": {TYPE: "p4d.24xlarge"}}, None),
+        ({"nodeSelector": {TYPE: "our-own-machine"}}, "h100-sxm?"),
+        ({"nodeSelector": {"zone": "a"}}, None),
+        ({}, "h100-sxm?"),
+        ({"affinity": affine("In", "Tesla-T4", "NVIDIA-A100-SXM4-80GB")}, "t4"),
+        ({"affinity": affine("NotIn", "NVIDIA-H100-80GB-HBM3")}, "t4"),
+    ],
+)
+def test_selectors_of_the_gpu_decide_among_stated_pools(fields: dict[str, Any], pool: str | None) -> None:
+    scanner = JobScanner.from_options(PoolOptions(gpus="h100-sxm:16,t4:16"))
+    (row,) = scanner.scan(select_jobs([selecting(**fields)])).rows
+    if pool is None:
+        assert row.outcome == "notRead" and "its selector names nodes that were not given" in row.reason
+    else:
+        assert row.pool + "?" * row.is_pool_assumed == pool
+
+
+def test_an_instance_type_that_is_given_is_meant_alone() -> None:
+    scanner = JobScanner.from_options(PoolOptions(gpus="p5.48xlarge:2,a3-highgpu-8g:2"))
+    jobs = [selecting(nodeSelector={TYPE: name}) for name in ("a3-highgpu-8g", "p5.48xlarge")]
+    assert [scanner.scan(select_jobs([job])).rows[0].pool for job in jobs] == ["a3-highgpu-8g", "p5.48xlarge"]
+
+
+def test_nodes_that_no_pod_may_use_are_not_taken() -> None:
+    options = PoolOptions(nodes=str(EXAMPLES / "clusters" / "mixed.yaml"))
+    (row,) = JobScanner.from_options(options).scan(select_jobs([selecting(nodeSelector={PRODUCT: "Tesla-P4"})])).rows
+    assert row.outcome == "notRead" and "its selector names nodes that were not given" in row.reason
 
 
 def test_config_maps_count_in_their_own_namespace() -> None:

@@ -18,6 +18,7 @@ from tilecast.inputs.job_options import JobOptions
 from tilecast.inputs.pools import PoolOptions
 from tilecast.inputs.reading import metadata_name
 from tilecast.inputs.scan import ScannedJob
+from tilecast.jobs.candidates import JobCandidates, find_selected_pools
 from tilecast.nodes import PublishedDevice
 from tilecast.spec import PartialPlan, SpecError
 
@@ -147,9 +148,14 @@ class JobScanner:
         if read.source is not None:
             request, choice = read.source.narrow_request(request, self.pools, self.labels, self.devices)
             usable = choice.pools
-        is_assumed = request.baseline is None and len(usable) > 1
+        own = usable
+        if read.source is not None and request.baseline is None:
+            own = find_selected_pools(read.source.job, usable, self.labels)
+            if not own:
+                raise _explain_no_pool(str(job.document.get("kind")), choice)
+        is_assumed = request.baseline is None and len(own) > 1
         if read.launch is not None:
-            request = replace(request, baseline=launches.find_baseline(read.launch, usable, request.baseline))
+            request = replace(request, baseline=launches.find_baseline(read.launch, own, request.baseline))
         baseline, workload = request.baseline, request.workload
         if baseline is None:
             problem = "its pods do not say on which GPUs it runs"
@@ -211,6 +217,15 @@ def _find_essence(job: ScannedJob) -> str:
     beside = [[item.get("kind"), value_at_path(item, ("metadata", "name")), item.get("spec"), item.get("data")]
               for item in job.objects]  # fmt: skip
     return json.dumps([*parts, labels, beside], sort_keys=True, default=str)
+
+
+def _explain_no_pool(kind: str, choice: JobCandidates) -> SpecError:
+    """Return the error of a job of some kind that may run on none of the pools as it is."""
+    others = [item for item in choice.rejections if item.code != "NotSelected"]
+    if others and not choice.usable:
+        return SpecError(kind, f"{others[0].pool}: {others[0].message}", others[0].remedy)
+    problem = "its selector names nodes that were not given"
+    return SpecError(kind, problem, "give their pool too, or correct the selector")
 
 
 def _name_model(read: JobInput, name: str) -> str:
