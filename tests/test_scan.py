@@ -15,8 +15,8 @@ from test_pod_launches import TRAINER, bash, batch_job, mounted, pod, pytorch_jo
 from tilecast.cli import main
 from tilecast.inputs import scan as scan_inputs
 from tilecast.inputs.pools import PoolOptions
-from tilecast.inputs.scan import select_jobs
-from tilecast.public.scanning import JobScanner
+from tilecast.inputs.scan import ScannedJob, select_jobs
+from tilecast.public.scanning import JobScanner, ScanRow
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 GPUS = ("--gpus", "h100-sxm:16,a100-80:16")
@@ -203,6 +203,20 @@ def test_nodes_that_no_pod_may_use_are_not_taken() -> None:
     options = PoolOptions(nodes=str(EXAMPLES / "clusters" / "mixed.yaml"))
     (row,) = JobScanner.from_options(options).scan(select_jobs([selecting(nodeSelector={PRODUCT: "Tesla-P4"})])).rows
     assert row.outcome == "notRead" and "its selector names nodes that were not given" in row.reason
+
+
+def test_one_job_that_breaks_the_reader_does_not_end_the_scan(monkeypatch: pytest.MonkeyPatch) -> None:
+    scanner, read = JobScanner.from_options(PoolOptions(gpus=GPUS[1])), JobScanner._price_job
+
+    def price(self: JobScanner, job: ScannedJob) -> ScanRow:
+        if job.name == "broken":
+            raise ValueError("Exceeds the limit (4300 digits)\nof a number")
+        return read(self, job)
+
+    monkeypatch.setattr(JobScanner, "_price_job", price)
+    rows = scanner.scan(select_jobs([named(UNREAD, "broken"), named(LLAMA, "a")])).rows
+    assert [row.outcome for row in rows] == ["better", "notRead"]
+    assert rows[1].reason == "cannot be read: Exceeds the limit (4300 digits) of a number"
 
 
 def test_config_maps_count_in_their_own_namespace() -> None:

@@ -29,6 +29,7 @@ LEAST_SAVING = 0.05
 OWN_DIMENSIONS = "own dimensions"
 """What a job trains whose model has no name of its own, but dimensions in the command or in annotations."""
 _HOURS = 24
+_MAX_REASON = 200
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,6 +136,10 @@ class JobScanner:
                 self._rows[key] = self._price_job(job)
             except SpecError as error:
                 self._rows[key] = ScanRow("", "", "", "notRead", reason=str(error))
+            except ValueError as error:
+                # Anyone who may create jobs writes manifests. One of them must not end the scan of all others.
+                text = " ".join(str(error).split())[:_MAX_REASON]
+                self._rows[key] = ScanRow("", "", "", "notRead", reason=f"cannot be read: {text}")
         kind = str(job.document.get("kind"))
         return replace(self._rows[key], namespace=job.namespace, name=job.name, kind=kind)
 
