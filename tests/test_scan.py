@@ -193,6 +193,17 @@ def test_selectors_of_the_gpu_decide_among_stated_pools(fields: dict[str, Any], 
         assert row.pool + "?" * row.is_pool_assumed == pool
 
 
+def test_selectors_of_kinds_that_advice_does_not_place_decide_too() -> None:
+    spec = selecting(nodeSelector={PRODUCT: "Tesla-T4"})["spec"]["template"]["spec"]
+    task = {"name": "a", "replicas": 1, "template": {"spec": spec}}
+    job = {"apiVersion": "batch.volcano.sh/v1alpha1", "kind": "Job", "metadata": {"name": "a"}}
+    found = select_jobs([{**job, "spec": {"tasks": [task]}}])
+    pools = ("h100-sxm:16,t4:16", "h100-sxm:16")
+    rows = [JobScanner.from_options(PoolOptions(gpus=gpus)).scan(found).rows[0] for gpus in pools]
+    assert rows[0].pool == "t4"
+    assert "its selector names nodes that were not given" in rows[1].reason
+
+
 def test_an_instance_type_that_is_given_is_meant_alone() -> None:
     scanner = JobScanner.from_options(PoolOptions(gpus="p5.48xlarge:2,a3-highgpu-8g:2"))
     jobs = [selecting(nodeSelector={TYPE: name}) for name in ("a3-highgpu-8g", "p5.48xlarge")]

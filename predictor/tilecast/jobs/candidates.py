@@ -82,7 +82,7 @@ def find_candidates(
     Raises:
         SpecError: a selector of the job's ResourceClaims cannot be evaluated.
     """
-    kinds = _count_nodes_by_labels(job, pools, nodes, queue)
+    kinds = _count_nodes_by_labels(job.workers, pools, nodes, queue)
     usable, rejections = list[CandidatePool](), list[Rejection]()
     for pool in sorted(pools, key=lambda item: item.name):
         met = () if devices is None else match_devices(job, devices.get(pool.name, ()))
@@ -100,39 +100,39 @@ def find_candidates(
     )
 
 
-def find_selected_pools(job: Job, pools: Sequence[Pool], nodes: Iterable[Labels]) -> list[Pool]:
-    """Return the pools with nodes that the node selectors and affinities of a job accept as they are now.
+def find_selected_pools(workers: Sequence[Pods], pools: Sequence[Pool], nodes: Iterable[Labels]) -> list[Pool]:
+    """Return the pools with nodes that the node selectors and affinities of pods accept as they are now.
 
     Args:
-        job: the job.
+        workers: the pods with GPUs of a job.
         pools: the pools.
         nodes: the labels of every node that has GPUs. Without any, only requirements on the GPU and on the instance
             type decide, by what they mean.
     """
-    kinds = _count_nodes_by_labels(job, pools, nodes, None)
+    kinds = _count_nodes_by_labels(workers, pools, nodes, None)
     if not kinds:
-        meanings = _read_gpu_requirements(job)
-        return [pool for pool in pools if _accepts_hardware(job, pool, pools, meanings)]
+        meanings = _read_gpu_requirements(workers)
+        return [pool for pool in pools if _accepts_hardware(workers, pool, pools, meanings)]
     selected = list[Pool]()
     for pool in pools:
         members = [labels for labels, _ in kinds if pool.node_selector.items() <= labels.items()]
         # A pool that has no node now is judged by the labels that its nodes will surely have.
         for labels in members or [pool.node_selector]:
-            if all(_pods_accept(pods, labels, lambda key: True) for pods in job.workers):
+            if all(_pods_accept(pods, labels, lambda key: True) for pods in workers):
                 selected.append(pool)
                 break
     return selected
 
 
-def _read_gpu_requirements(job: Job) -> dict[str, dict[str, str]]:
-    """Return the GPU that each value means, by the label's key, of the labels that selectors of a job require.
+def _read_gpu_requirements(workers: Sequence[Pods]) -> dict[str, dict[str, str]]:
+    """Return the GPU that each value means, by the label's key, of the labels that selectors of pods require.
 
     Labels of the GPU and of the instance type count. A value that no GPU has means "". Labels with a value that may
     mean several GPUs are left out.
     """
     table = read_label_table()
     named = dict[str, set[str]]()
-    for pods in job.workers:
+    for pods in workers:
         for key, value in pods.node_selector.items():
             named.setdefault(key, set()).add(value)
         for term in pods.affinity:
@@ -164,14 +164,16 @@ def _find_meant_gpu(key: str, value: str) -> str | None:
         return "" if source.is_exact else None
 
 
-def _accepts_hardware(job: Job, pool: Pool, pools: Sequence[Pool], meanings: Mapping[str, Mapping[str, str]]) -> bool:
-    """Return whether a job's requirements on the GPU and the instance type accept the nodes of a pool without labels.
+def _accepts_hardware(
+    workers: Sequence[Pods], pool: Pool, pools: Sequence[Pool], meanings: Mapping[str, Mapping[str, str]]
+) -> bool:
+    """Return whether requirements of pods on the GPU and the instance type accept the nodes of a pool without labels.
 
     Args:
-        job: the job.
+        workers: the pods with GPUs of a job.
         pool: the pool.
         pools: all pools.
-        meanings: what `_read_gpu_requirements` returns for the job.
+        meanings: what `_read_gpu_requirements` returns for the pods.
     """
     labels = dict[str, str]()
     types = {item.node_type for item in pools if item.node_type}
@@ -184,7 +186,7 @@ def _accepts_hardware(job: Job, pool: Pool, pools: Sequence[Pool], meanings: Map
                 gpu == pool.gpu.name)
         ]  # fmt: skip
         labels[key] = own[0] if own else f"another than {', '.join(gpus)}"
-    return all(_pods_accept(pods, labels, lambda key: key in labels) for pods in job.workers)
+    return all(_pods_accept(pods, labels, lambda key: key in labels) for pods in workers)
 
 
 def build_job_request(request: Request, job: Job, candidates: JobCandidates, *, writes_advice: bool) -> Request:
@@ -265,7 +267,7 @@ def find_manifest_placement(offer: Offer, job: Job, candidates: JobCandidates) -
 
 
 def _count_nodes_by_labels(
-    job: Job, pools: Sequence[Pool], nodes: Iterable[Labels], queue: LocalQueue | None
+    workers: Sequence[Pods], pools: Sequence[Pool], nodes: Iterable[Labels], queue: LocalQueue | None
 ) -> list[tuple[Labels, int]]:
     """Return the distinct label sets of the nodes, each with its number of nodes.
 
@@ -273,8 +275,8 @@ def _count_nodes_by_labels(
     """
     keys = {key for pool in pools for key in pool.node_selector}
     keys |= {key for flavor in (queue.flavors if queue else ()) for key in flavor.node_labels}
-    keys |= {key for pods in job.workers for key in pods.node_selector}
-    for pods in job.workers:
+    keys |= {key for pods in workers for key in pods.node_selector}
+    for pods in workers:
         keys |= {str(item.get("key")) for term in pods.affinity for item in term.get("matchExpressions") or ()}
     sorted_keys = sorted(keys)
     counted = Counter(tuple((key, labels[key]) for key in sorted_keys if key in labels) for labels in nodes)

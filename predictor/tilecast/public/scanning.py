@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from tilecast.advice import Advice, Baseline, Offer, Request, advise
+from tilecast.advice import Advice, Baseline, Offer, Rejection, Request, advise
 from tilecast.api.fields import value_at_path
 from tilecast.hardware import Pool
 from tilecast.inputs import job as job_inputs
@@ -18,7 +18,10 @@ from tilecast.inputs.job_options import JobOptions
 from tilecast.inputs.pools import PoolOptions
 from tilecast.inputs.reading import metadata_name
 from tilecast.inputs.scan import ScannedJob
-from tilecast.jobs.candidates import JobCandidates, find_selected_pools
+from tilecast.jobs import Pods
+from tilecast.jobs.candidates import find_selected_pools
+from tilecast.jobs.interface import read_pod_template
+from tilecast.manifests.pods import find_pods
 from tilecast.nodes import PublishedDevice
 from tilecast.spec import PartialPlan, SpecError
 
@@ -150,14 +153,15 @@ class JobScanner:
             request, usable = read.request(), list(self.pools)
         except SpecError as error:
             raise read.cite_flag(error) from None
+        others = tuple[Rejection, ...]()
         if read.source is not None:
             request, choice = read.source.narrow_request(request, self.pools, self.labels, self.devices)
-            usable = choice.pools
+            usable, others = choice.pools, () if choice.usable else choice.rejections
         own = usable
-        if read.source is not None and request.baseline is None:
-            own = find_selected_pools(read.source.job, usable, self.labels)
+        if request.baseline is None:
+            own = find_selected_pools(_list_workers(job, read), usable, self.labels)
             if not own:
-                raise _explain_no_pool(str(job.document.get("kind")), choice)
+                raise _explain_no_pool(str(job.document.get("kind")), others)
         is_assumed = request.baseline is None and len(own) > 1
         if read.launch is not None:
             request = replace(request, baseline=launches.find_baseline(read.launch, own, request.baseline))
@@ -224,11 +228,24 @@ def _find_essence(job: ScannedJob) -> str:
     return json.dumps([*parts, labels, beside], sort_keys=True, default=str)
 
 
-def _explain_no_pool(kind: str, choice: JobCandidates) -> SpecError:
-    """Return the error of a job of some kind that may run on none of the pools as it is."""
-    others = [item for item in choice.rejections if item.code != "NotSelected"]
-    if others and not choice.usable:
-        return SpecError(kind, f"{others[0].pool}: {others[0].message}", others[0].remedy)
+def _list_workers(job: ScannedJob, read: JobInput) -> tuple[Pods, ...]:
+    """Return the pods with GPUs of a job of any kind, also of those that advice does not place."""
+    if read.source is not None:
+        return read.source.job.workers
+    groups = find_pods(job.document, None).groups
+    return tuple(read_pod_template(item.name, item.path, item.count, item.spec) for item in groups if item.gpus)
+
+
+def _explain_no_pool(kind: str, rejections: Sequence[Rejection]) -> SpecError:
+    """Return the error of a job that may run on none of the pools as it is.
+
+    Args:
+        kind: kind of the job.
+        rejections: reasons against the pools, if advice could not place the job on any either.
+    """
+    for item in rejections:
+        if item.code != "NotSelected":
+            return SpecError(kind, f"{item.pool}: {item.message}", item.remedy)
     problem = "its selector names nodes that were not given"
     return SpecError(kind, problem, "give their pool too, or correct the selector")
 
