@@ -10,7 +10,14 @@ from hypothesis import strategies as st
 
 from tilecast_operator.kube.times import format_time
 from tilecast_operator.observed import reports
-from tilecast_operator.observed.progress import MAX_ROUNDING, Progress, measure_progress, read_progress
+from tilecast_operator.observed.progress import (
+    MAX_ROUNDING,
+    Progress,
+    RunCourse,
+    measure_progress,
+    name_stage,
+    read_progress,
+)  # fmt: skip
 from tilecast_operator.observed.reports import StepReport, StepWindow
 
 START = 1.8e9
@@ -27,13 +34,13 @@ def status(percent: int | None, at_s: float, **metrics: object) -> dict[str, Any
 
 def test_the_steps_of_transformers_are_exact() -> None:
     progress = read_progress(status(12, 100, loss=2.1, current_step=125, total_steps=1000), None)
-    assert progress == Progress(START + 100, 125, 0.0, 12.5)
+    assert progress == Progress(START + 100, 125, 0.0, 12.5, (1000,))
 
 
 def test_a_percentage_needs_the_number_of_steps() -> None:
     assert read_progress(status(12, 100), None) is None
-    assert read_progress(status(12, 100), 2000) == Progress(START + 100, 240, 20, 12)
-    assert read_progress(status(12, 100, total_steps=500), 2000) == Progress(START + 100, 60, 5, 12)
+    assert read_progress(status(12, 100), 2000) == Progress(START + 100, 240, 20, 12, (2000,))
+    assert read_progress(status(12, 100, total_steps=500), 2000) == Progress(START + 100, 60, 5, 12, (500,))
 
 
 @pytest.mark.parametrize(
@@ -58,26 +65,77 @@ def test_the_true_step_is_within_the_rounding(
         return progress
 
     before, after = told(first * total // 100 + 1), told(min(total - 1, (first + more) * total // 100))
-    report, start = measure_progress(before, after)
+    report, course = measure_progress(RunCourse(before, before), after)
+    assert course.last == after
     if report is None:
-        assert start == before
+        assert course.start == before
     else:
         assert report.rounding_ratio is not None and report.rounding_ratio <= MAX_ROUNDING
         assert report.seconds == pytest.approx(seconds, rel=1.2 * report.rounding_ratio)
-        assert start == after
+        assert course.start == after
 
 
-def test_nothing_is_measured_early_late_or_across_a_restart() -> None:
-    def told(percent: float, at_s: float) -> Progress:
-        return Progress(at_s, percent * 10, 0.0, percent)
+def told(percent: float, at_s: float, *run: object) -> Progress:
+    """Return the progress of a run of 1000 steps."""
+    return Progress(at_s, percent * 10, 0.0, percent, run)
 
-    assert measure_progress(None, told(4.9, 0)) == (None, None)
-    assert measure_progress(told(5, 0), told(100, 950)) == (None, None)
-    assert measure_progress(None, told(5, 0)) == (None, told(5, 0))
-    assert measure_progress(told(50, 500), told(20, 900)) == (None, told(20, 900))
-    assert measure_progress(told(5, 0), told(5, 60)) == (None, told(5, 0))
-    report, _ = measure_progress(told(5, 0), told(15, 200))
+
+def test_nothing_is_measured_early_or_late() -> None:
+    early = RunCourse(told(4.9, 0))
+    assert measure_progress(None, told(4.9, 0)) == (None, early)
+    assert measure_progress(early, told(5, 60)) == (None, RunCourse(told(5, 60), told(5, 60)))
+    counted = RunCourse(told(5, 0), told(5, 0))
+    assert measure_progress(counted, told(100, 950)) == (None, RunCourse(told(100, 950)))
+    assert measure_progress(counted, told(5, 60)) == (None, RunCourse(told(5, 60), told(5, 0)))
+    report, _ = measure_progress(counted, told(15, 200))
     assert report == StepReport(2.0, "trainJobProgress", steps=100, rounding_ratio=0.005)
+
+
+def measure(*course: Progress) -> list[float]:
+    """Return the seconds of the steps that are measured in a course of progress."""
+    found, seen = list[float](), None
+    for now in course:
+        report, seen = measure_progress(seen, now)
+        found += [] if report is None else [report.seconds]
+    return found
+
+
+def test_a_restart_from_a_checkpoint_above_the_start_of_counting_is_seen() -> None:
+    """Rounding keeps the start of counting far behind the last status."""
+
+    def rounded(percent: int, at_s: float) -> Progress:
+        return Progress(at_s, percent * 10, 10, percent)
+
+    running = [rounded(percent, percent * 10.0) for percent in range(9, 19)]
+    # The run is down for an hour at 18 %, and goes on at 15 %.
+    later = [rounded(percent, 3600 + percent * 10.0) for percent in range(15, 30)]
+    assert measure(*running, *later) == [pytest.approx(1.0, rel=0.01)]
+
+
+@pytest.mark.parametrize("is_seen_while_down", [True, False])
+def test_the_time_of_a_suspension_is_no_step(is_seen_while_down: bool) -> None:
+    """A TrainJob keeps its last report while it is down, and until the first new one."""
+    down = [told(20, 200, "suspended"), told(20, 200, "resumed")][not is_seen_while_down :]
+    assert measure(told(6, 60), told(8, 80), told(20, 200), *down, told(21, 7000, "resumed")) == [1.0]
+    assert measure(told(20, 200, "resumed"), told(21, 7000, "resumed"), told(30, 7090, "resumed")) == [1.0]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"conditions": [{"type": "Suspended", "status": "True", "lastTransitionTime": "2026-01-01T00:00:00Z"}]},
+        {"conditions": [{"type": "Suspended", "status": "False", "lastTransitionTime": "2026-01-01T01:00:00Z"}]},
+        {"jobsStatus": [{"name": "node", "active": 0, "ready": 1, "failed": 0}]},
+        {"jobsStatus": [{"name": "node", "active": 1, "ready": 0, "failed": 0}]},
+        {"jobsStatus": [{"name": "node", "active": 1, "ready": 1, "failed": 1}]},
+        {"jobsStatus": "x", "conditions": [1]},
+    ],
+)
+def test_suspension_and_pods_tell_that_a_run_was_down(change: dict[str, Any]) -> None:
+    body = {**status(12, 100), "jobsStatus": [{"name": "node", "active": 1, "ready": 1, "failed": 0, "succeeded": 0}]}
+    before, after = read_progress(body, 1000), read_progress({**body, **change}, 1000)
+    assert before is not None and after is not None and before.run != after.run
+    assert name_stage(body) != name_stage({**body, **change})
 
 
 def test_each_source_has_a_weight_in_learning() -> None:

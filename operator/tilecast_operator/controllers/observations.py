@@ -24,7 +24,7 @@ from tilecast_operator.objects.documents import OBSERVED
 from tilecast_operator.objects.view import View
 from tilecast_operator.observed import progress, queries, reports
 from tilecast_operator.observed.calibrator import MeasuredForecast
-from tilecast_operator.observed.progress import Progress
+from tilecast_operator.observed.progress import RunCourse
 from tilecast_operator.observed.reports import RefusedReport, StepReport
 
 log = logging.getLogger("tilecast")
@@ -49,8 +49,8 @@ class StepReportReceiver:
         self._reviews = reviews
         self._trainers: StateTable[list[tuple[str, str]]] = context.records.add_table()
         """Metrics that the TrainJob of each job reported last."""
-        self._progress: StateTable[Progress] = context.records.add_table()
-        """Progress of the TrainJob of each job from which its next report is counted."""
+        self._courses: StateTable[RunCourse] = context.records.add_table()
+        """Progress of the TrainJob of each job that was seen."""
         self._unwritten: StateTable[bool] = context.records.add_table()
         """Jobs with reports that their status does not contain yet."""
 
@@ -175,13 +175,9 @@ class StepReportReceiver:
         """Score the steps that a job's TrainJob has made since its last report."""
         now = progress.read_progress(status, planned_steps)
         if now is None:
-            self._progress.pop(key, None)
+            self._courses.pop(key, None)
             return
-        report, start = progress.measure_progress(self._progress.get(key), now)
-        if start is None:
-            self._progress.pop(key, None)
-        else:
-            self._progress[key] = start
+        report, self._courses[key] = progress.measure_progress(self._courses.get(key), now)
         if report is not None:
             try:
                 await self._score_report(key, report)

@@ -5,7 +5,7 @@ a time and metrics. Transformers does so in every TrainJob. The metrics `current
 Transformers; other trainers report a percentage, which needs the number of steps in the TrainingJob.
 
 A step is the time between two reports divided by the steps between them. So neither the start nor the compilation
-counts, nor the steps before a restart.
+counts, nor the time in which the run was suspended or restarted.
 """
 
 from __future__ import annotations
@@ -22,6 +22,8 @@ CURRENT_STEPS = ("current_step", "global_step", "step")
 """Metrics with the number of the step."""
 TOTAL_STEPS = ("total_steps", "max_steps")
 """Metrics with the number of steps of the run."""
+POD_COUNTS = ("name", "active", "ready", "failed", "suspended")
+"""Fields of `status.jobsStatus` that change when pods stop."""
 MIN_PERCENT = 5
 """Progress from which on a run is measured; before, kernels are compiled and caches filled."""
 MAX_ROUNDING = 0.1
@@ -47,6 +49,8 @@ class Progress:
     rounding_steps: float
     """Steps by which `steps` may be too small."""
     percent: float
+    run: tuple[object, ...] = ()
+    """What `read_run` returns, and the number of steps. A change means that the run may have been down."""
 
     @property
     def is_warm(self) -> bool:
@@ -54,13 +58,39 @@ class Progress:
         return self.percent >= MIN_PERCENT
 
 
-def name_stage(status: Mapping[str, Any]) -> tuple[object, int] | None:
+@dataclass(frozen=True, slots=True)
+class RunCourse:
+    """What was seen of a run so far."""
+
+    last: Progress
+    """Progress that was seen last."""
+    start: Progress | None = None
+    """Progress from which the next report is counted. None until there is one of after the last restart."""
+
+
+def name_stage(status: Mapping[str, Any]) -> tuple[object, ...] | None:
     """Return a value that changes when the progress in a TrainJob's status is worth another look. None without one."""
     trainer = status.get("trainerStatus")
     if not isinstance(trainer, Mapping):
         return None
     time_s = parse_time(trainer.get("lastUpdatedTime")) or 0.0
-    return trainer.get("progressPercentage"), int(time_s / NOTICE_S)
+    return trainer.get("progressPercentage"), int(time_s / NOTICE_S), read_run(status)
+
+
+def read_run(status: Mapping[str, Any]) -> tuple[object, ...]:
+    """Return what a TrainJob's status says of suspension and of its pods. It changes when the run stops or restarts."""
+    conditions, counts = status.get("conditions"), status.get("jobsStatus")
+    suspended = [
+        (str(item.get("status")), str(item.get("lastTransitionTime")))
+        for item in (conditions if isinstance(conditions, list) else [])
+        if isinstance(item, Mapping) and item.get("type") == "Suspended"
+    ]
+    pods = [
+        tuple(str(item.get(name)) for name in POD_COUNTS)
+        for item in (counts if isinstance(counts, list) else [])
+        if isinstance(item, Mapping)
+    ]
+    return (*suspended, *pods)
 
 
 def read_progress(status: Mapping[str, Any], planned_steps: int | None) -> Progress | None:
@@ -84,10 +114,11 @@ def read_progress(status: Mapping[str, Any], planned_steps: int | None) -> Progr
     current, percent = _first_count(metrics, CURRENT_STEPS), trainer.get("progressPercentage")
     if time_s is None or not total:
         return None
+    run = (total, *read_run(status))
     if current is not None:
-        return Progress(time_s, current, 0.0, 100 * current / total)
+        return Progress(time_s, current, 0.0, 100 * current / total, run)
     if isinstance(percent, int) and 0 <= percent <= 100:
-        return Progress(time_s, percent / 100 * total, total / 100, percent)
+        return Progress(time_s, percent / 100 * total, total / 100, percent, run)
     return None
 
 
@@ -100,23 +131,31 @@ def _first_count(metrics: Mapping[str, object], names: tuple[str, ...]) -> int |
     return None
 
 
-def measure_progress(earlier: Progress | None, now: Progress) -> tuple[StepReport | None, Progress | None]:
-    """Return the report of the steps between two times, and the progress that the next report counts from.
+def measure_progress(course: RunCourse | None, now: Progress) -> tuple[StepReport | None, RunCourse]:
+    """Return the report of the steps since the start of counting, and the course with the progress of now.
 
     There is no report while rounding could change it by more than `MAX_ROUNDING`, or before `MIN_PERCENT`. If the run
-    was restarted, or its end is all that is left, counting begins anew.
+    was suspended or restarted, or its end is all that is left, counting begins anew.
+
+    Args:
+        course: what was seen of the run before. None if nothing was.
+        now: progress of now.
     """
-    if not now.is_warm or now.percent >= 100:
-        # The last report of a run is late: the model is saved in between.
-        return None, None
-    if earlier is None or now.steps < earlier.steps or now.time_s < earlier.time_s:
-        return None, now
-    steps, elapsed_s = now.steps - earlier.steps, now.time_s - earlier.time_s
+    # The last report of a run is late: the model is saved in between. The first one that is seen, or that comes with
+    # a change of the pods, may be of before a restart. So counting begins with a later one.
+    if course is None or not now.is_warm or now.percent >= 100 or now.run != course.last.run:
+        return None, RunCourse(now)
+    last, start = course.last, course.start
+    if now == last:
+        return None, course
+    if start is None or now.steps < last.steps or now.time_s < last.time_s:
+        return None, RunCourse(now, now)
+    steps, elapsed_s = now.steps - start.steps, now.time_s - start.time_s
     if steps <= 0 or elapsed_s <= 0:
-        return None, earlier
+        return None, RunCourse(now, start)
     rounding = now.rounding_steps / steps + TIME_RESOLUTION_S / elapsed_s
     if rounding > MAX_ROUNDING:
-        return None, earlier
+        return None, RunCourse(now, start)
     seconds = elapsed_s / steps
     report = StepReport(seconds, SOURCE, steps=max(1, round(steps)), rounding_ratio=round(rounding, 4))
-    return report, now
+    return report, RunCourse(now, now)

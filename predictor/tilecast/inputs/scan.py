@@ -41,7 +41,15 @@ class ScannedJob:
         return [self.document, *self.objects]
 
 
-def read_scanned_jobs(names: Sequence[str], context: str | None) -> list[ScannedJob]:
+@dataclass(frozen=True, slots=True)
+class FoundJobs:
+    """The GPU jobs of an input, and the files below folders that could not be read."""
+
+    jobs: list[ScannedJob]
+    unread_files: tuple[str, ...] = ()
+
+
+def read_scanned_jobs(names: Sequence[str], context: str | None) -> FoundJobs:
     """Return the GPU jobs of files and folders, or of a cluster if none are named.
 
     Args:
@@ -53,11 +61,11 @@ def read_scanned_jobs(names: Sequence[str], context: str | None) -> list[Scanned
     """
     if not names and context is None:
         raise SpecError("FILE", "is missing", "name files or folders of manifests, or give --context NAME")
-    found = _read_files(names) if names else _read_cluster(context)
+    found, unread = _read_files(names) if names else (_read_cluster(context), ())
     if not any(map(manifests.is_read, found)):
         where = ", ".join(names)[:80] if names else f"context {context}"
         raise SpecError(where, "holds no job", "give manifests of jobs")
-    return select_jobs(found)
+    return FoundJobs(select_jobs(found), unread)
 
 
 def select_jobs(found: Sequence[Document]) -> list[ScannedJob]:
@@ -98,10 +106,14 @@ def _find_runtime(
     return runtimes.get((kind, "" if kind.startswith("Cluster") else namespace, name))
 
 
-def _read_files(names: Sequence[str]) -> list[Document]:
-    """Return the objects of files and of all files below folders. Files below folders that are no YAML are left out."""
+def _read_files(names: Sequence[str]) -> tuple[list[Document], tuple[str, ...]]:
+    """Return the objects of files and of all files below folders, and the files below folders that are left out.
+
+    A file is left out as a whole if any document of it cannot be read.
+    """
     found = list[Document]()
-    left_out = list[str]()
+    left_out = list[SpecError]()
+    unread = list[str]()
     for name in names:
         if name == "-" or not Path(name).is_dir():
             found += documents.load_documents(read_text(name), name)
@@ -112,12 +124,14 @@ def _read_files(names: Sequence[str]) -> list[Document]:
         for file in files:
             try:
                 found += documents.load_documents(read_text(str(file)), str(file))
-            except SpecError:
-                left_out.append(str(file))
+            except SpecError as error:
+                left_out.append(error)
+                unread.append(str(file))
     if left_out:
-        more = f" and {len(left_out) - 1} others" if len(left_out) > 1 else ""
-        warnings.warn(f"left out {left_out[0]}{more}: no YAML or JSON objects", InputWarning, stacklevel=2)
-    return found
+        more = f" (and {len(unread) - 1} more, the next {unread[1]})" if unread[1:] else ""
+        text = f"left out {left_out[0].field}, which {left_out[0].problem}{more}"
+        warnings.warn(text, InputWarning, stacklevel=2)
+    return found, tuple(unread)
 
 
 def _read_cluster(context: str | None) -> list[Document]:

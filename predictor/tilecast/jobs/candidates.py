@@ -8,11 +8,13 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 from tilecast.advice import Advice, Baseline, Offer, Rejection, Request
-from tilecast.hardware import Pool
+from tilecast.hardware import Pool, find_gpu
+from tilecast.hardware.instances import find_node_type
 from tilecast.jobs.claims import match_devices
 from tilecast.jobs.interface import Job, Placement, Pods, is_choice_label
 from tilecast.jobs.kueue import Flavor, LocalQueue
 from tilecast.nodes import PublishedDevice, gpu_resource
+from tilecast.nodes.labels import read_label_table
 from tilecast.spec import SpecError
 
 MAX_REASON = 256
@@ -80,7 +82,7 @@ def find_candidates(
     Raises:
         SpecError: a selector of the job's ResourceClaims cannot be evaluated.
     """
-    kinds = _count_nodes_by_labels(job, pools, nodes, queue)
+    kinds = _count_nodes_by_labels(job.workers, pools, nodes, queue)
     usable, rejections = list[CandidatePool](), list[Rejection]()
     for pool in sorted(pools, key=lambda item: item.name):
         met = () if devices is None else match_devices(job, devices.get(pool.name, ()))
@@ -96,6 +98,95 @@ def find_candidates(
     return JobCandidates(
         tuple(usable), tuple(rejections), _find_baseline(job, [item.pool for item in usable], kinds, queue)
     )
+
+
+def find_selected_pools(workers: Sequence[Pods], pools: Sequence[Pool], nodes: Iterable[Labels]) -> list[Pool]:
+    """Return the pools with nodes that the node selectors and affinities of pods accept as they are now.
+
+    Args:
+        workers: the pods with GPUs of a job.
+        pools: the pools.
+        nodes: the labels of every node that has GPUs. Without any, only requirements on the GPU and on the instance
+            type decide, by what they mean.
+    """
+    kinds = _count_nodes_by_labels(workers, pools, nodes, None)
+    if not kinds:
+        meanings = _read_gpu_requirements(workers)
+        return [pool for pool in pools if _accepts_hardware(workers, pool, pools, meanings)]
+    selected = list[Pool]()
+    for pool in pools:
+        members = [labels for labels, _ in kinds if pool.node_selector.items() <= labels.items()]
+        # A pool that has no node now is judged by the labels that its nodes will surely have.
+        for labels in members or [pool.node_selector]:
+            if all(_pods_accept(pods, labels, lambda key: True) for pods in workers):
+                selected.append(pool)
+                break
+    return selected
+
+
+def _read_gpu_requirements(workers: Sequence[Pods]) -> dict[str, dict[str, str]]:
+    """Return the GPU that each value means, by the label's key, of the labels that selectors of pods require.
+
+    Labels of the GPU and of the instance type count. A value that no GPU has means "". Labels with a value that may
+    mean several GPUs are left out.
+    """
+    table = read_label_table()
+    named = dict[str, set[str]]()
+    for pods in workers:
+        for key, value in pods.node_selector.items():
+            named.setdefault(key, set()).add(value)
+        for term in pods.affinity:
+            for item in term.get("matchExpressions") or ():
+                named.setdefault(str(item.get("key")), set()).update(map(str, item.get("values") or ()))
+    found = dict[str, dict[str, str]]()
+    for key in (*(source.product for source in table.sources), *table.instance_type):
+        meanings = {value: _find_meant_gpu(key, value) for value in sorted(named.get(key, ()))}
+        known = {value: gpu for value, gpu in meanings.items() if gpu is not None}
+        if known and len(known) == len(meanings):
+            found[key] = known
+    return found
+
+
+def _find_meant_gpu(key: str, value: str) -> str | None:
+    """Return the GPU that the value of a label of the GPU or the instance type means. None if that is unknown."""
+    table = read_label_table()
+    if key in table.instance_type:
+        kind = find_node_type(value)
+        return None if kind is None else kind.gpu
+    source = next(item for item in table.sources if item.product == key)
+    name = source.find_gpu_name(value, None)
+    if name is None:
+        return None
+    try:
+        return find_gpu(name).name
+    except SpecError:
+        # A product that a driver reads from the device, and that no GPU has, is of other hardware.
+        return "" if source.is_exact else None
+
+
+def _accepts_hardware(
+    workers: Sequence[Pods], pool: Pool, pools: Sequence[Pool], meanings: Mapping[str, Mapping[str, str]]
+) -> bool:
+    """Return whether requirements of pods on the GPU and the instance type accept the nodes of a pool without labels.
+
+    Args:
+        workers: the pods with GPUs of a job.
+        pool: the pool.
+        pools: all pools.
+        meanings: what `_read_gpu_requirements` returns for the pods.
+    """
+    labels = dict[str, str]()
+    types = {item.node_type for item in pools if item.node_type}
+    for key, gpus in meanings.items():
+        # Several instance types may have the same GPU. One that is given by its name is meant alone.
+        own = [
+            value
+            for value, gpu in gpus.items()
+            if (pool.node_type == value if value in types and key in read_label_table().instance_type else
+                gpu == pool.gpu.name)
+        ]  # fmt: skip
+        labels[key] = own[0] if own else f"another than {', '.join(gpus)}"
+    return all(_pods_accept(pods, labels, lambda key: key in labels) for pods in workers)
 
 
 def build_job_request(request: Request, job: Job, candidates: JobCandidates, *, writes_advice: bool) -> Request:
@@ -176,7 +267,7 @@ def find_manifest_placement(offer: Offer, job: Job, candidates: JobCandidates) -
 
 
 def _count_nodes_by_labels(
-    job: Job, pools: Sequence[Pool], nodes: Iterable[Labels], queue: LocalQueue | None
+    workers: Sequence[Pods], pools: Sequence[Pool], nodes: Iterable[Labels], queue: LocalQueue | None
 ) -> list[tuple[Labels, int]]:
     """Return the distinct label sets of the nodes, each with its number of nodes.
 
@@ -184,8 +275,8 @@ def _count_nodes_by_labels(
     """
     keys = {key for pool in pools for key in pool.node_selector}
     keys |= {key for flavor in (queue.flavors if queue else ()) for key in flavor.node_labels}
-    keys |= {key for pods in job.workers for key in pods.node_selector}
-    for pods in job.workers:
+    keys |= {key for pods in workers for key in pods.node_selector}
+    for pods in workers:
         keys |= {str(item.get("key")) for term in pods.affinity for item in term.get("matchExpressions") or ()}
     sorted_keys = sorted(keys)
     counted = Counter(tuple((key, labels[key]) for key in sorted_keys if key in labels) for labels in nodes)

@@ -9,6 +9,7 @@ from tilecast.api.base import format_value
 from tilecast.api.fields import Document, Path, as_mapping, mappings_in, value_at_path
 from tilecast.jobs.quantities import count_requested_gpus
 from tilecast.jobs.shapes import POD, require_shape
+from tilecast.nodes.labels import read_label_table
 from tilecast.nodes.quantities import parse_count
 from tilecast.spec import SpecError
 
@@ -357,6 +358,8 @@ def is_finished(document: Document) -> bool:
 def asks_for_gpus(document: Document, runtime: Document | None) -> bool:
     """Return whether a pod of a job requests a GPU, or whether the pods cannot be read, so that it may.
 
+    MIG slices, shared GPUs and devices of ResourceClaims count too.
+
     Args:
         document: the job's manifest.
         runtime: the runtime of a TrainJob, or None.
@@ -368,7 +371,22 @@ def asks_for_gpus(document: Document, runtime: Document | None) -> bool:
             groups = find_pods(document, runtime).groups
     except SpecError:
         return True
-    return any(item.gpus and item.count for item in groups)
+    return any(item.count and (item.gpus or _asks_for_other_devices(item)) for item in groups)
+
+
+def _asks_for_other_devices(group: PodGroup) -> bool:
+    """Return whether a container asks for MIG slices, for GPUs that pods share, or for devices of a ResourceClaim."""
+    table = read_label_table()
+    shared = table.gpu_resource + table.shared_resource_suffix
+    for container in mappings_in(group.spec.get("containers")):
+        resources = as_mapping(container.get("resources"))
+        if mappings_in(resources.get("claims")):
+            return True
+        for part in ("limits", "requests"):
+            for name, amount in as_mapping(resources.get(part)).items():
+                if (str(name).startswith(table.mig_resource_prefix) or name == shared) and parse_count(amount) != 0:
+                    return True
+    return False
 
 
 def find_runtime(document: Document) -> tuple[str, str] | None:

@@ -7,15 +7,21 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from tilecast.advice import Advice, Baseline, Offer, Request, advise
+from tilecast.advice import Advice, Baseline, Offer, Rejection, Request, advise
 from tilecast.api.fields import value_at_path
 from tilecast.hardware import Pool
 from tilecast.inputs import job as job_inputs
 from tilecast.inputs import launches, manifest
 from tilecast.inputs import pools as pool_inputs
+from tilecast.inputs.job import JobInput
 from tilecast.inputs.job_options import JobOptions
 from tilecast.inputs.pools import PoolOptions
+from tilecast.inputs.reading import metadata_name
 from tilecast.inputs.scan import ScannedJob
+from tilecast.jobs import Pods
+from tilecast.jobs.candidates import find_selected_pools
+from tilecast.jobs.interface import read_pod_template
+from tilecast.manifests.pods import find_pods
 from tilecast.nodes import PublishedDevice
 from tilecast.spec import PartialPlan, SpecError
 
@@ -23,7 +29,10 @@ Outcome = Literal["better", "good", "doesNotRun", "notRead"]
 """Whether a job would be cheaper elsewhere, is good as it is, does not run as it is, or could not be read."""
 LEAST_SAVING = 0.05
 """Least share of the price, or of the GPU-hours without prices, that makes a place or a plan better."""
+OWN_DIMENSIONS = "own dimensions"
+"""What a job trains whose model has no name of its own, but dimensions in the command or in annotations."""
 _HOURS = 24
+_MAX_REASON = 200
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,6 +139,10 @@ class JobScanner:
                 self._rows[key] = self._price_job(job)
             except SpecError as error:
                 self._rows[key] = ScanRow("", "", "", "notRead", reason=str(error))
+            except ValueError as error:
+                # Anyone who may create jobs writes manifests. One of them must not end the scan of all others.
+                text = " ".join(str(error).split())[:_MAX_REASON]
+                self._rows[key] = ScanRow("", "", "", "notRead", reason=f"cannot be read: {text}")
         kind = str(job.document.get("kind"))
         return replace(self._rows[key], namespace=job.namespace, name=job.name, kind=kind)
 
@@ -140,23 +153,29 @@ class JobScanner:
             request, usable = read.request(), list(self.pools)
         except SpecError as error:
             raise read.cite_flag(error) from None
+        others = tuple[Rejection, ...]()
         if read.source is not None:
             request, choice = read.source.narrow_request(request, self.pools, self.labels, self.devices)
-            usable = choice.pools
-        is_assumed = request.baseline is None and len(usable) > 1
+            usable, others = choice.pools, () if choice.usable else choice.rejections
+        own = usable
+        if request.baseline is None:
+            own = find_selected_pools(_list_workers(job, read), usable, self.labels)
+            if not own:
+                raise _explain_no_pool(str(job.document.get("kind")), others)
+        is_assumed = request.baseline is None and len(own) > 1
         if read.launch is not None:
-            request = replace(request, baseline=launches.find_baseline(read.launch, usable, request.baseline))
+            request = replace(request, baseline=launches.find_baseline(read.launch, own, request.baseline))
         baseline, workload = request.baseline, request.workload
         if baseline is None:
             problem = "its pods do not say on which GPUs it runs"
-            raise SpecError(f"{job.document.get('kind')} {job.name}", problem, "give nodes, or a node selector")
+            raise SpecError(str(job.document.get("kind")), problem, "give nodes, or a node selector")
         now, better, reason = self._price(request, baseline, usable)
         row = ScanRow(
             "",
             "",
             "",
             "good",
-            model=workload.model.name,
+            model=_name_model(read, workload.model.name),
             batch=workload.global_batch,
             precision=workload.precision,
             pool=baseline.pool,
@@ -207,6 +226,35 @@ def _find_essence(job: ScannedJob) -> str:
     beside = [[item.get("kind"), value_at_path(item, ("metadata", "name")), item.get("spec"), item.get("data")]
               for item in job.objects]  # fmt: skip
     return json.dumps([*parts, labels, beside], sort_keys=True, default=str)
+
+
+def _list_workers(job: ScannedJob, read: JobInput) -> tuple[Pods, ...]:
+    """Return the pods with GPUs of a job of any kind, also of those that advice does not place."""
+    if read.source is not None:
+        return read.source.job.workers
+    groups = find_pods(job.document, None).groups
+    return tuple(read_pod_template(item.name, item.path, item.count, item.spec) for item in groups if item.gpus)
+
+
+def _explain_no_pool(kind: str, rejections: Sequence[Rejection]) -> SpecError:
+    """Return the error of a job that may run on none of the pools as it is.
+
+    Args:
+        kind: kind of the job.
+        rejections: reasons against the pools, if advice could not place the job on any either.
+    """
+    for item in rejections:
+        if item.code != "NotSelected":
+            return SpecError(kind, f"{item.pool}: {item.message}", item.remedy)
+    problem = "its selector names nodes that were not given"
+    return SpecError(kind, problem, "give their pool too, or correct the selector")
+
+
+def _name_model(read: JobInput, name: str) -> str:
+    """Return the name of a job's model, or `OWN_DIMENSIONS` if it has only the name of the job."""
+    preset = value_at_path(read.document, ("spec", "model", "preset"))
+    is_named_by_job = preset is None and name == metadata_name(read.document)
+    return OWN_DIMENSIONS if is_named_by_job else name
 
 
 def _compare(row: ScanRow, now: Offer | None, better: Offer | None, reason: str, least: float) -> ScanRow:
