@@ -297,3 +297,12 @@ def test_volumes_of_a_wrong_shape_are_left_out() -> None:
     template = bash(f"torchrun --nproc-per-node 8 {TRAINER}", volumeMounts=3, envFrom=[None, {"configMapRef": None}])
     template["spec"]["volumes"] = "x"
     assert read_manifest(batch_job(template), None, {"a": {"data": 3}}).gpus == 8
+
+
+def test_torchrun_starts_a_process_for_each_gpu_by_default_of_a_pytorch_job() -> None:
+    assert read_manifest(pytorch_job(bash(f"torchrun {TRAINER}"))).gpus == 16
+    elastic = {"elasticPolicy": {"minReplicas": 1, "maxReplicas": 4, "nProcPerNode": 8}}
+    assert read_manifest(pytorch_job(bash(f"torchrun {TRAINER}"), **elastic)).gpus == 16
+    elastic["elasticPolicy"]["nProcPerNode"] = 4
+    with pytest.raises(SpecError, match="starts 8 processes"):
+        read_manifest(pytorch_job(bash(f"torchrun {TRAINER}"), **elastic))
