@@ -297,3 +297,261 @@ def test_volumes_of_a_wrong_shape_are_left_out() -> None:
     template = bash(f"torchrun --nproc-per-node 8 {TRAINER}", volumeMounts=3, envFrom=[None, {"configMapRef": None}])
     template["spec"]["volumes"] = "x"
     assert read_manifest(batch_job(template), None, {"a": {"data": 3}}).gpus == 8
+
+
+LAUNCH = f"torchrun --nproc-per-node 8 {TRAINER}"
+BATCHED = LAUNCH.replace("_size 2", "_size ${BATCH:-2}")
+"""Launch line with a default."""
+
+
+def read_batch(job: dict[str, Any], data: dict[str, str] | None = None) -> float | None:
+    """Return the micro-batch of a job whose ConfigMap `c` has the data."""
+    return read_manifest(job, None, {"c": {"data": data or {}}}).launch.plan.micro_batch
+
+
+def called(words: list[str], args: list[str]) -> dict[str, Any]:
+    """Return a batch Job that runs words with arguments, with ConfigMap `c` at /etc/train."""
+    job = mounted("")
+    job["spec"]["template"]["spec"]["containers"][0] |= {"command": words, "args": args}
+    return job
+
+
+MORE = ["--per_device_train_batch_size", "4"]
+CALLS: dict[str, tuple[list[str], list[str], str]] = {
+    "all of a text": (["bash", "-c", f'{LAUNCH} "$@"', "--"], MORE, ""),
+    "joined to a text": (["bash", "-c", f"{LAUNCH} $*", "--"], MORE, ""),
+    "options with a value": (["bash", "-euo", "pipefail", "-c", f'{LAUNCH} "$@"', "--"], MORE, ""),
+    "the launch itself": (["bash", "-c", 'exec "$@"', "--"], [*LAUNCH.split(), *MORE], ""),
+    "all of a script": (["bash", "/etc/train/x.sh"], MORE, f'{LAUNCH} "$@"'),
+    "a script that is a program": (["/etc/train/x.sh"], MORE, f'{LAUNCH} "$@"'),
+    "one": (["bash", "/etc/train/x.sh"], ["4"], f"BATCH=${{1:-2}}\n{BATCHED}"),
+    "one that is required": (["bash", "/etc/train/x.sh"], ["4"], f"BATCH=${{1:?batch}}\n{BATCHED}"),
+    "those behind others": (["bash", "/etc/train/x.sh"], ["x", *MORE], f'shift\n{LAUNCH} "$@"'),
+    "a part": (["bash", "/etc/train/x.sh"], ["x", *MORE], f'{LAUNCH} "${{@:2}}"'),
+    "their number": (["bash", "/etc/train/x.sh"], ["4"], f"if [ $# -gt 0 ]; then BATCH=4; fi\n{BATCHED}"),
+    "of a function": (["bash", "/etc/train/x.sh"], MORE, f'main() {{ {LAUNCH} "$@"; }}\nmain "$@"'),
+    "set by a script": (["bash", "/etc/train/x.sh"], [], f'set -- {" ".join(MORE)}\n{LAUNCH} "$@"'),
+    "through a text": (["bash", "-c", 'bash /etc/train/x.sh "$@"', "--"], MORE, f'{LAUNCH} "$@"'),
+    "a variable of the call": (["bash", "-c", "BATCH=4 bash /etc/train/x.sh"], [], BATCHED),
+    "a variable of the text": (["bash", "-c", f"BATCH=4 bash -c '{BATCHED}'"], [], ""),
+}
+
+
+@pytest.mark.parametrize(("words", "args", "script"), CALLS.values(), ids=CALLS)
+def test_arguments_of_a_script_are_those_of_the_container(words: list[str], args: list[str], script: str) -> None:
+    assert read_batch(called(words, args), {"x.sh": script}) == 4
+
+
+def test_no_arguments_are_no_words() -> None:
+    text = f'main() {{ if [ $# -gt 0 ]; then BATCH=4; fi; }}\nmain "$@"\n{BATCHED} "$@"'
+    assert read_batch(called(["bash", "/etc/train/x.sh"], []), {"x.sh": text}) == 2
+    assert read_batch(called(["bash", "/etc/train/x.sh"], [""]), {"x.sh": text.replace(' "$@"', " $*")}) == 2
+
+
+def test_without_arguments_their_defaults_count() -> None:
+    assert read_batch(called(["bash", "/etc/train/x.sh"], []), {"x.sh": f"BATCH=${{1:-2}}\n{BATCHED}"}) == 2
+    assert read_batch(called(["bash", "-c", f'{LAUNCH} "$@"'], [])) == 2
+
+
+UNCERTAIN = {
+    "a loop over options": 'while [ $# -gt 0 ]; do case "$1" in -b) BATCH="$2"; shift 2;; *) break;; esac; done',
+    "a branch": "if nvidia-smi; then shift; fi; BATCH=${1:-2}",
+    "a computed number": "shift $N; BATCH=${1:-2}",
+}
+
+
+@pytest.mark.parametrize("text", UNCERTAIN.values(), ids=UNCERTAIN)
+def test_arguments_that_only_a_run_knows_are_refused(text: str) -> None:
+    with pytest.raises(SpecError, match="which is not literal"):
+        read_batch(called(["bash", "/etc/train/x.sh"], ["-b", "4"]), {"x.sh": f"{text}\n{BATCHED}"})
+
+
+def test_unknown_arguments_behind_all_options_are_refused() -> None:
+    text = f'while [ $# -gt 0 ]; do shift; done\n{LAUNCH} --bf16 True "$@"'
+    with pytest.raises(SpecError, match=r"takes options from \$@, whose value is not literal"):
+        read_batch(called(["bash", "/etc/train/x.sh"], MORE), {"x.sh": text})
+    secret = {"env": [{"name": "MORE", "valueFrom": {"secretKeyRef": {"name": "s", "key": "k"}}}]}
+    for more in (secret, {"envFrom": [{"secretRef": {"name": "s"}}]}):
+        with pytest.raises(SpecError, match=r"takes options from \$MORE, whose value is not literal"):
+            read_batch(batch_job(bash(f"{LAUNCH} --bf16 True $MORE", **more)))
+    # A variable that nothing sets is empty.
+    assert read_batch(batch_job(bash(f"{LAUNCH} --bf16 True $MORE"))) == 2
+
+
+def test_a_script_that_is_called_with_different_arguments_is_refused() -> None:
+    with pytest.raises(SpecError, match="is called with different arguments"):
+        read_batch(mounted("bash /etc/train/x.sh 2; bash /etc/train/x.sh 4"), {"x.sh": LAUNCH})
+
+
+HIDDEN: dict[str, dict[str, Any]] = {
+    "a Secret": {"env": [{"name": "BATCH", "valueFrom": {"secretKeyRef": {"name": "s", "key": "k"}}}]},
+    "a field": {"env": [{"name": "BATCH", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}}]},
+    "a ConfigMap": {"env": [{"name": "BATCH", "valueFrom": {"configMapKeyRef": {"name": "no", "key": "k"}}}]},
+    "another variable": {
+        "env": [
+            {"name": "A", "valueFrom": {"secretKeyRef": {"name": "s", "key": "k"}}},
+            {"name": "BATCH", "value": "$(A)"},
+        ]
+    },
+    "all of a Secret": {"envFrom": [{"secretRef": {"name": "s"}}]},
+    "all of a ConfigMap": {"envFrom": [{"configMapRef": {"name": "no"}}]},
+}
+
+
+@pytest.mark.parametrize("more", HIDDEN.values(), ids=HIDDEN)
+@pytest.mark.parametrize("way", ["${BATCH:-2}", "${BATCH-2}", "$(BATCH)", "${BATCH:+2}"])
+def test_a_hidden_value_is_not_the_default(way: str, more: dict[str, Any]) -> None:
+    command = LAUNCH.replace("_size 2", f"_size {way}")
+    with pytest.raises(SpecError, match="which is not literal"):
+        read_batch(batch_job(bash(command, **more)))
+    job = mounted("bash /etc/train/x.sh")
+    job["spec"]["template"]["spec"]["containers"][0] |= more
+    with pytest.raises(SpecError, match="which is not literal"):
+        read_batch(job, {"x.sh": command})
+
+
+def test_variables_that_are_read_keep_their_value_beside_a_secret() -> None:
+    secret = [{"secretRef": {"name": "wandb"}}, {"configMapRef": {"name": "c"}}]
+    assert read_batch(batch_job(bash(BATCHED, envFrom=secret)), {"BATCH": "4"}) == 4
+    env = [{"name": "BATCH", "value": "8"}]
+    assert read_batch(batch_job(bash(BATCHED, envFrom=secret, env=env)), {"BATCH": "4"}) == 8
+
+
+@pytest.mark.parametrize("name", ["PET_NNODES", "PET_NPROC_PER_NODE", "NNODES", "WORLD_SIZE", "CUDA_VISIBLE_DEVICES"])
+@pytest.mark.parametrize("value", ["9" * 5000, "x", "-1", "²"])
+def test_a_count_that_is_none_is_an_error_of_one_line(name: str, value: str) -> None:
+    env = [{"name": name, "value": value}, {"name": "RANK", "valueFrom": {"fieldRef": {"fieldPath": "x"}}}]
+    command = {"NNODES": "llamafactory-cli train x.yaml", "WORLD_SIZE": f"python {TRAINER}"}.get(name)
+    job = batch_job(bash(command or f"torchrun {TRAINER}", gpus=1, env=env), 2)
+    with pytest.raises(SpecError) as error:
+        read_manifest(job)
+    assert len(str(error.value)) < 300
+    assert str(error.value).isprintable()
+
+
+def mpi_job(command: str) -> dict[str, Any]:
+    """Return an MPIJob of two workers with 8 GPUs each."""
+    replicas = {
+        "Launcher": {"replicas": 1, "template": bash(command, gpus=0)},
+        "Worker": {"replicas": 2, "template": pod()},
+    }
+    spec = {"slotsPerWorker": 8, "mpiReplicaSpecs": replicas}
+    return {"apiVersion": "kubeflow.org/v2beta1", "kind": "MPIJob", "metadata": {"name": "m"}, "spec": spec}
+
+
+MPI = {
+    "-N 4": "starts 8 processes",
+    "-npernode 4": "starts 8 processes",
+    "--npernode 4": "starts 8 processes",
+    "-ppn 4": "starts 8 processes",
+    "--map-by ppr:4:node": "starts 8 processes",
+    "--map-by ppr:4:node:PE=2": "starts 8 processes",
+    "--map-by ppr:2:socket": "does not say the number of ranks",
+    "-H w-0:8": "does not say the number of ranks",
+    "-np 8": "starts 8 processes",
+    "-np 16 -N 4": "states 8 and 16 ranks",
+    "-N x": "is no count",
+}
+
+
+@pytest.mark.parametrize("shell", ["", "bash -c "])
+@pytest.mark.parametrize(("options", "reason"), MPI.items(), ids=MPI)
+def test_fewer_ranks_than_gpus_are_refused(options: str, reason: str, shell: str) -> None:
+    program = f"{shell}'python {TRAINER}'" if shell else f"python {TRAINER}"
+    with pytest.raises(SpecError, match=reason):
+        read_manifest(mpi_job(f"mpirun {options} {program}"))
+
+
+@pytest.mark.parametrize(
+    "options", ["", "-np 16", "-N 8", "--map-by ppr:8:node", "-np 16 --map-by slot", "-np 16 -H w-0:8,w-1:8"]
+)
+def test_ranks_on_all_gpus_are_read(options: str) -> None:
+    read = read_manifest(mpi_job(f"mpirun {options} python {TRAINER}"))
+    assert (read.gpus, read.assumed) == (16, ())
+
+
+INCLUDED = {
+    "--include w-0:0,1": "names 2 GPUs of 1 hosts",
+    "-i w-0": "names 8 GPUs of 1 hosts",
+    "--include=w-0@w-1:0,1": "names 10 GPUs of 2 hosts",
+    "--include w-0@w-0": "is not read",
+    "--include w-0:a@w-1": "is not read",
+    "--exclude w-0:0": "leaves GPUs out",
+}
+
+
+@pytest.mark.parametrize(("options", "reason"), INCLUDED.items(), ids=INCLUDED)
+def test_deepspeed_on_a_part_of_the_gpus_is_refused(options: str, reason: str) -> None:
+    with pytest.raises(SpecError, match=reason):
+        read_manifest(mpi_job(f"deepspeed --hostfile h {options} {TRAINER}"))
+
+
+def test_deepspeed_on_all_gpus_is_read() -> None:
+    assert read_manifest(mpi_job(f"deepspeed --hostfile h --include w-0@w-1 {TRAINER}")).gpus == 16
+    with pytest.raises(SpecError, match="names 2 GPUs"):
+        read_manifest(batch_job(bash(f"deepspeed --include localhost:0,1 {TRAINER}")))
+    assert read_manifest(batch_job(bash(f"deepspeed --include localhost:0,1 {TRAINER}", gpus=2))).gpus == 2
+
+
+VISIBLE = {
+    "before the command": f"CUDA_VISIBLE_DEVICES=0,1 {LAUNCH}",
+    "by env": f"env CUDA_VISIBLE_DEVICES=0,1 {LAUNCH}",
+    "exported": f"export CUDA_VISIBLE_DEVICES=0,1\n{LAUNCH}",
+    "before a text": f"CUDA_VISIBLE_DEVICES=0,1 bash -c '{LAUNCH}'",
+    "a device that is not there": f"CUDA_VISIBLE_DEVICES=0,1,8,2,3,4,5,6,7 {LAUNCH}",
+}
+
+
+@pytest.mark.parametrize("command", VISIBLE.values(), ids=VISIBLE)
+def test_hidden_gpus_are_refused(command: str) -> None:
+    with pytest.raises(SpecError, match="CUDA_VISIBLE_DEVICES shows 2 GPUs, and a pod asks for 8"):
+        read_manifest(batch_job(bash(command)))
+
+
+def test_visible_gpus_are_all_or_assumed() -> None:
+    env = [{"name": "CUDA_VISIBLE_DEVICES", "value": "0,1"}]
+    with pytest.raises(SpecError, match="shows 2 GPUs"):
+        read_manifest(batch_job(bash(LAUNCH, env=env)))
+    assert read_manifest(batch_job(bash(f"CUDA_VISIBLE_DEVICES=0,1,2,3,4,5,6,7 {LAUNCH}"))).assumed == ()
+    read = read_manifest(batch_job(bash(f"CUDA_VISIBLE_DEVICES=$(seq -s, 0 7) {LAUNCH}")))
+    assert read.assumed == ("CUDA_VISIBLE_DEVICES is computed by the run: all GPUs of a pod assumed.",)
+
+
+def env_of(**values: str) -> list[dict[str, str]]:
+    """Return literal environment variables."""
+    return [{"name": key, "value": value} for key, value in values.items()]
+
+
+SEPARATE = {
+    "trl": (bash("trl sft --model_name_or_path gpt2", env=env_of(NNODES="2")), "in its own pod"),
+    "axolotl": (bash("axolotl train /etc/x.yaml", env=env_of(NNODES="2")), "in its own pod"),
+    "standalone": (bash(LAUNCH.replace(" ", " --standalone ", 1), env=env_of(PET_NNODES="2")), "separate runs"),
+    "standalone nodes": (bash(LAUNCH.replace(" ", " --standalone --nnodes 2 ", 1)), "separate runs"),
+    "a literal rank": (bash(f"python {TRAINER}", gpus=1, env=env_of(RANK="0", WORLD_SIZE="2")), "separate run in"),
+}
+
+
+@pytest.mark.parametrize(("template", "reason"), SEPARATE.values(), ids=SEPARATE)
+def test_separate_runs_are_refused(template: dict[str, Any], reason: str) -> None:
+    with pytest.raises(SpecError, match=reason):
+        read_manifest(batch_job(template, 2))
+
+
+def test_runs_whose_pods_find_each_other_are_read() -> None:
+    env = [*env_of(WORLD_SIZE="2"), {"name": "RANK", "valueFrom": {"fieldRef": {"fieldPath": "x"}}}]
+    assert read_manifest(batch_job(bash(f"python {TRAINER}", gpus=1, env=env), 2)).gpus == 2
+    assert read_manifest(batch_job(bash(LAUNCH, env=env_of(PET_NNODES="2")), 2)).gpus == 16
+    config = "model_name_or_path: meta-llama/Llama-3.1-8B\nstage: sft\nfinetuning_type: full\ncutoff_len: 512\n"
+    job = mounted("llamafactory-cli train /etc/train/x.yaml")
+    job["spec"] |= {"parallelism": 2, "completions": 2}
+    job["spec"]["template"]["spec"]["containers"][0]["env"] = env_of(NNODES="2")
+    assert read_manifest(job, None, {"c": {"data": {"x.yaml": config}}}).gpus == 16
+
+
+def test_torchrun_starts_a_process_for_each_gpu_by_default_of_a_pytorch_job() -> None:
+    assert read_manifest(pytorch_job(bash(f"torchrun {TRAINER}"))).gpus == 16
+    elastic = {"elasticPolicy": {"minReplicas": 1, "maxReplicas": 4, "nProcPerNode": 8}}
+    assert read_manifest(pytorch_job(bash(f"torchrun {TRAINER}"), **elastic)).gpus == 16
+    elastic["elasticPolicy"]["nProcPerNode"] = 4
+    with pytest.raises(SpecError, match="starts 8 processes"):
+        read_manifest(pytorch_job(bash(f"torchrun {TRAINER}"), **elastic))

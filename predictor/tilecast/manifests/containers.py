@@ -9,10 +9,19 @@ from dataclasses import dataclass, field
 from posixpath import join, normpath
 
 from tilecast.api.fields import Document, as_mapping, mappings_in
-from tilecast.readers import LaunchLine, Script, find_launch, read_script
+from tilecast.readers import (
+    REST,
+    SHELLS,
+    UNKNOWN,
+    LaunchLine,
+    Script,
+    find_launch,
+    read_script,
+    split_shell_call,
+    unknown,
+)
 from tilecast.spec import SpecError
 
-_SHELLS = ("sh", "bash", "dash", "ash", "zsh")
 _SCRIPTS = (".sh", ".bash")
 _REFERENCE = re.compile(r"\$\$|\$\(([A-Za-z_][A-Za-z0-9_.-]*)\)")
 """Reference to a variable in a command, as Kubernetes expands it."""
@@ -33,7 +42,7 @@ class Container:
     """Path of the container in the manifest, for messages."""
     words: Sequence[str]
     variables: Mapping[str, str]
-    """Literal values of environment variables."""
+    """Values of environment variables. Those that are not in the manifest are marked as unknown."""
     texts: Mapping[str, str] = field(default_factory=dict)
     """Texts of files by their absolute path."""
     sources: Mapping[str, str] = field(default_factory=dict)
@@ -42,6 +51,8 @@ class Container:
     """ConfigMaps that were not given, by the path that they are mounted at."""
     folder: str = "/"
     """Working directory."""
+    has_unread: bool = False
+    """Whether a Secret or a ConfigMap that was not given sets more variables, whose names are not known."""
     read: list[str] = field(default_factory=list)
     """Paths of files that were read."""
 
@@ -117,13 +128,13 @@ def read_container(
         config_maps: ConfigMaps by name.
         given: variables that the job's controller sets. The container's own take precedence.
     """
-    variables, hidden = _read_variables(container, config_maps, given)
+    variables, has_unread = _read_variables(container, config_maps, given)
     texts, sources, mounted = _read_files(spec, container, config_maps)
     words = [*_strings(container.get("command")), *_strings(container.get("args"))]
-    expanded = [_expand(word, variables, hidden) for word in words]
-    folder = str(container.get("workingDir") or "/")
+    expanded = [_expand_command(word, variables, has_unread) for word in words]
+    folder = normpath(str(container.get("workingDir") or "/"))
     return Container(
-        str(container.get("name", "")), where, expanded, variables, texts, sources, mounted, normpath(folder)
+        str(container.get("name", "")), where, expanded, variables, texts, sources, mounted, folder, has_unread
     )
 
 
@@ -133,43 +144,62 @@ def _strings(value: object) -> list[str]:
 
 def _read_variables(
     container: Document, config_maps: Mapping[str, Document], given: Mapping[str, str]
-) -> tuple[dict[str, str], set[str]]:
-    """Return the literal values of variables, and the names of variables whose values are not in the manifest."""
-    variables, hidden = dict(given), set[str]()
+) -> tuple[dict[str, str], bool]:
+    """Return the values of variables, and whether there may be more that were not read.
+
+    A value that is not in the manifest, such as that of a Secret, is marked as unknown.
+    """
+    variables, has_unread = dict[str, str](), False
     for item in mappings_in(container.get("envFrom")):
         name = str(as_mapping(item.get("configMapRef")).get("name", ""))
         prefix = str(item.get("prefix") or "")
+        has_unread = has_unread or bool(as_mapping(item.get("secretRef"))) or (name != "" and name not in config_maps)
         for key, value in as_mapping(as_mapping(config_maps.get(name)).get("data")).items():
             variables[f"{prefix}{key}"] = str(value)
+    # Kubernetes prefers variables of `env`, which the controller's are too.
+    variables |= given
     for item in mappings_in(container.get("env")):
         name = str(item.get("name", ""))
         reference = as_mapping(as_mapping(item.get("valueFrom")).get("configMapKeyRef"))
-        if "valueFrom" not in item:
-            variables[name] = _expand(str(item.get("value") or ""), variables, set())
-            hidden.discard(name)
-            continue
         data = as_mapping(as_mapping(config_maps.get(str(reference.get("name", "")))).get("data"))
-        if reference and reference.get("key") in data:
+        if "valueFrom" not in item:
+            variables[name] = _expand_value(str(item.get("value") or ""), variables, has_unread)
+        elif reference and reference.get("key") in data:
             variables[name] = str(data[reference["key"]])
         else:
-            variables.pop(name, None)
-            hidden.add(name)
-    return variables, hidden
+            variables[name] = unknown(name)
+    return variables, has_unread
 
 
 _MARK = "\ue000"
 """Mark around the name of a variable that is unknown. It becomes an expansion when the words are joined."""
 
 
-def _expand(text: str, variables: Mapping[str, str], hidden: set[str]) -> str:
-    """Return a text with references such as `$(NAME)` replaced, as Kubernetes does. Unknown names stay as they are."""
+def _expand_value(text: str, variables: Mapping[str, str], has_unread: bool) -> str:
+    """Return the value of a variable with references such as `$(NAME)` replaced, as Kubernetes does.
+
+    Names that are not defined stay as they are, unless variables that were not read may define them.
+    """
 
     def replaced(match: re.Match[str]) -> str:
         if match[1] is None:
             return "$"
-        if match[1] in hidden and _NAME.fullmatch(match[1]):
+        return variables.get(match[1], unknown(match[1]) if has_unread else match[0])
+
+    return _REFERENCE.sub(replaced, text)
+
+
+def _expand_command(text: str, variables: Mapping[str, str], has_unread: bool) -> str:
+    """Return a word of a command with references replaced. Names of unknown values are marked by `_MARK`."""
+
+    def replaced(match: re.Match[str]) -> str:
+        if match[1] is None:
+            return "$"
+        value = variables.get(match[1])
+        is_hidden = has_unread if value is None else UNKNOWN in value
+        if is_hidden and _NAME.fullmatch(match[1]):
             return f"{_MARK}{match[1]}{_MARK}"
-        return variables.get(match[1], match[0])
+        return match[0] if value is None or is_hidden else value
 
     return _REFERENCE.sub(replaced, text.replace(_MARK, ""))
 
@@ -223,7 +253,7 @@ def find_script_line(container: Container, text: str) -> tuple[LaunchLine, Scrip
     Raises:
         SpecError: there is none, or there are several that differ.
     """
-    script = read_script(text, container.where, container.variables)
+    script = read_script(text, container.where, container.variables, (), has_unread=container.has_unread)
     written = dict(script.files)
     for _ in range(_MAX_SCRIPTS):
         try:
@@ -232,14 +262,39 @@ def find_script_line(container: Container, text: str) -> tuple[LaunchLine, Scrip
             called = _find_called(container, script, written)
             if called is None:
                 raise
-            path, text = called
             known = {key: value for key, value in script.variables.items() if isinstance(value, str)}
-            script = read_script(text, f"{container.where}: {path}", known)
+            script = read_script(
+                called.text,
+                f"{container.where}: {called.path}",
+                {**known, **called.prefix},
+                called.arguments,
+                has_unread=container.has_unread,
+            )
             written |= script.files
             continue
+        _require_arguments(container, line, script)
         script.files |= {key: value for key, value in written.items() if key not in script.files}
         return line, script
     raise SpecError(container.where, f"more than {_MAX_SCRIPTS} scripts call each other", "give the launch line")
+
+
+def _require_arguments(container: Container, line: LaunchLine, script: Script) -> None:
+    """Raise an error if a launch line has options whose text is not in the manifest.
+
+    Raises:
+        SpecError: it has.
+    """
+    before = ""
+    for word in line.arguments:
+        name = word.strip(UNKNOWN)
+        is_hidden = word == unknown(name) and (
+            UNKNOWN in container.variables.get(name, "") or (container.has_unread and name not in script.variables)
+        )
+        # A word behind an option is its value, which the reader refuses where it counts.
+        if word == REST or (is_hidden and not before.startswith("-")):
+            problem = f"takes options from ${name.removeprefix('$')[:60]}, whose value is not literal"
+            raise SpecError(container.where, problem, "write them into the command, or annotate the job")
+        before = "" if "=" in word else word
 
 
 def _quote(word: str) -> str:
@@ -250,28 +305,46 @@ def _quote(word: str) -> str:
     )
 
 
-def _find_called(container: Container, script: Script, written: Mapping[str, str]) -> tuple[str, str] | None:
-    """Return path and text of the only script that a command calls, if a ConfigMap mounts it or the command writes it.
+@dataclass(frozen=True, slots=True)
+class _Called:
+    """A script that a command calls."""
+
+    path: str
+    text: str
+    arguments: Sequence[str]
+    prefix: Mapping[str, str]
+    """Assignments in front of the call."""
+
+
+def _find_called(container: Container, script: Script, written: Mapping[str, str]) -> _Called | None:
+    """Return the only script that a command calls, if a ConfigMap mounts it or the command writes it.
 
     Raises:
-        SpecError: the image or a volume holds the script.
+        SpecError: the image or a volume holds the script, or it is called in different ways.
     """
-    found = list[str]()
-    for words in script.commands:
+    found = list[tuple[str, Sequence[str], Mapping[str, str]]]()
+    for index, words in enumerate(script.commands):
         name = words[0].rpartition("/")[2] if words else ""
-        plain = [word for word in words[1:] if not word.startswith(("-", "+"))]
-        if (name in _SHELLS and plain) or (
-            name in ("source", ".") and plain and container.find_text(plain[0]) is not None
-        ):
-            found.append(plain[0])
+        prefix: Mapping[str, str] = script.prefixes.get(index, {})
+        if name in SHELLS:
+            call = split_shell_call(words[1:])
+            if call is not None and not call.is_text:
+                found.append((call.operand, call.rest, prefix))
+        elif name in ("source", "."):
+            if len(words) > 1 and container.find_text(words[1]) is not None:
+                found.append((words[1], words[2:] or script.parameters or (), prefix))
         elif words and words[0].endswith(_SCRIPTS):
-            found.append(words[0])
-    names = [*dict.fromkeys(found)]
+            found.append((words[0], words[1:], prefix))
+    names = [*dict.fromkeys(path for path, _, _ in found)]
     if len(names) != 1:
         return None
-    text = container.find_text(names[0])
+    path, arguments, prefix = found[0]
+    if any([*other] != [*arguments] or before != prefix for _, other, before in found[1:]):
+        shown = path[:80] if path.isprintable() else "a script"
+        raise SpecError(f"{container.where}: {shown}", "is called with different arguments", "call it once")
+    text = container.find_text(path)
     if text is None:
-        text = written.get(names[0], written.get(names[0].removeprefix("./")))
+        text = written.get(path, written.get(path.removeprefix("./")))
     if text is None:
-        raise container.explain_missing(names[0])
-    return names[0], text
+        raise container.explain_missing(path)
+    return _Called(path, text, arguments, prefix)

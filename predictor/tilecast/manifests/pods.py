@@ -88,9 +88,10 @@ def _read_pytorch_job(document: Document, runtime: Document | None) -> JobPods:
     groups = tuple(_read_replicas(document, "pytorchReplicaSpecs"))
     count = sum(item.count for item in groups)
     stated = value_at_path(document, ("spec", "nprocPerNode"))
-    variables: dict[str, str] = {"PET_NNODES": str(count)}
-    if stated is not None:
-        variables["PET_NPROC_PER_NODE"] = str(stated)
+    elastic = value_at_path(document, ("spec", "elasticPolicy", "nProcPerNode"))
+    # The API server writes the default "auto": a process for each GPU.
+    processes = next((str(item) for item in (stated, elastic) if item is not None), "auto")
+    variables = {"PET_NNODES": str(count), "PET_NPROC_PER_NODE": processes}
     has_master = any(item.name == "Master" for item in groups)
     if has_master:
         # A value such as "auto" counts as one process here (getNprocPerNodeInt of the training operator).

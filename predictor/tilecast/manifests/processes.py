@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tilecast.manifests.pods import JobPods, PodGroup
 from tilecast.readers import UNKNOWN, LaunchLine, Script
@@ -14,6 +14,8 @@ _ALL = ("auto", "gpu")
 """Values by which torchrun starts a process for each GPU."""
 _OWN_LAUNCHERS = ("axolotl", "llamafactory-cli", "trl")
 """Programs that start a process for each GPU of the pod themselves."""
+_READS_NODES = "llamafactory-cli"
+"""The only one of these that finds the processes of other pods, by variable NNODES."""
 _WHOLE_NODES = ("maxtext", "MaxText")
 """Programs of which one process drives all GPUs of a pod, and that find the other pods."""
 _MPI = ("mpirun", "mpiexec", "horovodrun", "mpiexec.hydra")
@@ -63,17 +65,95 @@ def count_processes(
         SpecError: the line starts more or fewer processes than the pods have GPUs, or several separate runs.
     """
     count, each = count_workers(pods, where)
-    if pods.launcher and group.name == pods.launcher:
+    seen = _list_variables(line, script, variables)
+    is_launched = bool(pods.launcher) and group.name == pods.launcher
+    # The launcher's own variables do not reach the processes in other pods.
+    visible = None if is_launched else script.variables.get(_VISIBLE)
+    assumed = _require_visible(_find_visible(line, script) or visible, each, where)
+    counted = _count(line, script, pods, is_launched, seen, count, each, where)
+    return replace(counted, assumed=(*counted.assumed, *assumed))
+
+
+def _count(
+    line: LaunchLine, script: Script, pods: JobPods, is_launched: bool, variables: Mapping[str, str], count: int,
+    each: int, where: str,
+) -> Processes:  # fmt: skip
+    if is_launched:
         return _count_launched(line, script, pods, count, each, where)
     if pods.entrypoint is not None:
         return _count_ray(line, count, each, where)
     if line.launcher == "torchrun":
-        return _count_torchrun(line, pods, variables, count, each, where)
+        return _count_torchrun(line, variables, count, each, where)
     if line.launcher == "deepspeed":
+        if count > 1 and not {"hostfile", "H", "no-ssh"} & line.options.keys():
+            raise SpecError(where, f"names no --hostfile, and {count} pods start it", "name it, or annotate the job")
         return _count_deepspeed(line, count, each, where)
     if line.launcher == "accelerate":
         return _count_accelerate(line, count, each, where)
     return _count_plain(line, pods, variables, count, each, where)
+
+
+_VISIBLE = "CUDA_VISIBLE_DEVICES"
+
+
+def _find_commands(line: LaunchLine, script: Script) -> list[int]:
+    """Return the places of the commands that hold a launch line."""
+    program = line.program.rpartition(" ")[2]
+    return [index for index, words in enumerate(script.commands) if program in words]
+
+
+def _list_variables(line: LaunchLine, script: Script, variables: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment variables of a container as the launch line sees them.
+
+    A script may assign the container's own anew. Other variables of a script are not taken for exported.
+    """
+    found = dict[str, str]()
+    for name in variables:
+        value = script.variables.get(name)
+        found[name] = value if isinstance(value, str) else f"{UNKNOWN}{name}{UNKNOWN}"
+    for index in _find_commands(line, script):
+        found |= script.prefixes.get(index, {})
+    return found
+
+
+def _find_visible(line: LaunchLine, script: Script) -> str | None:
+    """Return what is assigned to CUDA_VISIBLE_DEVICES in the command of a launch line, or None if nothing is."""
+    for index in _find_commands(line, script):
+        for word in [word for words in (*script.wrappers, script.commands[index]) for word in words]:
+            name, equals, value = word.partition("=")
+            if name == _VISIBLE and equals:
+                return value
+        if _VISIBLE in (prefix := script.prefixes.get(index, {})):
+            return prefix[_VISIBLE]
+    return None
+
+
+def _require_visible(value: str | list[str] | None, each: int, where: str) -> tuple[str, ...]:
+    """Raise an error if CUDA_VISIBLE_DEVICES hides GPUs of a pod. Return a sentence if only a run knows its value.
+
+    Raises:
+        SpecError: it does.
+    """
+    if value is None:
+        return ()
+    if isinstance(value, list) or UNKNOWN in value:
+        return (f"{_VISIBLE} is computed by the run: all GPUs of a pod assumed.",)
+    found = set[str]()
+    for item in value.split(","):
+        text = item.strip()
+        # CUDA ignores everything behind the first device that is not there.
+        if not text or (text.isdecimal() and (len(text) > 7 or int(text) >= each)) or text.startswith("-"):
+            break
+        found.add(text)
+    if len(found) != each:
+        problem = f"{_VISIBLE} shows {len(found)} GPUs, and a pod asks for {each}"
+        raise SpecError(where, problem, "show all, or ask for fewer")
+    return ()
+
+
+def _parse_count(text: str) -> int | None:
+    """Return a count up to a million, or None if the text is none."""
+    return int(text) if re.fullmatch(r"[0-9]{1,7}", text) and 0 < int(text) <= 2**20 else None
 
 
 def _require_all(started: int, count: int, each: int, where: str) -> None:
@@ -101,23 +181,30 @@ def _read_world(
     return None, ()
 
 
-def _count_torchrun(
-    line: LaunchLine, pods: JobPods, variables: Mapping[str, str], count: int, each: int, where: str
-) -> Processes:
+def _count_torchrun(line: LaunchLine, variables: Mapping[str, str], count: int, each: int, where: str) -> Processes:
     options = line.options
     text = variables.get("PET_NNODES", "")
     nodes, assumed = _read_world(line.nodes, ("nnodes",), line, count, "nodes")
     # An elastic run takes as many nodes as there are pods.
     if ":" in options.get("nnodes", ""):
         nodes = count
-    if nodes is None and text:
-        nodes = int(text) if text.isdecimal() else count
+    if nodes is None and UNKNOWN in text:
+        nodes, assumed = count, (f"PET_NNODES is not in the manifest: {count} nodes assumed.",)
+    elif nodes is None and text:
+        nodes = count if re.fullmatch(r"[0-9]{1,7}:[0-9]{1,7}", text) else _parse_count(text)
+        if nodes is None:
+            raise SpecError(where, f"PET_NNODES {text[:20]!r} is no count", "give a number")
+    # By --standalone, every pod waits for processes of its own alone.
+    if "standalone" in options:
+        nodes, assumed = 1, ()
     _require_nodes(nodes or 1, count, where)
     own = options.get("nproc-per-node")
     processes, more = _read_world(line.gpus_per_node, ("nproc-per-node",), line, each, "processes a pod")
     if processes is None:
         text = own or variables.get("PET_NPROC_PER_NODE", "1")
-        processes = each if text in _ALL else int(text) if text.isdecimal() and len(text) < 8 else None
+        if UNKNOWN in text:
+            more = (f"PET_NPROC_PER_NODE is not in the manifest: {each} processes a pod assumed.",)
+        processes = each if text in _ALL or UNKNOWN in text else _parse_count(text)
     if processes is None:
         raise SpecError(where, f"--nproc-per-node {text[:20]!r} is no count", "give a number")
     _require_all(processes * count, count, each, where)
@@ -125,13 +212,39 @@ def _count_torchrun(
 
 
 def _count_deepspeed(line: LaunchLine, count: int, each: int, where: str) -> Processes:
-    if count > 1 and "hostfile" not in line.options and "no-ssh" not in line.options:
-        raise SpecError(where, f"names no --hostfile, and {count} pods start it", "name it, or annotate the job")
+    _require_devices(line, count, each, where)
+    left = next((name for name in ("include", "i", "exclude", "e") if name in line.computed), None)
+    picked = () if left is None else (f"{'-' * (1 + (len(left) > 1))}{left} is computed by the run: all GPUs assumed.",)
     processes, more = _read_world(line.gpus_per_node, ("num-gpus",), line, each, "processes a pod")
     nodes, assumed = _read_world(line.nodes, ("num-nodes", "nnodes"), line, count, "nodes")
     _require_nodes(count if nodes is None else nodes, count, where)
     _require_all((each if processes is None else processes) * count, count, each, where)
-    return Processes(count * each, each, count, (*assumed, *more))
+    return Processes(count * each, each, count, (*assumed, *more, *picked))
+
+
+def _require_devices(line: LaunchLine, count: int, each: int, where: str) -> None:
+    """Raise an error if DeepSpeed's --include or --exclude leaves GPUs out.
+
+    Raises:
+        SpecError: it does, or its form is not known.
+    """
+    remedy = "use all GPUs of the pods, or annotate the job"
+    if line.options.get("exclude") or line.options.get("e"):
+        raise SpecError(where, "leaves GPUs out by --exclude", remedy)
+    text = line.options.get("include") or line.options.get("i")
+    if not text:
+        return
+    # Such as `worker-0@worker-1:0,2`. A host without numbers counts with all its GPUs.
+    hosts = dict[str, int]()
+    for part in text.split("@"):
+        name, colon, numbers = part.strip().partition(":")
+        if not name or name in hosts or (colon and not re.fullmatch(r"[0-9]{1,4}(,[0-9]{1,4})*", numbers)):
+            raise SpecError(where, f"--include {text[:40]!r} is not read", remedy)
+        hosts[name] = len(set(numbers.split(","))) if colon else each
+    started = sum(hosts.values())
+    if len(hosts) != count or started != count * each:
+        problem = f"--include names {started} GPUs of {len(hosts)} hosts, and {count} pods have {count * each}"
+        raise SpecError(where, problem, remedy)
 
 
 def _count_accelerate(line: LaunchLine, count: int, each: int, where: str) -> Processes:
@@ -151,39 +264,78 @@ def _count_accelerate(line: LaunchLine, count: int, each: int, where: str) -> Pr
 def _count_launched(line: LaunchLine, script: Script, pods: JobPods, count: int, each: int, where: str) -> Processes:
     """Return the GPUs that a launcher pod uses in the others: by mpirun, or by a launcher with a file of hosts."""
     if line.launcher == "deepspeed":
-        processes = line.gpus_per_node
-        nodes = count if line.nodes is None else line.nodes
-        _require_nodes(nodes, count, where)
-        _require_all((each if processes is None else processes) * count, count, each, where)
-        return Processes(count * each, each, count)
+        return _count_deepspeed(line, count, each, where)
     if line.launcher:
         remedy = "start it by mpirun or deepspeed, or annotate the job"
         raise SpecError(where, f"{line.launcher} in the launcher's pod starts nothing in the others", remedy)
-    started, assumed = _read_mpi(script, line), tuple[str, ...]()
-    if started is None and pods.slots is not None:
-        started = pods.slots * count
-    if started == -1 or started is None:
-        started, assumed = count * each, (f"The number of ranks is that of the GPUs: {count * each} assumed.",)
-    _require_all(started, count, each, where)
-    return Processes(count * each, each, count, assumed)
+    calls = _list_mpi_calls(script, line)
+    stated = [_read_mpi(words, count, where) for words in calls]
+    for started in {item for item in stated if item is not None}:
+        if started:
+            _require_all(started, count, each, where)
+    if calls and all(stated):
+        return Processes(count * each, each, count)
+    if calls and None in stated and pods.slots is not None:
+        _require_all(pods.slots * count, count, each, where)
+        return Processes(count * each, each, count)
+    sentence = f"The number of ranks is that of the GPUs: {count * each} assumed."
+    return Processes(count * each, each, count, (sentence,))
 
 
 _RANKS = ("-np", "-n", "--np", "-c", "--n")
+_RANKS_PER_NODE = ("-N", "-npernode", "--npernode", "-ppn", "--ppn", "-perhost", "--ntasks-per-node")
+_MAPPED = re.compile(r"ppr:([0-9]{1,7}):node(?::.*)?", re.IGNORECASE)
 
 
-def _read_mpi(script: Script, line: LaunchLine) -> int | None:
-    """Return the ranks that mpirun starts: None if it does not say, -1 if only a run knows it."""
-    for words in script.commands:
+def _list_mpi_calls(script: Script, line: LaunchLine) -> list[Sequence[str]]:
+    """Return the words of mpirun and its options, of each command in which it starts the program."""
+    found = list[Sequence[str]]()
+    starts = [script.commands[index] for index in _find_commands(line, script)]
+    program = line.program.rpartition(" ")[2]
+    for words in (*script.wrappers, *(item[: item.index(program)] for item in starts)):
         place = next((index for index, word in enumerate(words) if word.rpartition("/")[2] in _MPI), None)
-        if place is None or line.program not in words:
+        if place is not None:
+            found.append(words[place:])
+    return found
+
+
+def _read_mpi(words: Sequence[str], count: int, where: str) -> int | None:
+    """Return the ranks that mpirun starts in pods: None if it does not say, 0 if only a run knows it.
+
+    Raises:
+        SpecError: it states them in a way that is not read, or two numbers that differ.
+    """
+    remedy, found = "state all ranks by -np", set[int]()
+    total, unread = False, ""
+    for index, word in enumerate(words[1:], 1):
+        option, equals, value = word.partition("=")
+        text = value if equals else words[index + 1] if index + 1 < len(words) else ""
+        factor = 1
+        if option in _RANKS_PER_NODE:
+            factor = count
+        elif option in ("--map-by", "-map-by", "--rankfile", "-rf", "-npersocket", "--npersocket"):
+            mapped = _MAPPED.fullmatch(text)
+            is_placed = "ppr:" in text.lower() or "map-by" not in option
+            if mapped is None:
+                unread = f"{option} {text[:40]}" if is_placed and UNKNOWN not in text else unread
+                continue
+            text, factor = mapped[1], count
+        elif option in ("-H", "-host", "--host", "--hosts"):
+            unread = f"{option} {text[:40]}" if UNKNOWN not in text else unread
             continue
-        for index in range(place + 1, words.index(line.program)):
-            option, equals, value = words[index].partition("=")
-            if option in _RANKS:
-                text = value if equals else words[index + 1] if index + 1 < len(words) else ""
-                return -1 if UNKNOWN in text else int(text) if re.fullmatch(r"\d{1,7}", text) else None
-        return None
-    return -1
+        elif option not in _RANKS:
+            continue
+        number = 0 if UNKNOWN in text else _parse_count(text)
+        if number is None:
+            raise SpecError(where, f"{option} {text[:20]!r} of mpirun is no count", "give a number")
+        total = total or factor == 1
+        found.add(number * factor)
+    if len(found - {0}) > 1:
+        numbers = " and ".join(map(str, sorted(found - {0})))
+        raise SpecError(where, f"mpirun states {numbers} ranks on {count} pods", "make them equal")
+    if unread and not total:
+        raise SpecError(where, f"{unread!r} of mpirun does not say the number of ranks", remedy)
+    return max(found) if found else None
 
 
 _WORKERS = re.compile(r"--(?:num|n)[-_]workers(?:=(\d{1,7}))?")
@@ -219,21 +371,24 @@ def _count_plain(
     if any(part in line.program for part in _WHOLE_NODES):
         return Processes(count * each, each, count)
     if name in _OWN_LAUNCHERS or line.program.startswith("axolotl"):
-        nodes = variables.get("NNODES", "1")
+        nodes = variables.get("NNODES", "1") if name == _READS_NODES else "1"
         if count > 1 and nodes != str(count):
-            raise SpecError(
-                where, f"starts processes in its own pod, and there are {count} pods", f"set NNODES={count}"
-            )
+            problem = f"starts processes in its own pod, and there are {count} pods"
+            remedy = f"set NNODES={count}" if name == _READS_NODES else "start it by torchrun or accelerate"
+            raise SpecError(where, problem, remedy)
         return Processes(count * each, each, count)
     if each > 1:
         problem = f"starts one process in a pod of {each} GPUs, as far as the command says"
         raise SpecError(where, problem, "start it by torchrun, or annotate the job")
-    has_ranks = pods.has_ranks or {"RANK", "WORLD_SIZE"} <= variables.keys()
+    # A literal rank is the same in all pods.
+    has_ranks = pods.has_ranks or (UNKNOWN in variables.get("RANK", "") and "WORLD_SIZE" in variables)
     if count > 1 and not has_ranks:
         raise SpecError(
             where, f"is a separate run in each of {count} pods", "start it by torchrun, or annotate the job"
         )
-    if variables.get("WORLD_SIZE", str(count)) != str(count):
+    if count > 1 and UNKNOWN in variables.get("WORLD_SIZE", ""):
+        return Processes(count, 1, count, (f"WORLD_SIZE is not in the manifest: {count} assumed.",))
+    if variables.get("WORLD_SIZE", str(count)) != str(count) and UNKNOWN not in variables["WORLD_SIZE"]:
         problem = f"WORLD_SIZE is {variables['WORLD_SIZE'][:20]}, and {count} pods have one process each"
         raise SpecError(where, problem, "make them equal")
     return Processes(count, 1, count)

@@ -11,10 +11,12 @@ from tilecast.readers.command import LaunchLine, find_launch
 from tilecast.readers.documents import load_mapping
 from tilecast.readers.models import find_named
 from tilecast.readers.reading import LaunchReading, require_priced
-from tilecast.readers.shell import UNKNOWN, Script, read_script
+from tilecast.readers.shell import REST, SHELLS, UNKNOWN, Script, read_script, split_shell_call, unknown
 from tilecast.readers.sources import is_launch_file, read_bounded, read_file, read_line, read_words
 
 __all__ = [
+    "REST",
+    "SHELLS",
     "UNKNOWN",
     "LaunchLine",
     "LaunchReading",
@@ -30,4 +32,6 @@ __all__ = [
     "read_script",
     "read_words",
     "require_priced",
+    "split_shell_call",
+    "unknown",
 ]

@@ -37,6 +37,8 @@ _FUNCTION = re.compile(
     r"(?:function[ \t]+([\w.:-]{1,100})[ \t]*(?:\([ \t]*\))?|([\w.:-]{1,100})[ \t]*\([ \t]*\))\s*(?=[{(])"
 )
 _PLAIN = re.compile(r"[^ \t\n;&|()<>\\'\"$`]+")
+_JOINED = re.compile(r"\$\*|\$\{(?:\*|[A-Za-z_][A-Za-z0-9_]*\[\*\])")
+"""Expansion whose words are one word within quotation marks."""
 _QUOTED = re.compile(r'[^"\\$`]+')
 _Value = TypeVar("_Value", str, list[str], str | list[str])
 _SPECIAL = "@*#?$!0123456789-"
@@ -48,7 +50,9 @@ _SUCCEEDING = (
     "umask", "sleep", "rm", "touch", "cp", "mv", "ln", "chmod", "conda", "pip",
 )  # fmt: skip
 """Commands that are taken to succeed. Whether any other does is unknown."""
+SHELLS = ("sh", "bash", "dash", "ash", "zsh")
 _BREAKS = " \t\n;&|()<>"
+_MARK = re.compile(rf"{UNKNOWN}[^{UNKNOWN}]*{UNKNOWN}")
 _MARKED_WORD = re.compile(rf"(?:{UNKNOWN}[^{UNKNOWN}]*{UNKNOWN}|[^\s{UNKNOWN}])+")
 
 
@@ -105,6 +109,14 @@ class Script:
     """Values before each subshell that is open."""
     has_ended: bool = False
     """Whether the script has ended before what is read next."""
+    parameters: list[str] | None = None
+    """Arguments of the script itself. None if they are not known: then defaults count."""
+    has_unread: bool = False
+    """Whether the environment may hold variables that were not read, so that no default is certain."""
+    prefixes: dict[int, dict[str, str]] = field(default_factory=dict)
+    """Assignments in front of a command, by its place in `commands`."""
+    wrappers: list[list[str]] = field(default_factory=list)
+    """Words in front of each `bash -c`, such as those of mpirun."""
     budget: Budget = field(init=False)
 
     def __post_init__(self) -> None:
@@ -117,13 +129,26 @@ def unknown(name: str) -> str:
     return f"{UNKNOWN}{name}{UNKNOWN}"
 
 
-def read_script(text: str, name: str, variables: Mapping[str, str] | None = None) -> Script:
+REST = unknown("$@")
+"""Argument that stands for any number of arguments that are not known."""
+
+
+def read_script(
+    text: str,
+    name: str,
+    variables: Mapping[str, str] | None = None,
+    arguments: Sequence[str] | None = None,
+    *,
+    has_unread: bool = False,
+) -> Script:
     """Return the commands of a shell script, with literal variables replaced.
 
     Args:
         text: the script.
         name: name of the file in errors.
         variables: environment variables. Any other is unknown.
+        arguments: arguments of the script, None if they are not known.
+        has_unread: whether the environment may hold other variables, so that defaults such as `${N:-8}` are unknown.
 
     Raises:
         SpecError: it is binary, too long, cut off within a quotation, or its commands cost more than a `Budget`.
@@ -135,13 +160,14 @@ def read_script(text: str, name: str, variables: Mapping[str, str] | None = None
     long = next((number for number, line in enumerate(text.split("\n"), 1) if len(line) > MAX_LINE), None)
     if long is not None:
         raise SpecError(f"{name}: line {long}", f"is longer than {MAX_LINE // 1024} KiB", "break it into lines")
-    script = Script(name, {**(variables or {})})
+    script = Script(name, {**(variables or {})}, has_unread=has_unread)
+    script.parameters = None if arguments is None else [*arguments]
     _read_batch_lines(text, script)
     _Reader(script, text.replace("\r\n", "\n")).run()
     script.has_ended = False
     for function in [one for one in script.functions.values() if not one.called]:
         # A call may be computed: what such a function launches counts, but its variables are unknown.
-        _Reader(script, function.body, 1, None).run()
+        _Reader(script, function.body, 1, None, None if arguments is None else [REST]).run()
     return script
 
 
@@ -237,7 +263,14 @@ class _Reader:
     """Reader of one text. Variables and commands go to the script."""
 
     def __init__(
-        self, script: Script, text: str, depth: int = 0, runs: bool | None = True, arguments: list[str] | None = None
+        self,
+        script: Script,
+        text: str,
+        depth: int = 0,
+        runs: bool | None = True,
+        arguments: list[str] | None = None,
+        *,
+        is_function: bool = False,
     ) -> None:
         """Start at the beginning of a text.
 
@@ -246,10 +279,11 @@ class _Reader:
             text: the text.
             depth: levels of texts that run this one.
             runs: whether it runs, None if only a run would know.
-            arguments: arguments of the function whose body it is. None outside of functions.
+            arguments: its arguments, as those of the function whose body it is. None for those of the script.
+            is_function: whether it is the body of a function, or runs within one.
         """
         self.script, self.text, self.place, self.depth = script, text, 0, depth
-        self.runs, self.arguments = runs, arguments
+        self.runs, self.arguments, self.is_function = runs, arguments, is_function
         self.open: list[_Branch] = []
         self.pending: list[tuple[str, str, bool, bool]] = []
         self.chain = _Chain()
@@ -259,6 +293,8 @@ class _Reader:
         self.function = ""
         self.environment: dict[str, tuple[str | None, str | None]] = {}
         """Values before and after assignments in front of a command, which hold for that command alone."""
+        self.inherited: dict[str, str] = {}
+        """Assignments in front of the command that runs the whole text."""
         self.locals: dict[str, str | list[str] | None] = {}
         """Values of variables before the function declared them as its own."""
 
@@ -498,20 +534,71 @@ class _Reader:
                 if name := _NAME.match(word):
                     self._forget(name[0])
             return None
-        if self.depth < _MAX_DEPTH:
-            function = self.script.functions.get(words[0])
-            inner = function.body if function else _inner_text(words)
-            if inner is not None:
-                self.script.budget.spend(len(inner))
-                if function:
-                    function.called = True
-                    reader = _Reader(self.script, inner, self.depth + 1, _both(runs, function.defined), words[1:])
-                else:
-                    reader = _Reader(self.script, inner, self.depth + 1, runs, self.arguments)
-                reader.run()
-                return None
+        if words[0] == "shift":
+            self._shift(words[1] if len(words) > 1 else "1", runs)
+            return True
+        if words[0] == "set" and "--" in words:
+            self._set_arguments(words[words.index("--") + 1 :], runs)
+            return True
+        prefix = {**self.inherited, **{name: new for name, (_, new) in self.environment.items() if new is not None}}
+        if self.depth < _MAX_DEPTH and (reader := self._open_inner(words, runs)) is not None:
+            reader.inherited = prefix
+            reader.run()
+            return None
+        if prefix:
+            self.script.prefixes[len(self.script.commands)] = prefix
         self.script.commands.append(words)
         return True if words[0] in _SUCCEEDING else None
+
+    def _open_inner(self, words: list[str], runs: bool | None) -> _Reader | None:
+        """Return the reader of the text that a command runs: a function, `eval` or `bash -c`. None for others."""
+        depth, function = self.depth + 1, self.script.functions.get(words[0])
+        if function:
+            self.script.budget.spend(len(function.body))
+            function.called = True
+            runs = _both(runs, function.defined)
+            return _Reader(self.script, function.body, depth, runs, words[1:], is_function=True)
+        if words[0] == "eval" and len(words) > 1:
+            text = " ".join(words[1:])
+            self.script.budget.spend(len(text))
+            return _Reader(self.script, text, depth, runs, self.arguments, is_function=self.is_function)
+        for place, word in enumerate(words[:-2]):
+            if word.rpartition("/")[2] not in SHELLS:
+                continue
+            call = split_shell_call(words[place + 1 :])
+            if call is not None and call.is_text:
+                self.script.budget.spend(len(call.operand))
+                if place:
+                    self.script.wrappers.append(words[:place])
+                # The first word behind the text is its $0.
+                arguments = None if self._list_arguments() is None and not call.rest else call.rest[1:]
+                return _Reader(self.script, call.operand, depth, runs, arguments)
+        return None
+
+    def _list_arguments(self) -> list[str] | None:
+        """Return the arguments that `$@` stands for, or None if they are not known, so that defaults count."""
+        return self.script.parameters if self.arguments is None else self.arguments
+
+    def _shift(self, text: str, runs: bool | None) -> None:
+        """Remove the first arguments, as `shift` does. They become unknown if it is not certain which."""
+        arguments = self._list_arguments()
+        if arguments is None:
+            return
+        number = int(text) if text.isdecimal() and len(text) < 8 else None
+        if number is None or REST in arguments[:number]:
+            arguments[:] = [REST]
+        elif number <= len(arguments):
+            self._set_arguments(arguments[number:], runs)
+
+    def _set_arguments(self, words: Sequence[str], runs: bool | None) -> None:
+        """Replace all arguments, as `set --` does. They become unknown if it is not certain that it runs."""
+        is_certain = runs is True and not self.script.subshells
+        new = [*words] if is_certain else [REST]
+        arguments = self._list_arguments()
+        if arguments is None:
+            self.script.parameters = new
+        else:
+            arguments[:] = new
 
     def _end(self, word: str, runs: bool | None) -> None:
         """End the script, the subshell or the function, if it is certain that it ends here."""
@@ -521,7 +608,7 @@ class _Reader:
         if inner is not None:
             for branch in self.open[self.open.index(inner) :]:
                 branch.taken = False
-        elif word == "return" or (self.depth and self.arguments is None):
+        elif word == "return" or (self.depth and not self.is_function):
             self.has_ended = True
         else:
             self.script.has_ended = True
@@ -545,7 +632,7 @@ class _Reader:
         if runs is False:
             return
         self._keep(name)
-        if self.arguments is not None and words and words[0] in ("local", "declare", "typeset"):
+        if self.is_function and words and words[0] in ("local", "declare", "typeset"):
             self.locals.setdefault(name, self._copy(name))
         variables = self.script.variables
         before = variables.get(name)
@@ -637,8 +724,7 @@ class _Reader:
                 pieces.add(self.text[self.place + 1 : end])
                 self.place, quoted = end + 1, True
             elif char == '"':
-                self._quotation(pieces)
-                quoted = True
+                quoted = self._quotation(pieces) or quoted
             elif char == "$":
                 value = self._expansion()
                 if isinstance(value, list):
@@ -663,25 +749,32 @@ class _Reader:
         line = self.text.count("\n", 0, self.place) + 1
         return SpecError(f"{self.script.name}: line {line}", f"a {mark} is not closed", "check where it was cut off")
 
-    def _quotation(self, pieces: _Pieces) -> None:
-        start = self.place
+    def _quotation(self, pieces: _Pieces) -> bool:
+        """Read a quotation. Return whether it makes a word: `"$@"` makes none if there are no arguments."""
+        start, makes_word = self.place, self.text.startswith('""', self.place)
         self.place += 1
         while self.place < len(self.text):
             char = self.text[self.place]
             if char == '"':
                 self.place += 1
-                return
+                return makes_word
             if char == "\\":
+                makes_word = True
                 after = self.text[self.place + 1 : self.place + 2]
                 pieces.add("" if after == "\n" else after if after in '"\\$`' else "\\" + after)
                 self.place += 2
             elif char == "$":
+                is_joined = _JOINED.match(self.text, self.place)
                 value = self._expansion()
-                pieces.extend(value if isinstance(value, list) else [value])
+                words = value if isinstance(value, list) else [value]
+                makes_word = makes_word or bool(words) or is_joined is not None
+                pieces.extend([" ".join(words)] if is_joined else words)
             elif char == "`":
+                makes_word = True
                 self._skip_command("`")
                 pieces.add(unknown("a command"))
             elif plain := _QUOTED.match(self.text, self.place):
+                makes_word = True
                 pieces.add(plain[0])
                 self.place = plain.end()
         self.place = start
@@ -725,21 +818,7 @@ class _Reader:
     def _parameter(self, inner: str) -> str | list[str]:
         name = _NAME.match(inner)
         if name is None:
-            if self.arguments is None or not re.fullmatch(r"[1-9@*#](:?-.*)?", inner, re.DOTALL):
-                # Without arguments the defaults of parameters count.
-                default = re.fullmatch(r"\d:?-(.*)", inner, re.DOTALL)
-                if default:
-                    return self._expand_text(default[1])
-                return [] if inner[:1] in "@*" else unknown(f"${inner[:20]}")
-            if inner[0] in "@*":
-                return self._charge([*self.arguments])
-            if inner[0] == "#":
-                return str(len(self.arguments))
-            if int(inner[0]) <= len(self.arguments) and self.arguments[int(inner[0]) - 1]:
-                return self._charge(self.arguments[int(inner[0]) - 1])
-            # Arguments passed on, as by main "$@", are those of the script, which are not known.
-            rest = inner[1:].lstrip(":")
-            return self._expand_text(rest[1:]) if rest else unknown(f"${inner[0]}")
+            return self._argument(inner)
         rest = inner[name.end() :]
         if rest in ("[@]", "[*]"):
             value = self._value(name[0])
@@ -749,10 +828,47 @@ class _Reader:
         match = re.fullmatch(r"(:?[-=+])(.*)", rest, re.DOTALL)
         if match:
             known = self.script.variables.get(name[0])
+            if known is None and self.script.has_unread:
+                return unknown(name[0])
+            # Without a colon, an empty value counts as set.
+            is_set = bool(known) or (known is not None and not match[1].startswith(":"))
             if match[1].endswith("+"):
-                return self._expand_text(match[2]) if known else ""
-            return self._value(name[0]) if known else self._expand_text(match[2])
+                if match[1] == ":+" and isinstance(known, str) and _MARK.fullmatch(known):
+                    return unknown(name[0])
+                return self._expand_text(match[2]) if is_set else ""
+            return self._value(name[0]) if is_set else self._expand_text(match[2])
         return unknown(name[0])
+
+    def _argument(self, inner: str) -> str | list[str]:
+        """Return the value of a parameter without a name, such as `1`, `@`, `#` or `1:-8`."""
+        arguments = self._list_arguments()
+        if arguments is None:
+            # Without arguments the defaults of parameters count.
+            default = re.fullmatch(r"\d:?-(.*)", inner, re.DOTALL)
+            if default:
+                return self._expand_text(default[1])
+            return [] if inner[:1] in "@*" else unknown(f"${inner[:20]}")
+        if inner == "#":
+            return unknown("$#") if REST in arguments else str(len(arguments))
+        if part := re.fullmatch(r"[@*]: ?([1-9]\d?)(?::(\d{1,2}))?", inner):
+            if REST in arguments:
+                return [REST]
+            start = int(part[1]) - 1
+            return self._charge(arguments[start : start + int(part[2]) if part[2] else None])
+        match = re.fullmatch(r"([1-9]|[1-9]\d|[@*])(?:(:?[-?])(.*))?", inner, re.DOTALL)
+        if match is None:
+            return unknown(f"${inner[:20]}")
+        place, mark = match[1], match[2] or ""
+        if place in "@*":
+            return self._charge([*arguments]) if arguments or "-" not in mark else self._expand_text(match[3])
+        number = int(place)
+        if REST in arguments[:number]:
+            return unknown(f"${place}")
+        value = arguments[number - 1] if number <= len(arguments) else None
+        if value or (value is not None and not mark.startswith(":")):
+            return self._charge(value)
+        # Arguments passed on, as by main "$@", are those of the script, which may be unknown.
+        return self._expand_text(match[3]) if "-" in mark else unknown(f"${place}")
 
     def _expand_text(self, text: str) -> str:
         reader = _Reader(self.script, text.replace('"', ""), self.depth + 1, arguments=self.arguments)
@@ -849,14 +965,37 @@ def _closing_brace(text: str, start: int) -> int | None:
     return None
 
 
-def _inner_text(words: Sequence[str]) -> str | None:
-    """Return the text that `eval` or `bash -c` runs, or None if the command is neither."""
-    if words[0] == "eval" and len(words) > 1:
-        return " ".join(words[1:])
-    for place, word in enumerate(words[:-2]):
-        if word.rpartition("/")[2] in ("bash", "sh") and words[place + 1].startswith("-") and "c" in words[place + 1]:
-            return words[place + 2]
-    return None
+@dataclass(frozen=True, slots=True)
+class ShellCall:
+    """What a call of a shell runs."""
+
+    operand: str
+    """Path of a script, or a text."""
+    rest: list[str]
+    """Words behind the operand."""
+    is_text: bool
+    """Whether the operand is a text, by `-c`."""
+
+
+def split_shell_call(words: Sequence[str]) -> ShellCall | None:
+    """Return what a shell runs, or None if that is its input.
+
+    Args:
+        words: words behind the name of the shell.
+    """
+    place, is_text = 0, False
+    while place < len(words) and words[place][:1] in ("-", "+"):
+        word = words[place]
+        place += 1
+        if word in ("-", "--"):
+            break
+        if word.startswith("--"):
+            place += word in ("--rcfile", "--init-file")
+            continue
+        is_text = is_text or (word.startswith("-") and "c" in word)
+        # -o and -O have a value.
+        place += "o" in word.lower()
+    return ShellCall(words[place], [*words[place + 1 :]], is_text) if place < len(words) else None
 
 
 def _both(first: bool | None, second: bool | None) -> bool | None:
