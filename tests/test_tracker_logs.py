@@ -7,6 +7,7 @@ import struct
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
+from time import process_time
 
 import numpy as np
 import pytest
@@ -218,6 +219,30 @@ def test_broken_files_are_refused_or_read(name: str, tmp_path: Path) -> None:
             assert read_log(str(file)).seconds > 0
         except SpecError as error:
             assert "\n" not in str(error)
+
+
+@pytest.mark.parametrize("line", ["9" * 400 + " 1.0 7", "1700000000000 1.0 " + "9" * 400, "1700000000000 nan 7"])
+@pytest.mark.parametrize("name", ["loss", "step"])
+def test_numbers_that_are_none_of_a_step_are_skipped(name: str, line: str, tmp_path: Path) -> None:
+    folder = _write_mlflow(tmp_path, _run(1.0))
+    (loss,) = folder.rglob("loss")
+    file = loss.with_name(name)
+    file.write_text(loss.read_text().replace(" 1.0 ", " 7 ") + "\n" + line)
+    with suppress(SpecError):
+        assert read_log(str(folder)).seconds > 0
+    (file := tmp_path / "trainer_state.json").write_text(_state([{"train_runtime": 100.0, "step": 10**400}]))
+    with pytest.raises(SpecError, match="no steps of Transformers"):
+        read_log(str(file))
+
+
+def test_empty_pieces_of_a_record_take_no_time(tmp_path: Path) -> None:
+    (file := tmp_path / "run-x.wandb").write_bytes(
+        b":W&B\0\0\0" + struct.pack("<IHB", 0, 0, 2) + (struct.pack("<IHB", 0, 0, 3) * 4679 + bytes(8)) * 8
+    )
+    start = process_time()
+    with pytest.raises(SpecError, match="no steps"):
+        read_log(str(file))
+    assert process_time() - start < 2
 
 
 @given(st.binary(max_size=64))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -93,6 +94,8 @@ def _make_series(rows: Sequence[MetricRow], metric: str, unit: float = 0.0, *, i
     for row in rows:
         if metric not in row.values or (number is not None and number not in row.values):
             is_paused |= row.is_pause
+            continue
+        if number is not None and not math.isfinite(row.values[number]):
             continue
         step = row.step if number is None else int(row.values[number])
         value = row.time if is_time else row.values[metric] * (unit or 1.0)

@@ -6,7 +6,7 @@ import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
+from itertools import accumulate, pairwise
 
 from tilecast.learning.calibration import robust_median
 from tilecast.spec import PartialPlan
@@ -20,6 +20,8 @@ MIN_STEPS = 2
 """Smallest number of measured intervals from which a step is told."""
 MAX_LAG = 2
 """Logging intervals by which ranks that write into one log may differ. A step further back is a restart."""
+MAX_NUMBER = 1e15
+"""Largest number of a step, and most seconds of a step or a time, that are taken as such."""
 RESOLUTIONS = 100
 """Smallest span between two times of a log, in multiples of the resolution of its times."""
 
@@ -55,8 +57,10 @@ class StepSeries:
     """Whether an evaluation or a checkpoint preceded the step."""
 
     def add_step(self, step: int, value: float, *, is_paused: bool = False) -> None:
-        """Add a logged step, unless there are too many or the value is no time."""
-        if len(self.steps) < MAX_STEPS and math.isfinite(value) and (self.is_clock or value > 0):
+        """Add a logged step, unless there are too many, or its number or value is none of a step."""
+        # A number that is not finite fails both comparisons.
+        is_sound = abs(step) < MAX_NUMBER and abs(value) < MAX_NUMBER
+        if len(self.steps) < MAX_STEPS and is_sound and (self.is_clock or value > 0):
             self.steps.append(step)
             self.values.append(value)
             self.paused.append(is_paused)
@@ -114,11 +118,12 @@ class _Attempt:
         # Coarse times need a long span. Half of a short log is the longest that leaves several of them.
         wanted = math.ceil(RESOLUTIONS * resolution_s / max(typical, resolution_s / 10))
         stride = max(1, min(wanted, len(steps) // 2))
+        pauses = list(accumulate(paused))
         found = []
         for start in range(len(steps) - stride):
             seconds = (times[start + stride] - times[start]) / (steps[start + stride] - steps[start])
             if seconds > 0:
-                found.append((seconds, any(paused[start + 1 : start + stride + 1])))
+                found.append((seconds, pauses[start + stride] > pauses[start]))
         return found
 
 

@@ -223,6 +223,10 @@ class _Chain:
     """Whether the commands so far succeed."""
     mark: str = ""
     """Mark before the next command."""
+    is_piped: bool = False
+    """Whether the next command is part of a pipeline."""
+    ended: tuple[bool, bool] | None = None
+    """Whether the text and the script had ended before the compound command that stands next."""
 
     def end_command(self, status: bool | None, mark: str) -> None:
         """Note whether a command succeeds, and the mark behind it."""
@@ -447,6 +451,7 @@ class _Reader:
         if len(self.open) >= MAX_BRANCHES:
             raise SpecError(self.script.name, f"nests more than {MAX_BRANCHES} branches", "flatten it")
         branch = _Branch(kind, self._runs(), taken, self.chain, self.place - 1, self.function, self.negates)
+        self.chain.ended = self.has_ended, self.script.has_ended
         if kind == "(":
             branch.saved = {}
             self.script.subshells.append(branch.saved)
@@ -463,6 +468,7 @@ class _Reader:
         if branch.saved is not None:
             self.script.subshells.pop()
             self._restore(branch.saved)
+            self.has_ended, self.script.has_ended = branch.chain.ended or (self.has_ended, self.script.has_ended)
         self.chain, self.is_begun, self.status, self.negates = branch.chain, True, status, branch.negates
 
     def _keyword(self, word: str, start: int) -> None:
@@ -501,9 +507,15 @@ class _Reader:
                 self._forget(words[1])
             return
         self._restore({name: new for name, (_, new) in self.environment.items()} if words else {})
+        ended = self.chain.ended or (self.has_ended, self.script.has_ended)
+        self.chain.is_piped |= mark in ("|", "&")
         status = self._run_command(words) if words else self.status
         self._restore({name: old for name, (old, _) in self.environment.items()} if words else {})
         self.environment = {}
+        if self.chain.is_piped:
+            # Commands of a pipeline and in the background run in subshells, which end by themselves.
+            self.has_ended, self.script.has_ended = ended
+        self.chain.is_piped, self.chain.ended = mark == "|", None
         self.chain.end_command(_negate(status) if self.negates else status, mark)
         self.is_begun = self.negates = False
 
@@ -602,13 +614,15 @@ class _Reader:
 
     def _end(self, word: str, runs: bool | None) -> None:
         """End the script, the subshell or the function, if it is certain that it ends here."""
-        if runs is not True:
+        # Whether this text runs may be unknown, but not that it ends here if it does.
+        is_sure = self.chain.gate is True and all(one.taken and one.chain.gate for one in self.open)
+        if self.chain.is_piped or not is_sure:
             return
         inner = next((branch for branch in reversed(self.open) if branch.kind == "("), None)
         if inner is not None:
             for branch in self.open[self.open.index(inner) :]:
                 branch.taken = False
-        elif word == "return" or (self.depth and not self.is_function):
+        elif word == "return" or runs is not True or (self.depth and not self.is_function):
             self.has_ended = True
         else:
             self.script.has_ended = True

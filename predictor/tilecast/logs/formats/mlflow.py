@@ -33,7 +33,7 @@ def read(folder: Path) -> LoggedRun | None:
             try:
                 stamp, value, step = line.split()[:3]
                 points[int(stamp) / 1e3, int(step)][name] = float(value)
-            except ValueError:
+            except (ValueError, OverflowError):
                 continue
     rows = [MetricRow(step, time, values) for (time, step), values in sorted(points.items())[:MAX_STEPS]]
     facts = RunFacts()

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from tilecast import untrusted
-from tilecast.logs.steps import LoggedRun
+from tilecast.logs.steps import MAX_NUMBER, LoggedRun
 
 NAME = "Transformers"
 MAX_BYTES = 64 * 2**20
@@ -45,7 +45,7 @@ def read(path: Path) -> LoggedRun | None:
 
 def _step(item: Mapping[str, Any]) -> int:
     step = item.get("step")
-    return step if isinstance(step, int) and step > 0 else 0
+    return step if isinstance(step, int) and 0 < step < MAX_NUMBER else 0
 
 
 def _positive(value: object) -> float:

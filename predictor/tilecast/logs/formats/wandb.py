@@ -66,6 +66,8 @@ def _iterate_records(path: Path) -> Iterator[bytes]:
     """Yield the records of a file up to its end. Those above `MAX_RECORD` are skipped."""
     with path.open("rb") as handle:
         parts: list[bytes] = []
+        # Bytes of the record that is open. None: no record is, or it is too long.
+        length: int | None = None
         skipped = _FILE_HEADER
         while block := handle.read(_BLOCK):
             at, skipped = skipped, 0
@@ -76,9 +78,16 @@ def _iterate_records(path: Path) -> Iterator[bytes]:
                 at += size
                 if kind not in (_FULL, _FIRST, _MIDDLE, _LAST) or len(piece) < size:
                     break
-                parts = [piece] if kind in (_FULL, _FIRST) else [*parts, piece]
-                if sum(map(len, parts)) > MAX_RECORD:
-                    parts = []
-                elif kind in (_FULL, _LAST) and parts:
+                if kind in (_FULL, _FIRST):
+                    parts, length = [], 0
+                if length is None:
+                    continue
+                length += size
+                if length > MAX_RECORD:
+                    parts, length = [], None
+                    continue
+                if piece:
+                    parts.append(piece)
+                if kind in (_FULL, _LAST):
                     yield b"".join(parts)
-                    parts = []
+                    parts, length = [], None
