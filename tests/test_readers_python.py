@@ -360,3 +360,66 @@ def test_commands_of_lightning_and_litgpt_name_a_configuration(
     assert first.gpus == 8 and first.framework == "lightning"
     second = readers.read_words(["litgpt", "finetune_lora", "--config", "b.yaml"])
     assert second.training["loraRank"] == 32 and second.training["quantization"] == "nf4"
+
+
+def read_body(body: str, before: str = "") -> dict[str, tuple[object, ...]]:
+    """Return the settings of a function of these lines."""
+
+    def refuse(name: str) -> str:
+        raise SpecError(name, "cannot be read", "")
+
+    text = before + "def f() -> C:\n" + "".join(f"    {line}\n" for line in body.split("\n"))
+    return {one.option: one.values for one in read_function(text, "x.py", "f", refuse, {})}
+
+
+@pytest.mark.parametrize(
+    ("body", "values"),
+    [
+        ("c = C(x=1)\nif os.environ.get('LONG'): c.x = 2\nreturn c", ("\0x\0",)),
+        ("c = C()\nfor b in [1, 2, 4]:\n    if b >= 2:\n        c.x = b\n        break\nreturn c", (2,)),
+        ("c = C()\nfor b in [1, 2]:\n    c.x = b\n    if foo(): break\nreturn c", ("\0x\0",)),
+        ("d = dict(x=1)\nif foo(): d.update(x=2)\nreturn C(**d)", ("\0x\0",)),
+        ("l = ['a']\nif foo(): l.append('b')\nreturn C(x=l)", ("\0a list\0",)),
+        ("g = lambda: 3\nreturn C(x=g())", ("\0a call\0",)),
+        ("l = [1]\nl[0] = 5\nreturn C(x=l)", (5,)),
+        ("c = C(x=1)\nmatch foo():\n    case 1: c.x = 2\nreturn c", ("\0x\0",)),
+        (f"return C(x=0x{'f' * 6000})", ("\0a number\0",)),
+        (f"return C(x=f'{{0x{'f' * 6000}}}')", ("\0a number\0",)),
+    ],
+)
+def test_values_that_only_a_run_would_know_become_marks(body: str, values: tuple[object, ...]) -> None:
+    assert read_body(body)["x"] == values
+
+
+@pytest.mark.parametrize("remove", ["del d['y']", "d.pop('y')"])
+def test_removed_items_are_gone(remove: str) -> None:
+    assert read_body(f"d = dict(x=1, y=2)\n{remove}\nreturn C(**d)") == {"x": (1,)}
+
+
+@pytest.mark.parametrize(
+    ("body", "before"),
+    [
+        ("return C(x=1, **foo())", ""),
+        ("return D()", "class D(C):\n    x: int = 4096\n"),
+        ("s = ['a'] * 4096\nl = [s] * 4096\nreturn C(" + ", ".join(f"x{i}=l" for i in range(20)) + ")", ""),
+        ("if foo(): return C(x=1)\nreturn C(x=2)", ""),
+    ],
+)
+def test_what_cannot_be_read_is_refused(body: str, before: str) -> None:
+    with pytest.raises(SpecError, match=r"only a run would know|more than can be read|nothing that can be read"):
+        read_body(body, before)
+
+
+def test_sections_that_say_nothing_of_the_job_may_be_unknown() -> None:
+    assert read_body("c = C(x=1)\nc.env_vars = {**foo(), 'A': '1'}\nreturn c")["x"] == (1,)
+
+
+def test_copies_and_comparisons_take_bounded_time() -> None:
+    assert read_body("d = {}\nd['a'] = d\nd['b'] = d\ne = deepcopy(d)\nreturn C(x=1)") == {"x": (1,)}
+    grow = "a = 1\nb = 1\nfor i in [0] * 40:\n    a = [a] * 5\n    b = [b] * 5\nx = a\nif foo: x = b\nreturn C(x=1)"
+    assert read_body(grow) == {"x": (1,)}
+
+
+def test_a_byte_order_mark_is_no_part_of_a_file(tmp_path: Path) -> None:
+    name = put(tmp_path, "llama3/config_registry.py", "\ufeff" + TITAN)
+    assert readers.read_file(f"{name}:llama3_8b", gpus=8).model_name == "llama-3.1-8b"

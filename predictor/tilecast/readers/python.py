@@ -14,7 +14,7 @@ import operator
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NoReturn
 
 from tilecast.readers.options_table import Setting
 from tilecast.readers.shell import UNKNOWN, unknown
@@ -30,6 +30,16 @@ MAX_ITEMS = 4096
 _MAX_DEPTH = 24
 _MAX_NODES = 200_000
 """Most nodes of a file."""
+_MAX_FLAT = 16 * MAX_ITEMS
+"""Most items of all lists and settings of a configuration together."""
+_MAX_NESTED = 64
+"""Most items of a list within a list that are described."""
+_MAX_NAME = 1000
+"""Most characters of a setting's name."""
+_REST = "**"
+"""Key of fields and items that only a run would know."""
+_ASIDE = ("env_vars", "logger", "tokenizer")
+"""Sections in which such fields do not matter, as they say nothing of the job."""
 
 
 @dataclass(slots=True, eq=False)
@@ -38,6 +48,8 @@ class Built:
 
     name: str
     fields: dict[str, Any] = field(default_factory=dict)
+    is_object: bool = False
+    """Whether it is known to be an object, which counts as true. A call of a function may return anything."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +57,8 @@ class Symbol:
     """A name that is imported or not known, such as `torch.bfloat16`."""
 
     name: str
+    is_own: bool = False
+    """Whether it is a class of the file, whose fields are not followed."""
 
     def __str__(self) -> str:
         """Return the name."""
@@ -78,7 +92,31 @@ class _ReturnError(Exception):
 
 
 class _StopError(Exception):
-    """End of a branch by `raise`, `break` or `continue`."""
+    """End of a branch, which may not run, by `return`, `raise`, `break` or `continue`."""
+
+
+class _RaiseError(_StopError):
+    """Certain `raise`."""
+
+
+class _BreakError(_StopError):
+    """Certain `break`."""
+
+
+class _ContinueError(_StopError):
+    """Certain `continue`."""
+
+
+@dataclass(slots=True, eq=False)
+class _Block:
+    """A call or a loop that is open."""
+
+    base: int
+    """Conditions that were open when it began."""
+    extra: int = 0
+    """Ends of it that may have been reached. What follows in it may not run."""
+    returned: list[Any] = field(default_factory=list)
+    """What it may have returned."""
 
 
 def find_functions(text: str, name: str) -> dict[str, str]:
@@ -181,17 +219,25 @@ class _Reader:
         """Calls of functions elsewhere that may change an object, with their other arguments."""
         self.unsure = 0
         """Branches that are open whose condition only a run would know."""
+        self.frame = self.loop = _Block(0)
+        self.flat = 0
+        """Items of settings."""
 
-    def _step(self) -> None:
-        self.steps += 1
+    def _step(self, count: int = 1) -> None:
+        self.steps += count
         if self.steps > MAX_STEPS:
             raise SpecError(self.name, f"takes more than {MAX_STEPS:,} steps to follow", "describe the job by flags")
 
     def load(self, text: str, name: str) -> _Module:
         """Return the module of a text, with its functions and constants."""
         module = self.modules[name] = _Module(name)
-        with contextlib.suppress(_ReturnError, _StopError):
-            self._run(_parse(text, name).body, module.names, module)
+        outer, self.unsure = (self.unsure, self.frame, self.loop), 0
+        self.frame = self.loop = _Block(0)
+        try:
+            with contextlib.suppress(_ReturnError, _StopError):
+                self._run(_parse(text, name).body, module.names, module)
+        finally:
+            self.unsure, self.frame, self.loop = outer
         return module
 
     def call(self, function: Function, args: Sequence[Any], keywords: Mapping[str, Any]) -> Any:
@@ -204,38 +250,57 @@ class _Reader:
         defaults = dict(zip(reversed(names), reversed(own.defaults), strict=False))
         defaults |= {one.arg: value for one, value in zip(own.kwonlyargs, own.kw_defaults, strict=True) if value}
         scope |= {key: self._value(node, function.module.names, function.module) for key, node in defaults.items()}
+        known = {*names, *(one.arg for one in own.kwonlyargs)}
+        if _REST in keywords:
+            scope |= {key: unknown(key) for key in known}
+        if _is_open(args):
+            args = args[: next(place for place, one in enumerate(args) if one == _OPEN)]
+            scope |= {key: unknown(key) for key in names[len(args) :]}
+            rest = [_OPEN]
+        else:
+            rest = list(args[len(names) :])
         scope |= dict(zip(names, args, strict=False))
         if own.vararg:
-            scope[own.vararg.arg] = list(args[len(names) :])
-        known = {*names, *(one.arg for one in own.kwonlyargs)}
+            scope[own.vararg.arg] = rest
         scope |= {key: value for key, value in keywords.items() if key in known}
         if own.kwarg:
             scope[own.kwarg.arg] = {key: value for key, value in keywords.items() if key not in known}
+        outer = self.unsure, self.frame, self.loop
+        frame = self.frame = self.loop = _Block(self.unsure)
         self.calls += 1
+        value = None
         try:
             self._run(function.node.body, scope, function.module)
         except _ReturnError as end:
-            return end.value
+            value = end.value
         except _StopError:
             return unknown(function.node.name)
         finally:
             self.calls -= 1
-        return None
+            self.unsure, self.frame, self.loop = outer
+        return value if all(_is_same(one, value) for one in frame.returned) else unknown(function.node.name)
 
     def flatten(self, value: object, prefix: str, settings: list[Setting], depth: int) -> None:
         """Add a setting for each field of an object. The setting of an object itself is the name of what built it."""
         self._step()
-        if depth > _MAX_DEPTH or len(settings) > MAX_ITEMS:
+        if depth > _MAX_DEPTH or len(settings) > MAX_ITEMS or len(prefix) > _MAX_NAME:
             raise SpecError(self.name, "builds more than can be read", "flatten it")
         if isinstance(value, Built | dict):
             fields = value.fields if isinstance(value, Built) else value
+            if _REST in fields and prefix.partition(".")[0] not in _ASIDE:
+                where = f"{self.name}: {prefix}" if prefix else self.name
+                raise SpecError(where, "has fields that only a run would know", "write them as literals")
             if prefix and isinstance(value, Built) and value.name:
                 settings.append(Setting(prefix, (value.name,)))
             for key, item in fields.items():
-                self.flatten(item, f"{prefix}.{key}" if prefix else str(key), settings, depth + 1)
+                name = "items" if isinstance(key, tuple) else str(key)
+                self.flatten(item, f"{prefix}.{name}" if prefix else name, settings, depth + 1)
         elif isinstance(value, list | tuple):
+            self.flat += len(value)
+            if self.flat > _MAX_FLAT:
+                raise SpecError(self.name, "builds more than can be read", "flatten it")
             # Objects in a list count by their names.
-            settings.append(Setting(prefix, tuple(_describe(one) for one in value[:MAX_ITEMS])))
+            settings.append(Setting(prefix, tuple(map(_describe, value))))
         else:
             settings.append(Setting(prefix, (_describe(value),)))
         if depth == 0:
@@ -261,7 +326,13 @@ class _Reader:
         elif isinstance(node, ast.AugAssign):
             left = self._value(node.target, scope, module)
             right = self._value(node.value, scope, module)
-            self._store(node.target, _operate(node.op, left, right), scope, module)
+            if isinstance(left, list) and isinstance(node.op, ast.Add):
+                # A list grows in place, for all its names.
+                self._method(left, "extend", [right], {})
+            elif isinstance(left, dict) and isinstance(node.op, ast.BitOr):
+                self._method(left, "update", [right], {})
+            else:
+                self._store(node.target, self._operate(node.op, left, right), scope, module)
         elif isinstance(node, ast.Expr):
             value = self._value(node.value, scope, module)
             if isinstance(value, Built) and value.name and any(isinstance(one, Built) for one in value.fields.values()):
@@ -269,16 +340,22 @@ class _Reader:
                 self.effects.append(Setting(f"{value.name.rpartition('.')[2]}()", tuple(map(_describe, rest))))
         elif isinstance(node, ast.Return):
             value = None if node.value is None else self._value(node.value, scope, module)
-            if not self.unsure:
+            if self.unsure == self.frame.base + self.frame.extra:
                 raise _ReturnError(value)
-            # Whether it returns here is unknown: the rest counts, which has the main path.
-            raise _StopError
+            # Whether it returns here is unknown, so the rest may not run.
+            self.frame.returned.append(value)
+            self._end_unsure(self.frame)
         elif isinstance(node, ast.If):
             self._branch(node, scope, module)
-        elif isinstance(node, ast.For | ast.While | ast.Try | ast.With):
+        elif isinstance(node, ast.For | ast.While | ast.Try | ast.TryStar | ast.With | ast.Match):
             self._compound(node, scope, module)
-        elif isinstance(node, ast.Raise | ast.Break | ast.Continue):
-            raise _StopError
+        elif isinstance(node, ast.Raise):
+            # A run that is of interest does not fail.
+            raise _StopError if self.unsure > self.frame.base + self.frame.extra else _RaiseError
+        elif isinstance(node, ast.Break | ast.Continue):
+            if self.unsure == self.loop.base:
+                raise _BreakError if isinstance(node, ast.Break) else _ContinueError
+            self._end_unsure(self.loop)
         elif isinstance(node, ast.ImportFrom):
             self._import(node, scope)
         elif isinstance(node, ast.Import):
@@ -286,7 +363,42 @@ class _Reader:
                 name = alias.asname or alias.name.partition(".")[0]
                 scope[name] = Symbol(name if alias.asname is None else alias.name)
         elif isinstance(node, ast.ClassDef):
-            scope[node.name] = Symbol(node.name)
+            scope[node.name] = Symbol(node.name, is_own=True)
+        elif isinstance(node, ast.Delete):
+            for target in node.targets:
+                self._delete(target, scope, module)
+        elif isinstance(node, ast.Global):
+            module.names |= {name: unknown(name) for name in node.names if scope is not module.names}
+        elif isinstance(node, ast.Nonlocal):
+            raise SpecError(self.name, "uses nonlocal variables", "describe the job by flags")
+        elif not isinstance(node, ast.Pass | ast.Assert):
+            self._mark([node], scope, module)
+
+    def _end_unsure(self, block: _Block) -> NoReturn:
+        """End a branch that may not run with a call or a loop. What follows in the call or loop may not run."""
+        block.extra += 1
+        self.unsure += 1
+        raise _StopError
+
+    def _mark(self, body: Sequence[ast.stmt], scope: _Scope, module: _Module) -> None:
+        """Make unknown what statements store."""
+        for outer in body:
+            for node in ast.walk(outer):
+                self._step()
+                if isinstance(node, ast.Name | ast.Attribute | ast.Subscript) and not isinstance(node.ctx, ast.Load):
+                    name = getattr(node, "id", "") or getattr(node, "attr", "a value")
+                    self._store(node, unknown(name), scope, module)
+
+    def _delete(self, target: ast.expr, scope: _Scope, module: _Module) -> None:
+        owner = self._value(target.value, scope, module) if isinstance(target, ast.Subscript) else None
+        key = self._value(target.slice, scope, module) if isinstance(target, ast.Subscript) else None
+        if isinstance(owner, dict | list):
+            self._method(owner, "pop", [key], {})
+        elif isinstance(target, ast.Tuple | ast.List):
+            for one in target.elts:
+                self._delete(one, scope, module)
+        else:
+            self._store(target, unknown("a value"), scope, module)
 
     def _branch(self, node: ast.If, scope: _Scope, module: _Module) -> None:
         test = self._truth(self._value(node.test, scope, module))
@@ -297,26 +409,63 @@ class _Reader:
             self._run(node.body if test else node.orelse, scope, module)
 
     def _compound(
-        self, node: ast.For | ast.While | ast.Try | ast.With, scope: _Scope, module: _Module
+        self, node: ast.For | ast.While | ast.Try | ast.TryStar | ast.With | ast.Match, scope: _Scope, module: _Module
     ) -> None:  # fmt: skip
         if isinstance(node, ast.With):
+            for one in node.items:
+                if one.optional_vars is not None:
+                    self._store(one.optional_vars, self._value(one.context_expr, scope, module), scope, module)
             self._run(node.body, scope, module)
-        elif isinstance(node, ast.Try):
-            self._run([*node.body, *node.finalbody], scope, module)
-        elif isinstance(node, ast.For):
-            items = self._value(node.iter, scope, module)
-            if not isinstance(items, list | tuple) or len(items) > MAX_ITEMS:
-                self._store(node.target, unknown("a loop"), scope, module)
-                self._run_unsure(node.body, scope, module)
-                return
-            for item in items:
-                self._store(node.target, item, scope, module)
-                try:
-                    self._run(node.body, scope, module)
-                except _StopError:
-                    continue
+        elif isinstance(node, ast.Try | ast.TryStar):
+            with contextlib.suppress(_RaiseError):
+                self._run([*node.body, *node.orelse], scope, module)
+            for handler in node.handlers:
+                self._run_unsure(handler.body, scope, module)
+            self._run(node.finalbody, scope, module)
+        elif isinstance(node, ast.Match):
+            for case in node.cases:
+                for part in ast.walk(case.pattern):
+                    name = getattr(part, "name", None) or getattr(part, "rest", None)
+                    scope |= {name: unknown(name)} if isinstance(name, str) else {}
+                self._run_unsure(case.body, scope, module)
         else:
-            self._run_unsure(node.body, scope, module)
+            self._repeat(node, scope, module)
+
+    def _repeat(self, node: ast.For | ast.While, scope: _Scope, module: _Module) -> None:
+        """Follow a loop. What it stores is unknown if its turns are."""
+        items = self._value(node.iter, scope, module) if isinstance(node, ast.For) else None
+        outer = self.loop
+        loop = self.loop = _Block(self.unsure)
+        is_broken = False
+        try:
+            if not isinstance(node, ast.For) or not isinstance(items, list | tuple) or _is_open(items):
+                # A later turn starts from what an earlier one stored.
+                self._mark(node.body, scope, module)
+                if isinstance(node, ast.For):
+                    self._store(node.target, unknown("a loop"), scope, module)
+                self._run_unsure(node.body, scope, module)
+                loop.extra += 1
+                self.unsure += 1
+            else:
+                # The loop may change its list.
+                for item in list(items):
+                    self._store(node.target, item, scope, module)
+                    try:
+                        self._run(node.body, scope, module)
+                    except _BreakError:
+                        is_broken = True
+                        break
+                    except (_RaiseError, _ReturnError):
+                        raise
+                    except _StopError:
+                        continue
+            if not is_broken:
+                self.loop = outer
+                with contextlib.nullcontext() if self.unsure == loop.base else contextlib.suppress(_StopError):
+                    self._run(node.orelse, scope, module)
+        finally:
+            self.loop = outer
+            self.unsure -= loop.extra
 
     def _run_unsure(self, body: Sequence[ast.stmt], scope: _Scope, module: _Module) -> None:
         """Follow statements that may not run. What they change is unknown."""
@@ -371,8 +520,26 @@ class _Reader:
         elif isinstance(target, ast.Subscript):
             owner_of = self._value(target.value, scope, module)
             key = self._value(target.slice, scope, module)
-            if isinstance(owner_of, dict) and isinstance(key, str) and len(owner_of) < MAX_ITEMS:
-                owner_of[key] = unknown(key) if self.unsure else value
+            if _is_unknown(owner_of) and isinstance(target.value, ast.Attribute):
+                owner_of = self._owner(target.value, scope, module)
+            self._set_item(owner_of, key, value)
+
+    def _set_item(self, owner: object, key: object, value: Any) -> None:
+        """Set an item of a mapping or a list."""
+        is_known = isinstance(key, _KEYS) and not _is_unknown(key)
+        if isinstance(owner, Built):
+            # Whether items of an object are its fields is up to its class.
+            owner.fields[key if is_known and isinstance(key, str) else _REST] = unknown(str(key)[:80])
+        elif isinstance(owner, dict):
+            if not is_known or len(owner) >= MAX_ITEMS:
+                _open(owner)
+            elif not self.unsure or not _is_same(owner.get(key), value):
+                owner[key] = unknown(str(key)[:80]) if self.unsure else value
+        elif isinstance(owner, list):
+            if isinstance(key, int) and -len(owner) <= key < len(owner) and not self.unsure and not _is_open(owner):
+                owner[key] = value
+            else:
+                _open(owner)
 
     def _owner(self, node: ast.expr, scope: _Scope, module: _Module) -> Built | None:
         """Return the object whose field is set. It is made if only its name is known so far."""
@@ -384,7 +551,7 @@ class _Reader:
             if not isinstance(found, Built):
                 # A text, such as "bf16_mixed", names what is built from it.
                 name = found if isinstance(found, str) and not _is_unknown(found) else ""
-                found = outer.fields[node.attr] = Built(name)
+                found = outer.fields[node.attr] = Built(name, is_object=True)
             return found
         value = self._value(node, scope, module)
         return value if isinstance(value, Built) else None
@@ -394,7 +561,11 @@ class _Reader:
     def _truth(self, value: object) -> bool | None:
         if _is_unknown(value) or isinstance(value, Symbol):
             return None
-        return True if isinstance(value, Built | Function) else bool(value)
+        if isinstance(value, Built):
+            return True if value.is_object else None
+        if isinstance(value, list | tuple | dict) and _is_open(value):
+            return None
+        return True if isinstance(value, Function | _Module) else bool(value)
 
     def _value(self, node: ast.expr, scope: _Scope, module: _Module) -> Any:
         """Return the value of an expression."""
@@ -403,7 +574,8 @@ class _Reader:
         return unknown("an expression") if reader is None else reader(self, node, scope, module)
 
     def _constant(self, node: ast.Constant, _scope: _Scope, _module: _Module) -> Any:
-        return node.value
+        is_long = isinstance(node.value, int) and abs(node.value) >= 2**63
+        return unknown("a number") if is_long else node.value
 
     def _name(self, node: ast.Name, scope: _Scope, module: _Module) -> Any:
         if node.id in scope:
@@ -430,7 +602,7 @@ class _Reader:
         for one in node.elts[:MAX_ITEMS]:
             if isinstance(one, ast.Starred):
                 inner = self._value(one.value, scope, module)
-                items += inner if isinstance(inner, list) else [unknown("a list")]
+                items += inner if isinstance(inner, list | tuple) else [_OPEN]
             else:
                 items.append(self._value(one, scope, module))
         return items[:MAX_ITEMS]
@@ -440,14 +612,28 @@ class _Reader:
         for key, value in zip(node.keys, node.values, strict=True):
             found = self._value(value, scope, module)
             if key is None:
-                items |= found if isinstance(found, dict) else {}
+                self._update(items, found)
             else:
                 name = self._value(key, scope, module)
-                items[name if isinstance(name, str | int | float | tuple) else str(name)] = found
+                if isinstance(name, _KEYS) and not _is_unknown(name):
+                    items[name] = found
+                elif isinstance(name, Symbol):
+                    items[name.name] = found
+                else:
+                    _open(items)
         return items
 
     def _binary(self, node: ast.BinOp, scope: _Scope, module: _Module) -> Any:
-        return _operate(node.op, self._value(node.left, scope, module), self._value(node.right, scope, module))
+        return self._operate(node.op, self._value(node.left, scope, module), self._value(node.right, scope, module))
+
+    def _operate(self, how: ast.operator, left: Any, right: Any) -> Any:
+        value = _operate(how, left, right)
+        self._step(len(value) // _PER_STEP if isinstance(value, list | str) else 0)
+        return value
+
+    def _named(self, node: ast.NamedExpr, scope: _Scope, module: _Module) -> Any:
+        self._store(node.target, self._value(node.value, scope, module), scope, module)
+        return scope[node.target.id]
 
     def _unary(self, node: ast.UnaryOp, scope: _Scope, module: _Module) -> Any:
         value = self._value(node.operand, scope, module)
@@ -460,10 +646,11 @@ class _Reader:
 
     def _bool(self, node: ast.BoolOp, scope: _Scope, module: _Module) -> Any:
         is_and, value = isinstance(node.op, ast.And), None
-        for one in node.values:
+        for place, one in enumerate(node.values):
             value = self._value(one, scope, module)
             truth = self._truth(value)
             if truth is None:
+                self._values_unsure(node.values[place + 1 :], scope, module)
                 return unknown("a condition")
             if truth != is_and:
                 return value
@@ -473,6 +660,8 @@ class _Reader:
         left = self._value(node.left, scope, module)
         for how, other in zip(node.ops, node.comparators, strict=True):
             right = self._value(other, scope, module)
+            if isinstance(how, ast.In | ast.NotIn) and isinstance(right, list | tuple | dict | str):
+                self._step(len(right) * (len(left) if isinstance(left, tuple) else 1) // _PER_STEP)
             value = _compare(how, left, right)
             if value is not True:
                 return unknown("a condition") if value is None else False
@@ -482,21 +671,36 @@ class _Reader:
     def _choice(self, node: ast.IfExp, scope: _Scope, module: _Module) -> Any:
         test = self._truth(self._value(node.test, scope, module))
         if test is None:
+            self._values_unsure([node.body, node.orelse], scope, module)
             return unknown("a condition")
         return self._value(node.body if test else node.orelse, scope, module)
+
+    def _values_unsure(self, nodes: Sequence[ast.expr], scope: _Scope, module: _Module) -> None:
+        """Follow expressions that may not be evaluated, for what they change."""
+        self.unsure += 1
+        for node in nodes:
+            self._value(node, scope, module)
+        self.unsure -= 1
 
     def _text(self, node: ast.JoinedStr, scope: _Scope, module: _Module) -> str:
         parts = []
         for one in node.values:
             value = self._value(one.value if isinstance(one, ast.FormattedValue) else one, scope, module)
-            parts.append(str(value)[:MAX_ITEMS] if isinstance(value, str | int | float) else unknown("a value"))
-        return "".join(parts)[:MAX_ITEMS]
+            is_plain = not isinstance(one, ast.FormattedValue) or (one.format_spec is None and one.conversion == -1)
+            is_plain = is_plain and isinstance(value, str | int | float)
+            parts.append(str(value)[:MAX_ITEMS] if is_plain else unknown("a value"))
+            if sum(map(len, parts)) > MAX_ITEMS:
+                return unknown("a text")
+            parts = ["".join(parts)]
+        return "".join(parts)
 
     def _subscript(self, node: ast.Subscript, scope: _Scope, module: _Module) -> Any:
         owner, key = self._value(node.value, scope, module), self._value(node.slice, scope, module)
         if isinstance(owner, Symbol) and isinstance(key, str) and not _is_unknown(key):
             return Symbol(f"{owner.name}.{key}"[:200])
         if isinstance(key, str | int | tuple) and isinstance(owner, dict | list | tuple):
+            if not isinstance(owner, dict) and _is_open(owner):
+                return unknown("an item")
             try:
                 return owner[key]  # type: ignore[index]
             except (KeyError, IndexError, TypeError):
@@ -516,7 +720,10 @@ class _Reader:
             if word.arg is not None:
                 keywords[word.arg] = value
             elif isinstance(value, dict):
-                keywords |= {str(key): item for key, item in value.items()}
+                self._step(len(value) // _PER_STEP)
+                keywords |= {key: item for key, item in value.items() if isinstance(key, str)}
+            else:
+                keywords[_REST] = unknown("arguments")
         if isinstance(node.func, ast.Attribute):
             owner = self._value(node.func.value, scope, module)
             if not isinstance(owner, Symbol | _Module):
@@ -524,68 +731,160 @@ class _Reader:
         function = self._value(node.func, scope, module)
         if isinstance(function, Function):
             return self.call(function, args, keywords)
-        name = function.name if isinstance(function, Symbol) else ""
-        return self._build(name, args, keywords)
+        if not isinstance(function, Symbol):
+            return self._mark_arguments("a call", [*args, *keywords.values()])
+        if function.is_own:
+            # Fields of a class are not followed.
+            return Built(function.name, {**keywords, _REST: unknown("fields")}, is_object=True)
+        return self._build(function.name, args, keywords)
+
+    def _mark_arguments(self, name: str, args: Sequence[Any]) -> str:
+        """Return the mark of a call of what is not known, which may change its arguments."""
+        for one in args:
+            if isinstance(one, Built):
+                one.fields[_REST] = unknown(name)
+            elif isinstance(one, dict | list):
+                _open(one)
+        return unknown(name)
+
+    def _update(self, owner: dict[Any, Any], other: object) -> None:
+        """Update a mapping by another."""
+        if not isinstance(other, dict) or len(owner) + len(other) > 2 * MAX_ITEMS:
+            _open(owner)
+            return
+        self._step(len(other) // _PER_STEP)
+        if _REST in other:
+            _open(owner)
+        for key, value in list(other.items()):
+            if not self.unsure or not _is_same(owner.get(key), value):
+                owner[key] = unknown(str(key)[:80]) if self.unsure else value
+
+    def _copy(self, value: Any, copied: dict[int, Any], depth: int = 0) -> Any:
+        """Return a deep copy. What occurs several times is copied once."""
+        self._step()
+        if not isinstance(value, Built | dict | list):
+            return value
+        if id(value) in copied:
+            return copied[id(value)]
+        if depth > _MAX_DEPTH:
+            return unknown("a copy")
+        if isinstance(value, list):
+            items: list[Any] = []
+            copied[id(value)] = items
+            items += [self._copy(one, copied, depth + 1) for one in value]
+            return items
+        fields: dict[Any, Any] = {}
+        made = Built(value.name, fields, value.is_object) if isinstance(value, Built) else fields
+        copied[id(value)] = made
+        for key, item in (value.fields if isinstance(value, Built) else value).items():
+            fields[key] = self._copy(item, copied, depth + 1)
+        return made
 
     def _build(self, name: str, args: list[Any], keywords: dict[str, Any]) -> Any:
         """Return what a call of a name builds that is not of this folder."""
         last = name.rpartition(".")[2]
-        if last in ("deepcopy", "copy") and len(args) == 1:
-            return _copy(args[0], 0)
+        if last == "deepcopy" and len(args) == 1:
+            return self._copy(args[0], {})
+        if last == "copy" and len(args) == 1:
+            return self._copy_shallow(args[0])
+        if last == "setattr" and len(args) == 3 and isinstance(args[0], Built):
+            owner, key, value = args
+            key = key if isinstance(key, str) and not _is_unknown(key) else _REST
+            is_sure = key != _REST and (not self.unsure or _is_same(owner.fields.get(key), value))
+            owner.fields[key] = value if is_sure else unknown(key)
+            return None
         if last == "cast" and len(args) == 2:
             return args[1]
         if last in ("list", "tuple") and len(args) == 1 and isinstance(args[0], list | tuple):
-            return list(args[0])
+            return self._copy_shallow(list(args[0]))
         if last == "dict" and not args:
             return dict(keywords)
         if last == "replace" and len(args) == 1 and isinstance(args[0], Built):
-            copied = _copy(args[0], 0)
+            copied = self._copy_shallow(args[0])
             copied.fields |= keywords
             return copied
         if last in ("int", "len", "max", "min", "str", "bool", "isinstance", "hasattr", "getattr"):
             return _call_builtin(last, args)
         if last in _WRAPPERS and args and isinstance(args[0], Symbol | Function):
             inner = args[0].name if isinstance(args[0], Symbol) else args[0].node.name
-            return Built(inner, dict(keywords))
+            return Built(inner, dict(keywords), is_object=True)
         base = self.bases.get(last)
         built = Built(name, {str(place): value for place, value in enumerate(args)} | keywords)
+        # A call of a function that is not known may return nothing.
+        built.is_object = base is not None or last.endswith("Config")
         if base is not None:
             built.fields = _as_fields(base) | built.fields
         return built
 
+    def _copy_shallow(self, value: Any) -> Any:
+        if isinstance(value, Built):
+            self._step(len(value.fields) // _PER_STEP)
+            return Built(value.name, dict(value.fields), value.is_object)
+        if isinstance(value, list | dict):
+            self._step(len(value) // _PER_STEP)
+            return value.copy()
+        return value
+
     def _method(self, owner: object, name: str, args: list[Any], keywords: dict[str, Any]) -> Any:
         """Return what a method returns."""
         if isinstance(owner, str) and not args and name in ("lower", "upper", "strip"):
+            self._step(len(owner) // _PER_STEP)
             return owner if _is_unknown(owner) else getattr(owner, name)()
         if isinstance(owner, str) and name == "join" and len(args) == 1 and isinstance(args[0], list | tuple):
             words = [one for one in args[0] if isinstance(one, str)]
             is_short = len(words) == len(args[0]) and sum(map(len, words)) <= MAX_ITEMS
+            is_short = is_short and len(owner) * len(words) <= MAX_ITEMS
             return owner.join(words)[:MAX_ITEMS] if is_short else unknown("a text")
-        if isinstance(owner, list) and name == "copy":
-            return list(owner)
-        if isinstance(owner, list) and name in ("append", "extend"):
-            added = args if name == "append" else args[0] if args and isinstance(args[0], list) else []
-            if len(owner) + len(added) <= MAX_ITEMS:
-                owner += added
-            return None
+        if isinstance(owner, list):
+            return self._list_method(owner, name, args)
         if isinstance(owner, dict):
-            if name == "get" and args and isinstance(args[0], str | int | tuple):
-                return owner.get(args[0], args[1] if len(args) > 1 else None)
-            if name == "update":
-                added_to = args[0] if args and isinstance(args[0], dict) else {}
-                owner |= {**added_to, **keywords}
-                return None
-            if name == "copy":
-                return dict(owner)
+            return self._dict_method(owner, name, args, keywords)
         if isinstance(owner, Built):
             # A method of a builder, such as AutoBridge.from_hf_pretrained(NAME).to_megatron_provider().
+            self._step(len(owner.fields) // _PER_STEP)
             return Built(f"{owner.name}.{name}"[:200], {**owner.fields, **keywords})
+        return self._mark_arguments(name, [*args, *keywords.values()])
+
+    def _list_method(self, owner: list[Any], name: str, args: list[Any]) -> Any:
+        if name == "copy":
+            return self._copy_shallow(owner)
+        added = args if name == "append" else args[0] if name == "extend" and args else None
+        if isinstance(added, list | tuple) and not self.unsure and len(owner) + len(added) <= MAX_ITEMS:
+            self._step(len(added) // _PER_STEP)
+            owner += added
+        elif name not in ("count", "index"):
+            _open(owner)
+        return None if name in ("append", "extend") else unknown(name)
+
+    def _dict_method(self, owner: dict[Any, Any], name: str, args: list[Any], keywords: dict[str, Any]) -> Any:
+        key = args[0] if args and isinstance(args[0], _KEYS) and not _is_unknown(args[0]) else None
+        default = args[1] if len(args) > 1 else None
+        if name == "copy":
+            return self._copy_shallow(owner)
+        if name == "update":
+            self._update(owner, args[0] if args else {})
+            self._update(owner, keywords)
+            return None
+        if name in ("get", "setdefault", "pop") and args:
+            if key is None or (key not in owner and _REST in owner):
+                found = unknown("an item")
+            else:
+                found = owner.get(key, default)
+            if name == "setdefault":
+                self._set_item(owner, args[0], found)
+            elif name == "pop" and (self.unsure or key is None):
+                self._set_item(owner, args[0], unknown("an item"))
+            elif name == "pop":
+                owner.pop(key, None)
+            return found
+        if name not in ("items", "keys", "values"):
+            _open(owner)
         return unknown(name)
 
     _READERS: Mapping[type, Callable[..., Any]] = {
         ast.Constant: _constant, ast.Name: _name, ast.Attribute: _attribute, ast.List: _list, ast.Tuple: _tuple,
         ast.Dict: _dict, ast.BinOp: _binary, ast.UnaryOp: _unary, ast.BoolOp: _bool, ast.Compare: _compare,
-        ast.IfExp: _choice, ast.JoinedStr: _text, ast.Subscript: _subscript, ast.Call: _call,
+        ast.IfExp: _choice, ast.NamedExpr: _named, ast.JoinedStr: _text, ast.Subscript: _subscript, ast.Call: _call,
     }  # fmt: skip
 
 
@@ -593,28 +892,42 @@ def _describe(value: object) -> object:
     """Return a literal as it is, and the name of anything else."""
     if isinstance(value, Built | Symbol):
         return value.name
-    if isinstance(value, list | tuple) and all(isinstance(one, str) for one in value):
+    if isinstance(value, list | tuple) and len(value) <= _MAX_NESTED and all(isinstance(one, str) for one in value):
         return tuple(value)
     return value if isinstance(value, str | int | float | bool | type(None)) else unknown("a value")
 
 
 def _as_fields(base: Mapping[str, Any]) -> dict[str, Any]:
     """Return the fields of a base, in which nested mappings are objects with fields of their own."""
-    return {key: Built("", _as_fields(value)) if isinstance(value, Mapping) else value for key, value in base.items()}
+    return {
+        key: Built("", _as_fields(value), is_object=True) if isinstance(value, Mapping) else value
+        for key, value in base.items()
+    }
 
 
-def _copy(value: Any, depth: int) -> Any:
-    if depth > _MAX_DEPTH:
-        return unknown("a copy")
-    if isinstance(value, Built):
-        return Built(value.name, {key: _copy(item, depth + 1) for key, item in value.fields.items()})
+_OPEN = unknown("a list")
+"""Mark of an item of a list that stands for any number of items."""
+
+
+def _is_open(value: object) -> bool:
+    """Return whether only a run would know which items there are."""
     if isinstance(value, dict):
-        return {key: _copy(item, depth + 1) for key, item in value.items()}
-    return list(value) if isinstance(value, list) else value
+        return _REST in value
+    return isinstance(value, list | tuple) and any(isinstance(one, str) and one == _OPEN for one in value)
+
+
+def _open(value: dict[Any, Any] | list[Any]) -> None:
+    """Make all items unknown."""
+    if isinstance(value, list):
+        value[:] = [_OPEN]
+    else:
+        value |= {key: unknown("an item") for key in (*value, _REST)}
 
 
 def _is_same(before: object, after: object) -> bool:
-    return before is after or (type(before) is type(after) and not isinstance(before, Built) and before == after)
+    """Return whether two values are the same. Only literals and names are compared, which takes little time."""
+    is_plain = isinstance(before, (*_PLAIN, Symbol))
+    return before is after or (is_plain and type(before) is type(after) and before == after)
 
 
 def _operate(how: ast.operator, left: Any, right: Any) -> Any:
@@ -648,7 +961,12 @@ def _compare(how: ast.cmpop, left: Any, right: Any) -> bool | None:
         return (left is right) == isinstance(how, ast.Is)
     if isinstance(how, ast.In | ast.NotIn) and isinstance(right, list | tuple | dict | str):
         if isinstance(left, (*_PLAIN, tuple)) and not (isinstance(right, str) and not isinstance(left, str)):
-            return (left in right) == isinstance(how, ast.In)
+            if isinstance(right, dict):
+                is_known = not _is_unknown(right[left]) if left in right else _REST not in right
+            else:
+                # An item that is not known may be the one.
+                is_known = left in right or all(isinstance(one, _KEYS) and not _is_unknown(one) for one in right)
+            return (left in right) == isinstance(how, ast.In) if is_known else None
         return None
     if type(how) in _COMPARED and isinstance(left, _PLAIN) and isinstance(right, _PLAIN):
         try:
@@ -659,6 +977,9 @@ def _compare(how: ast.cmpop, left: Any, right: Any) -> bool | None:
 
 
 _PLAIN = (str, int, float, type(None))
+_KEYS = (*_PLAIN, tuple)
+_PER_STEP = 64
+"""Items or characters that are copied or compared in a step."""
 
 
 def _call_builtin(name: str, args: Sequence[Any]) -> Any:
@@ -667,7 +988,7 @@ def _call_builtin(name: str, args: Sequence[Any]) -> Any:
         if all(isinstance(kind, Symbol) for kind in kinds):
             # Classes of a framework have no literals.
             return type(args[0]).__name__ in [kind.name for kind in kinds]
-    if name == "len" and len(args) == 1 and isinstance(args[0], list | dict):
+    if name == "len" and len(args) == 1 and isinstance(args[0], list | dict) and not _is_open(args[0]):
         return len(args[0])
     if name in ("max", "min") and len(args) > 1 and all(isinstance(one, int | float) for one in args):
         return max(args) if name == "max" else min(args)

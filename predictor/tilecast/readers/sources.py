@@ -97,7 +97,8 @@ def read_bounded(path: Path, name: str) -> str:
     if b"\0" in data:
         raise SpecError(name, "is binary", "give a script, a configuration, or the launch line behind --")
     try:
-        return data.decode("utf-8")
+        # Editors put a byte order mark first.
+        return data.decode("utf-8-sig")
     except UnicodeDecodeError:
         raise SpecError(name, "is not UTF-8 text", "give a script or a configuration") from None
 
