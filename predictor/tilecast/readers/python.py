@@ -867,7 +867,7 @@ class _Reader:
             return None
         if name in ("get", "setdefault", "pop") and args:
             if key is None or (key not in owner and _REST in owner):
-                found = unknown("an item")
+                found: Any = unknown("an item")
             else:
                 found = owner.get(key, default)
             if name == "setdefault":
