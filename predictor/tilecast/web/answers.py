@@ -125,16 +125,17 @@ def write_answer(form: Form) -> str:
         SpecError: a value is missing or invalid. The error names fields as the form does.
     """
     warm_up()
-    with warnings.catch_warnings(record=True) as caught, confine(Permissions()):
-        warnings.simplefilter("always", InputWarning)
-        try:
+    try:
+        with warnings.catch_warnings(record=True) as caught, confine(Permissions()):
+            warnings.simplefilter("always", InputWarning)
             with errors_about_arguments():
                 result = compute_advice(form.to_inputs())
-        except SpecError as error:
-            if error.field.startswith("/"):
-                raise SpecError("file", "is not read by this page", "paste what is in it") from None
-            raise
-        parts = [*_write_sections(result), _write_copies(form, result)]
+            parts = [*_write_sections(result), _write_copies(form, result)]
+    except SpecError as error:
+        # The path of a file that was refused is one of this machine.
+        if error.field.startswith("/"):
+            raise SpecError("file", "is not read by this page", "paste what is in it") from None
+        raise
     notes = [f"<p>{escape(str(one.message))}</p>" for one in caught if issubclass(one.category, InputWarning)]
     return "\n".join(part for part in (*notes, *parts) if part)
 
