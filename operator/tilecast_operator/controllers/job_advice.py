@@ -55,7 +55,7 @@ class JobSearchInputs:
 
 
 class _Reading(NamedTuple):
-    """What the command of a job says, as the fields of a `Job`."""
+    """Facts that the command of a job says, as the fields of a `Job`."""
 
     said: Mapping[str, Any] = {}
     why_unread: str = ""

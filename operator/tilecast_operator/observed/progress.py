@@ -60,7 +60,7 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class RunCourse:
-    """What was seen of a run so far."""
+    """Reports of a run's progress that were seen so far."""
 
     last: Progress
     """Progress that was seen last."""

@@ -17,7 +17,7 @@ class PartSeconds(ApiModel):
 
     @property
     def parts(self) -> MeasuredParts:
-        """The same seconds as `MeasuredParts`."""
+        """Seconds of the parts of the step, as `MeasuredParts`."""
         passes = (self.forward_seconds, self.backward_seconds)
         return MeasuredParts(self.input_seconds, *passes, self.optimizer_seconds, self.communication_seconds)
 

@@ -55,7 +55,7 @@ _DEGREES = ("tensor", "pipeline", "context", "expert")
 
 @dataclass(slots=True)
 class RunFacts:
-    """What a log says about a run beside its steps."""
+    """Facts that a log says about a run beside its steps."""
 
     gpus: int | None = None
     gpu: str | None = None

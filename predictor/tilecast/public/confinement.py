@@ -22,7 +22,7 @@ from tilecast.spec import SpecError
 
 @dataclass(frozen=True, slots=True)
 class Permissions:
-    """What tools may touch beside their arguments. The default is nothing."""
+    """Files, contexts and models that tools may read beside their arguments. The default is none."""
 
     folders: tuple[Path, ...] = ()
     """Folders whose files may be read."""

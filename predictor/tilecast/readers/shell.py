@@ -981,7 +981,7 @@ def _closing_brace(text: str, start: int) -> int | None:
 
 @dataclass(frozen=True, slots=True)
 class ShellCall:
-    """What a call of a shell runs."""
+    """Text or script that a call of a shell runs."""
 
     operand: str
     """Path of a script, or a text."""
