@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 import tilecast
 from tilecast import readers, zoo
+from tilecast.inputs import launches
 from tilecast.inputs.job import read_job
 from tilecast.inputs.job_options import JobOptions
 from tilecast.inputs.pools import PoolOptions
@@ -690,3 +691,10 @@ def test_a_pipe_is_no_job(tmp_path: Path) -> None:
         os.mkfifo(tmp_path / name)
         with pytest.raises(SpecError, match="is no regular file"):
             read_job(JobOptions(str(tmp_path / name)))
+
+
+def test_a_command_as_text_may_have_lines_and_a_broken_one_is_an_error() -> None:
+    lines = GPT.replace(" --", " \\\n  --")
+    assert launches.split_command(lines) == GPT.split()
+    with pytest.raises(SpecError, match=r"^command: is no command: no closing quotation; paste the whole command$"):
+        tilecast.advise(None, command="torchrun 'pretrain_gpt.py", gpus="h100-sxm:8")

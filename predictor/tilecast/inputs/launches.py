@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
@@ -18,6 +19,18 @@ from tilecast.zoo import huggingface
 
 if TYPE_CHECKING:
     from tilecast.inputs.job import JobInput
+
+
+def split_command(text: str, field: str = "command") -> list[str]:
+    """Return the words of a launch command, which may have several lines that end in backslashes.
+
+    Raises:
+        SpecError: a quotation is not closed, or the text ends in a backslash. The message names `field`.
+    """
+    try:
+        return shlex.split(text.replace("\\\n", " "))
+    except ValueError as error:
+        raise SpecError(field, f"is no command: {str(error).lower()}", "paste the whole command") from None
 
 
 def is_launch(options: JobOptions) -> bool:

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import os
 import re
-import shlex
 from collections.abc import Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -25,6 +24,7 @@ import numpy as np
 from tilecast.inputs import pools as pool_inputs
 from tilecast.inputs import queue as queue_inputs
 from tilecast.inputs.job_options import JobOptions
+from tilecast.inputs.launches import split_command
 from tilecast.inputs.pools import PoolOptions
 from tilecast.inputs.reading import InputWarning as InputWarning
 from tilecast.planner.policies import POLICIES
@@ -379,7 +379,7 @@ def _build_inputs(
     where = [given.pop(name, None) for name in ("nodes", "gpus", "context", "calibration", "link")]
     example = given.pop("inputs", None)
     if isinstance(given.get("command"), str):
-        given["command"] = shlex.split(given["command"])
+        given["command"] = split_command(given["command"])
     if hasattr(model, "named_parameters"):
         model = _trace_module(model, example)
     elif isinstance(model, os.PathLike):

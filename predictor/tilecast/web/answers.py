@@ -18,6 +18,7 @@ import yaml
 from tilecast import zoo
 from tilecast.explain import explain_plan
 from tilecast.inputs.job_options import JobOptions
+from tilecast.inputs.launches import split_command
 from tilecast.inputs.pools import PoolOptions
 from tilecast.inputs.reading import InputWarning
 from tilecast.public.advising import AdviceInputs, AdviceResult, compute_advice
@@ -73,7 +74,7 @@ class Form:
         if self.pasted.startswith("{"):
             model = parse_json_mapping(self.pasted, "pasted", "it", "paste a whole config.json")
         elif self.pasted:
-            model, values["command"] = None, self._split_command()
+            model, values["command"] = None, split_command(self.pasted, "pasted")
         elif model is None:
             raise SpecError("model", "is missing", "choose a preset, or paste a config.json or a launch command")
         else:
@@ -81,12 +82,6 @@ class Form:
         return AdviceInputs(
             JobOptions.from_values(model, values), PoolOptions.from_arguments(None, self.gpus or None, None, None, None)
         )
-
-    def _split_command(self) -> list[str]:
-        try:
-            return shlex.split(self.pasted.replace("\\\n", " "))
-        except ValueError as error:
-            raise SpecError("pasted", f"is no command: {str(error).lower()}", "paste the whole command") from None
 
     def write_command(self) -> str:
         """Return the command line that gives the same advice. A pasted config is named `config.json`."""
@@ -99,7 +94,7 @@ class Form:
             if value := getattr(self, name):
                 words += [f"--{name}", value]
         if self.pasted and not self.pasted.startswith("{"):
-            words += ["--", *self._split_command()]
+            words += ["--", *split_command(self.pasted, "pasted")]
         return shlex.join(words)
 
     def write_python(self) -> str:
