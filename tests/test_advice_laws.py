@@ -166,8 +166,15 @@ def test_no_member_of_the_pareto_set_is_beaten(request: Request, pools: list[Poo
         assert not any(all(b <= a for a, b in zip(one, other, strict=True)) for other in points if other is not one)
 
 
+TWO_GPUS = Request(
+    "drawn", Workload(zoo.find_preset("llama-2-7b"), 512, 8, "bf16", steps=1), "fewestGpus", batches=(4, 16)
+)
+"""A job whose only roomy plan is 3.8 % behind the best plan, and 3 % behind another plan on a slow host."""
+
+
 @settings(max_examples=12)
 @given(request=requests(), pools=pools())
+@example(request=TWO_GPUS, pools=[parse_gpu_list("h100-sxm:4")[0]])
 @pytest.mark.slow
 def test_no_plan_near_the_best_is_clearly_faster_or_cheaper(request: Request, pools: list[Pool]) -> None:
     for pool in pools:

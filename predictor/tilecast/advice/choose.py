@@ -252,13 +252,23 @@ def _keep_near_best(table: _PlanTraits, indices: Ints, others: Ints) -> Ints:
     """Return which of the plans in `indices` are near the best of the plans in `others`.
 
     They are at most `MOST_BEHIND` behind it on a usual host, or at most `uncertainty.MOST_TIED` and not behind on a
-    slow host. If there is none, the one with the best forecast stays.
+    slow host; and no plan in `others` is faster by more than `MOST_BEHIND` on both hosts. If there is none, the one
+    with the best forecast stays.
     """
     best = others[np.argmin(table.value[others])]
     value, most = table.value[indices], table.value[best] * np.exp(uncertainty.MOST_TIED)
     is_better_on_slow_host = (value <= most) & (table.slow[indices] <= table.slow[best])
-    near = indices[(value <= table.value[best] * MOST_BEHIND) | is_better_on_slow_host]
+    is_near = (value <= table.value[best] * MOST_BEHIND) | is_better_on_slow_host
+    near = indices[is_near & ~_is_beaten_on_both_hosts(table, indices, others)]
     return np.asarray(near if len(near) else indices[[np.argmin(value)]])
+
+
+def _is_beaten_on_both_hosts(table: _PlanTraits, indices: Ints, others: Ints) -> Mask:
+    """Return which of the plans in `indices` have a plan in `others` that is clearly better on usual and slow hosts."""
+    order = others[np.argsort(table.value[others], kind="stable")]
+    better = np.searchsorted(table.value[order], table.value[indices] / MOST_BEHIND, side="left")
+    least_slow = np.append(np.inf, np.minimum.accumulate(table.slow[order]))
+    return np.asarray(least_slow[better] < table.slow[indices] / MOST_BEHIND)
 
 
 def _keep_roomy(table: _PlanTraits, indices: Ints) -> Ints:
