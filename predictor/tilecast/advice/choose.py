@@ -15,7 +15,8 @@ the pools (`rank_choices`).
 
 A plan with a faster forecast may wait longer for its host, whose speed is not known. It does not beat a plan that is
 faster on a slow host, if the forecast is at most `uncertainty.MOST_TIED` apart (`_keep_near_best`). But a plan that is
-clearly faster for no more money is chosen all the same (`_find_faster_for_no_more`).
+clearly faster for no more money is chosen all the same (`_find_faster_for_no_more`), and so is one that is clearly
+cheaper and as fast (`_find_cheaper_and_as_fast`).
 
 A pool without such a plan is rejected with a reason (`choose_or_reject`). `rank_choices` orders the others.
 """
@@ -242,6 +243,10 @@ def _choose_among(table: _PlanTraits, indices: Ints, others: Ints | None = None)
     if len(faster):
         chosen = int(faster[np.argmin(table.seconds[faster])])
         decisions.append(("time", faster))
+    cheaper = _find_cheaper_and_as_fast(table, indices, others, chosen)
+    if len(cheaper):
+        chosen = int(cheaper[np.argmin(table.cost[cheaper])])
+        decisions.append(("price", cheaper))
     first = indices[np.argmin(table.value[indices])]
     if table.value[chosen] <= table.value[first]:
         return chosen, "best"
@@ -295,6 +300,20 @@ def _find_faster_for_no_more(table: _PlanTraits, indices: Ints, chosen: int) -> 
     is_faster = table.seconds[indices] * np.exp(uncertainty.MOST_TIED) < table.seconds[chosen]
     is_no_dearer = table.cost[indices] <= table.cost[chosen]
     return np.asarray(indices[is_near & is_faster & is_no_dearer & ~table.tight[indices]])
+
+
+def _find_cheaper_and_as_fast(table: _PlanTraits, indices: Ints, others: Ints, chosen: int) -> Ints:
+    """Return which plans are clearly cheaper than the chosen plan on usual and slow hosts, and nearly the best.
+
+    They are at most `MOST_DEARER` behind the best of the plans in `others`, and not tighter than the chosen plan. The
+    money that such a plan saves for certain is worth more than a wait for a slow host that may not occur.
+    """
+    is_best = table.value[indices] <= table.value[others].min() * MOST_DEARER
+    is_as_roomy = ~table.tight[indices] | table.tight[chosen]
+    is_cheaper = table.cost[indices] * MOST_DEARER < table.cost[chosen]
+    on_slow_host = table.cost[indices] * table.slow[indices] * table.value[chosen]
+    is_cheaper &= on_slow_host * MOST_DEARER < table.cost[chosen] * table.slow[chosen] * table.value[indices]
+    return np.asarray(indices[is_best & is_as_roomy & is_cheaper])
 
 
 def _keep_least(amounts: Floats, indices: Ints, ratio: float) -> Ints:
