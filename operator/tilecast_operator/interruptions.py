@@ -53,7 +53,7 @@ class InterruptedSearches:
         self._known: OrderedDict[Hashable, Interruption] = OrderedDict()
 
     def find_refusal(self, search_key: Hashable) -> AdviceRefusal | None:
-        """Return the refusal of a search that may not be repeated yet. If it may, return None."""
+        """Return the refusal to give if an interrupted search must still wait before it is tried again, or None."""
         known = self._known.get(search_key)
         if known is None or known.due_s <= self._monotonic():
             return None

@@ -101,7 +101,7 @@ class Release:
             await asyncio.sleep(self.pause_s)
 
     async def _select_namespaces(self) -> bool:
-        """Find the selected namespaces. Return whether they are known."""
+        """Store the names of the namespaces that the selector matches. Return False if they cannot be listed."""
         if self.selector is None:
             return True
         try:

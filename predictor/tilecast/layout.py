@@ -75,9 +75,10 @@ _MOST_LETTERS = 1 << 14
 
 @lru_cache(64)
 def parse_layout(text: str) -> PipelineLayout:
-    """Return the pipeline layout in a text of Megatron-Core (transformer/pipeline_parallel_layer_layout.py).
+    """Return the pipeline layout that `text` describes in the notation of Megatron-Core.
 
-    `|` separates virtual stages. `*3` repeats the letter or the bracket in front of it. Commas are ignored.
+    The notation is that of transformer/pipeline_parallel_layer_layout.py. `|` separates virtual stages. `*3` repeats
+    the letter or the bracket in front of it. Commas are ignored.
 
     Raises:
         SpecError: the text is not a layout.

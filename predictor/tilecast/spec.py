@@ -404,7 +404,7 @@ def _parse_plan_value(column: PlanColumn, value: str, text: str, field: str) -> 
 
 @dataclass(frozen=True, slots=True)
 class Columns:
-    """Columns of one length, or groups of such columns."""
+    """Base class of tables. Each field is a column or another table, and all columns have the same length."""
 
     def take(self, rows: Rows | npt.NDArray[np.bool_] | slice) -> Self:
         """Return the chosen rows, in the order given."""

@@ -140,11 +140,11 @@ class Api:
 
         Args:
             path: path of the object, or of its status.
-            document: the fields, all of them.
-            force: take over fields that somebody else has written. Without it they are a conflict, 409.
+            document: all fields that this writer manages. A field that is left out is given up.
+            force: whether to take over fields that another writer manages.
 
         Raises:
-            ApiError: the API server refused.
+            ApiError: the API server refused. The status is 409 if another writer manages a field and `force` is False.
             aiohttp.ClientError, TimeoutError: it did not answer.
         """
         query = self._managed | {"force": "true" if force else "false"}

@@ -64,8 +64,8 @@ class KeyQueue(Generic[KeyT]):
     def add(self, key: KeyT, delay_s: float = 0.0, *, in_background: bool = False) -> None:
         """Add a key that may be taken after `delay_s` seconds.
 
-        Of several delays the shortest counts. A key that is added without delay and not for the background leaves the
-        background.
+        Of several delays the shortest counts. If a key of the background is added again without a delay and without
+        `in_background`, it is no longer a key of the background.
         """
         if key in self._ready:
             return

@@ -181,10 +181,10 @@ def parse_prometheus_report(outcome: Any) -> StepReport | None:
 
 
 def parse_trainer_report(status: Mapping[str, Any]) -> StepReport | None:
-    """Return the report in a TrainJob's status (`status.trainerStatus.metrics`). Without a step, return None.
+    """Return the step time that a TrainJob reports in its status (`status.trainerStatus.metrics`), or None.
 
     Raises:
-        RefusedReport: its step is no time.
+        RefusedReport: the reported step time is not a finite, positive number.
     """
     for name, value in list_step_metrics(status):
         try:

@@ -95,11 +95,11 @@ def _objective_value(request: Request, offer: Offer) -> float:
 def _find_plan(
     request: Request, pool: Pool, plan: Plan, batch: int, precision: str
 ) -> tuple[CandidatePlans, int | None]:
-    """Price a plan in every variant of the job.
+    """Price a plan in every variant of the job, and find the variant with the given batch and precision.
 
     Returns:
         The priced variants as candidates.
-        The row with the given batch and precision. It is None if there is no such row.
+        The row of that variant in the candidates, or None if there is none.
     """
     candidates = find_candidates(request, pool, only_plans=Plans.from_plans(plan))
     meant = (

@@ -363,7 +363,10 @@ SCHEMA_VERSION: Literal["1"] = "1"
 
 
 class AdviceDocument(StatusModel):
-    """Output of `tilecast advise -o json`. Keys without a value are absent; keys may be added under one version."""
+    """Output of `tilecast advise -o json`. Keys without a value are left out.
+
+    New keys may be added without a change of `schema_version`.
+    """
 
     schema_version: Literal["1"] = Field(description="Version of this schema.")
     job: str = Field(description="Name of the job.")

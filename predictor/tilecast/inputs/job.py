@@ -174,7 +174,9 @@ def read_job(options: JobOptions) -> JobInput:
 
 
 def read_model_job(options: JobOptions) -> JobInput:
-    """Return the job for a name, a path, or an object, with the values of flags for a bare model.
+    """Return the job that `options.job` describes, which is a name, a path or an object.
+
+    If it describes only a model, the flags set the training options.
 
     Raises:
         SpecError: as in `read_job`.

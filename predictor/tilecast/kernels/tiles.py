@@ -73,7 +73,9 @@ def count_tiles(m: Floats, n: Floats, batch: Floats, rows: float, cols: float) -
 
 
 def choose_tiling(m: Floats, n: Floats, k: Floats, batch: Floats, gpu: Gpu, units: str) -> Tiling:
-    """Return the cheapest tile shape and split of `k` for each of N matrix products on `units`.
+    """Return the cheapest tile shape and split of `k` for each of N matrix products.
+
+    `units` is the kind of compute units that they run on, a key of `CANDIDATES`.
 
     The cost is `waves · rows · cols · (k / split + prologue) / efficiency · (1 + cost · (split - 1))` multiply-adds per
     SM. The constant `cost` is the relative cost of one more split. Of tiles with equal cost, the first one of

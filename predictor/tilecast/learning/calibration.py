@@ -454,7 +454,10 @@ class RunFit:
         return Calibration(tuple(by_group), tuple(by_software))
 
     def _estimate_group_factors(self, effects: Sequence[_Effect]) -> tuple[Floats, Floats]:
-        """Return for k groups the factors on forecasts and on the half-widths of their ranges, (k,) each."""
+        """Return two factors for each of k groups, (k,) each.
+
+        The first multiplies forecasts, the second the half-widths of the ranges of forecasts.
+        """
         if not effects:
             return np.ones(0), np.ones(0)
         loadings = np.zeros((len(self.index), len(effects)))

@@ -300,10 +300,12 @@ def _list_mpi_calls(script: Script, line: LaunchLine) -> list[Sequence[str]]:
 
 
 def _read_mpi(words: Sequence[str], count: int, where: str) -> int | None:
-    """Return the ranks that mpirun starts in pods: None if it does not say, 0 if only a run knows it.
+    """Return the number of ranks that mpirun starts on `count` pods.
+
+    Return None if its options give no number, and 0 if the number is known only at run time.
 
     Raises:
-        SpecError: it states them in a way that is not read, or two numbers that differ.
+        SpecError: an option that gives the number cannot be read, or two options give different numbers.
     """
     remedy, found = "state all ranks by -np", set[int]()
     total, unread = False, ""

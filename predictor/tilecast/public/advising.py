@@ -277,7 +277,10 @@ def _choose_advice(requests: Sequence[Request], pools: Sequence[Pool]) -> Advice
 
 
 def _is_executable(advice: Advice) -> bool:
-    """Return whether the job's framework can run the recommended plan. Return False without a recommendation."""
+    """Return whether the job's framework can run the recommended plan.
+
+    If no plan is recommended, return False. If the job names no framework, return True.
+    """
     best, framework = advice.best, advice.request.workload.framework
     if best is None or framework is None:
         return best is not None

@@ -67,7 +67,7 @@ class Symbol:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Function:
-    """A function of a file."""
+    """A function that is defined in a Python file."""
 
     node: ast.FunctionDef
     module: _Module

@@ -320,7 +320,10 @@ _ATTENTION = re.compile(
 
 
 def _adapters(ranked: RankedFacts, name: str, rank: int, training: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields of adapters. Without an adapter, a stated rank counts for nothing."""
+    """Return the fields of `spec.training` for LoRA adapters.
+
+    If the configuration names no adapter, its LoRA rank is ignored, except for LitGPT, where the rank is the adapter.
+    """
     component = str(ranked.stated("model.component") or "").rpartition(".")[2]
     adapter = ranked.get("adapter")
     is_quantized = ranked.stated("quantized") or adapter == "qlora" or component.startswith("qlora_")

@@ -120,7 +120,7 @@ class Script:
     budget: Budget = field(init=False)
 
     def __post_init__(self) -> None:
-        """Begin with a full budget."""
+        """Set the budget for reading this script to its maximum."""
         self.budget = Budget(self.name)
 
 
@@ -441,7 +441,10 @@ class _Reader:
     # --- control flow
 
     def _runs(self) -> bool | None:
-        """Return whether the present command runs: False if a branch is skipped, None if only a run would know."""
+        """Return whether the current command runs.
+
+        Return False in a skipped branch or after the end of the script, and None if it is known only at run time.
+        """
         if self.has_ended or self.script.has_ended:
             return False
         runs = _both(self.open[-1].outer, self.open[-1].taken) if self.open else self.runs

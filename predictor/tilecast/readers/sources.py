@@ -106,12 +106,12 @@ def read_bounded(path: Path, name: str) -> str:
 def read_words(
     words: Sequence[str], *, gpus: int | None = None, has_model: bool = False, folder: Path | None = None
 ) -> LaunchReading:
-    """Return what a command says.
+    """Return the training job and the plan that a command describes.
 
     Args:
         words: the words of the command.
         gpus: number of GPUs if the command does not say it, or None.
-        has_model: whether the user names the model beside the command.
+        has_model: whether the user names the model separately from the command.
         folder: where the files that the command names lie. The working directory if None.
 
     Raises:
@@ -482,14 +482,17 @@ def _read_registry(
 
 
 def _find_reader(line: LaunchLine) -> str:
-    """Return the table of options of a launch line, Megatron-LM's included, or an empty string."""
+    """Return the name of the option table that fits a launch line, Megatron-LM's included.
+
+    If none fits, return an empty string.
+    """
     if line.program.rpartition("/")[2] in MEGATRON or _is_megatron(line):
         return "megatron"
     return _find_table(line, {spell(word.partition("=")[0]) for word in line.arguments if word[:2] == "--"})
 
 
 def _find_table(line: LaunchLine, options: set[str]) -> str:
-    """Return the table of options of a launch line, or an empty string."""
+    """Return the name of the option table that fits a launch line. If none fits, return an empty string."""
     for name, table in _PROGRAMS:
         if name in line.program:
             return table

@@ -149,7 +149,10 @@ def draw_svg(chart: Chart, name: str, style: str = "") -> str:
 
 
 def _draw_band(series: Series, x: AxisScale, y: AxisScale) -> str:
-    """Return the corners of the band that the ranges of a joined series form, or "" if it has no ranges."""
+    """Return the corners of the band between the low and high values of a series, as `points` of an SVG polygon.
+
+    Return "" if no line joins the points of the series or fewer than two of them have a range.
+    """
     ranges = [(point.x, point.low, point.high) for point in series.points]
     known = [(place, low, high) for place, low, high in ranges if low is not None and high is not None]
     if not series.joined or len(known) < 2:

@@ -248,9 +248,9 @@ _OPEN = ((0, 1), (1, 1), (2, 0), (2, 1))
 
 
 def _list_complete_plans(case: RunCase) -> Plans:
-    """Return the plan of a row that gives its whole split, as one plan per recomputation mode that is possible.
+    """Return the plans that a row with all its parallelism degrees can mean, the most likely first.
 
-    The plans are in order of preference.
+    There is one for each possible pair of recomputation mode and sequence parallelism.
 
     Raises:
         UnreadableRow: the parallelism degrees contradict the batch or the number of layers.

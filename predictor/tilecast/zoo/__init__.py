@@ -383,7 +383,7 @@ def reads_images(model: Model) -> bool:
 
 
 def has_attention(workload: Workload) -> bool:
-    """Return whether the unsplit model runs a fused kernel of attention."""
+    """Return whether the model runs a fused attention kernel when it is not split over GPUs."""
     blocks = build_sharded_graph(workload, Plans.from_plans(Plan())).graph.blocks
     return any((op.table.kind == KIND_NAMES.index("attention")).any() for block in blocks for op in block.ops)
 

@@ -49,7 +49,11 @@ def largest_quantized_weight(parts: Sequence[Sublayer], calls: Floats) -> Floats
 
 
 def list_adapted(workload: Workload, linears: Sequence[Linear]) -> Sequence[Linear]:
-    """Return the dense layers that get an adapter: all, or those of attention where names tell them apart."""
+    """Return the dense layers that get a LoRA adapter.
+
+    If `lora_targets` is `attention` and some layers are named as projections of attention, only those do. Otherwise
+    all do.
+    """
     projections = [item for item in linears if item.name.startswith(_ATTENTION)]
     return projections if projections and workload.lora_targets == "attention" else linears
 

@@ -37,7 +37,7 @@ class Rank:
 
     @classmethod
     def from_shards(cls, shards: Shards, sequence: float) -> Rank:
-        """Return the sizes on one rank of each shard for samples of `sequence` tokens."""
+        """Return the sizes of a micro-batch on one rank, for each shard, if samples have `sequence` tokens."""
         tensor = shards.tensor.astype(float)
         return cls(
             shards.micro_batch.astype(float),

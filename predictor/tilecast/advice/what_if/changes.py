@@ -207,7 +207,7 @@ def bisect_integers(works: Callable[[int], bool], fails: int, succeeds: int, tol
 
 
 def describe_larger_memory(pool: Pool, needed_bytes: float) -> Change:
-    """Return the change to GPUs with just enough memory, in whole GiB, for a job to use `needed_bytes`."""
+    """Return the change to GPUs with the least memory, in whole GiB, of which a job can use `needed_bytes`."""
 
     def holds(gib: int) -> bool:
         return memory.usable_bytes(replace(pool.gpu, memory_bytes=float(gib * GIB))) >= needed_bytes

@@ -252,7 +252,10 @@ def _other_counts(request: Request, candidates: CandidatePlans, rejection: Rejec
 
 
 def _other_batches(request: Request, candidates: CandidatePlans, rejection: Rejection) -> Iterator[Change]:
-    """Yield global batches that more ranks divide, the nearest first."""
+    """Yield other global batches that split evenly over the job's GPUs, or over a divisor of their number.
+
+    The nearest to the job's own batch comes first.
+    """
     own, gpus = request.workload.global_batch, request.constraints.gpus or 1
     micro = request.workload.micro_batch or 1
     multiples = {micro * part * max(1, round(own / (micro * part))) for part in search.divisors(gpus)}

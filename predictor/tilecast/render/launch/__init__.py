@@ -183,7 +183,9 @@ def _describe_amounts(setting: LaunchSetting) -> str:
 
 
 def launch_document(launcher: str, setting: LaunchSetting, safer: LaunchSetting | None = None) -> dict[str, object]:
-    """Return the launch as JSON-compatible data, and that of a safer plan under `safer` if the launcher can run it.
+    """Return the launch as JSON-compatible data.
+
+    If the launcher can run the plan of `safer`, the key `safer` has the launch of that plan.
 
     Raises:
         SpecError: as in `write_launch`.

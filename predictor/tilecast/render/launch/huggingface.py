@@ -217,7 +217,7 @@ def refusal_reason(setting: LaunchSetting) -> str:
 
 
 def _has_fused_adam(setting: LaunchSetting) -> bool:
-    """Return whether the update is Adam's in one kernel; `OptimizerNames` has no such kernel of SGD."""
+    """Return whether the launch selects the fused Adam or AdamW. `OptimizerNames` has no fused SGD."""
     return setting.workload.optimizer in ("adam", "adamw") and script.has_fused_optimizer(setting)
 
 

@@ -17,7 +17,10 @@ from tilecast.zoo.cnn.images import Images
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class Gnmt(Images):
-    """Dimensions of GNMT. The width of its image is the number of words."""
+    """Dimensions of GNMT, a translation model.
+
+    A sentence is stored as an image of height 1, whose width is the number of words.
+    """
 
     cells: int
     vocabulary: int

@@ -310,13 +310,16 @@ def _suggest_preset(config: Mapping[str, Any]) -> str:
 
 
 def _named(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the name that a config states for itself, as a mapping to add to a part of it."""
+    """Return a mapping with the `_name_or_path` of a config. If the config has none, it is empty."""
     return {"_name_or_path": config["_name_or_path"]} if "_name_or_path" in config else {}
 
 
 @cache
 def _type_tables() -> Mapping[str, Mapping[str, Any]]:
-    """Return the table of each type, completed from the types that it extends (`like`)."""
+    """Return the table of each Hugging Face model type.
+
+    A table with `like` inherits the entries of the type that `like` names.
+    """
     return {name: _fill_table(name) for name in _written_tables()}
 
 

@@ -305,7 +305,10 @@ def _emit_nothing(call: CalledOperator, emission: TraceScaling) -> list[Op]:
 
 
 def _emit_slice_gradient(call: CalledOperator, emission: TraceScaling) -> list[Op]:
-    """Return the gradient of a slice, which is written into a tensor of zeros. The slice itself is a view."""
+    """Return the kernels of a slice's backward pass. Its forward pass has none, because a slice is a view.
+
+    One kernel copies the gradient. Another fills the whole tensor with zeros if it is larger than the slice.
+    """
     if not (emission.numerics.training and call.output.trained):
         return []
     numerics, name = emission.find_numerics_of_operand(call.output), f"{call.kind}.gradient"
