@@ -230,7 +230,7 @@ def complete_specifications(specifications: GpuFile, shipped_files: Iterable[Gpu
 
 
 def _is_close(first: GpuFile, second: GpuFile, name: str) -> bool:
-    """Return whether the field `name` of two GPU files differs by at most `same_figure`, a fraction in `boards.toml`."""
+    """Return whether the field `name` of two GPU files differs by at most `same_figure`, a share in `boards.toml`."""
     return math.isclose(getattr(first, name), getattr(second, name), rel_tol=read_boards().same_figure)
 
 
