@@ -14,7 +14,7 @@ from tilecast import frameworks, hardware, memory, overlap, search, zoo
 from tilecast.advice import Request
 from tilecast.frameworks import FRAMEWORKS, UNSET
 from tilecast.public.advising import launcher_requests
-from tilecast.spec import Framework, Plan, Plans, SpecError, Workload
+from tilecast.spec import Framework, Plan, Plans, Precision, SpecError, Workload
 
 NAMES: tuple[Framework, ...] = get_args(Framework)
 LLAMA = zoo.find_preset("llama-2-7b")
@@ -162,6 +162,24 @@ def test_more_sharding_never_holds_more(framework: Framework | None, data: int, 
 def test_frozen_weights_in_four_bits_take_less(framework: Framework) -> None:
     whole, quarter = (bill(framework, Plan(), lora_rank=8, frozen_bits=bits).parameters[0] for bits in (16.0, 4.5))
     assert quarter < 0.4 * whole
+
+
+def test_frozen_weights_in_eight_bits_take_a_byte_in_layers_and_two_elsewhere() -> None:
+    held = {bits: bill(None, Plan(), lora_rank=8, frozen_bits=bits).parameters[0] for bits in (16, 8)}
+    in_layers = zoo.count_parameters(Workload(LLAMA, 2048, 64)) - 2 * LLAMA.vocab * LLAMA.hidden - LLAMA.hidden
+    assert held[16] - held[8] == pytest.approx(in_layers, rel=1e-3)
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+def test_products_with_weights_in_int8_need_kernels_around_them(precision: Precision) -> None:
+    """MatMul8bitLt moves 3 bytes of each input in FP16 and 7 in BF16, 6 of each output and 7 of each weight."""
+    job = Workload(LLAMA, 2048, 1, precision, lora_rank=8, frozen_bits=8)
+    layer = zoo.build_sharded_graph(job, Plans.from_plans(Plan())).graph.layers[0]
+    moved = sum(float(op.table.bytes()[0]) for op in layer.ops if op.name.endswith("quantize"))
+    linears = [(4096, 3 * 4096, 3), (4096, 4096, 1), (4096, 2 * 11008, 2), (11008, 4096, 1)]
+    each = 7 if precision == "bf16" else 3
+    expected = sum(2048 * (each * k * modules + 6 * n) + 7 * k * n for k, n, modules in linears)
+    assert moved == pytest.approx(expected)
 
 
 def test_a_fused_loss_needs_a_quarter_of_what_an_eager_one_does() -> None:

@@ -362,11 +362,20 @@ def test_recipes_of_equal_meaning_are_read_as_equal_jobs(name: str, tmp_path: Pa
     assert (workload.lora_rank, workload.lora_targets, workload.frozen_bits < 16) == (32, "all", True)
 
 
+@pytest.mark.parametrize(("bits", "optimizer"), [(4, "adamw4bit"), (8, "adamw8bit"), (8, "adamw4bit")])
+def test_axolotl_says_the_bits_of_weights_and_moments(bits: int, optimizer: str, tmp_path: Path) -> None:
+    text = FINE_TUNING["axolotl"].replace("qlora", "lora").replace("paged_adamw_8bit", f"adamw_torch_{optimizer[5]}bit")
+    text += f"load_in_{bits}bit: true\nquantize_moe_experts: true\n"
+    (tmp_path / "job.yaml").write_text(text)
+    workload = read_job(JobOptions(str(tmp_path / "job.yaml"), gpus=8)).request().workload
+    assert (workload.frozen_bits, workload.optimizer) == (bits, optimizer)
+
+
 @pytest.mark.parametrize(
     ("file", "text", "problem"),
     [
         ("a.yaml", FINE_TUNING["axolotl"] + "rl: dpo\n", "rl: preference"),
-        ("a.yaml", FINE_TUNING["axolotl"] + "load_in_8bit: true\n", "8-bit weights are not priced"),
+        ("a.yaml", FINE_TUNING["axolotl"] + "activation_offloading: true\n", "offload without a share is not priced"),
         ("a.yaml", FINE_TUNING["axolotl"].replace("4096", "long"), "'long' is no count"),
         ("a.yaml", FINE_TUNING["axolotl"].replace("base_model: ", "# "), "is not said by the launch"),
         ("a.yaml", FINE_TUNING["torchtune"].replace("llama3_8b", "llama9_8b"), "is no model that is known"),

@@ -52,6 +52,8 @@ def states(footprint: memory.Footprint) -> float:
         ("megatron", {"optimizer": "adafactor"}, 10.0),
         # Two moments of a byte, with FP32 scales for blocks of 256.
         ("megatron", {"optimizer": "adamw8bit"}, 12 + 8 / 256),
+        # Two moments of half a byte, with FP32 scales for blocks of 128.
+        ("megatron", {"optimizer": "adamw4bit"}, 11 + 8 / 128),
     ],
 )
 def test_states_take_what_the_recipe_says(framework: Framework, recipe: dict[str, Any], each: float) -> None:

@@ -282,6 +282,14 @@ def gradient_bytes(workload: Workload) -> float:
     return 4.0 if not workload.is_mixed or find_framework(workload).has_fp32_gradients(workload) else 2.0
 
 
+def frozen_weight_bits(workload: Workload) -> float:
+    """Return the bits of a frozen, quantized weight of a layer, with its scales.
+
+    The scales of INT8, an FP32 number for each row of a weight (bitsandbytes, nn/modules.py Int8Params), are left out.
+    """
+    return find_framework(workload).quantized_bits if workload.frozen_bits < 8 else float(workload.frozen_bits)
+
+
 def holds_fp8_weights_only(workload: Workload) -> bool:
     """Return whether an FP8 or MXFP8 job has no 16-bit copy of the weights of its layers.
 

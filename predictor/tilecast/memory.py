@@ -71,12 +71,14 @@ class _OptimizerStates:
 
 # Adafactor keeps a mean for each row and column (arXiv 1804.04235, section 3). Muon keeps one moment of the matrices of
 # layers and updates all others with AdamW (Keller Jordan, Muon, README). 8-bit Adam keeps an FP32 scale for each block
-# of 256 moments (arXiv 2110.02861, section 2; bitsandbytes, optim/optimizer.py).
+# of 256 moments (arXiv 2110.02861, section 2; bitsandbytes, optim/optimizer.py), 4-bit Adam one for 128 (torchao,
+# optim/subclass_4bit.py).
 _OPTIMIZERS: Mapping[str, _OptimizerStates] = {
     "none": _OptimizerStates(0, 0), "sgd": _OptimizerStates(0, 0), "momentum": _OptimizerStates(1, 1),
     "adam": _OptimizerStates(2, 2, lists=1), "adamw": _OptimizerStates(2, 2, lists=1),
     "lamb": _OptimizerStates(2, 2, lists=1), "adafactor": _OptimizerStates(0, 0, tensors=1),
     "muon": _OptimizerStates(1, 2, tensors=1), "adamw8bit": _OptimizerStates(0, 0, 2 * (1 + 4 / 256)),
+    "adamw4bit": _OptimizerStates(0, 0, 2 * (1 / 2 + 4 / 128)),
 }  # fmt: skip
 
 

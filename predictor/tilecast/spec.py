@@ -50,7 +50,7 @@ MXFP8 has a scale of one byte for 32 elements (OCP Microscaling Formats, version
 scale for each tensor: arXiv 2509.25149, section 2). Activations of such jobs stay in BF16.
 """
 
-Optimizer = Literal["none", "sgd", "momentum", "adam", "adamw", "lamb", "adafactor", "muon", "adamw8bit"]
+Optimizer = Literal["none", "sgd", "momentum", "adam", "adamw", "lamb", "adafactor", "muon", "adamw8bit", "adamw4bit"]
 OPTIMIZERS: tuple[Optimizer, ...] = get_args(Optimizer)
 Weights = Literal["master", "autocast", "sharded", "pure"]
 WEIGHTS: tuple[Weights, ...] = get_args(Weights)
@@ -93,11 +93,14 @@ DeepEP and HybridEP, which send a token once to a node and once to a rank."""
 ExpertOverlap = Literal["none", "microBatch"]
 EXPERT_OVERLAPS: tuple[ExpertOverlap, ...] = get_args(ExpertOverlap)
 """Computation beside which tokens get to experts: none, or that of another micro-batch (DualPipe, arXiv 2412.19437)."""
-Quantization = Literal["nf4"]
+Quantization = Literal["nf4", "int8"]
 QUANTIZATIONS: tuple[Quantization, ...] = get_args(Quantization)
+"""Types of frozen weights of layers, other than 16 bits: 4-bit NormalFloat (QLoRA, arXiv 2305.14314, section 3), and
+8-bit integers (LLM.int8(), arXiv 2208.07339)."""
+FROZEN_BITS: Mapping[Quantization | None, int] = {None: 16, "int8": 8, "nf4": 4}
+"""Bits of a frozen weight of the layers, without scales."""
 LoraTargets = Literal["all", "attention"]
 LORA_TARGETS: tuple[LoraTargets, ...] = get_args(LoraTargets)
-"""Type of frozen weights of layers, other than 16 bits: 4-bit NormalFloat (QLoRA, arXiv 2305.14314, section 3)."""
 Framework = Literal[
     "ddp", "fsdp2", "deepspeed", "megatron", "torchtitan", "nemo", "megatron-deepspeed", "lightning", "huggingface",
     "accelerate", "composer", "litgpt", "torchtune", "detectron2", "jax", "tensorflow", "paddle", "oneflow", "mxnet",
@@ -194,8 +197,9 @@ class Workload:
     lora_targets: LoraTargets = "all"
     """Linear layers with adapters: all, or only the projections of attention."""
     frozen_bits: int = 16
-    """Bits of a frozen weight of the layers under LoRA: 16, or 4 in NF4 (QLoRA, arXiv 2305.14314, section 3) with
-    scales, whose bits depend on the framework (`frameworks.Framework.quantized_bits`)."""
+    """Bits of a frozen weight of the layers under LoRA: 16, 8 in INT8 (LLM.int8(), arXiv 2208.07339), or 4 in NF4
+    (QLoRA, arXiv 2305.14314, section 3) with scales, whose bits depend on the framework
+    (`frameworks.Framework.quantized_bits`)."""
     framework: Framework | None = None
     """Framework that limits the plans to those it executes; None allows the plans of any framework."""
     framework_version: str | None = None

@@ -205,8 +205,8 @@ class Training(ApiModel):
         "absent."
     )
     quantization: Quantization | None = optional_field(
-        "What the frozen weights of the layers are held in under LoRA: nf4 is 4 bits and scales (QLoRA); "
-        "absent holds them in 16 bits."
+        "What the frozen weights of the layers are held in under LoRA: nf4 is 4 bits and scales (QLoRA), int8 8 bits "
+        "(bitsandbytes); absent holds them in 16 bits."
     )
     steps: int | None = optional_field(
         "Optimizer steps of the whole run; with them time and cost to finish appear.", ge=1, le=10**12

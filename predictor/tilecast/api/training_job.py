@@ -43,7 +43,7 @@ from tilecast.objectives import OBJECTIVES, Objective, objectives_bounded_by
 from tilecast.recomputation import PATTERN, Checkpointing, join_modules, split_modules
 from tilecast.search import FRAMEWORKS as ABILITIES
 from tilecast.search import abilities
-from tilecast.spec import PIPELINE_SCHEDULES, PartialPlan, Schedule, SpecError, Workload
+from tilecast.spec import FROZEN_BITS, PIPELINE_SCHEDULES, PartialPlan, Schedule, SpecError, Workload
 from tilecast.zoo.families import FAMILIES
 
 KIND = "TrainingJob"
@@ -376,7 +376,7 @@ def _to_workload(spec: TrainingJobSpec, model: Model, sequence_length: int) -> W
         steps=steps,
         lora_rank=training.lora_rank or 0,
         lora_targets=training.lora_targets or "all",
-        frozen_bits=16 if training.quantization is None else 4,
+        frozen_bits=FROZEN_BITS[training.quantization],
     )
 
 

@@ -326,7 +326,9 @@ def _adapters(ranked: RankedFacts, name: str, rank: int, training: Mapping[str, 
     """
     component = str(ranked.stated("model.component") or "").rpartition(".")[2]
     adapter = ranked.get("adapter")
-    is_quantized = ranked.stated("quantized") or adapter == "qlora" or component.startswith("qlora_")
+    quantization = ranked.stated("quantized")
+    if adapter == "qlora" or component.startswith("qlora_"):
+        quantization = quantization or "nf4"
     is_litgpt = name == "lightning" and ranked.stated("training.loraRank") is not None
     has = is_litgpt or adapter in ("lora", "qlora") or component.startswith(("lora_", "qlora_"))
     if not has:
@@ -342,7 +344,7 @@ def _adapters(ranked: RankedFacts, name: str, rank: int, training: Mapping[str, 
     return {
         "loraRank": training.get("loraRank") or rank,
         "loraTargets": chosen,
-        "quantization": "nf4" if is_quantized else None,
+        "quantization": quantization or None,
     }
 
 

@@ -93,10 +93,10 @@ def reshards_weights(workload: Workload, plans: Plans) -> npt.NDArray[np.bool_]:
 
 
 # The weight in and out (8), each moment in and out (8), and for LAMB's two norms weight and update once more (16). A
-# moment of 8-bit Adam takes two bytes. Adafactor and Muon have no fused update.
+# moment of 8-bit Adam takes two bytes, one of 4-bit Adam takes one. Adafactor and Muon have no fused update.
 _FUSED_OPTIMIZER_BYTES: Mapping[str, float] = {
     "none": 0.0, "sgd": 8.0, "momentum": 16.0, "adam": 24.0, "adamw": 24.0, "lamb": 40.0, "adafactor": 92.0,
-    "muon": 48.0, "adamw8bit": 12.0,
+    "muon": 48.0, "adamw8bit": 12.0, "adamw4bit": 10.0,
 }  # fmt: skip
 """Bytes that an update moves per parameter besides the gradient and the 16-bit copy, with states in FP32."""
 
@@ -110,7 +110,7 @@ _FUSED_OPTIMIZER_BYTES: Mapping[str, float] = {
 # (12) and applies (12).
 _STEPWISE_OPTIMIZER_BYTES: Mapping[str, float] = {
     "none": 0.0, "sgd": 8.0, "momentum": 28.0, "adam": 68.0, "adamw": 76.0, "lamb": 96.0, "adafactor": 92.0,
-    "muon": 48.0, "adamw8bit": 12.0,
+    "muon": 48.0, "adamw8bit": 12.0, "adamw4bit": 10.0,
 }  # fmt: skip
 """Bytes as in `_FUSED_OPTIMIZER_BYTES` if every arithmetic step of the update is a separate pass over FP32 arrays."""
 
@@ -142,7 +142,7 @@ def optimizer_seconds(workload: Workload, held: HeldWeights, plans: Plans, gpu: 
 
 
 _CALLS: Mapping[str, float] = {"none": 1, "sgd": 2, "momentum": 4, "adam": 8, "adamw": 9, "lamb": 12,
-                              "adafactor": 18, "muon": 34, "adamw8bit": 2}  # fmt: skip
+                              "adafactor": 18, "muon": 34, "adamw8bit": 2, "adamw4bit": 2}  # fmt: skip
 """Operators of one update of a list of tensors, as counted in `_STEPWISE_OPTIMIZER_BYTES`, and zeroing."""
 
 

@@ -257,7 +257,7 @@ class ShardedGraph:
         if workload.frozen_bits == 16:
             return np.full(len(plans), whole)
         share = self.layer_parameter_fraction(plans)
-        quantized = frameworks.find_framework(workload).quantized_bits / 8.0
+        quantized = frameworks.frozen_weight_bits(workload) / 8.0
         return np.asarray(share * quantized + (1.0 - share) * whole)
 
     def gathered_bytes(self, workload: Workload, plans: Plans) -> Floats:

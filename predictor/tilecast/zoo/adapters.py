@@ -1,4 +1,4 @@
-"""Adapters of LoRA on one rank, and the dequantization of base weights that are quantized to four bits."""
+"""Adapters of LoRA on one rank, and the kernels that quantized base weights need."""
 
 from __future__ import annotations
 
@@ -19,28 +19,58 @@ _ATTENTION = ("attention", "cross-attention")
 
 
 def dequantize_weights(workload: Workload, parts: Sequence[Sublayer], calls: Floats) -> list[Op]:
-    """Return the operators that dequantize weights to 16 bits before each matrix product that reads them.
+    """Return the kernels that quantized weights need before the matrix products that read them.
 
-    A quantized weight is dequantized before the forward product and again before the product that computes the input
-    gradient (bitsandbytes, autograd/_functions.py MatMul4Bit; torchao, dtypes/nf4tensor.py LinearNF4). A rank
-    dequantizes all experts that it holds. Each of their two weight matrices takes `calls` kernels.
+    A weight in NF4 is dequantized to 16 bits before the forward product and again before the product that computes the
+    input gradient (bitsandbytes, autograd/_functions.py MatMul4Bit; torchao, dtypes/nf4tensor.py LinearNF4). So are
+    the routed experts that a rank holds, each of whose two weight matrices takes `calls` kernels. For dense layers in
+    INT8 see `_emit_int8_kernels`.
     """
-    numerics, bits = Numerics.from_workload(workload), frameworks.find_framework(workload).quantized_bits
-    weights = [(item.name, item.inputs * item.outputs, np.ones(1)) for part in parts for item in part.linears]
+    numerics, width = Numerics.from_workload(workload), frameworks.frozen_weight_bits(workload) / 8
+    linears = [item for part in parts for item in part.linears]
+    ops, weights = list[Op](), list[tuple[str, Floats | float, Floats]]()
+    if workload.frozen_bits == 8:
+        ops = [op for item in linears for op in _emit_int8_kernels(numerics, item)]
+    else:
+        weights = [(item.name, item.inputs * item.outputs, np.ones(1)) for item in linears]
     weights += [("experts", part.expert_parameters, 2 * calls) for part in parts if part.expert_parameters.any()]
-    return [
+    return ops + [
         layers.memory_pass(
-            f"{name}.dequantize", numerics.vector, elements, bits / 8, numerics.element, phase, launches=launches
+            f"{name}.dequantize", numerics.vector, elements, width, numerics.element, phase, launches=launches
         )
         for name, elements, launches in weights
         for phase in numerics.phases
     ]
 
 
+def _emit_int8_kernels(numerics: Numerics, item: Linear) -> list[Op]:
+    """Return the element-wise kernels around the products of a dense layer whose weight is in INT8.
+
+    The forward pass casts the input to FP16, quantizes it row by row, and dequantizes the INT32 result of the product.
+    The backward pass copies the weight in 16 bits and scales the copy in place (bitsandbytes, autograd/_functions.py
+    MatMul8bitLt). The products take the time of products in 16 bits here, as INT8 products and those of outliers were
+    not measured.
+    """
+    vector, element = numerics.vector, numerics.element
+    cast = element if vector == "bf16" else 0.0
+    inputs, outputs = item.rows * item.inputs * item.modules, item.rows * item.outputs
+    ops = [
+        layers.memory_pass(f"{item.name}.quantize", vector, inputs, element + cast, 1.0 + cast),
+        layers.memory_pass(f"{item.name}.dequantize", vector, outputs, 4.0, element),
+    ]
+    if numerics.training:
+        weight = item.inputs * item.outputs
+        ops.append(
+            layers.memory_pass(f"{item.name}.dequantize", vector, weight, 1.0 + element, 2 * element, "backward")
+        )
+    return ops
+
+
 def largest_quantized_weight(parts: Sequence[Sublayer], calls: Floats) -> Floats:
     """Return the number of elements in the largest weight that is dequantized at once, (S,).
 
-    MatMul4Bit dequantizes the weight of its product in each direction and frees the result. So does LinearNF4. Experts
+    MatMul4Bit dequantizes the weight of its product in each direction and frees the result. So does LinearNF4, and
+    MatMul8bitLt in the backward pass. Experts
     are dequantized in `calls` kernels for each of their two weight matrices.
     """
     sizes = [item.inputs * item.outputs / item.modules for part in parts for item in part.linears]

@@ -81,9 +81,11 @@ def _pretrained_model_lines(setting: LaunchSetting) -> list[str]:
     given = ["checkpoint", f"dtype={DTYPES.get(workload.precision, 'torch.float32')}"]
     if workload.frozen_bits < 16:
         dtype = DTYPES[workload.precision]
-        options = ["load_in_4bit=True", 'bnb_4bit_quant_type="nf4"', f"bnb_4bit_compute_dtype={dtype}"]
-        # ZeRO spreads only tensors of floats (bitsandbytes, FSDP-QLoRA).
-        options += [f"bnb_4bit_quant_storage={dtype}"] if setting.plan.zero_stage >= 2 else []
+        options = ["load_in_8bit=True"]
+        if workload.frozen_bits < 8:
+            options = ["load_in_4bit=True", 'bnb_4bit_quant_type="nf4"', f"bnb_4bit_compute_dtype={dtype}"]
+            # ZeRO spreads only tensors of floats (bitsandbytes, FSDP-QLoRA).
+            options += [f"bnb_4bit_quant_storage={dtype}"] if setting.plan.zero_stage >= 2 else []
         lines += ["quantized = BitsAndBytesConfig(", f"    {', '.join(options)}", ")"]
         given.append("quantization_config=quantized")
     given += attention_arguments(setting)
