@@ -15,10 +15,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
+from tilecast.launchers.options_table import UNKNOWN
 from tilecast.spec import SpecError
 
-UNKNOWN = "\x00"
-"""Mark before and after the name of a value that is not literal."""
 MAX_BYTES = 2**20
 MAX_LINE = 2**16
 MAX_CHARACTERS = 2**22
