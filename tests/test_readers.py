@@ -349,6 +349,39 @@ FINE_TUNING = {
 }
 
 
+FULL = (
+    "model:\n  _component_: torchtune.models.llama3.llama3_8b\nbatch_size: 2\ndtype: bf16\ntokenizer:\n"
+    "  max_seq_len: 4096\noptimizer:\n  _component_: bitsandbytes.optim.PagedAdamW8bit\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("more", "gpus", "reason"),
+    [
+        ("optimizer_in_bwd: true\ngradient_accumulation_steps: 1\n", 1, ""),
+        ("optimizer_in_bwd: false\ngradient_accumulation_steps: 8\n", 1, ""),
+        ("gradient_accumulation_steps: 8\n", 1, ""),
+        ("optimizer_in_bwd: false\ngradient_accumulation_steps: 1\n", 8, ""),
+        ("optimizer_in_bwd: true\ngradient_accumulation_steps: 1\n", 8, "on one GPU without accumulation alone"),
+        ("optimizer_in_bwd: true\ngradient_accumulation_steps: 8\n", 1, "on one GPU without accumulation alone"),
+        ("optimizer_in_bwd: true\noptimizer._component_: torch.optim.AdamW\n", 1, "with a paged optimizer alone"),
+        ("optimizer_in_bwd: false\n", 1, "only the update within the backward pass is priced"),
+        ("", 1, "only the update within the backward pass is priced"),
+    ],
+)
+def test_an_update_within_the_backward_pass_is_priced_or_refused(
+    more: str, gpus: int, reason: str, tmp_path: Path
+) -> None:
+    (tmp_path / "job.yaml").write_text(FULL + more)
+    options = JobOptions(str(tmp_path / "job.yaml"), gpus=gpus)
+    if reason:
+        with pytest.raises(SpecError, match=f"optimizer_in_bwd.*{reason}"):
+            read_job(options)
+    found = read_job(replace(options, lenient=bool(reason))).launch
+    assert found is not None
+    assert list(found.unpriced) == (["optimizer_in_bwd"] if reason else [])
+
+
 @pytest.mark.parametrize("name", FINE_TUNING)
 def test_recipes_of_equal_meaning_are_read_as_equal_jobs(name: str, tmp_path: Path) -> None:
     (tmp_path / "job.yaml").write_text(FINE_TUNING[name])
@@ -503,6 +536,14 @@ def read_degree(tmp_path: Path, text: str) -> str:
         ('TP=2\nfor ((i=0; i<3; i++)); do TP=4; done', "unknown"),
         ('TP=(2)\nTP[0]=4', "unknown"),
         ('TP=2\nif [ --5 -gt 1 ]; then TP=4; fi', "unknown"),
+        ('. ./env.sh\nTP=${TP:-4}', "unknown"),
+        ('source "$HOME/env.sh" && TP=${DEGREE-4}', "unknown"),
+        ('if [ -f env.sh ]; then source env.sh; fi\nTP=${TP:-4}', "unknown"),
+        ('setup() { source env.sh; }\nsetup\nTP=${TP:-4}', "unknown"),
+        ('TP=${TP:-4}\nsource env.sh', "4"),
+        ('TP=2\nsource env.sh\nTP=${TP:-4}', "2"),
+        ('N=1\n[ $N = 2 ] && source env.sh\nTP=${TP:-4}', "4"),
+        ('source /opt/venv/bin/activate\n. ~/conda/etc/profile.d/conda.sh\nTP=${TP:-4}', "4"),
         ('TP=2\nif [ ' + "9" * 5000 + ' -gt 1 ]; then TP=4; fi', "unknown"),
     ],
 )  # fmt: skip
@@ -532,6 +573,10 @@ def test_a_branch_counts_only_if_it_runs(tmp_path: Path, text: str, degree: str)
         ("[[ $U && x == y ]] && torchrun a\n[[ $U || x == x ]] && torchrun b", [["torchrun", "b"]]),
         ("X=7\n[ $X = 6 -o -z x ] && torchrun a\n[ $X = 7 -a -n x ] && torchrun b", [["torchrun", "b"]]),
         ("[[ a == a* ]] && torchrun a\n[[ b != b ]] || torchrun b", [["torchrun", "a"], ["torchrun", "b"]]),
+        ("X=a\n[[ $X =~ ^(a|b)$ ]] && echo x\ntorchrun b", [["echo", "x"], ["torchrun", "b"]]),
+        ("if [[ ! $X =~ ^(a |'b )'|\\)) && -n '' ]]; then torchrun a; fi\ntorchrun b", [["torchrun", "b"]]),
+        ("[[ $X =~ [[:digit:]]+(\\.[0-9]+)? || a == a ]] || torchrun a\ntorchrun b", [["torchrun", "b"]]),
+        ("[[ $X == @(a|b) ]] && echo x\ntorchrun b", [["echo", "x"], ["torchrun", "b"]]),
     ],
 )
 def test_ends_and_conditions_of_scripts_are_followed(text: str, launched: list[list[str]]) -> None:
