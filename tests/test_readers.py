@@ -89,10 +89,11 @@ def assert_same_plan(found: PartialPlan, plan: Plan) -> None:
     assert {name: getattr(found, name) for name in COLUMNS} == {name: getattr(plan, name) for name in COLUMNS}
 
 
-def check_megatron(setting: LaunchSetting, folder: Path) -> None:
+def check_megatron(setting: LaunchSetting, folder: Path) -> bool:
+    """Check that a launch is read as its plan. Return whether the launcher wrote one."""
     launch = written("megatron", setting)
     if launch is None:
-        return
+        return False
     (folder / "run.sh").write_text(launch.format_bash_script())
     from_script, from_words = readers.read_file(str(folder / "run.sh")), readers.read_words(launch.command)
     assert replace(from_words, origins={}) == replace(from_script, origins={})
@@ -111,6 +112,7 @@ def check_megatron(setting: LaunchSetting, folder: Path) -> None:
     assert got.framework == "megatron"
     assert got.attention == want.attention
     assert models.dimensions(got.model) == models.dimensions(want.model)
+    return True
 
 
 @given(megatron_settings())
@@ -119,21 +121,31 @@ def test_a_megatron_command_is_read_as_the_plan_that_was_written(tmp_path: Path,
     check_megatron(setting, tmp_path)
 
 
-@pytest.mark.slow
-@given(megatron_settings())
-@settings(max_examples=500, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_500_megatron_commands_are_read_as_their_plans(tmp_path: Path, setting: LaunchSetting) -> None:
-    check_megatron(setting, tmp_path)
+@pytest.mark.long
+def test_500_megatron_commands_are_read_as_their_plans(tmp_path: Path) -> None:
+    count = 0
+
+    @given(megatron_settings())
+    @settings(max_examples=600, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+    def check(setting: LaunchSetting) -> None:
+        nonlocal count
+        count += check_megatron(setting, tmp_path)
+
+    check()
+    assert count >= 500
 
 
 STAGES = {"torchtitan": (0, 2, 3), "trainer": (0, 2, 3), "accelerate": (0, 2, 3), "deepspeed": (0, 1, 2, 3)}
 STATED = {
     "torchtitan": COLUMNS,
     "trainer": COLUMNS,
-    "deepspeed": ("data", "zero_stage", "micro_batch"),
+    "deepspeed": ("data", "tensor", "zero_stage", "micro_batch"),
     "accelerate": ("data", "zero_stage"),
 }
 """Columns that the command and the files of a launcher say; the training script says the rest."""
+PRECISIONS = {"torchtitan": ("bf16", "fp32", "fp8", "mxfp8")}
+OPTIMIZERS = {"torchtitan": ("adamw", "adam"), "deepspeed": ("adamw", "adam", "lamb", "sgd")}
+OFFLOADS = {"torchtitan": ("none", "parameters"), "accelerate": ("none", "none", "parameters")}
 
 
 @st.composite
@@ -142,6 +154,7 @@ def recipe_settings(draw: st.DrawFn, launcher: str) -> LaunchSetting:
     powers = st.sampled_from([1, 1, 2, 4, 8])
     is_wide = launcher == "torchtitan"
     tensor, pipeline, context = (draw(powers) if is_wide else 1 for _ in range(3))
+    tensor = draw(st.sampled_from([1, 2, 4])) if launcher == "deepspeed" else tensor
     data, micro, steps = draw(powers), draw(st.sampled_from([1, 2, 4])), draw(st.sampled_from([1, 3, 8]))
     stage = draw(st.sampled_from(STAGES[launcher]))
     # One replica shards nothing, and torchtitan's context ranks always shard.
@@ -151,15 +164,17 @@ def recipe_settings(draw: st.DrawFn, launcher: str) -> LaunchSetting:
     mode = draw(st.sampled_from(["none", "selective", "full"] if is_wide else ["none", "full"]))
     plan = Plan(
         data=data, tensor=tensor, pipeline=pipeline, context=context, micro_batch=micro, gradient_accumulation=steps,
-        zero_stage=stage, checkpointing=mode, sequence_parallel=tensor > 1,
+        zero_stage=stage, checkpointing=mode, sequence_parallel=tensor > 1 and is_wide,
         expert=draw(powers) if is_wide and zoo.count_experts(model) else 1,
         virtual_stages=draw(st.sampled_from([1, 2])) if pipeline > 1 else 1,
     )  # fmt: skip
     workload = Workload(
         model, 512, data * micro * steps, steps=draw(st.sampled_from([None, 100])),
-        precision=draw(st.sampled_from(["bf16", "fp16", "fp32", "tf32"])),
-        optimizer=draw(st.sampled_from(["adamw", "sgd"])), execution=draw(st.sampled_from(["eager", "compiled"])),
-        offload=draw(st.sampled_from(["none", "none", "optimizer", "parameters"])),
+        precision=draw(st.sampled_from(PRECISIONS.get(launcher, ("bf16", "fp16", "fp32", "tf32")))),
+        optimizer=draw(st.sampled_from(OPTIMIZERS.get(launcher, ("adamw", "sgd")))),
+        execution=draw(st.sampled_from(["eager", "compiled"])),
+        offload=draw(st.sampled_from(OFFLOADS.get(launcher, ("none", "none", "optimizer", "parameters")))),
+        shard_degree=draw(st.sampled_from([None, data // 2])) if is_wide and stage and data > 2 else None,
     )  # fmt: skip
     return LaunchSetting("job", workload, plan, "h100-sxm", max(1, plan.gpus // 8), min(8, plan.gpus), 1.0)
 
@@ -188,6 +203,8 @@ def check_recipe(launcher: str, setting: LaunchSetting, folder: Path) -> bool:
         assert (found.training.get("execution") == "compiled") == (wanted.execution == "compiled")
     if launcher in ("torchtitan", "trainer"):
         assert found.training.get("steps") == wanted.steps
+    if launcher == "torchtitan":
+        assert found.training.get("shardDegree") == (wanted.shard_degree if plan.zero_stage else None)
     return True
 
 
@@ -205,15 +222,45 @@ def test_a_configuration_is_read_as_the_plan_that_was_written(launcher: str, tmp
     assert count > 3
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("launcher", STATED)
 def test_500_configurations_are_read_as_their_plans(launcher: str, tmp_path: Path) -> None:
+    count = 0
+
     @given(recipe_settings(launcher))
-    @settings(max_examples=2000, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+    @settings(
+        max_examples=700 if launcher == "deepspeed" else 1500,
+        deadline=None,
+        suppress_health_check=[HealthCheck.too_slow],
+    )
     def check(setting: LaunchSetting) -> None:
-        check_recipe(launcher, setting, tmp_path)
+        nonlocal count
+        count += check_recipe(launcher, setting, tmp_path)
 
     check()
+    assert count >= 500
+
+
+@pytest.mark.parametrize("launcher", ["torchrun", "fsdp2"])
+def test_a_script_that_says_the_plan_itself_is_refused(launcher: str) -> None:
+    """The command says the GPUs alone; nothing of the plan is guessed."""
+    count = 0
+
+    @given(recipe_settings("trainer"))
+    @settings(max_examples=60, deadline=None)
+    def check(setting: LaunchSetting) -> None:
+        nonlocal count
+        launch = written(launcher, setting)
+        if launch is None:
+            return
+        count += 1
+        line = read_command(launch.command, "")
+        assert line is not None and line.world == setting.plan.gpus
+        with pytest.raises(SpecError, match=r"train\.py is no training script that is known"):
+            readers.read_words(launch.command, has_model=True)
+
+    check()
+    assert count > 3
 
 
 TORCHRUN = "torchrun --nproc-per-node 8 pretrain_gpt.py --micro-batch-size 1 "
