@@ -111,7 +111,7 @@ def scored(words: list[str], out: str, folder: Path) -> None:
         assert rows
         assert all(float(row["stepSeconds"]) > 0 for row in rows)
     elif "--launch" in words:
-        assert out.startswith("# gpt2-xl on a100-80, 1x8 GPUs")
+        assert "\n# gpt2-xl on a100-80, 1x8 GPUs" in out
         assert "torchrun" in out
     elif kind in DIALECTS:
         assert "one of these, best first" in out

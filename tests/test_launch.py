@@ -14,14 +14,20 @@ import yaml
 
 from tilecast import zoo
 from tilecast.cli import main
+from tilecast.launchers.options_table import OptionTable
 from tilecast.render.launch import (
     LAUNCHERS,
     LaunchSetting,
     check_launchable,
+    deepspeed,
     find_unsupported_feature,
+    launch_document,
     launch_text,
+    megatron,
+    torchtitan,
     write_launch,
 )
+from tilecast.render.launch import huggingface as huggingface_launch
 from tilecast.spec import Plan, SpecError, Workload
 from tilecast.zoo import huggingface
 
@@ -131,7 +137,7 @@ def test_every_framework_is_reviewed() -> None:
 def test_the_command_is_one_command_on_all_gpus(name: str) -> None:
     _, given = CASES[name]
     lines = launch_text(*CASES[name]).split("\n\n")[0].splitlines()
-    assert lines[0].startswith("# job on h100-sxm")
+    assert lines[1].startswith("# job on h100-sxm")
     assert all(len(line) <= 100 for line in lines[2:])
     ranks = {key: int(value) for word in typed(name) for key, _, value in [word.partition("=")] if value.isdecimal()}
     if typed(name)[0] == "accelerate":
@@ -300,3 +306,46 @@ def test_what_returns_no_loss_is_refused_by_the_trainer(config: str) -> None:
     workload = Workload(huggingface.model(published[config]["config"]), 512, 64)
     with pytest.raises(SpecError, match="no AutoModel that is known here returns the loss"):
         check_launchable("trainer", workload)
+
+
+PACKAGES = {"torchrun": "torch", "fsdp2": "torch", "megatron": "megatron-core", "trainer": "transformers"}
+"""Package of a launcher, where its name is another."""
+
+
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_the_first_comment_names_the_version_that_the_parsers_are_held_to(launcher: str) -> None:
+    setting = next(setting for name, setting in CASES.values() if name == launcher)
+    entry, document = LAUNCHERS[launcher], launch_document(launcher, setting)
+    assert launch_text(launcher, setting).splitlines()[0] == f"# options of {entry.version} ({entry.source})"
+    assert document["version"] == entry.version
+    project = tomllib.loads((GOLDEN.parents[1] / "pyproject.toml").read_text())["project"]
+    pinned = dict(line.split("==") for line in project["optional-dependencies"]["launchers"])
+    version = entry.version.rpartition(" ")[2]
+    assert f"{pinned[PACKAGES.get(launcher, launcher)]}.".startswith(f"{version}.")
+
+
+MODULES = {
+    "megatron": megatron._VALUES, "torchtitan": torchtitan._VALUES, "deepspeed": deepspeed._VALUES,
+    "trainer": huggingface_launch._TRAINER, "accelerate": huggingface_launch._ACCELERATE,
+    "fsdp": huggingface_launch._FSDP,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_every_option_that_is_written_is_an_option_that_is_read(name: str) -> None:
+    """The writer gives a value for each option of the table, and has no option of its own."""
+    written = OptionTable.read(name).list_written()
+    assert {one.value for one in written} == set(MODULES[name])
+    assert len({one.option for one in written}) == len(written)
+
+
+def test_a_value_is_written_as_it_is_read() -> None:
+    table = OptionTable.read("megatron")
+    for one in table.list_written():
+        for value in (one.entry["is"],) if "is" in one.entry else one.entry.get("values", {}).values():
+            text = one.format(value)
+            if text is None or value == "":
+                continue
+            words = [one.option] if text is True else [one.option, str(text)]
+            found = table.read_facts(table.split_words(words), "")
+            assert found.values == {one.entry["to"]: value}, words

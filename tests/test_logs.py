@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable
 from datetime import datetime, timedelta
 from pathlib import Path
+from re import _constants, _parser  # type: ignore[attr-defined]
 
 import numpy as np
 import pytest
@@ -299,3 +300,25 @@ def test_a_long_line_beside_steps_is_skipped(tmp_path: Path) -> None:
     lines = _log("Megatron-LM", 1.0)
     file.write_text("\n".join([*lines[:30], "y" * 2**21, *lines[30:]]))
     assert read_log(str(file)).seconds == pytest.approx(1.0, rel=0.01)
+
+
+def _unbounded(parsed: object) -> list[object]:
+    """Return the repeats without an upper bound in a parsed regular expression."""
+    found: list[object] = []
+    for kind, value in parsed:  # type: ignore[attr-defined]
+        if kind in (_constants.MAX_REPEAT, _constants.MIN_REPEAT):
+            found += [value] if value[1] == _constants.MAXREPEAT else _unbounded(value[2])
+        elif kind is _constants.SUBPATTERN:
+            found += _unbounded(value[-1])
+        elif kind is _constants.BRANCH:
+            found += [one for part in value[1] for one in _unbounded(part)]
+    return found
+
+
+@pytest.mark.parametrize("name", LINES)
+def test_patterns_of_lines_look_at_a_bounded_text_behind_each_place(name: str) -> None:
+    """A repeat without a bound reads a line to its end from every place where it begins, which is quadratic."""
+    assert _unbounded(_parser.parse("(a.*?b|c)(?:d+)")), "the check sees both"
+    (item,) = (item for item in TEXT_FORMATS if item.name == name)
+    for pattern in (*item.patterns, *item.facts, *([item.argument] if item.argument else [])):
+        assert _unbounded(_parser.parse(pattern.pattern)) == [], pattern.pattern

@@ -8,6 +8,7 @@ import pytest
 
 from tilecast import zoo
 from tilecast.cli import main
+from tilecast.inputs.job_options import JobOptions
 from tilecast.inputs.reading import parse_deadline, parse_seconds
 from tilecast.spec import SpecError, Workload
 
@@ -86,8 +87,16 @@ def test_a_deadline_may_be_a_date() -> None:
             parse_deadline(text, "--finish-by")
 
 
+@pytest.mark.parametrize("flag", ["--deadline", "--deadline-seconds", "--finish-by"])
+def test_an_error_names_the_flag_that_was_typed(flag: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*LLAMA, "--gpus", "h100-sxm:16", flag, "2001-01-01"]) == 2
+    assert capsys.readouterr().err.startswith(f"tilecast: {flag}: 2001-01-01 has passed")
+    with pytest.raises(SpecError, match=f"{flag}: 2001"):
+        JobOptions.from_values(None, {flag.strip("-").replace("-", "_"): "2001-01-01"})
+
+
 def test_finish_by_is_a_name_of_the_deadline(capsys: pytest.CaptureFixture[str]) -> None:
     date = f"{datetime.now(UTC) + timedelta(days=30):%Y-%m-%d}"
     job = (*LLAMA, "--gpus", "h100-sxm:16", "--tokens", "1B", "--objective", "fewestGpusBeforeDeadline")
-    assert main([*job, "--finish-by", date]) == 0
+    assert main([*job, "--deadline", "1h", "--finish-by", date]) == 0
     assert "objective: fewestGpusBeforeDeadline" in capsys.readouterr().out

@@ -21,10 +21,10 @@ from tilecast.inputs import launches
 from tilecast.inputs.job import read_job
 from tilecast.inputs.job_options import JobOptions
 from tilecast.inputs.pools import PoolOptions
+from tilecast.launchers.options_table import OptionTable
 from tilecast.public.advising import AdviceInputs, compute_advice
 from tilecast.readers import models, shell
 from tilecast.readers.command import read_command
-from tilecast.readers.options_table import OptionTable
 from tilecast.render.launch import LaunchSetting, write_launch
 from tilecast.spec import PartialPlan, Plan, SpecError, Workload
 
@@ -89,10 +89,11 @@ def assert_same_plan(found: PartialPlan, plan: Plan) -> None:
     assert {name: getattr(found, name) for name in COLUMNS} == {name: getattr(plan, name) for name in COLUMNS}
 
 
-def check_megatron(setting: LaunchSetting, folder: Path) -> None:
+def check_megatron(setting: LaunchSetting, folder: Path) -> bool:
+    """Check that a launch is read as its plan. Return whether the launcher wrote one."""
     launch = written("megatron", setting)
     if launch is None:
-        return
+        return False
     (folder / "run.sh").write_text(launch.format_bash_script())
     from_script, from_words = readers.read_file(str(folder / "run.sh")), readers.read_words(launch.command)
     assert replace(from_words, origins={}) == replace(from_script, origins={})
@@ -111,6 +112,7 @@ def check_megatron(setting: LaunchSetting, folder: Path) -> None:
     assert got.framework == "megatron"
     assert got.attention == want.attention
     assert models.dimensions(got.model) == models.dimensions(want.model)
+    return True
 
 
 @given(megatron_settings())
@@ -119,21 +121,31 @@ def test_a_megatron_command_is_read_as_the_plan_that_was_written(tmp_path: Path,
     check_megatron(setting, tmp_path)
 
 
-@pytest.mark.slow
-@given(megatron_settings())
-@settings(max_examples=500, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_500_megatron_commands_are_read_as_their_plans(tmp_path: Path, setting: LaunchSetting) -> None:
-    check_megatron(setting, tmp_path)
+@pytest.mark.long
+def test_500_megatron_commands_are_read_as_their_plans(tmp_path: Path) -> None:
+    count = 0
+
+    @given(megatron_settings())
+    @settings(max_examples=600, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+    def check(setting: LaunchSetting) -> None:
+        nonlocal count
+        count += check_megatron(setting, tmp_path)
+
+    check()
+    assert count >= 500
 
 
 STAGES = {"torchtitan": (0, 2, 3), "trainer": (0, 2, 3), "accelerate": (0, 2, 3), "deepspeed": (0, 1, 2, 3)}
 STATED = {
     "torchtitan": COLUMNS,
     "trainer": COLUMNS,
-    "deepspeed": ("data", "zero_stage", "micro_batch"),
+    "deepspeed": ("data", "tensor", "zero_stage", "micro_batch"),
     "accelerate": ("data", "zero_stage"),
 }
 """Columns that the command and the files of a launcher say; the training script says the rest."""
+PRECISIONS = {"torchtitan": ("bf16", "fp32", "fp8", "mxfp8")}
+OPTIMIZERS = {"torchtitan": ("adamw", "adam"), "deepspeed": ("adamw", "adam", "lamb", "sgd")}
+OFFLOADS = {"torchtitan": ("none", "parameters"), "accelerate": ("none", "none", "parameters")}
 
 
 @st.composite
@@ -142,6 +154,7 @@ def recipe_settings(draw: st.DrawFn, launcher: str) -> LaunchSetting:
     powers = st.sampled_from([1, 1, 2, 4, 8])
     is_wide = launcher == "torchtitan"
     tensor, pipeline, context = (draw(powers) if is_wide else 1 for _ in range(3))
+    tensor = draw(st.sampled_from([1, 2, 4])) if launcher == "deepspeed" else tensor
     data, micro, steps = draw(powers), draw(st.sampled_from([1, 2, 4])), draw(st.sampled_from([1, 3, 8]))
     stage = draw(st.sampled_from(STAGES[launcher]))
     # One replica shards nothing, and torchtitan's context ranks always shard.
@@ -151,15 +164,17 @@ def recipe_settings(draw: st.DrawFn, launcher: str) -> LaunchSetting:
     mode = draw(st.sampled_from(["none", "selective", "full"] if is_wide else ["none", "full"]))
     plan = Plan(
         data=data, tensor=tensor, pipeline=pipeline, context=context, micro_batch=micro, gradient_accumulation=steps,
-        zero_stage=stage, checkpointing=mode, sequence_parallel=tensor > 1,
+        zero_stage=stage, checkpointing=mode, sequence_parallel=tensor > 1 and is_wide,
         expert=draw(powers) if is_wide and zoo.count_experts(model) else 1,
         virtual_stages=draw(st.sampled_from([1, 2])) if pipeline > 1 else 1,
     )  # fmt: skip
     workload = Workload(
         model, 512, data * micro * steps, steps=draw(st.sampled_from([None, 100])),
-        precision=draw(st.sampled_from(["bf16", "fp16", "fp32", "tf32"])),
-        optimizer=draw(st.sampled_from(["adamw", "sgd"])), execution=draw(st.sampled_from(["eager", "compiled"])),
-        offload=draw(st.sampled_from(["none", "none", "optimizer", "parameters"])),
+        precision=draw(st.sampled_from(PRECISIONS.get(launcher, ("bf16", "fp16", "fp32", "tf32")))),
+        optimizer=draw(st.sampled_from(OPTIMIZERS.get(launcher, ("adamw", "sgd")))),
+        execution=draw(st.sampled_from(["eager", "compiled"])),
+        offload=draw(st.sampled_from(OFFLOADS.get(launcher, ("none", "none", "optimizer", "parameters")))),
+        shard_degree=draw(st.sampled_from([None, data // 2])) if is_wide and stage and data > 2 else None,
     )  # fmt: skip
     return LaunchSetting("job", workload, plan, "h100-sxm", max(1, plan.gpus // 8), min(8, plan.gpus), 1.0)
 
@@ -188,6 +203,8 @@ def check_recipe(launcher: str, setting: LaunchSetting, folder: Path) -> bool:
         assert (found.training.get("execution") == "compiled") == (wanted.execution == "compiled")
     if launcher in ("torchtitan", "trainer"):
         assert found.training.get("steps") == wanted.steps
+    if launcher == "torchtitan":
+        assert found.training.get("shardDegree") == (wanted.shard_degree if plan.zero_stage else None)
     return True
 
 
@@ -205,15 +222,45 @@ def test_a_configuration_is_read_as_the_plan_that_was_written(launcher: str, tmp
     assert count > 3
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("launcher", STATED)
 def test_500_configurations_are_read_as_their_plans(launcher: str, tmp_path: Path) -> None:
+    count = 0
+
     @given(recipe_settings(launcher))
-    @settings(max_examples=2000, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+    @settings(
+        max_examples=700 if launcher == "deepspeed" else 1500,
+        deadline=None,
+        suppress_health_check=[HealthCheck.too_slow],
+    )
     def check(setting: LaunchSetting) -> None:
-        check_recipe(launcher, setting, tmp_path)
+        nonlocal count
+        count += check_recipe(launcher, setting, tmp_path)
 
     check()
+    assert count >= 500
+
+
+@pytest.mark.parametrize("launcher", ["torchrun", "fsdp2"])
+def test_a_script_that_says_the_plan_itself_is_refused(launcher: str) -> None:
+    """The command says the GPUs alone; nothing of the plan is guessed."""
+    count = 0
+
+    @given(recipe_settings("trainer"))
+    @settings(max_examples=60, deadline=None)
+    def check(setting: LaunchSetting) -> None:
+        nonlocal count
+        launch = written(launcher, setting)
+        if launch is None:
+            return
+        count += 1
+        line = read_command(launch.command, "")
+        assert line is not None and line.world == setting.plan.gpus
+        with pytest.raises(SpecError, match=r"train\.py is no training script that is known"):
+            readers.read_words(launch.command, has_model=True)
+
+    check()
+    assert count > 3
 
 
 TORCHRUN = "torchrun --nproc-per-node 8 pretrain_gpt.py --micro-batch-size 1 "
@@ -347,6 +394,39 @@ FINE_TUNING = {
     "gradient_accumulation_steps: 4\nmax_seq_length: 4096\nuse_peft: true\nlora_r: 32\nload_in_4bit: true\n"
     "lora_target_modules: all-linear\noptim: adamw_bnb_8bit\ngradient_checkpointing: true\nfsdp: full_shard\n",
 }
+
+
+FULL = (
+    "model:\n  _component_: torchtune.models.llama3.llama3_8b\nbatch_size: 2\ndtype: bf16\ntokenizer:\n"
+    "  max_seq_len: 4096\noptimizer:\n  _component_: bitsandbytes.optim.PagedAdamW8bit\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("more", "gpus", "reason"),
+    [
+        ("optimizer_in_bwd: true\ngradient_accumulation_steps: 1\n", 1, ""),
+        ("optimizer_in_bwd: false\ngradient_accumulation_steps: 8\n", 1, ""),
+        ("gradient_accumulation_steps: 8\n", 1, ""),
+        ("optimizer_in_bwd: false\ngradient_accumulation_steps: 1\n", 8, ""),
+        ("optimizer_in_bwd: true\ngradient_accumulation_steps: 1\n", 8, "on one GPU without accumulation alone"),
+        ("optimizer_in_bwd: true\ngradient_accumulation_steps: 8\n", 1, "on one GPU without accumulation alone"),
+        ("optimizer_in_bwd: true\noptimizer._component_: torch.optim.AdamW\n", 1, "with a paged optimizer alone"),
+        ("optimizer_in_bwd: false\n", 1, "only the update within the backward pass is priced"),
+        ("", 1, "only the update within the backward pass is priced"),
+    ],
+)
+def test_an_update_within_the_backward_pass_is_priced_or_refused(
+    more: str, gpus: int, reason: str, tmp_path: Path
+) -> None:
+    (tmp_path / "job.yaml").write_text(FULL + more)
+    options = JobOptions(str(tmp_path / "job.yaml"), gpus=gpus)
+    if reason:
+        with pytest.raises(SpecError, match=f"optimizer_in_bwd.*{reason}"):
+            read_job(options)
+    found = read_job(replace(options, lenient=bool(reason))).launch
+    assert found is not None
+    assert list(found.unpriced) == (["optimizer_in_bwd"] if reason else [])
 
 
 @pytest.mark.parametrize("name", FINE_TUNING)
@@ -512,6 +592,14 @@ def read_degree(tmp_path: Path, text: str) -> str:
         ('TP=2\nfor ((i=0; i<3; i++)); do TP=4; done', "unknown"),
         ('TP=(2)\nTP[0]=4', "unknown"),
         ('TP=2\nif [ --5 -gt 1 ]; then TP=4; fi', "unknown"),
+        ('. ./env.sh\nTP=${TP:-4}', "unknown"),
+        ('source "$HOME/env.sh" && TP=${DEGREE-4}', "unknown"),
+        ('if [ -f env.sh ]; then source env.sh; fi\nTP=${TP:-4}', "unknown"),
+        ('setup() { source env.sh; }\nsetup\nTP=${TP:-4}', "unknown"),
+        ('TP=${TP:-4}\nsource env.sh', "4"),
+        ('TP=2\nsource env.sh\nTP=${TP:-4}', "2"),
+        ('N=1\n[ $N = 2 ] && source env.sh\nTP=${TP:-4}', "4"),
+        ('source /opt/venv/bin/activate\n. ~/conda/etc/profile.d/conda.sh\nTP=${TP:-4}', "4"),
         ('TP=2\nif [ ' + "9" * 5000 + ' -gt 1 ]; then TP=4; fi', "unknown"),
     ],
 )  # fmt: skip
@@ -541,6 +629,10 @@ def test_a_branch_counts_only_if_it_runs(tmp_path: Path, text: str, degree: str)
         ("[[ $U && x == y ]] && torchrun a\n[[ $U || x == x ]] && torchrun b", [["torchrun", "b"]]),
         ("X=7\n[ $X = 6 -o -z x ] && torchrun a\n[ $X = 7 -a -n x ] && torchrun b", [["torchrun", "b"]]),
         ("[[ a == a* ]] && torchrun a\n[[ b != b ]] || torchrun b", [["torchrun", "a"], ["torchrun", "b"]]),
+        ("X=a\n[[ $X =~ ^(a|b)$ ]] && echo x\ntorchrun b", [["echo", "x"], ["torchrun", "b"]]),
+        ("if [[ ! $X =~ ^(a |'b )'|\\)) && -n '' ]]; then torchrun a; fi\ntorchrun b", [["torchrun", "b"]]),
+        ("[[ $X =~ [[:digit:]]+(\\.[0-9]+)? || a == a ]] || torchrun a\ntorchrun b", [["torchrun", "b"]]),
+        ("[[ $X == @(a|b) ]] && echo x\ntorchrun b", [["echo", "x"], ["torchrun", "b"]]),
     ],
 )
 def test_ends_and_conditions_of_scripts_are_followed(text: str, launched: list[list[str]]) -> None:

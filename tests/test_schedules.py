@@ -13,8 +13,9 @@ from tilecast.api.status import Parallelism
 from tilecast.api.training_job import BaselinePlan
 from tilecast.cli import main
 from tilecast.hardware import Pool, find_gpu, find_link
+from tilecast.launchers.options_table import OptionTable
 from tilecast.layout import SCHEDULES
-from tilecast.render.launch import torchtitan, write_launch
+from tilecast.render.launch import write_launch
 from tilecast.render.launch.setting import LaunchSetting
 from tilecast.search import PlanLimits, enumeration
 from tilecast.spec import PIPELINE_SCHEDULES, SCHEDULE_CODES, PartialPlan, Plan, Plans, Schedule, SpecError, Workload
@@ -164,6 +165,12 @@ def test_an_unknown_schedule_is_refused(capsys: pytest.CaptureFixture[str]) -> N
     assert "'schedule=gpipe' is no pipeline schedule; write one of 1f1b" in capsys.readouterr().err
 
 
+def titan_schedules() -> dict[str, str]:
+    """Return torchtitan's name of each schedule."""
+    values = OptionTable.read("torchtitan").options["parallelism.pipeline-parallel-schedule"]["values"]
+    return {ours: theirs for theirs, ours in values.items()}
+
+
 def test_launch_lines_state_the_schedule_of_every_searched_plan() -> None:
     table = search.enumerate_plans(LLAMA, POOL)
     for code in np.unique(table.schedule).tolist():
@@ -173,7 +180,7 @@ def test_launch_lines_state_the_schedule_of_every_searched_plan() -> None:
             plan = table.row(row)
             setting = LaunchSetting("job", LLAMA, plan, "h100-sxm", 2, 8, 1.0)
             text = write_launch("torchtitan", setting).files["job.toml"]
-            name = torchtitan._SCHEDULES[plan.schedule or ("interleaved" if plan.virtual_stages > 1 else "1f1b")]
+            name = titan_schedules()[plan.schedule or ("interleaved" if plan.virtual_stages > 1 else "1f1b")]
             assert f'pipeline_parallel_schedule = "{name}"' in text
             # Its overlap of a forward and a backward pass is not priced.
             is_off = "pipeline_parallel_expert_parallel_overlap = false" in text

@@ -14,8 +14,9 @@ from tilecast import frameworks, memory, search, zoo
 from tilecast.advice.enumeration import enumerate_partial_plan
 from tilecast.cli import main
 from tilecast.hardware import Pool, find_gpu, find_link
+from tilecast.launchers.options_table import OptionTable
 from tilecast.layout import SCHEDULES, count_end_layers, count_virtual_stage_end_layers, parse_layout, split_layers
-from tilecast.render.launch import torchtitan, write_launch
+from tilecast.render.launch import write_launch
 from tilecast.render.launch.setting import LaunchSetting
 from tilecast.spec import PartialPlan, Plan, Plans, Schedule, SpecError, Workload
 from tilecast.zoo import stages
@@ -279,7 +280,8 @@ def test_schedules_order_bubbles_and_memory_as_their_papers_do() -> None:
 def test_every_schedule_of_a_framework_is_known_and_torchtitan_launches_its_own() -> None:
     for name, cells in frameworks.FRAMEWORKS.items():
         assert cells.schedules <= set(SCHEDULES), name
-    assert set(torchtitan._SCHEDULES) == frameworks.FRAMEWORKS["torchtitan"].schedules
+    values = OptionTable.read("torchtitan").options["parallelism.pipeline-parallel-schedule"]["values"]
+    assert set(values.values()) == frameworks.FRAMEWORKS["torchtitan"].schedules
 
 
 @pytest.mark.parametrize(

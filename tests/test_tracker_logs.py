@@ -15,7 +15,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tilecast.logs import read_log
+from tilecast.logs.formats import mlflow
 from tilecast.logs.protobuf import MessageError, iterate_fields
+from tilecast.logs.text import iterate_lines
 from tilecast.spec import SpecError
 
 Point = tuple[int, float, float, bool]
@@ -249,3 +251,22 @@ def test_empty_pieces_of_a_record_take_no_time(tmp_path: Path) -> None:
 def test_any_bytes_are_fields_or_an_error(data: bytes) -> None:
     with suppress(MessageError):
         assert all(number >= 0 for number, _, _ in iterate_fields(data))
+
+
+def test_points_of_mlflow_are_bounded_over_all_metrics(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = _write_mlflow(tmp_path, _run(1.0))
+    (loss,) = folder.rglob("loss")
+    for number in range(20):
+        loss.with_name(f"loss_{number}").write_text(loss.read_text())
+    lines: list[str] = []
+
+    def counted(path: Path) -> Iterator[str]:
+        for line in iterate_lines(path):
+            lines.append(line)
+            yield line
+
+    assert read_log(str(folder)).seconds == pytest.approx(1.0, rel=0.01)
+    monkeypatch.setattr(mlflow, "MAX_POINTS", 440, raising=False)
+    monkeypatch.setattr(mlflow, "iterate_lines", counted)
+    assert read_log(str(folder)).seconds == pytest.approx(1.0, rel=0.01)
+    assert len(lines) <= 440 + 1, "a line more for the parameter"

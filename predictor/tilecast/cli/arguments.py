@@ -32,7 +32,26 @@ def add_job_arguments(parser: argparse.ArgumentParser) -> None:
         if option.is_switch:
             group.add_argument(*flags, dest=name, action=argparse.BooleanOptionalAction, help=text)
         else:
-            group.add_argument(*flags, dest=name, choices=option.choices, metavar=option.metavar, help=text)
+            group.add_argument(
+                *flags, dest=name, choices=option.choices, metavar=option.metavar, help=text, action=_StoreByName
+            )
+
+
+class _StoreByName(argparse.Action):
+    """Action that stores a value under the name of the flag that was typed, so that errors name that flag."""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: object,
+        option_string: str | None = None,
+    ) -> None:
+        """Store a value. Of several names of an option the last one counts."""
+        for flag in self.option_strings:
+            if hasattr(namespace, name := flag.lstrip("-").replace("-", "_")):
+                setattr(namespace, name, None)
+        setattr(namespace, (option_string or self.dest).lstrip("-").replace("-", "_"), values)
 
 
 def add_pool_arguments(parser: argparse.ArgumentParser) -> None:

@@ -175,12 +175,13 @@ class JobOptions:
         """
         given: dict[str, Any] = {}
         for name, option in JOB_OPTIONS.items():
-            value = next((values[one] for one in (name, *option.aliases) if values.get(one) is not None), None)
+            used = next((one for one in (name, *option.aliases) if values.get(one) is not None), name)
+            value, flag = values.get(used), to_flag(used)
             if name == "batch" and isinstance(value, str):
-                given[name] = parse_batch(value, to_flag(name), given.get("seq"))
+                given[name] = parse_batch(value, flag, given.get("seq"))
             elif value is not None:
                 is_text = isinstance(value, str) or option.takes_texts
-                given[name] = option.read(str(value), to_flag(name)) if is_text else value
+                given[name] = option.read(str(value), flag) if is_text else value
         return cls(job, given, tuple(values.get("command") or ()), bool(values.get("lenient")))
 
     @property

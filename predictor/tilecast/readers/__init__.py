@@ -6,12 +6,13 @@ launcher has a table of options in `options/`, and a function that turns what th
 
 from __future__ import annotations
 
+from tilecast.launchers.options_table import UNKNOWN
 from tilecast.readers.changes import list_changes
 from tilecast.readers.command import LaunchLine, find_launch
 from tilecast.readers.documents import load_mapping
 from tilecast.readers.models import find_named
 from tilecast.readers.reading import LaunchReading, require_priced
-from tilecast.readers.shell import REST, SHELLS, UNKNOWN, Script, read_script, split_shell_call, unknown
+from tilecast.readers.shell import REST, SHELLS, Script, read_script, split_shell_call, unknown
 from tilecast.readers.sources import is_launch_file, read_bounded, read_file, read_line, read_words
 
 __all__ = [

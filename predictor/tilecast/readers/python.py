@@ -16,8 +16,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
-from tilecast.readers.options_table import Setting
-from tilecast.readers.shell import UNKNOWN, unknown
+from tilecast.launchers.options_table import UNKNOWN, Setting
+from tilecast.readers.shell import unknown
 from tilecast.spec import SpecError
 
 ReadText = Callable[[str], str]

@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tilecast import zoo
+from tilecast.launchers.options_table import Facts, OptionTable, Setting
 from tilecast.readers import models
 from tilecast.readers.documents import flatten, load_mapping
-from tilecast.readers.options_table import Facts, OptionTable, Setting
 from tilecast.readers.reading import LaunchReading, check_batch, data_degree, drop_none
 from tilecast.spec import Framework, PartialPlan, SpecError
 
@@ -122,6 +122,8 @@ def read_recipe(
     if data is not None and "globalBatchSize" not in training:
         training["globalBatchSize"] = micro * accumulation * data
     check_batch(training.get("globalBatchSize"), micro, data, where, "batch")
+    if name == "torchtune" and not training.get("loraRank"):
+        _check_update(ranked.facts[0], settings, gpus == 1 and accumulation == 1)
     if (shards := ranked.stated("shards")) and int(ranked.stated("replicas") or 1) > 1 and zero:
         training["shardDegree"] = int(shards)
     elif ranked.stated("hybrid") and gpus_per_node and data and data > gpus_per_node:
@@ -137,6 +139,25 @@ def read_recipe(
         gpus_per_node=gpus_per_node,
         **ranked.fields(),
     )
+
+
+def _check_update(facts: Facts, settings: Sequence[Setting], is_within: bool) -> None:
+    """Note an update of torchtune's weights that is not priced.
+
+    Args:
+        facts: what the recipe says.
+        settings: its options.
+        is_within: whether the forecast assumes that the update runs within the backward pass, by a paged optimizer.
+    """
+    option = facts.origins.get("in_backward", "optimizer_in_bwd")
+    stated = bool(facts.get("in_backward", False))
+    kinds = [setting.text for setting in settings if setting.option.endswith("optimizer._component_")]
+    if stated and not is_within:
+        facts.unpriced[option] = "the update within the backward pass is priced on one GPU without accumulation alone"
+    elif stated and ".Paged" not in (kinds[-1] if kinds else ""):
+        facts.unpriced[option] = "the update within the backward pass is priced with a paged optimizer alone"
+    elif is_within and not stated:
+        facts.unpriced[option] = "on one GPU without accumulation, only the update within the backward pass is priced"
 
 
 def _degree(ranked: RankedFacts, target: str, where: str) -> int:

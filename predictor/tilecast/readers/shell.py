@@ -15,10 +15,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
+from tilecast.launchers.options_table import UNKNOWN
 from tilecast.spec import SpecError
 
-UNKNOWN = "\x00"
-"""Mark before and after the name of a value that is not literal."""
 MAX_BYTES = 2**20
 MAX_LINE = 2**16
 MAX_CHARACTERS = 2**22
@@ -50,6 +49,8 @@ _SUCCEEDING = (
     "umask", "sleep", "rm", "touch", "cp", "mv", "ln", "chmod", "conda", "pip",
 )  # fmt: skip
 """Commands that are taken to succeed. Whether any other does is unknown."""
+_ACTIVATIONS = ("activate", "conda.sh")
+"""Files that activate an environment of Python, which set no variable of a script."""
 SHELLS = ("sh", "bash", "dash", "ash", "zsh")
 _BREAKS = " \t\n;&|()<>"
 _MARK = re.compile(rf"{UNKNOWN}[^{UNKNOWN}]*{UNKNOWN}")
@@ -357,15 +358,37 @@ class _Reader:
     def _read_condition_mark(self, words: list[str]) -> bool:
         """Read a mark within `[[ … ]]`, where `&&`, brackets and ends of lines separate no commands."""
         pair, char = self.text[self.place : self.place + 2], self.text[self.place]
-        if pair in ("&&", "||"):
+        if words[-1] == "=~" and char != "\n":
+            words.append(self._read_expression())
+        elif pair in ("&&", "||"):
             words.append(pair)
             self.place += 2
         elif char in "()<>" or (char == "\n" and words[-1] in ("[[", "&&", "||", "(")):
             words += [char] if char != "\n" else []
             self.place += 1
+        elif char == "|":
+            words.append(char)
+            self.place += 1
         else:
             return False
         return True
+
+    def _read_expression(self) -> str:
+        """Return the regular expression behind `=~`, up to a blank outside of brackets and quotation marks."""
+        start, depth, quote = self.place, 0, ""
+        while self.place < len(self.text):
+            char = self.text[self.place]
+            if char == "\n" or (char in " \t" and depth <= 0 and not quote):
+                break
+            if char == "\\":
+                self.place += 1
+            elif quote or char in "'\"":
+                quote = "" if char == quote else quote or char
+            else:
+                depth += {"(": 1, ")": -1}.get(char, 0)
+            self.place += 1
+        self.place = min(self.place, len(self.text))
+        return self.text[start : self.place]
 
     def _bracket(self, char: str, words: list[str]) -> list[str]:
         """Read a bracket. Return the words of the present command behind it."""
@@ -549,6 +572,9 @@ class _Reader:
                 if name := _NAME.match(word):
                     self._forget(name[0])
             return None
+        if words[0] in ("source", ".") and len(words) > 1 and words[1].rpartition("/")[2] not in _ACTIVATIONS:
+            # The file is not read, and may set any variable.
+            self.script.has_unread = True
         if words[0] == "shift":
             self._shift(words[1] if len(words) > 1 else "1", runs)
             return True

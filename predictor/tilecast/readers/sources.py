@@ -8,15 +8,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
+from tilecast.launchers.options_table import UNKNOWN, Facts, OptionTable, Setting, spell
 from tilecast.readers.command import LaunchLine, find_launch, read_command
 from tilecast.readers.documents import flatten, leaves, load_mapping
 from tilecast.readers.megatron import SCRIPTS as MEGATRON
 from tilecast.readers.megatron import read_megatron
-from tilecast.readers.options_table import Facts, OptionTable, Setting, spell
 from tilecast.readers.python import find_functions, read_function, split_name
 from tilecast.readers.reading import LaunchReading
 from tilecast.readers.recipes import read_recipe
-from tilecast.readers.shell import UNKNOWN, read_script
+from tilecast.readers.shell import read_script
 from tilecast.readers.torchtitan import read_torchtitan
 from tilecast.spec import SpecError
 

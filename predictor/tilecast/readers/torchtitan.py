@@ -6,9 +6,9 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from tilecast import shipped, zoo
+from tilecast import zoo
+from tilecast.launchers.options_table import Facts, OptionTable, Setting
 from tilecast.readers import models
-from tilecast.readers.options_table import Facts, OptionTable, Setting
 from tilecast.readers.reading import LaunchReading, check_batch, common_fields, data_degree, drop_none
 from tilecast.spec import PartialPlan, SpecError
 
@@ -118,7 +118,7 @@ def _preset(facts: Facts) -> str:
     Raises:
         SpecError: they are missing or unknown.
     """
-    flavors = shipped.read_table("tilecast.readers", "options/torchtitan.toml")["flavors"]
+    flavors = facts.table.facts["flavors"]
     name = facts.require("model.name", "name the model before --")
     flavor = facts.require("model.flavor", "name the model before --")
     try:

@@ -8,5 +8,5 @@ FORMAT = TextFormat(
     "MaxText",
     (re.compile(rf"completed step: (?P<step>\d{{1,12}}), seconds: {NUMBER}", re.ASCII),),
     word="completed step:",
-    facts=(re.compile(r"\bNum_devices: (?P<gpus>\d+)\b", re.ASCII),),
+    facts=(re.compile(r"\bNum_devices: (?P<gpus>\d{1,9})\b", re.ASCII),),
 )

@@ -13,6 +13,8 @@ NAME = "MLflow"
 PATTERN = "meta.yaml"
 MAX_METRICS = 256
 """Metrics of a run that are looked at."""
+MAX_POINTS = MAX_STEPS
+"""Most points of a run that are read, of all its metrics equally many."""
 
 
 def is_run(folder: Path) -> bool:
@@ -24,12 +26,11 @@ def read(folder: Path) -> LoggedRun | None:
     """Return the run in a folder. None if there are too few steps."""
     points: dict[tuple[float, int], dict[str, float]] = defaultdict(dict)
     root = folder / "metrics"
-    files = (item for item in sorted(root.rglob("*")) if item.is_file() and not item.is_symlink())
-    for file in islice(files, MAX_METRICS):
-        name = file.relative_to(root).as_posix()
-        if name.startswith("system/"):
-            continue
-        for line in islice(iterate_lines(file), MAX_STEPS):
+    found = (item for item in sorted(root.rglob("*")) if item.is_file() and not item.is_symlink())
+    names = {file.relative_to(root).as_posix(): file for file in islice(found, MAX_METRICS)}
+    files = {name: file for name, file in names.items() if not name.startswith("system/")}
+    for name, file in files.items():
+        for line in islice(iterate_lines(file), MAX_POINTS // len(files)):
             try:
                 stamp, value, step = line.split()[:3]
                 points[int(stamp) / 1e3, int(step)][name] = float(value)

@@ -7,9 +7,15 @@ from tilecast.logs.text import NUMBER, TextFormat
 FORMAT = TextFormat(
     "nanoGPT",
     (
-        re.compile(rf"\biter(?:ation)?:? (?P<step>\d{{1,12}})\b.*?\btime:? {NUMBER} ?(?P<unit>ms|s)\b", re.ASCII),
-        re.compile(rf"\bstep:?\s+(?P<step>\d{{1,12}})\b.*?\b(?:dt|time):? {NUMBER} ?(?P<unit>ms|s)\b", re.ASCII),
-        re.compile(rf"\bstep:(?P<step>\d{{1,12}})/\d+ .*?\bstep_time:{NUMBER}(?P<unit>ms|s)\b", re.ASCII),
+        re.compile(
+            rf"\biter(?:ation)?:? (?P<step>\d{{1,12}})\b.{{0,400}}?\btime:? {NUMBER} ?(?P<unit>ms|s)\b", re.ASCII
+        ),
+        re.compile(
+            rf"\bstep:?\s{{1,20}}(?P<step>\d{{1,12}})\b.{{0,400}}?\b(?:dt|time):? {NUMBER} ?(?P<unit>ms|s)\b", re.ASCII
+        ),
+        re.compile(
+            rf"\bstep:(?P<step>\d{{1,12}})/\d{{1,12}} .{{0,400}}?\bstep_time:{NUMBER}(?P<unit>ms|s)\b", re.ASCII
+        ),
     ),
     word="t",
 )

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 
 from tilecast.logs.text import TIME, TextFormat
 
-_LISTED = re.compile(r"Building \d-D device mesh with \[([^\]]*)\], \[([\d, ]*)\]", re.ASCII)
+_LISTED = re.compile(r"Building \d-D device mesh with \[([^\]]{0,200})\], \[([\d, ]{0,200})\]", re.ASCII)
 """The mesh as 0.1 logs it."""
-_NAMED = re.compile(r"Building device mesh with parallelism: ((?:\w+=\d{1,7}(?:, )?)+)", re.ASCII)
+_NAMED = re.compile(r"Building device mesh with parallelism: ((?:\w{1,40}=\d{1,7}(?:, )?){1,12})", re.ASCII)
 """The mesh as 0.2 logs it."""
 _COLUMNS: Mapping[str, str] = {"pp": "pipeline", "cp": "context", "tp": "tensor", "ep": "expert"}
 _SPLITS = ("pp", "dp_replicate", "dp_shard", "cp", "tp")
@@ -32,11 +32,11 @@ def read_mesh(line: str) -> dict[str, object]:
 
 FORMAT = TextFormat(
     "torchtitan",
-    (re.compile(rf"{TIME}.*?\bstep:\s*(?P<step>\d{{1,12}})\s+loss:", re.ASCII),),
+    (re.compile(rf"{TIME}.{{0,400}}?\bstep:\s{{0,20}}(?P<step>\d{{1,12}})\s{{1,20}}loss:", re.ASCII),),
     word="step:",
     facts=(
-        re.compile(r"\bCUDA capacity: (?P<gpu>[^,\n]{3,80}?) with [\d.]+ ?GiB memory", re.ASCII),
-        re.compile(r"\blocal batch size:? (?P<micro_batch>\d+)", re.ASCII),
+        re.compile(r"\bCUDA capacity: (?P<gpu>[^,\n]{3,80}?) with [\d.]{1,12} ?GiB memory", re.ASCII),
+        re.compile(r"\blocal batch size:? (?P<micro_batch>\d{1,9})", re.ASCII),
     ),
     read_facts=read_mesh,
 )

@@ -8,7 +8,9 @@ FORMAT = TextFormat(
     "torchtune",
     (
         re.compile(
-            rf"\b\d+\|(?P<step>\d{{1,12}})\|Loss: .*?\| *\d+/\d+ \[[^\]]*,\s*{NUMBER}(?P<unit>s/it|it/s)", re.ASCII
+            rf"\b\d{{1,12}}\|(?P<step>\d{{1,12}})\|Loss: (?:[^|]{{0,400}}\|){{1,3}} {{0,9}}\d{{1,12}}/\d{{1,12}} "
+            rf"\[[^\[\],]{{0,60}},\s{{0,9}}{NUMBER}(?P<unit>s/it|it/s)",
+            re.ASCII,
         ),
     ),
     word="|Loss: ",

@@ -6,6 +6,11 @@ from tilecast.logs.text import NUMBER, TextFormat
 
 FORMAT = TextFormat(
     "tqdm",
-    (re.compile(rf"(?P<step>\d{{1,12}})/(?P<series>\d{{1,12}}) \[[^\]]*,\s*{NUMBER}(?P<unit>s/it|it/s)", re.ASCII),),
+    (
+        re.compile(
+            rf"(?P<step>\d{{1,12}})/(?P<series>\d{{1,12}}) \[[^\[\],]{{0,60}},\s{{0,9}}{NUMBER}(?P<unit>s/it|it/s)",
+            re.ASCII,
+        ),
+    ),
     word="it",
 )

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 
 from tilecast import frameworks, zoo
 from tilecast.frameworks import with_framework
+from tilecast.launchers.options_table import OptionTable
 from tilecast.render.launch import deepspeed, huggingface, megatron, pytorch, torchtitan
 from tilecast.render.launch.setting import LaunchScript, LaunchSetting
 from tilecast.render.units import format_duration, format_gibibyte_range, format_gibibytes
@@ -52,6 +53,8 @@ def _no_refusal(setting: LaunchSetting) -> str:
 class Launcher:
     """A program that launches training jobs, with the function that writes its command and the jobs it supports."""
 
+    options: str
+    """Name of its table of options."""
     frameworks: tuple[Framework, ...]
     """Frameworks whose forecast describes its jobs. The first one that can execute the plan is used."""
     write: Callable[[LaunchSetting], LaunchScript]
@@ -72,12 +75,25 @@ class Launcher:
     find_refusal: Callable[[LaunchSetting], str] = _no_refusal
     """Function that returns why a setting would not run as priced, or an empty string if it would."""
 
+    @property
+    def version(self) -> str:
+        """Version whose options are written, such as `torchtitan 0.2`."""
+        return OptionTable.read(self.options).writes
+
+    @property
+    def source(self) -> str:
+        """Where its options are defined."""
+        return OptionTable.read(self.options).source
+
 
 LAUNCHERS: Mapping[str, Launcher] = {
-    "torchrun": Launcher(("ddp",), pytorch.write_ddp_launch, ("eager", "compiled", "cudaGraphs"), weights=("pure",)),
-    "fsdp2": Launcher(("fsdp2",), pytorch.write_fsdp2_launch, weights=("pure",)),
-    "deepspeed": Launcher(("deepspeed",), deepspeed.write_deepspeed_launch),
+    "torchrun": Launcher(
+        "torchrun", ("ddp",), pytorch.write_ddp_launch, ("eager", "compiled", "cudaGraphs"), weights=("pure",)
+    ),
+    "fsdp2": Launcher("fsdp2", ("fsdp2",), pytorch.write_fsdp2_launch, weights=("pure",)),
+    "deepspeed": Launcher("deepspeed", ("deepspeed",), deepspeed.write_deepspeed_launch),
     "megatron": Launcher(
+        "megatron",
         ("megatron",),
         megatron.write_megatron_launch,
         families=tuple(megatron.SCRIPTS),
@@ -89,6 +105,7 @@ LAUNCHERS: Mapping[str, Launcher] = {
         find_refusal=megatron.refusal_reason,
     ),
     "torchtitan": Launcher(
+        "torchtitan",
         ("torchtitan",),
         torchtitan.write_torchtitan_launch,
         families=torchtitan.FAMILIES,
@@ -98,9 +115,13 @@ LAUNCHERS: Mapping[str, Launcher] = {
         find_refusal=torchtitan.refusal_reason,
     ),
     "accelerate": Launcher(
-        ("huggingface", "accelerate"), huggingface.write_accelerate_launch, find_refusal=huggingface.refusal_reason
+        "accelerate",
+        ("huggingface", "accelerate"),
+        huggingface.write_accelerate_launch,
+        find_refusal=huggingface.refusal_reason,
     ),
     "trainer": Launcher(
+        "trainer",
         ("huggingface", "accelerate"),
         huggingface.write_trainer_launch,
         precisions=("fp32", "tf32", "fp16", "bf16"),
@@ -135,7 +156,7 @@ def write_launch(launcher: str, setting: LaunchSetting) -> LaunchScript:
 def launch_text(
     launcher: str, setting: LaunchSetting, safer: LaunchSetting | None = None, is_stated: bool = False
 ) -> str:
-    """Return the launch as text. Comment lines at the top name pool, plan, step time, memory and data types.
+    """Return the launch as text. Comment lines at the top name version, pool, plan, step time, memory and data types.
 
     Args:
         launcher: a key of `LAUNCHERS`.
@@ -161,7 +182,11 @@ def launch_text(
     where = f"{setting.name} on {setting.pool}, {setting.nodes}x{setting.gpus_per_node} GPUs"
     head = f"{where}: {setting.plan}, {_describe_amounts(setting)}"
     shared = [f"{setting.shared_nodes} Start each group by a command of its own."] if setting.shared_nodes else []
-    return line.text([head, *shared, *risk, f"priced as {chosen.workload.framework}: {_describe_states(chosen)}"])
+    entry = LAUNCHERS[launcher]
+    options = f"options of {entry.version} ({entry.source})"
+    return line.text(
+        [options, head, *shared, *risk, f"priced as {chosen.workload.framework}: {_describe_states(chosen)}"]
+    )
 
 
 def _can_launch(launcher: str, setting: LaunchSetting) -> bool:
@@ -192,7 +217,9 @@ def launch_document(launcher: str, setting: LaunchSetting, safer: LaunchSetting 
     """
     line = write_launch(launcher, setting)
     framework = _with_framework(launcher, setting).workload.framework
-    document: dict[str, object] = {"launcher": launcher, "framework": framework, **line.document()}
+    document: dict[str, object] = {
+        "launcher": launcher, "version": LAUNCHERS[launcher].version, "framework": framework, **line.document(),
+    }  # fmt: skip
     if safer is not None and _can_launch(launcher, safer):
         document["safer"] = {"plan": str(safer.plan), **launch_document(launcher, safer)}
     return document

@@ -1,4 +1,4 @@
-"""Write the launch of DeepSpeed 0.19, which is `ds_config.json` and the lines that initialize the engine."""
+"""Write the launch of DeepSpeed, which is `ds_config.json` and the lines that initialize the engine."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ from collections.abc import Mapping
 import numpy as np
 
 from tilecast.frameworks import gradient_bytes
+from tilecast.launchers.options_table import OptionTable
 from tilecast.overlap import BucketLimits, hides_gradients
 from tilecast.render.launch import script
-from tilecast.render.launch.setting import SCRIPT, LaunchScript, LaunchSetting, torchrun_command
+from tilecast.render.launch.setting import SCRIPT, LaunchScript, LaunchSetting, Values, torchrun_command
 from tilecast.spec import Optimizer, Plans
 
 _OPTIMIZERS: Mapping[Optimizer, tuple[str, Mapping[str, object]]] = {
@@ -23,55 +24,73 @@ _OPTIMIZERS: Mapping[Optimizer, tuple[str, Mapping[str, object]]] = {
 """DeepSpeed's type and parameters of each optimizer. It has fused Adam and Lamb. SGD comes from `torch.optim`."""
 
 
+def _kind(setting: LaunchSetting) -> str | None:
+    """Return DeepSpeed's type of the optimizer, or None if it has none."""
+    return _OPTIMIZERS[setting.workload.optimizer][0] if setting.workload.optimizer in _OPTIMIZERS else None
+
+
+def _optimizer_parameters(setting: LaunchSetting) -> Mapping[str, object] | None:
+    """Return the parameters of the optimizer, fused or not as the forecast assumes."""
+    if setting.workload.optimizer not in _OPTIMIZERS:
+        return None
+    (kind, parameters), fused = _OPTIMIZERS[setting.workload.optimizer], script.has_fused_optimizer(setting)
+    how = {"SGD": {"fused": fused}, "Lamb": {}}.get(kind, {"torch_adam": not fused})
+    return {**parameters, **how}
+
+
+def _gradient_type(setting: LaunchSetting) -> str | None:
+    """Return the data type in which gradients accumulate, or None if DeepSpeed is told no type."""
+    workload = setting.workload
+    if workload.precision not in ("bf16", "fp16"):
+        return None
+    return "fp32" if setting.framework.has_fp32_gradients(workload) else workload.precision
+
+
+def _bucket_elements(setting: LaunchSetting) -> int | None:
+    """Return the elements of a bucket that the forecast assumes, or None without ZeRO."""
+    plan, workload = setting.plan, setting.workload
+    if not plan.zero_stage:
+        return None
+    each = gradient_bytes(workload)
+    limits = BucketLimits.from_plans(workload, Plans.from_plans(plan), each, np.zeros(1))
+    return round(float(limits.rest[0]) / each)
+
+
+def _is_untested(setting: LaunchSetting) -> bool:
+    """Return whether DeepSpeed has to be told to take the optimizer."""
+    kind = _kind(setting)
+    return kind is not None and not kind.startswith("Adam")
+
+
+_VALUES: Values = {
+    "training.globalBatchSize": lambda s: s.workload.global_batch,
+    "plan.micro_batch": lambda s: s.plan.micro_batch,
+    "accumulation": lambda s: s.plan.gradient_accumulation,
+    "clip": lambda s: 1.0 if s.framework.clips_gradients else 0.0,
+    "plan.zero_stage": lambda s: s.plan.zero_stage,
+    # Stage 3 is priced with overlap whatever the job says.
+    "overlap": lambda s: hides_gradients(s.workload) or s.plan.zero_stage == 3,
+    "bucket": _bucket_elements,
+    "even_bucket": lambda s: None if (count := _bucket_elements(s)) is None else count - count % 2,
+    "offload_optimizer": lambda s: "optimizer" if s.workload.offload != "none" else None,
+    "pins_optimizer": lambda s: True if s.workload.offload != "none" else None,
+    "offload_parameters": lambda s: "parameters" if s.workload.offload == "parameters" else None,
+    "pins_parameters": lambda s: True if s.workload.offload == "parameters" else None,
+    "bf16": lambda s: "bf16" if s.workload.precision == "bf16" else None,
+    "fp16": lambda s: "fp16" if s.workload.precision == "fp16" else None,
+    "training.gradientPrecision": _gradient_type,
+    "training.optimizer": lambda s: "momentum" if _kind(s) == "SGD" else s.workload.optimizer,
+    "parameters": _optimizer_parameters,
+    "allows_any": lambda s: True if _is_untested(s) else None,
+    "forces_own": lambda s: False if _is_untested(s) else None,
+    "plan.tensor": lambda s: s.plan.tensor if s.plan.tensor > 1 else None,
+}
+"""Function for each value of `launchers/options/deepspeed.toml` that is written."""
+
+
 def engine_config(setting: LaunchSetting) -> dict[str, object]:
     """Return the content of `ds_config.json`: ZeRO, data types, batch sizes and optimizer."""
-    plan, workload = setting.plan, setting.workload
-    settings: dict[str, object] = {
-        "train_batch_size": workload.global_batch,
-        "train_micro_batch_size_per_gpu": plan.micro_batch,
-        "gradient_accumulation_steps": plan.gradient_accumulation,
-        "gradient_clipping": 1.0 if setting.framework.clips_gradients else 0.0,
-        "zero_optimization": _zero_config(setting),
-    }
-    if workload.precision in ("bf16", "fp16"):
-        wide = setting.framework.has_fp32_gradients(workload)
-        settings[workload.precision] = {"enabled": True}
-        settings["data_types"] = {"grad_accum_dtype": "fp32" if wide else workload.precision}
-    if workload.optimizer in _OPTIMIZERS:
-        (kind, parameters), fused = _OPTIMIZERS[workload.optimizer], script.has_fused_optimizer(setting)
-        how = {"SGD": {"fused": fused}, "Lamb": {}}.get(kind, {"torch_adam": not fused})
-        settings["optimizer"] = {"type": kind, "params": {**parameters, **how}}
-        if not kind.startswith("Adam"):
-            settings["zero_allow_untested_optimizer"] = True
-            settings["zero_force_ds_cpu_optimizer"] = False
-    if plan.tensor > 1:
-        settings["tensor_parallel"] = {"autotp_size": plan.tensor}
-    return settings
-
-
-def _zero_config(setting: LaunchSetting) -> dict[str, object]:
-    """Return the ZeRO section of `ds_config.json`, with the overlap and the bucket sizes that the forecast assumes.
-
-    For ZeRO stage 0 it has no bucket sizes.
-    """
-    plan, workload = setting.plan, setting.workload
-    # Stage 3 is priced with overlap whatever the job says.
-    settings: dict[str, object] = {
-        "stage": plan.zero_stage,
-        "overlap_comm": hides_gradients(workload) or plan.zero_stage == 3,
-    }
-    if plan.zero_stage:
-        each = gradient_bytes(workload)
-        bucket = round(
-            float(BucketLimits.from_plans(workload, Plans.from_plans(plan), each, np.zeros(1)).rest[0]) / each
-        )
-        settings["reduce_bucket_size"] = bucket
-        settings["allgather_bucket_size"] = bucket - bucket % 2
-    if workload.offload != "none":
-        settings["offload_optimizer"] = {"device": "cpu", "pin_memory": True}
-    if workload.offload == "parameters":
-        settings["offload_param"] = {"device": "cpu", "pin_memory": True}
-    return settings
+    return OptionTable.read("deepspeed").format_sections(_VALUES, setting)
 
 
 def _loop_lines(setting: LaunchSetting) -> list[str]:

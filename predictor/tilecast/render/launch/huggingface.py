@@ -1,4 +1,4 @@
-"""Write the launch of Hugging Face Accelerate 1 or of the `Trainer` of Transformers 5.
+"""Write the launch of Hugging Face Accelerate, or of the `Trainer` of Transformers.
 
 Accelerate and `Trainer` wrap a model in DistributedDataParallel, or in `fully_shard` by the FSDP plugin version 2 of
 Accelerate. By default, that plugin reduces gradients in 16 bit.
@@ -7,30 +7,26 @@ Accelerate. By default, that plugin reduces gradients in 16 bit.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from tilecast import zoo
+from tilecast.launchers.options_table import OptionTable
 from tilecast.render.launch import script
 from tilecast.render.launch.setting import (
     PORT,
     SCRIPT,
     LaunchScript,
     LaunchSetting,
-    Table,
-    format_options,
+    Values,
     torchrun_command,
 )
 from tilecast.search import find_engine
 
-_OPTIM: Mapping[str, str] = {"adam": "adamw_torch", "adamw": "adamw_torch", "sgd": "sgd", "momentum": "sgd"}
-"""Transformers' name of each optimizer. Adam is AdamW without weight decay."""
 _SYNC_EACH_MICRO_BATCH = '{"gradient_accumulation_kwargs": {"sync_each_batch": true}}'
 """Option that makes `fully_shard` reduce-scatter the gradients of every micro-batch.
 
 The forecast assumes it, because unsharded gradients between micro-batches would take more memory.
 """
-
-
 _LISTED = ("resnet", "convnext", "efficientnet", "mobilenet-v2")
 """Families whose `_no_split_modules` FSDP can wrap. Their layers are no `GradientCheckpointingLayer`."""
 
@@ -41,15 +37,14 @@ def is_sharded(setting: LaunchSetting) -> bool:
     return framework is not None and find_engine(framework) == "fsdp2"
 
 
-def _fsdp_settings(setting: LaunchSetting) -> dict[str, object]:
-    """Return FSDP settings with the keys of Transformers' `fsdp_config`."""
-    return {
-        "version": 2,
-        "auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
-        "reshard_after_forward": setting.plan.zero_stage == 3,
-        "cpu_offload": setting.workload.offload == "parameters",
-        "activation_checkpointing": setting.plan.checkpointing == "full",
-    }
+_FSDP: Values = {
+    "version": lambda s: 2,
+    "policy": lambda s: "TRANSFORMER_BASED_WRAP",
+    "plan.zero_stage": lambda s: 3 if s.plan.zero_stage == 3 else 2,
+    "training.offload": lambda s: s.workload.offload,
+    "plan.checkpointing": lambda s: s.plan.checkpointing,
+}
+"""Function for each value of `launchers/options/fsdp.toml` that is written."""
 
 
 def _mixed_precision_policy(setting: LaunchSetting) -> str:
@@ -152,7 +147,9 @@ def write_accelerate_launch(setting: LaunchSetting) -> LaunchScript:
         "        optimizer.zero_grad()",
     ]
     return LaunchScript(
-        [*command, SCRIPT], files={"accelerate.yaml": _format_yaml(_accelerate_config(setting))}, script=lines
+        [*command, SCRIPT],
+        files={"accelerate.yaml": _format_yaml(OptionTable.read("accelerate").format_sections(_ACCELERATE, setting))},
+        script=lines,
     )
 
 
@@ -167,30 +164,30 @@ def _recomputation_lines(setting: LaunchSetting) -> list[str]:
     return script.recomputation_lines(setting, script.CHECKPOINT)
 
 
-def _accelerate_config(setting: LaunchSetting) -> dict[str, object]:
-    """Return the content of `accelerate.yaml`, with the keys that `accelerate config` writes."""
-    plan, workload = setting.plan, setting.workload
-    kind = "FSDP" if is_sharded(setting) else "MULTI_GPU" if plan.gpus > 1 else "NO"
-    settings: dict[str, object] = {
-        "compute_environment": "LOCAL_MACHINE",
-        "distributed_type": kind,
-        "num_machines": setting.nodes,
-        "num_processes": plan.gpus,
-        "mixed_precision": workload.precision if workload.is_mixed else "no",
-        "use_cpu": False,
-    }
-    if workload.precision == "fp8":
-        settings["fp8_config"] = {"backend": "AO"}
-    if setting.nodes > 1:
-        settings["rdzv_backend"] = "c10d"
-    if workload.execution == "compiled":
-        settings["dynamo_config"] = {"dynamo_backend": "INDUCTOR"}
-    if is_sharded(setting):
-        renamed = {"cpu_offload": "offload_params"}
-        settings["fsdp_config"] = {
-            f"fsdp_{renamed.get(key, key)}": value for key, value in _fsdp_settings(setting).items()
-        } | {"fsdp_state_dict_type": "SHARDED_STATE_DICT"}  # fmt: skip
-    return settings
+def _distributed_type(setting: LaunchSetting) -> str:
+    """Return Accelerate's `DistributedType`."""
+    return "FSDP" if is_sharded(setting) else "MULTI_GPU" if setting.plan.gpus > 1 else "NO"
+
+
+def _where_sharded(value: Callable[[LaunchSetting], object]) -> Callable[[LaunchSetting], object]:
+    """Return the function of a value that only jobs under `fully_shard` have."""
+    return lambda setting: value(setting) if is_sharded(setting) else None
+
+
+_ACCELERATE: Values = {
+    "environment": lambda s: "LOCAL_MACHINE",
+    "distributed": _distributed_type,
+    "world.nodes": lambda s: s.nodes,
+    "world.gpus": lambda s: s.plan.gpus,
+    "precision": lambda s: s.workload.precision if s.workload.is_mixed else "fp32",
+    "uses_cpu": lambda s: False,
+    "fp8": lambda s: "AO" if s.workload.precision == "fp8" else None,
+    "rendezvous": lambda s: "c10d" if s.nodes > 1 else None,
+    "training.execution": lambda s: s.workload.execution,
+    **{name: _where_sharded(value) for name, value in _FSDP.items()},
+    "state_dict": _where_sharded(lambda s: "SHARDED_STATE_DICT"),
+}
+"""Function for each value of `launchers/options/accelerate.toml` that is written."""
 
 
 def _format_yaml(value: Mapping[str, object], indent: str = "") -> str:
@@ -216,39 +213,43 @@ def refusal_reason(setting: LaunchSetting) -> str:
     return "" if setting.workload.recompute_layers is None else "it recomputes all layers or none"
 
 
-def _has_fused_adam(setting: LaunchSetting) -> bool:
-    """Return whether the launch selects the fused Adam or AdamW. `OptimizerNames` has no fused SGD."""
-    return setting.workload.optimizer in ("adam", "adamw") and script.has_fused_optimizer(setting)
+def _optimizer_name(setting: LaunchSetting) -> str:
+    """Return the optimizer by the names of `launchers/options/trainer.toml`.
+
+    Adam is AdamW without weight decay. `OptimizerNames` has no kernel that updates many tensors by SGD.
+    """
+    if setting.workload.optimizer in ("sgd", "momentum"):
+        return "sgd"
+    return "adamw fused" if script.has_fused_optimizer(setting) else "adamw"
 
 
-_ARGUMENTS: Table = (
-    ("--output_dir", lambda s: f"out/{s.name}"),
-    ("--per_device_train_batch_size", lambda s: s.plan.micro_batch),
-    ("--gradient_accumulation_steps", lambda s: s.plan.gradient_accumulation),
-    ("--max_steps", lambda s: s.workload.steps),
-    ("--bf16", lambda s: s.workload.precision == "bf16"),
-    ("--fp16", lambda s: s.workload.precision == "fp16"),
-    ("--tf32", lambda s: None if s.workload.is_mixed else f"{s.workload.precision == 'tf32'}"),
-    ("--optim", lambda s: _OPTIM[s.workload.optimizer] + "_fused" * _has_fused_adam(s)),
-    ("--optim_args", lambda s: "momentum=0.9" if s.workload.optimizer == "momentum" else None),
-    ("--max_grad_norm", lambda s: 1.0 if s.framework.clips_gradients else 0.0),
-    ("--activation_checkpointing", _recomputes_in_trainer),
-    ("--activation_checkpointing_kwargs",
-     lambda s: json.dumps({"use_reentrant": s.framework.recomputes_last_product}) if _recomputes_in_trainer(s)
-     else None),
-    ("--torch_compile", lambda s: s.workload.execution == "compiled"),
-    ("--accelerator_config",
-     lambda s: _SYNC_EACH_MICRO_BATCH if is_sharded(s) and s.plan.gradient_accumulation > 1 else None),
-    ("--ddp_bucket_cap_mb", lambda s: None if is_sharded(s) else s.workload.bucket_mib),
-    ("--fsdp", is_sharded),
-    ("--fsdp_config", lambda s: "fsdp.json" if is_sharded(s) else None),
-)  # fmt: skip
-"""Command-line options of `TrainingArguments`."""
+_TRAINER: Values = {
+    "output": lambda s: f"out/{s.name}",
+    "plan.micro_batch": lambda s: s.plan.micro_batch,
+    "accumulation": lambda s: s.plan.gradient_accumulation,
+    "training.steps": lambda s: s.workload.steps,
+    "precision": lambda s: s.workload.precision,
+    "tf32": lambda s: s.workload.precision,
+    "training.optimizer": _optimizer_name,
+    "momentum": lambda s: "momentum=0.9" if s.workload.optimizer == "momentum" else None,
+    "clip": lambda s: 1.0 if s.framework.clips_gradients else 0.0,
+    "plan.checkpointing": lambda s: "full" if _recomputes_in_trainer(s) else None,
+    "recomputation":
+        lambda s: json.dumps({"use_reentrant": s.framework.recomputes_last_product}) if _recomputes_in_trainer(s)
+        else None,
+    "training.execution": lambda s: s.workload.execution,
+    "exchange": lambda s: _SYNC_EACH_MICRO_BATCH if is_sharded(s) and s.plan.gradient_accumulation > 1 else None,
+    "training.bucketMiB": lambda s: None if is_sharded(s) else s.workload.bucket_mib,
+    "fsdp": is_sharded,
+    "fsdp_config": lambda s: "fsdp.json" if is_sharded(s) else None,
+}  # fmt: skip
+"""Function for each value of `launchers/options/trainer.toml` that is written."""
 
 
 def write_trainer_launch(setting: LaunchSetting) -> LaunchScript:
     """Return a `torchrun` command for a script that reads `TrainingArguments` from its command line."""
-    files = {"fsdp.json": json.dumps(_fsdp_settings(setting), indent=2) + "\n"} if is_sharded(setting) else {}
+    fsdp = OptionTable.read("fsdp").format_sections(_FSDP, setting)
+    files = {"fsdp.json": json.dumps(fsdp, indent=2) + "\n"} if is_sharded(setting) else {}
     lines = ["(args,) = HfArgumentParser(TrainingArguments).parse_args_into_dataclasses()", *_model_lines(setting)]
     lines += script.model_lines(setting)
     if setting.plan.checkpointing == "selective":
@@ -260,5 +261,7 @@ def write_trainer_launch(setting: LaunchSetting) -> LaunchScript:
     lines += [line.replace("accelerator.", "trainer.accelerator.", 1) for line in _wrapping_lines(setting)]
     lines.append("trainer.train()")
     return LaunchScript(
-        torchrun_command(setting, SCRIPT, *format_options(setting, _ARGUMENTS)), files=files, script=lines
+        torchrun_command(setting, SCRIPT, *OptionTable.read("trainer").format_words(_TRAINER, setting)),
+        files=files,
+        script=lines,
     )

@@ -1,4 +1,4 @@
-"""Write the launch of Megatron-LM with Megatron-Core 0.15 or later (`megatron/training/arguments.py`)."""
+"""Write the launch of Megatron-LM (`launchers/options/megatron.toml`)."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ from collections.abc import Mapping, Sequence
 
 from tilecast import zoo
 from tilecast.frameworks import expert_dispatch, expert_overlap, gradient_bytes, holds_fp8_weights_only
+from tilecast.launchers.options_table import OptionTable
 from tilecast.layout import count_virtual_stage_end_layers, parse_layout, split_layers
 from tilecast.overlap import hides_gradients
 from tilecast.recomputation import split_modules
 from tilecast.render.launch.setting import (
     LaunchScript,
     LaunchSetting,
-    Table,
+    Values,
     allocator_environment,
-    format_options,
     matmul_environment,
     torchrun_command,
 )
@@ -144,8 +144,14 @@ def _recomputed_layers(setting: LaunchSetting) -> int:
     return 1 if layers is None else min(layers // setting.plan.virtual_stages, _layers_per_virtual_stage(setting))
 
 
-_BACKENDS = {"flash": "flash", "flash2": "flash", "flash3": "flash", "cudnn": "fused", "eager": "unfused"}
-"""Megatron-Core's `AttnBackend` for each `Workload.attention`. The installed FlashAttention version runs."""
+def _reduced_type(setting: LaunchSetting) -> str | None:
+    """Return bf16 if gradients are reduced in it instead of FP32."""
+    workload = setting.workload
+    if not workload.is_mixed or workload.precision == "fp16":
+        return None
+    return None if setting.framework.has_fp32_gradients(workload) else "bf16"
+
+
 _DISPATCHERS: Mapping[ExpertDispatch, tuple[str, str | None]] = {
     "allToAll": ("alltoall", None),
     "allGather": ("allgather", None),
@@ -156,123 +162,109 @@ _DISPATCHERS: Mapping[ExpertDispatch, tuple[str, str | None]] = {
 _FUSED = (4.0, 4.0)
 """Kernel launches of a fused router, and of a fused permutation, in `frameworks.toml`."""
 
-_MODEL: Table = (
-    ("--num-layers", lambda s: None if _is_encdec(s) else s.model.layers),
-    ("--encoder-num-layers", lambda s: s.model.layers - _decoder_layers(s) if _is_encdec(s) else None),
-    ("--decoder-num-layers", lambda s: _decoder_layers(s) if _is_encdec(s) else None),
-    ("--hidden-size", lambda s: s.model.hidden),
-    ("--ffn-hidden-size", lambda s: s.transformer.dense_ffn_hidden or s.model.ffn_hidden),
-    ("--num-attention-heads", lambda s: s.model.heads),
-    ("--group-query-attention", lambda s: s.model.kv_heads < s.model.heads and not _latent_attention(s)),
-    ("--num-query-groups",
-     lambda s: s.model.kv_heads if s.model.kv_heads < s.model.heads and not _latent_attention(s) else None),
-    ("--kv-channels",
+_VALUES: Values = {
+    "layers": lambda s: None if _is_encdec(s) else s.model.layers,
+    "model.encoder_layers": lambda s: s.model.layers - _decoder_layers(s) if _is_encdec(s) else None,
+    "model.decoder_layers": lambda s: _decoder_layers(s) if _is_encdec(s) else None,
+    "model.hidden": lambda s: s.model.hidden,
+    "model.ffn": lambda s: s.transformer.dense_ffn_hidden or s.model.ffn_hidden,
+    "model.heads": lambda s: s.model.heads,
+    "groups_queries": lambda s: s.model.kv_heads < s.model.heads and not _latent_attention(s),
+    "model.kv_heads":
+        lambda s: s.model.kv_heads if s.model.kv_heads < s.model.heads and not _latent_attention(s) else None,
+    "model.head_dim":
      lambda s: s.model.head_dim if s.model.head_dim * s.model.heads != s.model.hidden and not _latent_attention(s)
-     else None),
-    ("--multi-latent-attention", lambda s: _latent_attention(s) is not None),
-    ("--q-lora-rank", lambda s: (own := _latent_attention(s)) and (own.query_latent or None)),
-    ("--kv-lora-rank", lambda s: (own := _latent_attention(s)) and own.latent),
-    ("--qk-head-dim", lambda s: (own := _latent_attention(s)) and s.model.head_dim - own.rotary_dim),
-    ("--qk-pos-emb-head-dim", lambda s: (own := _latent_attention(s)) and own.rotary_dim),
-    ("--v-head-dim", lambda s: (own := _latent_attention(s)) and own.value_dim),
-    ("--seq-length", lambda s: None if _is_encdec(s) else s.workload.sequence_length),
-    ("--encoder-seq-length", lambda s: s.workload.sequence_length if _is_encdec(s) else None),
-    ("--decoder-seq-length",
-     lambda s: (s.transformer.decoder_length or s.workload.sequence_length) if _is_encdec(s) else None),
-    ("--max-position-embeddings", lambda s: max(s.model.positions, s.workload.sequence_length)),
-    ("--position-embedding-type", _position_embedding),
-    ("--normalization", lambda s: "RMSNorm" if s.model.rms_norm else None),
-    ("--swiglu", lambda s: s.model.gated_mlp),
-    ("--disable-bias-linear", lambda s: not s.model.bias),
-    ("--qk-layernorm", lambda s: s.transformer.qk_norm),
-    ("--untie-embeddings-and-output-weights", lambda s: not s.model.tied_embeddings),
-    ("--attention-dropout", lambda s: None if s.model.dropout else 0.0),
-    ("--hidden-dropout", lambda s: None if s.model.dropout else 0.0),
-    ("--num-experts", lambda s: s.transformer.experts or None),
-    ("--moe-ffn-hidden-size", lambda s: s.model.ffn_hidden if s.transformer.experts else None),
-    ("--moe-router-topk", lambda s: s.transformer.top_k if s.transformer.experts else None),
-    ("--moe-layer-freq", lambda s: _moe_layer_frequency(s) if s.transformer.experts else None),
-    ("--moe-shared-expert-intermediate-size", lambda s: s.transformer.shared_ffn_hidden or None),
-    ("--moe-router-num-groups", lambda s: s.transformer.expert_groups if s.transformer.expert_groups > 1 else None),
-    ("--moe-router-group-topk", lambda s: s.transformer.top_groups if s.transformer.expert_groups > 1 else None),
-    ("--moe-token-dispatcher-type",
-     lambda s: _DISPATCHERS[expert_dispatch(s.workload)][0] if s.transformer.experts else None),
-    ("--moe-flex-dispatcher-backend",
-     lambda s: _DISPATCHERS[expert_dispatch(s.workload)][1] if s.transformer.experts else None),
-    ("--overlap-moe-expert-parallel-comm",
-     lambda s: s.transformer.experts > 0 and expert_overlap(s.workload) == "microBatch"),
-    ("--moe-grouped-gemm", lambda s: s.transformer.experts > 0),
-    ("--moe-permute-fusion", lambda s: s.transformer.experts > 0 and s.framework.permutation_launches == _FUSED),
-    ("--moe-router-fusion", lambda s: s.transformer.experts > 0 and s.framework.router_launches == _FUSED),
-)  # fmt: skip
-"""Options that describe the architecture."""
-
-_TRAINING: Table = (
-    ("--attention-backend", lambda s: _BACKENDS.get(s.workload.attention)),
-    ("--transformer-impl", lambda s: "transformer_engine"),
-    ("--cross-entropy-loss-fusion", _fuses_loss),
-    ("--cross-entropy-fusion-impl", lambda s: "te" if _fuses_loss(s) else None),
-    ("--cuda-graph-impl", lambda s: "local" if s.workload.execution == "cudaGraphs" else None),
-    ("--bf16", lambda s: s.workload.precision == "bf16" or s.workload.is_quantized),
-    ("--fp16", lambda s: s.workload.precision == "fp16"),
-    ("--fp8-format", lambda s: {"fp8": "hybrid", "mxfp8": "e4m3"}.get(s.workload.precision)),
-    ("--fp8-recipe", lambda s: "mxfp8" if s.workload.precision == "mxfp8" else None),
-    ("--fp4-format", lambda s: "e2m1" if s.workload.precision == "nvfp4" else None),
-    ("--fp4-recipe", lambda s: "nvfp4" if s.workload.precision == "nvfp4" else None),
-    ("--first-last-layers-bf16", lambda s: s.workload.precision == "nvfp4"),
-    ("--num-layers-at-start-in-bf16", lambda s: 0 if s.workload.precision == "nvfp4" else None),
-    ("--num-layers-at-end-in-bf16",
-     lambda s: round(s.framework.nvfp4_layers_in_bf16) if s.workload.precision == "nvfp4" else None),
-    ("--fp8-param-gather", lambda s: holds_fp8_weights_only(s.workload)),
-    ("--accumulate-allreduce-grads-in-fp32",
-     lambda s: s.workload.is_mixed and s.framework.has_fp32_gradients(s.workload)),
-    ("--grad-reduce-in-bf16",
-     lambda s: s.workload.is_mixed and s.workload.precision != "fp16"
-     and not s.framework.has_fp32_gradients(s.workload)),
-    ("--no-gradient-accumulation-fusion", lambda s: not s.framework.fused_accumulation),
-    ("--optimizer", lambda s: {"sgd": "sgd", "momentum": "sgd"}.get(s.workload.optimizer, "adam")),
-    ("--sgd-momentum", lambda s: {"sgd": 0.0, "momentum": 0.9}.get(s.workload.optimizer)),
-    ("--clip-grad", lambda s: 1.0 if s.framework.clips_gradients else 0.0),
-    ("--micro-batch-size", lambda s: s.plan.micro_batch),
-    ("--global-batch-size", lambda s: s.workload.global_batch),
-    ("--train-iters", lambda s: s.workload.steps),
-    ("--tensor-model-parallel-size", lambda s: s.plan.tensor),
-    ("--sequence-parallel", lambda s: s.plan.tensor > 1 and s.plan.sequence_parallel),
-    ("--tp-comm-overlap", _overlaps_tensor_parallel),
-    ("--pipeline-model-parallel-size", lambda s: s.plan.pipeline),
+     else None,
+    "has_latent": lambda s: _latent_attention(s) is not None,
+    "model.query_latent": lambda s: (own := _latent_attention(s)) and (own.query_latent or None),
+    "model.latent": lambda s: (own := _latent_attention(s)) and own.latent,
+    "model.plain_dim": lambda s: (own := _latent_attention(s)) and s.model.head_dim - own.rotary_dim,
+    "model.rotary_dim": lambda s: (own := _latent_attention(s)) and own.rotary_dim,
+    "model.value_dim": lambda s: (own := _latent_attention(s)) and own.value_dim,
+    "training.sequenceLength": lambda s: None if _is_encdec(s) else s.workload.sequence_length,
+    "encoder_length": lambda s: s.workload.sequence_length if _is_encdec(s) else None,
+    "model.decoder_length":
+        lambda s: (s.transformer.decoder_length or s.workload.sequence_length) if _is_encdec(s) else None,
+    "model.max_positions": lambda s: max(s.model.positions, s.workload.sequence_length),
+    "model.positions": _position_embedding,
+    "model.normalization": lambda s: "RMSNorm" if s.model.rms_norm else None,
+    "model.gated": lambda s: s.model.gated_mlp,
+    "model.bias": lambda s: s.model.bias,
+    "model.qk_norm": lambda s: s.transformer.qk_norm,
+    "model.tied": lambda s: s.model.tied_embeddings,
+    "model.attention_dropout": lambda s: None if s.model.dropout else 0.0,
+    "model.hidden_dropout": lambda s: None if s.model.dropout else 0.0,
+    "model.experts": lambda s: s.transformer.experts or None,
+    "model.expert_ffn": lambda s: s.model.ffn_hidden if s.transformer.experts else None,
+    "model.top_k": lambda s: s.transformer.top_k if s.transformer.experts else None,
+    "model.moe_frequency": lambda s: _moe_layer_frequency(s) if s.transformer.experts else None,
+    "model.shared_ffn": lambda s: s.transformer.shared_ffn_hidden or None,
+    "model.expert_groups": lambda s: s.transformer.expert_groups if s.transformer.expert_groups > 1 else None,
+    "model.top_groups": lambda s: s.transformer.top_groups if s.transformer.expert_groups > 1 else None,
+    "dispatcher": lambda s: _DISPATCHERS[expert_dispatch(s.workload)][0] if s.transformer.experts else None,
+    "flex_backend": lambda s: _DISPATCHERS[expert_dispatch(s.workload)][1] if s.transformer.experts else None,
+    "training.expertOverlap": lambda s: expert_overlap(s.workload) if s.transformer.experts else None,
+    "groups_experts": lambda s: s.transformer.experts > 0,
+    "fuses_permutation": lambda s: s.transformer.experts > 0 and s.framework.permutation_launches == _FUSED,
+    "fuses_router": lambda s: s.transformer.experts > 0 and s.framework.router_launches == _FUSED,
+    # The installed version of FlashAttention runs.
+    "training.attention": lambda s: "flash" if s.workload.attention.startswith("flash") else s.workload.attention,
+    "implementation": lambda s: "transformer_engine",
+    "fuses_loss": _fuses_loss,
+    "loss_implementation": lambda s: "te" if _fuses_loss(s) else None,
+    "training.execution": lambda s: s.workload.execution,
+    "precision": lambda s: "bf16" if s.workload.is_quantized else s.workload.precision,
+    "quantized": lambda s: s.workload.precision,
+    "recipe": lambda s: s.workload.precision,
+    "keeps_ends": lambda s: s.workload.precision == "nvfp4",
+    "kept_first": lambda s: 0 if s.workload.precision == "nvfp4" else None,
+    "kept_last":
+        lambda s: round(s.framework.nvfp4_layers_in_bf16) if s.workload.precision == "nvfp4" else None,
+    "gathers_fp8": lambda s: holds_fp8_weights_only(s.workload),
+    "has_fp32_gradients": lambda s: s.workload.is_mixed and s.framework.has_fp32_gradients(s.workload),
+    "training.gradientPrecision": _reduced_type,
+    "accumulates_apart": lambda s: not s.framework.fused_accumulation,
+    "training.optimizer": lambda s: "momentum" if s.workload.optimizer in ("sgd", "momentum") else "adamw",
+    "momentum": lambda s: {"sgd": 0.0, "momentum": 0.9}.get(s.workload.optimizer),
+    "clip": lambda s: 1.0 if s.framework.clips_gradients else 0.0,
+    "plan.micro_batch": lambda s: s.plan.micro_batch,
+    "training.globalBatchSize": lambda s: s.workload.global_batch,
+    "training.steps": lambda s: s.workload.steps,
+    "plan.tensor": lambda s: s.plan.tensor,
+    "plan.sequence_parallel": lambda s: s.plan.tensor > 1 and s.plan.sequence_parallel,
+    "overlaps_tensor": _overlaps_tensor_parallel,
+    "plan.pipeline": lambda s: s.plan.pipeline,
     # A layout determines the number of virtual stages (arguments.py asserts that it is not stated beside it).
-    ("--num-virtual-stages-per-pipeline-rank",
-     lambda s: s.plan.virtual_stages if s.plan.virtual_stages > 1 and not s.workload.pipeline_layout else None),
-    ("--pipeline-model-parallel-layout", lambda s: s.workload.pipeline_layout if s.plan.pipeline > 1 else None),
-    ("--mtp-num-layers", lambda s: _predicted_tokens(s) or None),
-    ("--account-for-embedding-in-pipeline-split", lambda s: _counted_ends(s) == 2),
-    ("--account-for-loss-in-pipeline-split", lambda s: _counted_ends(s) > 0),
-    ("--decoder-last-pipeline-num-layers", _last_stage_layers),
-    ("--context-parallel-size", lambda s: s.plan.context if s.plan.context > 1 else None),
-    ("--expert-model-parallel-size", lambda s: s.plan.expert if s.plan.expert > 1 else None),
+    "plan.virtual_stages":
+        lambda s: s.plan.virtual_stages if s.plan.virtual_stages > 1 and not s.workload.pipeline_layout else None,
+    "training.pipelineLayout": lambda s: s.workload.pipeline_layout if s.plan.pipeline > 1 else None,
+    "model.prediction_layers": lambda s: _predicted_tokens(s) or None,
+    "counts_embedding": lambda s: _counted_ends(s) == 2,
+    "counts_loss": lambda s: _counted_ends(s) > 0,
+    "last_layers": _last_stage_layers,
+    "plan.context": lambda s: s.plan.context if s.plan.context > 1 else None,
+    "plan.expert": lambda s: s.plan.expert if s.plan.expert > 1 else None,
     # Megatron-Core shares experts over the tensor-parallel ranks unless told otherwise (arguments.py).
-    ("--expert-tensor-parallel-size",
+    "plan.expert_tensor":
      lambda s: s.plan.expert_tensor
-     if zoo.count_experts(s.model) and max(s.plan.tensor, s.plan.expert_tensor) > 1 else None),
-    ("--use-distributed-optimizer", lambda s: s.plan.zero_stage == 1 or s.workload.offload == "optimizer"),
-    ("--overlap-grad-reduce", lambda s: _replica_count(s) > 1 and hides_gradients(s.workload)),
-    ("--ddp-bucket-size", _bucket_parameters),
-    ("--overlap-param-gather",
-     lambda s: s.plan.zero_stage == 1 and _replica_count(s) > 1 and hides_gradients(s.workload)),
-    ("--optimizer-cpu-offload", lambda s: s.workload.offload == "optimizer"),
-    ("--use-precision-aware-optimizer",
-     lambda s: s.workload.offload == "optimizer" or s.workload.moment_precision is not None),
-    ("--exp-avg-dtype", lambda s: s.workload.moment_precision),
-    ("--exp-avg-sq-dtype", lambda s: s.workload.moment_precision),
-    ("--cpu-offloading-num-layers", lambda s: _offloaded_layers(s) or None),
-    ("--recompute-granularity",
-     lambda s: {"none": None, "full": "full"}.get(s.plan.checkpointing, "selective")),
-    ("--recompute-modules", _recomputed_modules),
-    ("--recompute-method",
-     lambda s: ("block" if s.workload.recompute_layers else "uniform") if s.plan.checkpointing == "full" else None),
-    ("--recompute-num-layers", lambda s: _recomputed_layers(s) if s.plan.checkpointing == "full" else None),
-)  # fmt: skip
-"""Options that describe how the model is trained and split."""
+     if zoo.count_experts(s.model) and max(s.plan.tensor, s.plan.expert_tensor) > 1 else None,
+    "plan.zero_stage": lambda s: int(s.plan.zero_stage == 1 or s.workload.offload == "optimizer"),
+    "overlaps_gradients": lambda s: _replica_count(s) > 1 and hides_gradients(s.workload),
+    "bucket_parameters": _bucket_parameters,
+    "overlaps_weights":
+        lambda s: s.plan.zero_stage == 1 and _replica_count(s) > 1 and hides_gradients(s.workload),
+    "training.offload": lambda s: s.workload.offload,
+    "precision_aware": lambda s: s.workload.offload == "optimizer" or s.workload.moment_precision is not None,
+    "moments": lambda s: s.workload.moment_precision,
+    "second_moments": lambda s: s.workload.moment_precision,
+    "offloaded_layers": lambda s: _offloaded_layers(s) or None,
+    "plan.checkpointing": lambda s: s.plan.checkpointing if s.plan.checkpointing in ("none", "full") else "selective",
+    "recompute_modules": _recomputed_modules,
+    "recompute_method":
+        lambda s: ("block" if s.workload.recompute_layers else "uniform") if s.plan.checkpointing == "full" else None,
+    "recompute_layers": lambda s: _recomputed_layers(s) if s.plan.checkpointing == "full" else None,
+}  # fmt: skip
+"""Function for each value of `launchers/options/megatron.toml` that is written."""
 
 
 def write_megatron_launch(setting: LaunchSetting) -> LaunchScript:
@@ -286,7 +278,7 @@ def write_megatron_launch(setting: LaunchSetting) -> LaunchScript:
     if _position_embedding(setting) == "none":
         notes.append("Megatron-LM has no ALiBi: positions are left out")
     script = SCRIPTS[setting.model.family]
-    words = [*format_options(setting, _MODEL), *format_options(setting, _TRAINING)]
+    words = OptionTable.read("megatron").format_words(_VALUES, setting)
     return LaunchScript(torchrun_command(setting, script, *words), environment, notes=notes)
 
 

@@ -145,26 +145,8 @@ class LaunchScript:
         return [f"export {name}={shlex.quote(value)}" for name, value in self.environment.items()]
 
 
-Value: TypeAlias = Callable[[LaunchSetting], object]
-Table: TypeAlias = Sequence[tuple[str, Value]]
-"""Pairs of an option and the function that returns its value for a setting.
-
-If the value is None or False, the option is left out. If it is True, the option has no value.
-"""
-
-
-def format_options(setting: LaunchSetting, table: Table) -> list[str]:
-    """Return command-line arguments for the options of a table, with their values for a setting."""
-    words = []
-    for option, value in table:
-        text = value(setting)
-        if text is True:
-            words.append(option)
-        elif isinstance(text, list | tuple):
-            words += [option, *text]
-        elif text is not None and text is not False:
-            words += [option, f"{text}"]
-    return words
+Values: TypeAlias = Mapping[str, Callable[[LaunchSetting], object]]
+"""Function for each value of a launcher's options that are written, by its name in their table."""
 
 
 def torchrun_command(setting: LaunchSetting, *program: str) -> list[str]:

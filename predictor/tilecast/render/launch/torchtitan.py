@@ -1,52 +1,33 @@
-"""Write the launch of torchtitan 0.2, with a `job.toml` of options from `config/job_config.py`."""
+"""Write the launch of torchtitan, with a `job.toml` (`launchers/options/torchtitan.toml`)."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from functools import cache
 
+from tilecast.launchers.options_table import OptionTable
 from tilecast.layout import count_virtual_stage_end_layers
 from tilecast.render.launch import script
 from tilecast.render.launch.setting import (
     LaunchScript,
     LaunchSetting,
-    Table,
+    Values,
     allocator_environment,
     matmul_environment,
     torchrun_command,
 )
 
-_FLAVORS: Mapping[str, tuple[str, str]] = {
-    "llama-3-8b": ("llama3", "8B"),
-    "llama-3.1-8b": ("llama3", "8B"),
-    "llama-3-70b": ("llama3", "70B"),
-    "llama-3.1-70b": ("llama3", "70B"),
-    "llama-3.1-405b": ("llama3", "405B"),
-    "llama-4-scout": ("llama4", "17bx16e"),
-    "llama-4-maverick": ("llama4", "17bx128e"),
-    "deepseek-v2-lite": ("deepseek_v3", "16B"),
-    "deepseek-v2": ("deepseek_v3", "236B"),
-    "deepseek-v3": ("deepseek_v3", "671B"),
-    "qwen3-0.6b": ("qwen3", "0.6B"),
-    "qwen3-1.7b": ("qwen3", "1.7B"),
-    "qwen3-4b": ("qwen3", "4B"),
-    "qwen3-8b": ("qwen3", "8B"),
-    "qwen3-14b": ("qwen3", "14B"),
-    "qwen3-32b": ("qwen3", "32B"),
-}
-"""torchtitan's model name and flavor for each of our presets that it ships."""
 FAMILIES: tuple[str, ...] = ("decoder", "moe", "deepseek")
 """Model families that torchtitan's trainer accepts."""
-_NAMES: Mapping[str, str] = {"adam": "Adam", "adamw": "AdamW"}
-_SCHEDULES: Mapping[str, str] = {
-    "1f1b": "1F1B",
-    "interleaved": "Interleaved1F1B",
-    "interleavedZeroBubble": "InterleavedZeroBubble",
-    "zbv": "ZBVZeroBubble",
-    "dualPipeV": "DualPipeV",
-}
-"""PyTorch's name of each pipeline schedule (distributed/pipelining/schedules.py)."""
-_RESHARD: Mapping[int, str] = {2: "never", 3: "always"}
+
+
+@cache
+def _list_flavors() -> Mapping[str, tuple[str, str]]:
+    """Return torchtitan's model name and flavor for each preset that it ships."""
+    facts = OptionTable.read("torchtitan").facts
+    flavors = {preset: (name, one) for name, own in facts["flavors"].items() for one, preset in own.items()}
+    return {**flavors, **{preset: flavors[other] for preset, other in facts["written_as"].items()}}
 
 
 def _local_batch(setting: LaunchSetting) -> int:
@@ -56,9 +37,9 @@ def _local_batch(setting: LaunchSetting) -> int:
 
 
 def _pipeline_schedule(setting: LaunchSetting) -> str:
-    """Return PyTorch's name of the pipeline schedule. The default is 1F1B, interleaved with virtual stages."""
+    """Return the pipeline schedule. The default is 1F1B, interleaved with virtual stages."""
     stated = setting.plan.schedule or setting.workload.pipeline_schedule
-    return _SCHEDULES[stated or ("interleaved" if setting.plan.virtual_stages > 1 else "1f1b")]
+    return stated or ("interleaved" if setting.plan.virtual_stages > 1 else "1f1b")
 
 
 def _layer_interval(setting: LaunchSetting) -> str | None:
@@ -92,66 +73,53 @@ def _layers_per_virtual_stage(setting: LaunchSetting) -> object:
 _CONVERTERS: Mapping[str, str] = {"fp8": "quantize.linear.float8", "mxfp8": "quantize.linear.mx"}
 """torchtitan's model converter for each quantized precision."""
 
-
-_JOB: Mapping[str, Table] = {
-    "model": (
-        ("name", lambda s: _FLAVORS.get(s.model.name, (None, None))[0]),
-        ("flavor", lambda s: _FLAVORS.get(s.model.name, (None, None))[1]),
-        ("converters", lambda s: (name := _CONVERTERS.get(s.workload.precision)) and [name]),
-    ),
-    "optimizer": (
-        ("name", lambda s: _NAMES[s.workload.optimizer]),
-        ("implementation", lambda s: "fused" if script.has_fused_optimizer(s) else "foreach"),
-    ),
-    "training": (
-        ("local_batch_size", _local_batch),
-        ("global_batch_size", lambda s: s.workload.global_batch),
-        ("seq_len", lambda s: s.workload.sequence_length),
-        ("steps", lambda s: s.workload.steps),
-        ("max_norm", lambda s: 1.0 if s.framework.clips_gradients else 0.0),
-        ("mixed_precision_param", lambda s: "bfloat16" if s.workload.is_mixed else "float32"),
-        ("mixed_precision_reduce", lambda s: "float32"),
-        ("enable_cpu_offload", lambda s: s.workload.offload == "parameters" or None),
-    ),
-    "parallelism": (
-        ("data_parallel_replicate_degree", lambda s: s.plan.data // s.shard_degree),
-        ("data_parallel_shard_degree", lambda s: s.shard_degree),
-        ("fsdp_reshard_after_forward", lambda s: _RESHARD.get(s.plan.zero_stage)),
-        ("tensor_parallel_degree", lambda s: s.plan.tensor),
-        ("pipeline_parallel_degree", lambda s: s.plan.pipeline),
-        ("pipeline_parallel_schedule", lambda s: _pipeline_schedule(s) if s.plan.pipeline > 1 else None),
-        # Its DualPipeV overlaps a forward and a backward pass unless told otherwise, which is not priced.
-        ("pipeline_parallel_expert_parallel_overlap",
-         lambda s: False if s.plan.pipeline > 1 and _pipeline_schedule(s) == "DualPipeV" else None),
-        ("pipeline_parallel_layers_per_stage", _layers_per_virtual_stage),
-        ("pipeline_parallel_first_stage_less_layers",
-         lambda s: int(_counted_ends(s) == 2) if s.plan.pipeline > 1 else None),
-        ("pipeline_parallel_last_stage_less_layers",
-         lambda s: int(_counted_ends(s) > 0) if s.plan.pipeline > 1 else None),
-        ("pipeline_parallel_microbatch_size", lambda s: s.plan.micro_batch if s.plan.pipeline > 1 else None),
-        ("context_parallel_degree", lambda s: s.plan.context),
-        ("expert_parallel_degree", lambda s: s.plan.expert if s.plan.expert > 1 else None),
-    ),
-    "activation_checkpoint": (
-        ("mode", lambda s: "selective" if s.workload.recompute_layers else s.plan.checkpointing),
-        ("selective_ac_option",
-         lambda s: _layer_interval(s) or ("op" if s.plan.checkpointing == "selective" else None)),
-    ),
-    "compile": (("enable", lambda s: s.workload.execution == "compiled"),),
-}  # fmt: skip
+_VALUES: Values = {
+    "model.name": lambda s: _list_flavors().get(s.model.name, (None, None))[0],
+    "model.flavor": lambda s: _list_flavors().get(s.model.name, (None, None))[1],
+    "converters": lambda s: (name := _CONVERTERS.get(s.workload.precision)) and [name],
+    "training.optimizer": lambda s: s.workload.optimizer,
+    "implementation": lambda s: "fused" if script.has_fused_optimizer(s) else "foreach",
+    "local_batch": _local_batch,
+    "global_batch": lambda s: s.workload.global_batch,
+    "training.sequenceLength": lambda s: s.workload.sequence_length,
+    "training.steps": lambda s: s.workload.steps,
+    "clip": lambda s: 1.0 if s.framework.clips_gradients else 0.0,
+    "precision": lambda s: "bf16" if s.workload.is_mixed else "fp32",
+    "reduced": lambda s: "float32",
+    "training.offload": lambda s: "parameters" if s.workload.offload == "parameters" else None,
+    "replicas": lambda s: s.plan.data // s.shard_degree,
+    "shards": lambda s: s.shard_degree,
+    "plan.zero_stage": lambda s: s.plan.zero_stage,
+    "plan.tensor": lambda s: s.plan.tensor,
+    "plan.pipeline": lambda s: s.plan.pipeline,
+    "schedule": lambda s: _pipeline_schedule(s) if s.plan.pipeline > 1 else None,
+    # Its DualPipeV overlaps a forward and a backward pass unless told otherwise, which is not priced.
+    "overlaps_experts": lambda s: False if s.plan.pipeline > 1 and _pipeline_schedule(s) == "dualPipeV" else None,
+    "stage_layers": _layers_per_virtual_stage,
+    "less_first": lambda s: int(_counted_ends(s) == 2) if s.plan.pipeline > 1 else None,
+    "less_last": lambda s: int(_counted_ends(s) > 0) if s.plan.pipeline > 1 else None,
+    "plan.micro_batch": lambda s: s.plan.micro_batch if s.plan.pipeline > 1 else None,
+    "plan.context": lambda s: s.plan.context,
+    "plan.expert": lambda s: s.plan.expert if s.plan.expert > 1 else None,
+    "plan.checkpointing": lambda s: "selective" if s.workload.recompute_layers else s.plan.checkpointing,
+    "interval": lambda s: _layer_interval(s) or ("op" if s.plan.checkpointing == "selective" else None),
+    "training.execution": lambda s: s.workload.execution,
+}
+"""Function for each value of `launchers/options/torchtitan.toml` that is written."""
 
 
 def write_torchtitan_launch(setting: LaunchSetting) -> LaunchScript:
     """Return a `torchrun` command for `torchtitan.train`, with its `job.toml`."""
     lines, notes = [], []
-    if setting.model.name not in _FLAVORS:
+    if setting.model.name not in _list_flavors():
         notes.append(f"torchtitan ships no flavor of {setting.model.name}: register its dimensions under [model]")
     if setting.plan.checkpointing == "selective":
         notes.append("selective recomputation keeps attention and every second matrix product")
-    for section, table in _JOB.items():
-        items = [(key, value(setting)) for key, value in table]
+    table = OptionTable.read("torchtitan")
+    sections: dict[str, dict[str, object]] = {one.option.partition(".")[0]: {} for one in table.list_written()}
+    for section, items in (sections | table.format_sections(_VALUES, setting)).items():
         lines.append(f"[{section}]")
-        lines += [f"{key} = {json.dumps(value)}" for key, value in items if value is not None]
+        lines += [f"{key} = {json.dumps(value)}" for key, value in items.items()]
     command = torchrun_command(setting, "-m", "torchtitan.train", "--job.config_file", "job.toml")
     environment = {**allocator_environment(setting), **matmul_environment(setting.workload)}
     return LaunchScript(command, environment, {"job.toml": "\n".join(lines) + "\n"}, notes=notes)

@@ -1,23 +1,30 @@
-"""Read options of a launcher, from command-line words or a configuration, by a table of what each option says.
+"""Read and write options of a launcher, by a table of what each option says.
 
 A table is a TOML file in `options/`. Each option has a target, such as `plan.tensor` or `training.precision`, and a
 type. `ignored` lists options that change neither speed nor memory. `unpriced` holds options that do, but that no
 forecast knows, with the reason. Spellings with dashes, underscores and leading dashes are equal.
+
+An option with `write` is also written, in the order of the table. `write` names the value that the launcher's module in
+`render/launch/` gives it; `true` is the name of its target. The value is written as it is read: as a flag if the option
+has `is`, else by the first of its `values` that means it, or by `as` where that is another. An option with an empty
+target is written and means nothing to a forecast. `section` is the mapping of a configuration that it is written to.
 """
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
-from typing import Any
+from typing import Any, TypeVar
 
 from tilecast import shipped
-from tilecast.readers.shell import UNKNOWN
 from tilecast.spec import SpecError
 
+_T = TypeVar("_T")
+UNKNOWN = "\x00"
+"""Mark before and after the name of a value that is not literal."""
 _NUMBER = re.compile(r"-\d")
 _DOTTED = re.compile(r"[A-Za-z_][\w.]*\.[A-Za-z_]\w*")
 _TRUE, _FALSE = ("true", "1", "yes", "on"), ("false", "0", "no", "off", "none", "null", "")
@@ -42,6 +49,29 @@ class Setting:
 
 
 @dataclass(frozen=True, slots=True)
+class WrittenOption:
+    """An option that is written."""
+
+    option: str
+    value: str
+    """Name of the value that the launcher gives it."""
+    entry: Mapping[str, Any]
+
+    def format(self, value: object) -> object:
+        """Return what is written for a value of Tilecast's, or None if the option is left out."""
+        if value is None:
+            return None
+        if "as" in self.entry:
+            return self.entry["as"].get(value)
+        if "is" in self.entry:
+            return bool(value == self.entry["is"])
+        if "values" in self.entry:
+            text = next((text for text, meant in self.entry["values"].items() if meant == value), None)
+            return text if text not in ("true", "false") else text == "true"
+        return value
+
+
+@dataclass(frozen=True, slots=True)
 class OptionTable:
     """Meaning of the options of one launcher."""
 
@@ -61,12 +91,15 @@ class OptionTable:
     """Beginnings of options that options of the table go by without, such as `model.`, by spelling."""
     facts: Mapping[str, Any] = field(default_factory=dict)
     """Further tables of the launcher, such as its names of models."""
+    source: str = ""
+    writes: str = ""
+    """Version whose options are written. It is empty if the options are read only."""
 
     @classmethod
     @cache
     def read(cls, name: str) -> OptionTable:
         """Return the shipped table of a launcher."""
-        table = shipped.read_table("tilecast.readers", f"options/{name}.toml")
+        table = shipped.read_table("tilecast.launchers", f"options/{name}.toml")
         parent = cls.read(table["like"]) if "like" in table else None
         own = {spell(option): entry for option, entry in table.get("options", {}).items()}
         names = {spell(option): option for option in table.get("options", {})}
@@ -74,14 +107,64 @@ class OptionTable:
         unpriced = {spell(option): reason for option, reason in table.get("unpriced", {}).items()}
         defaults = table.get("defaults", {})
         if parent is not None:
-            own, names, defaults = {**parent.options, **own}, {**parent.names, **names}, {**parent.defaults, **defaults}
+            given = {
+                key: entry
+                for key, entry in parent.options.items()
+                if entry["to"] or not (key in ignored or key in unpriced)
+            }
+            own, names, defaults = {**given, **own}, {**parent.names, **names}, {**parent.defaults, **defaults}
             inherited = {key: reason for key, reason in parent.unpriced.items() if key not in ignored}
             ignored, unpriced = ignored | parent.ignored, {**inherited, **unpriced}
         sections = tuple(map(spell, table.get("sections", parent.sections if parent else ())))
         return cls(
             name, table["title"], table["version"], own, names, ignored, unpriced, defaults, sections,
-            {**(parent.facts if parent else {}), **table.get("facts", {})},
+            {**(parent.facts if parent else {}), **table.get("facts", {})}, table["source"], table.get("writes", ""),
         )  # fmt: skip
+
+    def list_written(self) -> list[WrittenOption]:
+        """Return the options that are written, in the order in which they are."""
+        return [
+            WrittenOption(self.names[key], entry["to"] if entry["write"] is True else entry["write"], entry)
+            for key, entry in self.options.items()
+            if "write" in entry
+        ]
+
+    def format_words(self, values: Mapping[str, Callable[[_T], object]], setting: _T) -> list[str]:
+        """Return the command-line words of the options that are written.
+
+        Args:
+            values: a function for each value by name. None leaves the option out, True writes it without a value.
+            setting: argument of the functions.
+        """
+        words: list[str] = []
+        for one in self.list_written():
+            written = one.format(values[one.value](setting))
+            if written is True:
+                words.append(one.option)
+            elif isinstance(written, list | tuple):
+                words += [one.option, *map(str, written)]
+            elif written is not None and written is not False:
+                words += [one.option, f"{written}"]
+        return words
+
+    def format_sections(self, values: Mapping[str, Callable[[_T], object]], setting: _T) -> dict[str, Any]:
+        """Return the options that are written as nested mappings, by the dots in their names.
+
+        Args:
+            values: a function for each value by name. None leaves the option out.
+            setting: argument of the functions.
+        """
+        found: dict[str, Any] = {}
+        for one in self.list_written():
+            written = one.format(values[one.value](setting))
+            if written is None:
+                continue
+            *sections, key = one.option.split(".")
+            inner = found
+            for name in (*([one.entry["section"]] if "section" in one.entry else []), *sections):
+                inner = inner.setdefault(name, {})
+            inner[key] = written
+        return found
 
     def find_key(self, option: str) -> str:
         """Return the spelling by which the table knows an option, without its section if it has one."""
@@ -119,7 +202,9 @@ class OptionTable:
         last = {spell(setting.option): setting for setting in settings}
         for full, setting in last.items():
             key = self.find_key(full)
-            if key in self.options:
+            if key in self.options and not self.options[key]["to"]:
+                facts.ignored.append(setting.option)
+            elif key in self.options:
                 facts.add(self.options[key], setting)
             elif (reason := self.unpriced.get(key) or self.unpriced.get(key.partition(".")[0])) is not None:
                 if setting.text.strip().lower() not in _FALSE or not setting.values:
