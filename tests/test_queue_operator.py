@@ -172,7 +172,7 @@ async def test_who_cannot_be_planned_is_named_and_the_others_are_planned() -> No
         "training": {"sequenceLength": 8192, "globalBatchSize": 8, "steps": 9},
     }
     store.put(f"{JOBS}/huge", training("huge", **huge))
-    store.put(f"{JOBS}/late", training("late", objective="cheapestBeforeDeadline", deadlineSeconds=60))
+    store.put(f"{JOBS}/late", training("late", objective="cost", deadlineSeconds=60))
     store.put(f"{JOBS}/odd", training("odd", annotations={WEIGHT: "much"}))
     store.put(f"{JOBS}/off", training("off", mode="Off"))
     store.clock_s = NOW_S + 3600
@@ -187,6 +187,15 @@ async def test_who_cannot_be_planned_is_named_and_the_others_are_planned() -> No
     assert counts(store) == {"waiting": 2, "running": 0, "refused": 3}
     named = {item["job"] for item in store.objects[ADVICE]["status"]["refused"]}
     assert named == {f"TrainingJob/default/{name}" for name in ("endless", "huge", "late", "odd")}
+
+
+async def test_a_late_job_says_in_its_status_what_would_be_on_time() -> None:
+    store = Store()
+    store.put(f"{JOBS}/late", training("late", objective="cost", deadlineSeconds=60))
+    async with planning(store):
+        pass
+    late = position(store, "late")
+    assert late and "ends after its deadline of 20" in late["reason"] and "no pool is fast enough" in late["reason"]
 
 
 async def test_a_policy_that_cannot_be_says_so_and_jobs_are_advised_by_themselves() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -14,7 +15,7 @@ from tilecast.api.status import QueuePosition
 from tilecast.jobs import WEIGHT
 from tilecast.planner.problem import JobOption
 from tilecast.planner.references import choose_fastest
-from tilecast.planner.totals import PlannedTimes, QueueReport
+from tilecast.planner.totals import LateJob, PlannedTimes, QueueReport, list_late_jobs
 from tilecast.render import units
 from tilecast_operator.kube.kinds import Document, Key
 from tilecast_operator.kube.times import format_time, parse_time
@@ -60,6 +61,7 @@ def make_positions(
     if plan.report is not None:
         columns = plan.report.solution.columns
         fastest = choose_fastest(columns)
+        late = {columns.problem.jobs[item.job].name: item for item in list_late_jobs(plan.report.solution)}
         for row, place in _assign_queue_numbers(plan.report):
             item = columns.options[plan.report.solution.option[row.job]]
             name = columns.problem.jobs[row.job].name
@@ -71,6 +73,8 @@ def make_positions(
                 reason = _explain_option(item, columns.options[fastest[row.job]])
             if columns.problem.jobs[row.job].own_weight != 1:
                 reason = f"{reason}; {WEIGHED}"
+            if name in late:
+                reason = f"{reason}; {_explain_lateness(late[name], is_running=name in start_times_s, now_s=now_s)}"
             made[name] = QueuePosition.from_cut_values(
                 pool=item.pool,
                 gpus=item.gpus,
@@ -108,6 +112,24 @@ def _explain_option(option: JobOption, fastest: JobOption) -> str:
     there = f"{fastest.gpus} GPUs of {fastest.pool}"
     text = f"{option.seconds / fastest.seconds:.1f} times its run on {there}"
     return f"{text}, from which others gain more or which are longer in use"
+
+
+def _explain_lateness(late: LateJob, *, is_running: bool, now_s: float) -> str:
+    """Return that a job ends after its deadline, with what would make it on time. Times are those of a clock."""
+    due = format_time(_round_to_minute(now_s + late.latest_start_s + late.fastest.seconds))
+    where = f"{late.fastest.gpus} GPUs of {late.fastest.pool}"
+    text = f"ends after its deadline of {due}"
+    if is_running:
+        return text
+    if late.latest_start_s < 0:
+        return f"{text}; no pool is fast enough, the fastest is {where}"
+    start = format_time(_round_to_minute(now_s + late.latest_start_s))
+    return f"{text}; on time if it starts by {start} on {where}"
+
+
+def _round_to_minute(time_s: float) -> float:
+    """Return a Unix time rounded to a minute, so that the text does not change with every plan."""
+    return math.floor((time_s + 0.5) / 60) * 60.0
 
 
 def _keep_times(position: QueuePosition, before: QueuePosition | None, now_s: float) -> QueuePosition:

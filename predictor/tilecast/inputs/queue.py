@@ -21,7 +21,6 @@ from tilecast.jobs.candidates import build_job_request as narrowed
 from tilecast.jobs.candidates import find_candidates
 from tilecast.jobs.quantities import count_pod_gpus
 from tilecast.nodes import PublishedDevice
-from tilecast.objectives import objectives_bounded_by
 from tilecast.planner.options import list_job_options
 from tilecast.planner.problem import JobOption, QueuedJob, UnplannedJob, start_running
 from tilecast.spec import SpecError
@@ -112,14 +111,6 @@ class QueueDocuments:
         return held
 
 
-def _with_deadline_objective(document: Document) -> Document:
-    """Return a TrainingJob whose objective goes with its deadline. The queue ignores the objective of a job."""
-    spec = as_mapping(document.get("spec"))
-    if "deadlineSeconds" not in spec or spec.get("objective") in objectives_bounded_by("deadlineSeconds"):
-        return document
-    return {**document, "spec": {**spec, "objective": "fewestGpusBeforeDeadline"}}
-
-
 def _target_key(document: Document) -> tuple[str, str]:
     target = as_mapping(value_at_path(document, ("spec", "targetRef")))
     return (str(target.get("kind")), str(target.get("name"))) if target else ("", "")
@@ -166,7 +157,7 @@ class JobQueueReader:
 
     def _read_document(self, document: Document, name: str, quotas: dict[str, dict[str, int]]) -> QueuedJob | None:
         if document.get("kind") == training_job.KIND:
-            request = training_job.read_request(_with_deadline_objective(document), self.documents.config_maps)
+            request = training_job.read_request(document, self.documents.config_maps)
             present = (request.baseline.pool, request.baseline.gpus) if request.baseline else None
             return self._build_queued_job(document, name, request, self.pools, present)
         runtime = self.documents.others.get(jobs.find_runtime(document) or ("", ""))
@@ -175,7 +166,7 @@ class JobQueueReader:
             return None
         try:
             spec, _ = read_described_spec(document, job.annotations, self.documents.others)
-            described = _with_deadline_objective(training_job.training_job_document(job.name, spec))
+            described = training_job.training_job_document(job.name, spec)
             request = training_job.read_request(described, self.documents.config_maps)
         except SpecError as error:
             raise jobs.point_error_to_annotation(error) from None

@@ -140,7 +140,7 @@ class JobSettings(TypedDict, total=False):
     objective: str
     """time (the default), cost, or another objective of `spec.objective`."""
     deadline: str | float
-    """Seconds, or a text such as "36h" or "2026-12-01", the date to end by; for objective cheapestBeforeDeadline."""
+    """Seconds, or a text such as "36h" or "2026-12-01", the date to end by."""
     deadline_seconds: str | float
     """The same as `deadline`."""
     finish_by: str
