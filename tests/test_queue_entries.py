@@ -14,7 +14,7 @@ import tilecast
 from test_queue import job, option
 from test_queue_cli import batch_job, kueue, planned, shown, training_job, written
 from tilecast.cli import main
-from tilecast.planner.entries import PoolEntry, enter_job, list_planned_entries, list_waiting_entries
+from tilecast.planner.entries import PoolEnd, enter_job, list_planned_entries, list_waiting_ends
 from tilecast.planner.problem import JobOption, PoolCapacity, QueuedJob, QueueProblem, start_running
 from tilecast.planner.solver import QueueSolution, solve
 from tilecast.planner.totals import build_report
@@ -129,7 +129,7 @@ def test_a_job_that_no_pool_can_run_says_why() -> None:
 def test_the_entries_of_waiting_jobs_have_the_planned_place_and_the_other_pools(seed: int) -> None:
     problem, _ = drawn(random.Random(seed))  # noqa: S311
     solution = solve(problem, effort=2000, is_bounded=False)
-    listed, planned_entries = list_waiting_entries(solution), list_planned_entries(solution)
+    listed, planned_entries = list_waiting_ends(solution), list_planned_entries(solution)
     report = build_report(solution)
     for row, one in enumerate(solution.columns.problem.jobs):
         place = report.job_times[row]
@@ -140,13 +140,14 @@ def test_the_entries_of_waiting_jobs_have_the_planned_place_and_the_other_pools(
         assert one.is_running == (row not in listed)
         if not one.is_running:
             there = {item.option.pool: item for item in listed[row]}
-            assert there[entry.option.pool] == entry
+            same = there[entry.option.pool]
+            assert (same.option, same.finish_s, same.start_s) == (entry.option, entry.finish_s, entry.start_s)
             assert there.keys() == {way.pool for way in one.options}
             assert all(moved_end(solution, row, item) == pytest.approx(item.finish_s) for item in listed[row])
-    assert list_waiting_entries(solution, effort=-1) == {}
+    assert list_waiting_ends(solution, effort=-1) == {}
 
 
-def moved_end(solution: QueueSolution, row: int, entry: PoolEntry) -> float:
+def moved_end(solution: QueueSolution, row: int, entry: PoolEnd) -> float:
     """Return the end of a job if it alone moves to another place."""
     jobs = fixed(solution)
     jobs[row] = only(jobs[row], entry.option)

@@ -189,6 +189,26 @@ async def test_who_cannot_be_planned_is_named_and_the_others_are_planned() -> No
     assert named == {f"TrainingJob/default/{name}" for name in ("endless", "huge", "late", "odd")}
 
 
+async def test_a_waiting_job_says_when_it_would_start_on_each_pool_and_how_sure_that_is() -> None:
+    store = Store()
+    for name in "abcd":
+        store.put(f"{JOBS}/{name}", training(name))
+    async with planning(store):
+        pass
+    for name in "abcd":
+        place = position(store, name)
+        assert place is not None
+        entries = {entry["pool"]: entry for entry in place["pools"]}
+        assert entries.keys() == {"h100-sxm", "a100-80"}
+        assert [entry["finish"] for entry in place["pools"]] == sorted(entry["finish"] for entry in place["pools"])
+        there = entries[place["pool"]]
+        assert (there["gpus"], there["start"], there["finish"]) == (place["gpus"], place["start"], place["finish"])
+        assert place["earliestStart"] <= place["start"] <= place["latestStart"]
+        assert (place["position"] > 1) == (place["earliestStart"] < place["latestStart"])
+        run = place["runSeconds"]
+        assert 0 < run["lowerBound"] < run["target"] < run["upperBound"]
+
+
 async def test_a_late_job_says_in_its_status_what_would_be_on_time() -> None:
     store = Store()
     store.put(f"{JOBS}/late", training("late", objective="cost", deadlineSeconds=60))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 import numpy as np
 
@@ -15,8 +16,8 @@ from tilecast.planner.problem import JobOption, QueuedJob, QueueProblem, Unplann
 from tilecast.planner.solver import QueueSolution
 from tilecast.spec import Floats
 
-EFFORT = 200_000
-"""Most job starts that are simulated for the entries of waiting jobs."""
+EFFORT = 50_000
+"""Most job starts that are simulated for the ends of waiting jobs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +36,22 @@ class PoolEntry:
     finish_upper_s: float
     delayed: int = 0
     """Number of other jobs that end later than without the job."""
+
+
+@dataclass(frozen=True, slots=True)
+class PoolEnd:
+    """End of a waiting job on one pool, in seconds from now."""
+
+    option: JobOption
+    finish_s: float
+
+    @property
+    def start_s(self) -> float:
+        """Start of the job, in seconds from now."""
+        return max(self.finish_s - self.option.seconds, 0.0)
+
+
+EndT = TypeVar("EndT", PoolEntry, PoolEnd)
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,29 +92,32 @@ def enter_job(solution: QueueSolution, job: QueuedJob | UnplannedJob) -> Submitt
     return SubmittedJob(job.name, _keep_first_to_finish(entries), refusal)
 
 
-def list_waiting_entries(solution: QueueSolution, effort: int = EFFORT) -> dict[int, tuple[PoolEntry, ...]]:
-    """Return the entries of the waiting jobs by row, in the order of their planned starts.
+def list_waiting_ends(solution: QueueSolution, effort: int = EFFORT) -> dict[int, tuple[PoolEnd, ...]]:
+    """Return when each waiting job would end on each pool, by row, for the jobs that start first.
 
-    The entry on the planned pool is the planned one. Jobs for which the effort does not suffice are absent.
+    The end on the planned pool is the planned one. Jobs for which the effort does not suffice are absent.
 
     Args:
         solution: the plan of the queue.
         effort: number of job starts that may be simulated.
     """
     columns = solution.columns
-    plans = _simulate_range(columns, solution, solution.option)
-    spent = [plan.simulated for plan in plans]
+    plan = Assignment(columns, solution.policy, list(solution.option))
+    effort += plan.simulated
     start = solution.finish - columns.seconds[solution.option]
-    listed = dict[int, tuple[PoolEntry, ...]]()
+    listed = dict[int, tuple[PoolEnd, ...]]()
     for row in np.argsort(start, kind="stable").tolist():
         if columns.is_running[row]:
             continue
-        if sum(plan.simulated for plan in plans) - sum(spent) > effort:
+        if plan.simulated > effort:
             break
         planned = solution.option[row]
-        others = [item for item in columns.options_of(row) if columns.pool[item] != columns.pool[planned]]
-        entries = [_enter_pool(plans, row, option) for option in (planned, *others)]
-        listed[row] = _keep_first_to_finish(entries)
+        ends = [PoolEnd(columns.options[planned], float(solution.finish[row]))]
+        for option in columns.options_of(row):
+            if columns.pool[option] != columns.pool[planned]:
+                line = plan.try_moves({row: option})[1][int(columns.pool[option])]
+                ends.append(PoolEnd(columns.options[option], float(line.finish[bisect_left(line.jobs, row)])))
+        listed[row] = _keep_first_to_finish(ends)
     return listed
 
 
@@ -166,9 +186,9 @@ def _make_entry(option: JobOption, finish: Sequence[float]) -> PoolEntry:
     return PoolEntry(option, starts[0], min(starts), max(starts), finish[0], min(finish), max(finish))
 
 
-def _keep_first_to_finish(entries: Sequence[PoolEntry]) -> tuple[PoolEntry, ...]:
+def _keep_first_to_finish(entries: Sequence[EndT]) -> tuple[EndT, ...]:
     """Return the entry of each pool that finishes first, with the fewest GPUs of equals, sorted by finish."""
-    best = dict[str, PoolEntry]()
+    best = dict[str, EndT]()
     for entry in sorted(entries, key=lambda item: (item.finish_s, item.option.gpus)):
         best.setdefault(entry.option.pool, entry)
     return tuple(sorted(best.values(), key=lambda item: (item.finish_s, item.option.pool)))
