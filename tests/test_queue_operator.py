@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import re
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from datetime import datetime
 from typing import Any
 
 import pytest
@@ -96,6 +98,9 @@ async def test_every_job_says_where_and_when_it_runs_and_one_object_what_all_com
     assert status["totals"]["completionSeconds"] <= min(reference.values())
     assert 'tilecast_queue_advice_jobs{state="waiting"} 4.0' in metrics
     assert 'tilecast_queue_advice_completion_seconds{way="ownBest"}' in metrics
+    last = max(str(place["start"]) for place in places if place and place["pool"] == "h100-sxm")
+    (wait,) = re.findall(r'^tilecast_queue_advice_wait_seconds{pool="h100-sxm"} (.*)$', metrics, re.MULTILINE)
+    assert datetime.fromisoformat(last).timestamp() == pytest.approx(NOW_S + float(wait), abs=1)
     assert "tilecast_queue_advice_timestamp_seconds 1.7672256e+09" in metrics
 
 
