@@ -154,6 +154,7 @@ FAILING: dict[type[ApiModel], list[dict[str, Any]]] = {
         {"training": {"globalBatchSize": 1, "optimizer": "adam"}},
         {"training": {"globalBatchSize": 1, "activationCheckpointing": "full"}},
         {"objective": "timeToFinish"},
+        {"objective": "fewestGpusBeforeDeadline", "training": {"globalBatchSize": 1, "steps": 5}},
         {"deadlineSeconds": 3600},
         {"budget": {"amount": 5.0}},
     ],

@@ -85,8 +85,8 @@ FLAGS: dict[str, tuple[str, str]] = {
     "--objective=timeToFinish": ("--steps: the objective needs", "give --steps or --tokens"),
     "--deadline=tomorrow": ("--deadline: cannot read 'tomorrow'", "36h"),
     "--deadline=36h": (
-        "--deadline: and objective cheapestBeforeDeadline or fewestGpusBeforeDeadline go together",
-        "give both or neither",
+        "--deadline: says nothing without the length of the run",
+        "give --steps or --tokens",
     ),
     "--budget=much": ("--budget: cannot read 'much'", "5000EUR"),
     "--offload-activations=2": ("--offload-activations: 2.0 is out of range", "use 1.0 or less"),

@@ -28,6 +28,14 @@ def test_the_queue_is_planned_where_that_is_asked_for(helm: Helm) -> None:
         rendered(helm, "--set=queue.policy=luck")
 
 
+def test_estimates_come_with_their_rights_and_only_where_they_are_asked_for(helm: Helm) -> None:
+    values = "queue.enabled=true", "jobs.enabled=true", "capacity.readKueue=true"
+    assert "workloads" not in rights(helm, *values)
+    assert rights(helm, *values, "queue.estimates=true")["workloads"] == ["list", "patch"]
+    variables = environment(rendered(helm, *(f"--set={value}" for value in (*values, "queue.estimates=true"))))
+    assert variables["TILECAST_QUEUE_ESTIMATES"] == "true"
+
+
 def test_its_rights_come_with_it(helm: Helm) -> None:
     granted = rights(helm, "queue.enabled=true")
     assert granted["queueadvices"] == ["create", "list", "patch", "watch"]

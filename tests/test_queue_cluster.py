@@ -41,7 +41,20 @@ from test_jobs_cluster import (
 )
 from tilecast import nodes
 from tilecast.api import training_job
-from tilecast.jobs import APPLIED, ENABLED, HOLD_QUEUE, MODE, MODEL, NEXT_QUEUE, QUEUE, TRAINING
+from tilecast.jobs import (
+    APPLIED,
+    ENABLED,
+    HOLD_QUEUE,
+    MODE,
+    MODEL,
+    NEXT_QUEUE,
+    QUEUE,
+    RUN_ESTIMATE,
+    RUN_RANGE,
+    START_ESTIMATE,
+    START_RANGE,
+    TRAINING,
+)
 from tilecast.planner.options import list_job_options
 from witness import kubeconfig_of
 
@@ -208,6 +221,49 @@ def test_mean_completion_beats_kueue_alone_and_everybody_is_let_go_once(
     assert placed(planned)["large", T4] < placed(alone)["large", T4]
     assert placed(planned)["small", T4] > placed(planned)["small", H100]
     assert means[1] < means[0]
+
+
+def test_the_workloads_of_waiting_jobs_say_when_they_start_and_kueue_leaves_that_alone(
+    cluster: Cluster, helm: Helm, tmp_path: Path
+) -> None:
+    cluster.kubectl("delete", "jobs.batch", "--all")
+    cluster.apply(f"apiVersion: v1\nkind: Namespace\nmetadata: {{name: {NAMESPACE}}}")
+    values = "jobs.enabled=true", "capacity.readKueue=true", "queue.enabled=true", "queue.estimates=true"
+    cluster.apply(granted(helm, *values))
+    path = kubeconfig_of(cluster, "tilecast", NAMESPACE, tmp_path / "kubeconfig.yaml")
+    settings = {**PLACING, "TILECAST_PLACE": "false", "TILECAST_QUEUE": "true", "TILECAST_QUEUE_ESTIMATES": "true"}
+    long = json.dumps({**LARGE, "steps": 1_000_000})
+    made = jobs("waits", is_advised=False)[:16]
+    for item in made:
+        item["metadata"]["labels"][ENABLED] = "true"
+        item["metadata"]["annotations"] = {MODEL: "resnet-50", TRAINING: long}
+        item["spec"]["template"]["metadata"]["annotations"] = {"on-t4": "9000s", "on-h100": "9000s"}
+    with Operator(cluster, path, settings, patience=PATIENCE) as operator:
+        create(cluster, *made)
+        waiting = wait_for(lambda: _estimated(cluster), "estimates of all that wait", WAIT_S)
+        assert len(waiting) == 16 - sum(QUOTAS.values())
+        for said in waiting.values():
+            earliest, latest = said[START_RANGE].split("/")
+            assert earliest <= said[START_ESTIMATE] <= latest
+            lower, upper = map(int, said[RUN_RANGE].split("-"))
+            assert 0 < lower < int(said[RUN_ESTIMATE]) < upper
+        time.sleep(3 * POLL_S)
+        assert _estimated(cluster).keys() == waiting.keys(), "Kueue keeps them"
+        assert "Traceback" not in operator.log_tail(100_000)
+        operator.kill()
+    cluster.kubectl("delete", "jobs.batch", "--all")
+
+
+def _estimated(cluster: Cluster) -> dict[str, dict[str, str]]:
+    """Return the annotations of the Workloads without quota, once all of them have estimates."""
+    time.sleep(POLL_S)
+    found = {}
+    for item in json.loads(cluster.kubectl("get", "workloads.kueue.x-k8s.io", "-o", "json"))["items"]:
+        conditions = {one["type"]: one["status"] for one in item.get("status", {}).get("conditions", ())}
+        if conditions.get("QuotaReserved") != "True":
+            found[item["metadata"]["name"]] = item["metadata"].get("annotations", {})
+    is_complete = all({START_ESTIMATE, START_RANGE, RUN_ESTIMATE, RUN_RANGE} <= said.keys() for said in found.values())
+    return found if is_complete else {}
 
 
 def _is_let_go(cluster: Cluster) -> bool:

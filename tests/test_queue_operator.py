@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import re
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from datetime import datetime
 from typing import Any
 
 import pytest
@@ -96,6 +98,9 @@ async def test_every_job_says_where_and_when_it_runs_and_one_object_what_all_com
     assert status["totals"]["completionSeconds"] <= min(reference.values())
     assert 'tilecast_queue_advice_jobs{state="waiting"} 4.0' in metrics
     assert 'tilecast_queue_advice_completion_seconds{way="ownBest"}' in metrics
+    last = max(str(place["start"]) for place in places if place and place["pool"] == "h100-sxm")
+    (wait,) = re.findall(r'^tilecast_queue_advice_wait_seconds{pool="h100-sxm"} (.*)$', metrics, re.MULTILINE)
+    assert datetime.fromisoformat(last).timestamp() == pytest.approx(NOW_S + float(wait), abs=1)
     assert "tilecast_queue_advice_timestamp_seconds 1.7672256e+09" in metrics
 
 
@@ -172,7 +177,7 @@ async def test_who_cannot_be_planned_is_named_and_the_others_are_planned() -> No
         "training": {"sequenceLength": 8192, "globalBatchSize": 8, "steps": 9},
     }
     store.put(f"{JOBS}/huge", training("huge", **huge))
-    store.put(f"{JOBS}/late", training("late", objective="cheapestBeforeDeadline", deadlineSeconds=60))
+    store.put(f"{JOBS}/late", training("late", objective="cost", deadlineSeconds=60))
     store.put(f"{JOBS}/odd", training("odd", annotations={WEIGHT: "much"}))
     store.put(f"{JOBS}/off", training("off", mode="Off"))
     store.clock_s = NOW_S + 3600
@@ -187,6 +192,35 @@ async def test_who_cannot_be_planned_is_named_and_the_others_are_planned() -> No
     assert counts(store) == {"waiting": 2, "running": 0, "refused": 3}
     named = {item["job"] for item in store.objects[ADVICE]["status"]["refused"]}
     assert named == {f"TrainingJob/default/{name}" for name in ("endless", "huge", "late", "odd")}
+
+
+async def test_a_waiting_job_says_when_it_would_start_on_each_pool_and_how_sure_that_is() -> None:
+    store = Store()
+    for name in "abcd":
+        store.put(f"{JOBS}/{name}", training(name))
+    async with planning(store):
+        pass
+    for name in "abcd":
+        place = position(store, name)
+        assert place is not None
+        entries = {entry["pool"]: entry for entry in place["pools"]}
+        assert entries.keys() == {"h100-sxm", "a100-80"}
+        assert [entry["finish"] for entry in place["pools"]] == sorted(entry["finish"] for entry in place["pools"])
+        there = entries[place["pool"]]
+        assert (there["gpus"], there["start"], there["finish"]) == (place["gpus"], place["start"], place["finish"])
+        assert place["earliestStart"] <= place["start"] <= place["latestStart"]
+        assert (place["position"] > 1) == (place["earliestStart"] < place["latestStart"])
+        run = place["runSeconds"]
+        assert 0 < run["lowerBound"] < run["target"] < run["upperBound"]
+
+
+async def test_a_late_job_says_in_its_status_what_would_be_on_time() -> None:
+    store = Store()
+    store.put(f"{JOBS}/late", training("late", objective="cost", deadlineSeconds=60))
+    async with planning(store):
+        pass
+    late = position(store, "late")
+    assert late and "ends after its deadline of 20" in late["reason"] and "no pool is fast enough" in late["reason"]
 
 
 async def test_a_policy_that_cannot_be_says_so_and_jobs_are_advised_by_themselves() -> None:

@@ -69,3 +69,38 @@ def test_a_job_states_a_target() -> None:
     for wrong in ({"targetStepSeconds": 0}, {"limitsAt": "never"}, {"objective": "fewestGpusBeforeDeadline"}):
         with pytest.raises(SpecError):
             read_request(training_job_document("x", {**spec, **wrong}))
+
+
+@pytest.mark.parametrize("objective", ["time", "cost", "fewestGpus", "timeToFinish"])
+@pytest.mark.parametrize("limits_at", ["forecast", "upperBound"])
+def test_a_deadline_goes_with_every_objective_and_a_late_run_says_what_would_be_on_time(
+    objective: str, limits_at: str
+) -> None:
+    pools = [replace(pool, price_per_gpu_hour=3.0) for pool in parse_gpu_list("h100-sxm:64,a100-80:64")]
+    free = Request("x", WORKLOAD, objective)
+    easy = replace(free, deadline_s=1e9, limits_at=limits_at)  # type: ignore[arg-type]
+    assert advise(easy, pools).notes == advise(free, pools).notes
+    for deadline_s, can_be_met in ((30_000.0, True), (60.0, False)):
+        request = replace(easy, deadline_s=deadline_s)
+        advice, plain = advise(request, pools), advise(free, pools)
+        assert advice.best is not None and plain.best is not None
+        assert (advice.best.plan, advice.best.gpus) == (plain.best.plan, plain.best.gpus)
+        ratio = advice.best.upper_s / advice.best.step_s if limits_at == "upperBound" else 1.0
+        is_late = (advice.best.finish_s or 0.0) * ratio > deadline_s
+        notes = [note for note in advice.notes if " late" in note]
+        assert bool(notes) == is_late
+        if is_late:
+            ahead = advise(replace(request, objective="fewestGpusBeforeDeadline"), pools).best
+            assert (ahead is not None) == can_be_met
+            wanted = f"on time would be {ahead.gpus} GPUs of {ahead.pool.name}" if ahead else "no plan is on time"
+            assert wanted in notes[0] and len(notes[0]) <= 256
+    assert "misses the deadline" in (advice.best.reason if advice.best else "")
+
+
+def test_a_deadline_needs_the_length_of_the_run() -> None:
+    unknown = Request("x", replace(WORKLOAD, steps=None), deadline_s=60.0)
+    with pytest.raises(SpecError, match="deadlineSeconds: says nothing without the length of the run"):
+        advise(unknown, POOLS)
+    with pytest.raises(SpecError, match="needs deadlineSeconds"):
+        spec = {"model": {"preset": "gpt2"}, "training": {"globalBatchSize": 8, "steps": 5}}
+        read_request(training_job_document("x", {**spec, "objective": "cheapestBeforeDeadline"}))

@@ -16,6 +16,7 @@ from tilecast_operator.controllers.advisor_client import AdvisorClient
 from tilecast_operator.controllers.capacity import FreeGpuCounter
 from tilecast_operator.controllers.contention import Contention
 from tilecast_operator.controllers.destinations import BetterPoolFinder
+from tilecast_operator.controllers.estimates import EstimateWriter
 from tilecast_operator.controllers.job_advice import JobAdvisor
 from tilecast_operator.controllers.jobs import JobController
 from tilecast_operator.controllers.kueue_features import KueueDetector
@@ -156,7 +157,8 @@ class Assembly:
         self.targets = targets = TargetReader(context, discovery, requests, advice, admission)
         if settings.queue:
             queue_jobs = QueueJobReader(context, advice)
-            QueuePlanController(context, capacity, requests, queue_jobs, planned)
+            estimates = EstimateWriter(context, kueue_check, planned) if settings.queue_estimates else None
+            QueuePlanController(context, capacity, requests, queue_jobs, planned, estimates)
         TrainingJobController(
             context,
             job_answers,

@@ -112,6 +112,9 @@ class Settings:
     queue: bool = _setting(False, "Whether all jobs are planned at once: which one on which pool, and when.")
     queue_policy: str = _setting("completion", "What that plan makes least: completion, makespan, cost or fairness.")
     queue_interval_s: float = _setting(2.0, "The least time between two of those plans.")
+    queue_estimates: bool = _setting(
+        False, "Whether annotations of Kueue's Workloads say when a waiting job starts and how long it runs."
+    )
     queue_name: str = _setting("cluster", "Name of the QueueAdvice that tells of the plan.")
     stall_s: float = _setting(300.0, "/healthz fails when work waits this long untouched.")
     node_selector: str = _setting("", "Label selector of the nodes to watch; empty is all.")

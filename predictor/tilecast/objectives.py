@@ -94,7 +94,7 @@ class ObjectiveRecord:
     is_whole_run: bool = False
     """Whether the quantity of the whole run is minimised, whose length must be known; otherwise that of a step."""
     bound: Literal["", "deadlineSeconds", "budget"] = ""
-    """Field of the job that bounds the plans; no other objective uses that field."""
+    """Field of the job that bounds the plans. Other objectives exclude no plan by it."""
     missed: str = ""
     """Code of plans that exceed that bound."""
 

@@ -13,6 +13,7 @@ from tilecast.api import queue_advice, training_job
 from tilecast.api.status import QueuePosition
 from tilecast.jobs import kueue
 from tilecast_operator.controllers.capacity import FreeGpuCounter
+from tilecast_operator.controllers.estimates import EstimateWriter
 from tilecast_operator.controllers.planned_jobs import QueuePositions
 from tilecast_operator.controllers.queue_jobs import QueueJobReader
 from tilecast_operator.controllers.requests import JobRequestIndex, read_target
@@ -44,12 +45,14 @@ class QueuePlanController:
         requests: JobRequestIndex,
         queue_jobs: QueueJobReader,
         planned_jobs: QueuePositions,
+        estimates: EstimateWriter | None,
     ) -> None:
         self._context = context
         self._capacity = capacity
         self._requests = requests
         self._jobs = queue_jobs
         self._planned = planned_jobs
+        self._estimates = estimates
         planned_jobs.on_write = self._schedule_plan
         self._advice_key = Key(queue_advice.KIND, "", context.settings.queue_name)
         self._plan: PlannedQueue | None = None
@@ -121,7 +124,10 @@ class QueuePlanController:
         )
         plan, positions = await asyncio.to_thread(report.plan_queue, facts, now_s)
         self._state, self._plan = state, plan
-        for key in self._planned.replace_plan(positions):
+        changed = self._planned.replace_plan(positions)
+        if self._estimates is not None:
+            self._estimates.schedule_jobs(changed)
+        for key in changed:
             self._context.runtime.add(key, in_background=key in facts.before)
             self._requests.notify_requesters(key)
         self._context.metrics.show_queue(plan, time.monotonic() - began_s, now_s)

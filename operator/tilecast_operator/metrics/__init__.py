@@ -10,6 +10,7 @@ import tilecast
 from tilecast.advice import Advice
 from tilecast.api.status import ModelVersion
 from tilecast.nodes import NodesReport
+from tilecast.planner.totals import QueueReport
 from tilecast_operator.free_gpus import FreeGpus
 from tilecast_operator.metrics.families import STAGES, WATCHED, MetricFamilies
 from tilecast_operator.metrics.groups import BoundedGroups, Series
@@ -138,12 +139,15 @@ class Metrics(MetricFamilies):
         self.queue_duration.observe(duration_s)
         self.queue_time.set(now_s)
         self.queue_completion.clear()
+        self.queue_wait.clear()
         counts = {"running": 0, "waiting": 0, "refused": sum(item.is_left_out for item in plan.refused)}
         if plan.report is not None:
             counts["running"] = int(plan.report.solution.columns.is_running.sum())
             counts["waiting"] = len(plan.report.job_times) - counts["running"]
             for way, totals in {"plan": plan.report.plan, **plan.report.references}.items():
                 self.queue_completion.labels(way).set(totals.completion_s)
+            for pool, wait_s in _find_longest_waits(plan.report).items():
+                self.queue_wait.labels(pool).set(wait_s)
             gap = plan.report.solution.gap
             self.queue_gap.set(math.nan if gap is None else gap)
         for state, count in counts.items():
@@ -160,3 +164,13 @@ class Metrics(MetricFamilies):
             self.capacity.labels(entry.pool.name, "allocatable").set(entry.gpus_allocatable)
             if entry.pool.name in free:
                 self.capacity.labels(entry.pool.name, "free").set(free[entry.pool.name].gpus)
+
+
+def _find_longest_waits(report: QueueReport) -> dict[str, float]:
+    """Return the seconds until the last waiting job of each pool starts, by name of the pool."""
+    solution, waits = report.solution, dict[str, float]()
+    for row in report.job_times:
+        if not solution.columns.is_running[row.job]:
+            pool = solution.columns.options[solution.option[row.job]].pool
+            waits[pool] = max(waits.get(pool, 0.0), row.start_s)
+    return waits

@@ -266,6 +266,12 @@ class MetricFamilies:
             "way",
             of_the_cluster=True,
         )
+        self.queue_wait = gauge(
+            "tilecast_queue_advice_wait_seconds",
+            "Longest time until a waiting job starts by that plan, by the pool where it starts.",
+            "pool",
+            of_the_cluster=True,
+        )
         self.queue_gap = gauge(
             "tilecast_queue_advice_gap_ratio",
             "How far that plan is behind a bound that no plan can beat, relative to the bound.",

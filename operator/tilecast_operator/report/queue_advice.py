@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,11 +11,13 @@ import numpy as np
 from pydantic import ValidationError
 
 from tilecast.api import queue_advice as api
-from tilecast.api.status import QueuePosition
+from tilecast.api.base import round_to_six_digits
+from tilecast.api.status import MAX_ENTRIES, QueueEntry, QueuePosition, RunSeconds
 from tilecast.jobs import WEIGHT
+from tilecast.planner.entries import PoolEnd, PoolEntry, list_planned_entries, list_waiting_ends
 from tilecast.planner.problem import JobOption
 from tilecast.planner.references import choose_fastest
-from tilecast.planner.totals import PlannedTimes, QueueReport
+from tilecast.planner.totals import LateJob, PlannedTimes, QueueReport, list_late_jobs
 from tilecast.render import units
 from tilecast_operator.kube.kinds import Document, Key
 from tilecast_operator.kube.times import format_time, parse_time
@@ -60,6 +63,8 @@ def make_positions(
     if plan.report is not None:
         columns = plan.report.solution.columns
         fastest = choose_fastest(columns)
+        planned, elsewhere = list_planned_entries(plan.report.solution), list_waiting_ends(plan.report.solution)
+        late = {columns.problem.jobs[item.job].name: item for item in list_late_jobs(plan.report.solution)}
         for row, place in _assign_queue_numbers(plan.report):
             item = columns.options[plan.report.solution.option[row.job]]
             name = columns.problem.jobs[row.job].name
@@ -71,17 +76,47 @@ def make_positions(
                 reason = _explain_option(item, columns.options[fastest[row.job]])
             if columns.problem.jobs[row.job].own_weight != 1:
                 reason = f"{reason}; {WEIGHED}"
+            if name in late:
+                reason = f"{reason}; {_explain_lateness(late[name], is_running=name in start_times_s, now_s=now_s)}"
             made[name] = QueuePosition.from_cut_values(
                 pool=item.pool,
                 gpus=item.gpus,
                 position=0 if name in start_times_s else _round_position(place),
                 start=format_time(start_times_s[name] if name in start_times_s else now_s + row.start_s),
                 finish=format_time(now_s + row.finish_s),
+                **({} if name in start_times_s else _describe_wait(planned[row.job], now_s)),
+                pools=_list_entries(elsewhere.get(row.job, ()), now_s),
                 reason=f"{reason}; {why[name]}" if name in why else reason,
             )
     for name, text in why.items():
         made.setdefault(name, QueuePosition.from_cut_values(reason=text))
     return {name: _keep_times(position, before.get(name), now_s) for name, position in made.items()}
+
+
+def _describe_wait(entry: PoolEntry, now_s: float) -> dict[str, Any]:
+    """Return the fields of a waiting job's position on the range of its start and of its run."""
+    option = entry.option
+    return {
+        "earliest_start": format_time(now_s + entry.start_lower_s),
+        "latest_start": format_time(now_s + entry.start_upper_s),
+        "run_seconds": RunSeconds(
+            target=round_to_six_digits(option.seconds),
+            lower_bound=round_to_six_digits(option.lower_s),
+            upper_bound=round_to_six_digits(option.upper_s),
+        ),
+    }
+
+
+def _list_entries(entries: Sequence[PoolEnd], now_s: float) -> list[QueueEntry]:
+    return [
+        QueueEntry(
+            pool=entry.option.pool,
+            gpus=entry.option.gpus,
+            start=format_time(now_s + entry.start_s),
+            finish=format_time(now_s + entry.finish_s),
+        )
+        for entry in entries[:MAX_ENTRIES]
+    ]
 
 
 def _assign_queue_numbers(report: QueueReport) -> list[tuple[PlannedTimes, int]]:
@@ -110,12 +145,45 @@ def _explain_option(option: JobOption, fastest: JobOption) -> str:
     return f"{text}, from which others gain more or which are longer in use"
 
 
+def _explain_lateness(late: LateJob, *, is_running: bool, now_s: float) -> str:
+    """Return that a job ends after its deadline, with what would make it on time. Times are those of a clock."""
+    due = format_time(_round_to_minute(now_s + late.latest_start_s + late.fastest.seconds))
+    where = f"{late.fastest.gpus} GPUs of {late.fastest.pool}"
+    text = f"ends after its deadline of {due}"
+    if is_running:
+        return text
+    if late.latest_start_s < 0:
+        return f"{text}; no pool is fast enough, the fastest is {where}"
+    start = format_time(_round_to_minute(now_s + late.latest_start_s))
+    return f"{text}; on time if it starts by {start} on {where}"
+
+
+def _round_to_minute(time_s: float) -> float:
+    """Return a Unix time rounded to a minute, so that the text does not change with every plan."""
+    return math.floor((time_s + 0.5) / 60) * 60.0
+
+
 def _keep_times(position: QueuePosition, before: QueuePosition | None, now_s: float) -> QueuePosition:
     """Return a position. Its times stay as in `before` if the new times hardly differ."""
     if before is None or (before.pool, before.gpus) != (position.pool, position.gpus):
         return position
-    times = {name: _keep_time(getattr(before, name), getattr(position, name), now_s) for name in ("start", "finish")}
-    return position.model_copy(update=times)
+    kept: dict[str, Any] = {name: _keep_time(getattr(before, name), getattr(position, name), now_s) for name in _TIMES}
+    if position.position == 0:
+        kept["run_seconds"] = before.run_seconds
+    entries = {(entry.pool, entry.gpus): entry for entry in before.pools}
+    kept["pools"] = [
+        entry.model_copy(
+            update={name: _keep_time(getattr(old, name), getattr(entry, name), now_s) for name in ("start", "finish")}
+        )
+        if (old := entries.get((entry.pool, entry.gpus))) is not None
+        else entry
+        for entry in position.pools
+    ]
+    return position.model_copy(update=kept)
+
+
+_TIMES = ("start", "finish", "earliest_start", "latest_start")
+"""Fields of a position that hold times."""
 
 
 def _keep_time(before: str | None, time: str | None, now_s: float) -> str | None:
@@ -199,13 +267,13 @@ def _make_summary(plan: PlannedQueue, waiting: int, running: int, reason: str) -
     )
 
 
-_TIMES = ("plannedAt", "summary", "lastTransitionTime")
+_CHANGING = ("plannedAt", "summary", "lastTransitionTime")
 
 
 def _is_nearly_equal(left: Any, right: Any) -> bool:
     """Return whether two JSON documents are equal, apart from times and small differences of numbers."""
     if isinstance(left, Mapping) and isinstance(right, Mapping):
-        keys = (left.keys() | right.keys()).difference(_TIMES)
+        keys = (left.keys() | right.keys()).difference(_CHANGING)
         return all(_is_nearly_equal(left.get(key), right.get(key)) for key in keys)
     if isinstance(left, list) and isinstance(right, list):
         return len(left) == len(right) and all(map(_is_nearly_equal, left, right))

@@ -72,6 +72,7 @@ from tilecast.advice.what_if.alternatives import (
     suggest_changes,
 )
 from tilecast.advice.what_if.fits import add_remedies
+from tilecast.advice.what_if.lateness import describe_lateness
 from tilecast.advice.what_if.wins import explain_why_not
 from tilecast.hardware import Pool
 from tilecast.model import Model
@@ -132,6 +133,7 @@ def advise(request: Request, pools: Sequence[Pool]) -> Advice:
         tie_ratio=ranking.ratio,
         decision=ranking.decision,
         notes=(
+            *describe_lateness(request, ranking.choices, candidates),
             *describe_offers(request, offers),
             *describe_plan(offers, safer),
             *describe_missing_usual_plan(request, ranking.choices),
@@ -224,9 +226,12 @@ def _check_request(request: Request, pools: Sequence[Pool]) -> None:
     for name, given in (("deadlineSeconds", request.deadline_s), ("budget", request.budget)):
         problem = f"is missing, and objective {goal.name} needs it"
         require(given is not None or goal.bound != name, f"spec.{name}", problem, f"add spec.{name}")
-        problem = f"has no meaning with objective {goal.name}"
-        remedy = f"use objective {' or '.join(objectives_bounded_by(name))}"
-        require(given is None or goal.bound == name, f"spec.{name}", problem, remedy)
+    problem = "says nothing without the length of the run"
+    is_measurable = has_length or request.deadline_s is None
+    require(is_measurable, "spec.deadlineSeconds", problem, "give training.steps or training.tokens")
+    problem = f"has no meaning with objective {goal.name}"
+    remedy = f"use objective {' or '.join(objectives_bounded_by('budget'))}"
+    require(request.budget is None or goal.bound == "budget", "spec.budget", problem, remedy)
     is_timed = request.deadline_s is not None or request.target_step_s is not None
     problem = "upperBound says nothing without a limit on time"
     remedy = "give targetStepSeconds or deadlineSeconds, or leave it out"

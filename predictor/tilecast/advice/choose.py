@@ -655,7 +655,7 @@ def _reject_bound(request: Request, candidates: CandidatePlans, fitting: Mask) -
         message = f"the cheapest plan costs {least:,.0f} {request.budget.currency}, not {request.budget.amount:,.0f}"
         return Rejection(candidates.pool.name, "OverBudget", message, f"raise the budget to {least:,.0f}")
     least = float(candidates.finish_s[fitting].min())
-    message = f"the fastest plan takes {_format_time(least)}, not {_format_time(request.deadline_s or 0)}"
+    message = f"the fastest plan takes {format_time(least)}, not {format_time(request.deadline_s or 0)}"
     return Rejection(candidates.pool.name, "DeadlineMissed", message, f"allow {np.ceil(least):,.0f} s")
 
 
@@ -665,7 +665,7 @@ def _meets_target(request: Request, candidates: CandidatePlans, fitting: Mask) -
     return bool((fitting & candidates.keeps_bound(alone)).any())
 
 
-def _format_time(seconds: float) -> str:
+def format_time(seconds: float) -> str:
     """Return a time as text in hours if it is at least an hour, else in minutes or in seconds."""
     for unit, size in (("h", 3600), ("min", 60)):
         if seconds >= size:

@@ -57,7 +57,7 @@ def _explain_choice(request: Request, place: int, ranking: Ranking) -> Offer:
     if offer.is_tight:
         bound += "; memory is tight"
     if request.deadline_s is not None and (offer.finish_s or 0.0) * offer.upper_s / offer.step_s > request.deadline_s:
-        bound += "; may miss the deadline"
+        bound += f"; {'misses' if (offer.finish_s or 0.0) > request.deadline_s else 'may miss'} the deadline"
     if request.target_step_s is not None and offer.upper_s > request.target_step_s:
         bound += "; may miss the target"
     goal = request.goal

@@ -335,6 +335,27 @@ class Summary(StatusModel):
     target: str | None = optional_field("The job this advice is for.", max_length=253)
 
 
+class RunSeconds(StatusModel):
+    """How long a whole run takes by the forecast, with its 90 % range."""
+
+    target: float = Field(ge=0, description="The forecast, in seconds.")
+    lower_bound: float = Field(ge=0, description="Lower end of the 90 % range.")
+    upper_bound: float = Field(ge=0, description="Upper end of the 90 % range.")
+
+
+class QueueEntry(StatusModel):
+    """When a waiting job would start and end on a pool, if all other jobs stayed as planned."""
+
+    pool: str = Field(max_length=63, description="The pool.")
+    gpus: int = Field(ge=1, description="GPUs with which it would end first there.")
+    start: str | None = optional_field("When it would start.", **TIME)
+    finish: str | None = optional_field("When it would end.", **TIME)
+
+
+MAX_ENTRIES = 8
+"""Most pools of `status.queue.pools`: those on which the job ends first."""
+
+
 class QueuePosition(StatusModel):
     """The pool and the time at which a job runs by the plan of the whole queue."""
 
@@ -347,6 +368,15 @@ class QueuePosition(StatusModel):
     )
     start: str | None = optional_field("When it starts.", **TIME)
     finish: str | None = optional_field("When it ends.", **TIME)
+    earliest_start: str | None = optional_field(
+        "When it starts if all forecasts of the queue are at the lower ends of their ranges; of a waiting job.", **TIME
+    )
+    latest_start: str | None = optional_field("When it starts if they are at the upper ends.", **TIME)
+    run_seconds: RunSeconds | None = optional_field("How long its run takes there.")
+    pools: list[QueueEntry] = list_field(
+        "When a waiting job would start and end on each pool, the first to end first, if all others stayed as planned.",
+        max_length=MAX_ENTRIES,
+    )
     reason: str = Field(max_length=512, description="Why there and then, or why it is left out.")
 
 

@@ -11,7 +11,6 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias, get_args
 
 from pydantic import Field
-from pydantic.alias_generators import to_snake
 
 from tilecast import zoo
 from tilecast.advice import Baseline, Budget, Constraints, Request
@@ -174,16 +173,8 @@ class TargetRef(ApiModel):
 _OBJECTIVES = [f"{record.summary} ({name})" for name, record in OBJECTIVES.items()]
 
 
-def _bound_rule(field: str) -> ValidationRule:
-    """Return the rule that `field` (deadline or budget) is set if and only if the objective needs it."""
-    names = objectives_bounded_by(field)
-    among = f"== '{names[0]}'" if len(names) == 1 else f"in {names}"
-    return ValidationRule(
-        f"(self.objective {among}) == has(self.{field})",
-        lambda m: (m.objective in names) == (getattr(m, to_snake(field)) is not None),
-        f"{field} and objective {' or '.join(names)} go together",
-        "give both or neither",
-    )
+_TIMED = objectives_bounded_by("deadlineSeconds")
+_PAID = objectives_bounded_by("budget")
 
 
 class TrainingJobSpec(ApiModel):
@@ -200,7 +191,10 @@ class TrainingJobSpec(ApiModel):
         default="time", description=f"What is best: {', '.join(_OBJECTIVES[:-1])}, or {_OBJECTIVES[-1]}."
     )
     deadline_seconds: int | None = optional_field(
-        "How long the run may take, for cheapestBeforeDeadline and fewestGpusBeforeDeadline.", ge=1, le=10**11
+        "How long the run may take, with any objective. cheapestBeforeDeadline and fewestGpusBeforeDeadline recommend "
+        "only plans that meet it; elsewhere the plan of the whole queue keeps to it, and a note says what would.",
+        ge=1,
+        le=10**11,
     )
     target_step_seconds: float | None = optional_field(
         "How long a step may take, with any objective: with fewestGpus the fewest GPUs for such a step, with cost the "
@@ -255,7 +249,24 @@ class TrainingJobSpec(ApiModel):
             "the objective needs to know how long the run is",
             "give training.steps or training.tokens",
         ),
-        *(_bound_rule(field) for field in ("deadlineSeconds", "budget")),
+        ValidationRule(
+            f"!(self.objective in {_TIMED}) || has(self.deadlineSeconds)",
+            lambda m: m.objective not in _TIMED or m.deadline_seconds is not None,
+            f"objective {' or '.join(_TIMED)} needs deadlineSeconds",
+            "give deadlineSeconds, or another objective",
+        ),
+        ValidationRule(
+            "!has(self.deadlineSeconds) || has(self.training.steps) || has(self.training.tokens)",
+            lambda m: m.deadline_seconds is None or (m.training.steps or m.training.tokens) is not None,
+            "deadlineSeconds says nothing without the length of the run",
+            "give training.steps or training.tokens",
+        ),
+        ValidationRule(
+            f"(self.objective in {_PAID}) == has(self.budget)",
+            lambda m: (m.objective in _PAID) == (m.budget is not None),
+            f"budget and objective {' or '.join(_PAID)} go together",
+            "give both or neither",
+        ),
     )
 
 

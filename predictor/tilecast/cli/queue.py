@@ -42,6 +42,11 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         metavar="POOL:+N",
         help="also what N more nodes of a pool would buy (or fewer: POOL:-N); may be repeated",
     )
+    parser.add_argument(
+        "--if-submitted",
+        metavar="JOB",
+        help="a file with one more job: also when it would start and end on each pool, if it were submitted now",
+    )
     parser.add_argument("--at", metavar="TIME", help="the time that counts as now, as 2026-11-02T08:15:04Z")
     parser.add_argument("-o", "--output", choices=tuple(render.FORMATS), default="table")
 
@@ -56,6 +61,7 @@ def run(options: argparse.Namespace) -> int:
             options.horizon,
             options.what_if,
             options.at,
+            [] if options.if_submitted is None else read_documents(options.if_submitted),
         )
     )
     if not isinstance(result, QueueScreen):

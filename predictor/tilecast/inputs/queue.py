@@ -21,7 +21,6 @@ from tilecast.jobs.candidates import build_job_request as narrowed
 from tilecast.jobs.candidates import find_candidates
 from tilecast.jobs.quantities import count_pod_gpus
 from tilecast.nodes import PublishedDevice
-from tilecast.objectives import objectives_bounded_by
 from tilecast.planner.options import list_job_options
 from tilecast.planner.problem import JobOption, QueuedJob, UnplannedJob, start_running
 from tilecast.spec import SpecError
@@ -96,6 +95,20 @@ class QueueDocuments:
             tuple(by_kind.get("Pod", {}).values()),
         )
 
+    def split_off(self, added: Sequence[Document]) -> tuple[QueueDocuments, Document]:
+        """Return the documents without one job, and that job.
+
+        Args:
+            added: documents of which one is the job.
+
+        Raises:
+            SpecError: several of them are jobs, or none is.
+        """
+        new = [item for item in self.jobs if any(item is other for other in added)]
+        if len(new) != 1:
+            raise SpecError("--if-submitted", f"holds {len(new)} jobs", "give a file with one job")
+        return replace(self, jobs=tuple(item for item in self.jobs if item is not new[0])), new[0]
+
     def count_held_gpus(self, pools_by_node: Mapping[str, str]) -> Counter[str]:
         """Return the number of GPUs in each pool that unfinished pods hold, by pool name.
 
@@ -110,14 +123,6 @@ class QueueDocuments:
             ):
                 held[pool] += count_pod_gpus(pod)
         return held
-
-
-def _with_deadline_objective(document: Document) -> Document:
-    """Return a TrainingJob whose objective goes with its deadline. The queue ignores the objective of a job."""
-    spec = as_mapping(document.get("spec"))
-    if "deadlineSeconds" not in spec or spec.get("objective") in objectives_bounded_by("deadlineSeconds"):
-        return document
-    return {**document, "spec": {**spec, "objective": "fewestGpusBeforeDeadline"}}
 
 
 def _target_key(document: Document) -> tuple[str, str]:
@@ -164,9 +169,31 @@ class JobQueueReader:
                 results += [] if job is None else [job]
         return ReadQueue(tuple(results), tuple(refused), quotas)
 
+    def read_new_job(
+        self, document: Document, taken: Sequence[str], quotas: dict[str, dict[str, int]]
+    ) -> QueuedJob | UnplannedJob:
+        """Return a job that is not submitted yet, as if it arrived now, or why it cannot be planned.
+
+        Args:
+            document: the job.
+            taken: names of the jobs in the queue.
+            quotas: GPUs by pool and ClusterQueue, to which those of the job are added.
+        """
+        metadata = {key: value for key, value in document["metadata"].items() if key != "creationTimestamp"}
+        fresh = {key: value for key, value in document.items() if key != "status"} | {"metadata": metadata}
+        name = _job_name(document, 0)
+        name = f"{name} (new)" if name in taken else name
+        try:
+            job = self._read_document(fresh, name, quotas)
+        except SpecError as error:
+            return UnplannedJob(name, f"{error.field}: {error.problem}", error.remedy)
+        if job is None:
+            return UnplannedJob(name, "it belongs to another job", "give the owner")
+        return replace(job, arrival_s=0.0, present=None)
+
     def _read_document(self, document: Document, name: str, quotas: dict[str, dict[str, int]]) -> QueuedJob | None:
         if document.get("kind") == training_job.KIND:
-            request = training_job.read_request(_with_deadline_objective(document), self.documents.config_maps)
+            request = training_job.read_request(document, self.documents.config_maps)
             present = (request.baseline.pool, request.baseline.gpus) if request.baseline else None
             return self._build_queued_job(document, name, request, self.pools, present)
         runtime = self.documents.others.get(jobs.find_runtime(document) or ("", ""))
@@ -175,7 +202,7 @@ class JobQueueReader:
             return None
         try:
             spec, _ = read_described_spec(document, job.annotations, self.documents.others)
-            described = _with_deadline_objective(training_job.training_job_document(job.name, spec))
+            described = training_job.training_job_document(job.name, spec)
             request = training_job.read_request(described, self.documents.config_maps)
         except SpecError as error:
             raise jobs.point_error_to_annotation(error) from None

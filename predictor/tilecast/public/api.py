@@ -140,7 +140,7 @@ class JobSettings(TypedDict, total=False):
     objective: str
     """time (the default), cost, or another objective of `spec.objective`."""
     deadline: str | float
-    """Seconds, or a text such as "36h" or "2026-12-01", the date to end by; for objective cheapestBeforeDeadline."""
+    """Seconds, or a text such as "36h" or "2026-12-01", the date to end by."""
     deadline_seconds: str | float
     """The same as `deadline`."""
     finish_by: str
@@ -290,6 +290,7 @@ def queue(
     horizon: str | float | None = None,
     what_if: str | Sequence[str] = (),
     at: str | None = None,
+    if_submitted: str | os.PathLike[str] | Mapping[str, Any] | None = None,
 ) -> Queue:
     """Return a plan for a queue of jobs, with the pool, the start and the end of each job.
 
@@ -305,6 +306,7 @@ def queue(
         horizon: deadline of jobs that have none, in seconds or as a text such as "36h".
         what_if: nodes to add or remove in a second plan for comparison, "POOL:+N" or "POOL:-N".
         at: the time to use as now, in ISO 8601. If absent, the current time.
+        if_submitted: one more job, as a file or an object: the result has when it would start and end on each pool.
 
     Raises:
         SpecError: something cannot be read, or there is no job.
@@ -319,7 +321,15 @@ def queue(
         changes = (what_if,) if isinstance(what_if, str) else tuple(what_if)
         pools = PoolOptions.from_arguments(nodes, gpus, context, calibration, link)
         limit = None if horizon is None else str(horizon)
-        return Queue.from_plan(plan_queue(QueueInputs(given, pools, policy, order, limit, changes, at)))
+        one_more = _read_one_more(if_submitted)
+        return Queue.from_plan(plan_queue(QueueInputs(given, pools, policy, order, limit, changes, at, one_more)))
+
+
+def _read_one_more(job: str | os.PathLike[str] | Mapping[str, Any] | None) -> list[dict[str, Any]]:
+    """Return the documents of one more job. If there is none, return an empty list."""
+    if job is None:
+        return []
+    return [dict(job)] if isinstance(job, Mapping) else queue_inputs.read_documents(os.fspath(job))
 
 
 def gpus(name: str | None = None) -> Table | dict[str, Any]:

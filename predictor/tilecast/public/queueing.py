@@ -13,6 +13,7 @@ from tilecast.inputs import pools as pool_inputs
 from tilecast.inputs.pools import PoolOptions
 from tilecast.inputs.queue import JobQueueReader, QueueDocuments, ReadQueue
 from tilecast.inputs.reading import parse_seconds
+from tilecast.planner.entries import enter_job
 from tilecast.planner.options import build_capacity
 from tilecast.planner.problem import QueueProblem, UnplannedJob
 from tilecast.planner.solver import solve
@@ -37,6 +38,8 @@ class QueueInputs:
     """POOL:+N or POOL:-N nodes."""
     at: str | None = None
     """Time that counts as now, in ISO 8601; the present if absent."""
+    if_submitted: Sequence[Document] = field(default_factory=tuple)
+    """One more job, and objects that it refers to; empty if nobody asks."""
 
 
 def plan_queue(inputs: QueueInputs) -> QueueScreen | tuple[UnplannedJob, ...]:
@@ -50,9 +53,17 @@ def plan_queue(inputs: QueueInputs) -> QueueScreen | tuple[UnplannedJob, ...]:
     changed = _parse_node_changes(inputs.what_if, pools)
     # Price options on the larger of the old and the changed pool, so that both plans share the prices.
     widest = [replace(pool, max_nodes=max(pool.max_nodes, changed.get(pool.name, 0))) for pool in pools]
-    documents = QueueDocuments.from_documents(inputs.jobs)
+    documents, new = QueueDocuments.from_documents([*inputs.jobs, *inputs.if_submitted]), None
+    if inputs.if_submitted:
+        documents, new = documents.split_off(inputs.if_submitted)
     labels, devices = pool_inputs.read_node_labels(inputs.pools), pool_inputs.read_devices(inputs.pools)
-    read = JobQueueReader(documents, widest, labels, _parse_time(inputs.at), devices).read()
+    reader = JobQueueReader(documents, widest, labels, _parse_time(inputs.at), devices)
+    read = reader.read()
+    one_more = None
+    if new is not None:
+        quotas = {pool: dict(known) for pool, known in read.quotas.items()}
+        one_more = reader.read_new_job(new, [job.name for job in read.jobs], quotas)
+        read = replace(read, quotas=quotas)
     held_gpus = documents.count_held_gpus(pool_inputs.pools_by_node(inputs.pools)) if documents.pods else {}
     problem = _queue_problem(read, pools, horizon, held_gpus)
     solution = solve(problem, inputs.policy, order=inputs.order)
@@ -61,7 +72,8 @@ def plan_queue(inputs: QueueInputs) -> QueueScreen | tuple[UnplannedJob, ...]:
         return unplanned
     other = solve(problem, inputs.policy, order="free" if inputs.order == "kueue" else "kueue")
     what_if = _plan_with_changes(problem, pools, changed, inputs, solution.columns.problem.jobs)
-    return QueueScreen(build_report(solution), unplanned, what_if, build_report(other, has_payers=False))
+    submitted = None if one_more is None else enter_job(solution, one_more)
+    return QueueScreen(build_report(solution), unplanned, what_if, build_report(other, has_payers=False), submitted)
 
 
 def _parse_time(text: str | None) -> datetime:

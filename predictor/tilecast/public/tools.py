@@ -51,6 +51,7 @@ _DESCRIPTIONS: Mapping[str, str] = {
     "order": "The order in which jobs may start: Kueue's, or any that the policy likes.",
     "horizon": 'Deadline of jobs that have none: seconds, or a text such as "36h".',
     "what_if": 'Nodes to add or remove in a second plan for comparison: "POOL:+N" or "POOL:-N".',
+    "if_submitted": "One more job, as a path or an object: also when it would start and end on each pool.",
     "at": "The time that counts as now, in ISO 8601.",
 }
 """Descriptions of arguments that are no options of a job."""
@@ -139,6 +140,7 @@ def _build_tool(function: Callable[..., Any], description: str, settings: Mappin
 _JSON_TYPES: Mapping[str, Any] = {
     "model": str | dict[str, Any] | None,
     "jobs": str | list[dict[str, Any]],
+    "if_submitted": str | dict[str, Any] | None,
     "nodes": str | dict[str, Any] | list[dict[str, Any]] | None,
 }
 """Types of arguments that may be any object in Python."""

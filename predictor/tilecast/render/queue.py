@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from tilecast.planner.entries import PoolEntry, SubmittedJob
 from tilecast.planner.problem import JobOption, QueuedJob, UnplannedJob
 from tilecast.planner.references import REFERENCES
 from tilecast.planner.solver import QueueSolution
@@ -46,6 +47,8 @@ class QueueScreen:
     what_if: NodeChange | None = None
     other_order: QueueReport | None = None
     """Plan of the same jobs in the other order of `ORDERS`."""
+    submitted: SubmittedJob | None = None
+    """When one more job would start and end; None if nobody asks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +94,7 @@ def queue_text(screen: QueueScreen) -> str:
         *align_columns(_TOTALS, totals_rows(queue_report, screen.other_order), _TOTALS[1:]),
         "",
     ]
+    lines += _submitted_lines(screen)
     lines += [line for text in payment_lines(queue_report) for line in wrap_text("", text)]
     lines += [line for text in queue_notes(screen) for line in wrap_text("", text)]
     moved = sum(placed.job.present is not None and placed.job.present[0] != placed.option.pool for placed in order)
@@ -127,7 +131,7 @@ def _job_cells(queue_report: QueueReport, planned: PlannedJob) -> tuple[str, ...
         option.pool,
         str(option.gpus),
         option.plan,
-        "now" if place.start_s <= 0 else format_duration(place.start_s),
+        _format_start(place.start_s),
         format_duration(place.finish_s),
         format_interval(place.lower_s, place.upper_s),
         _format_price(queue_report, option.cost),
@@ -251,6 +255,54 @@ def _order_lines(screen: QueueScreen) -> list[str]:
 _LEAST_COST = 0.001
 
 
+_ENTRY_TITLES = ("POOL", "GPUS", "PLAN", "START", "(90%)", "FINISH", "(90%)", "COST", "DELAYS")
+
+
+def _submitted_lines(screen: QueueScreen) -> list[str]:
+    """Return the table of when one more job would start and end on each pool, and a sentence that sums it up."""
+    if screen.submitted is None:
+        return []
+    name, entries, refusal = screen.submitted.name, screen.submitted.entries, screen.submitted.refusal
+    rows = [_entry_cells(screen.report, entry) for entry in entries]
+    lines = [] if refusal is None else _refusal_lines([refusal])
+    if entries:
+        lines += align_columns(_ENTRY_TITLES, rows, ("GPUS", "START", "FINISH", "COST", "DELAYS"))
+        lines += wrap_text("", f"{name}, if it were submitted now, {describe_entries(entries)}.")
+    return [*lines, ""]
+
+
+def _entry_cells(queue_report: QueueReport, entry: PoolEntry) -> tuple[str, ...]:
+    return (
+        entry.option.pool,
+        str(entry.option.gpus),
+        entry.option.plan,
+        _format_start(entry.start_s),
+        format_interval(entry.start_lower_s, entry.start_upper_s) if entry.start_upper_s >= 1 else "",
+        format_duration(entry.finish_s),
+        format_interval(entry.finish_lower_s, entry.finish_upper_s),
+        _format_price(queue_report, entry.option.cost),
+        "" if not entry.delayed else f"{entry.delayed} job{'s' * (entry.delayed > 1)}",
+    )
+
+
+def _format_start(seconds: float) -> str:
+    return "now" if seconds < 1 else format_duration(seconds)
+
+
+def describe_entries(entries: Sequence[PoolEntry]) -> str:
+    """Return when a job would start on each pool, the earliest start first, and on which it finishes first."""
+    ordered = sorted(entries, key=lambda item: (item.start_s, item.finish_s))
+    starts = [
+        f"{'now' if item.start_s < 1 else f'in {format_duration(item.start_s)}'} on {item.option.gpus} "
+        f"GPU{'s' * (item.option.gpus > 1)} of {item.option.pool}"
+        for item in ordered
+    ]
+    first = min(entries, key=lambda item: item.finish_s)
+    end = f"finishes in {format_duration(first.finish_s)}"
+    where = "" if len(ordered) == 1 else f", first on {first.option.pool}"
+    return f"would start {', '.join(starts)}, and {end}{where}"
+
+
 def node_change_lines(screen: QueueScreen) -> list[str]:
     """Return sentences on how other node counts would change the totals. Without `what_if`, return none."""
     what_if = screen.what_if
@@ -301,6 +353,34 @@ def queue_document(screen: QueueScreen) -> dict[str, object]:
             "totals": None if what_if.report is None else _totals_document(what_if.report.plan),
             "jobs": what_if.jobs,
         },
+        "ifSubmitted": None if screen.submitted is None else _submitted_document(screen.submitted),
+    }
+
+
+def _submitted_document(submitted: SubmittedJob) -> dict[str, object]:
+    return {
+        "name": submitted.name,
+        "pools": [
+            {
+                "pool": entry.option.pool,
+                "gpus": entry.option.gpus,
+                "plan": entry.option.plan,
+                "startSeconds": {
+                    "target": entry.start_s,
+                    "lowerBound": entry.start_lower_s,
+                    "upperBound": entry.start_upper_s,
+                },
+                "finishSeconds": {
+                    "target": entry.finish_s,
+                    "lowerBound": entry.finish_lower_s,
+                    "upperBound": entry.finish_upper_s,
+                },
+                "cost": entry.option.cost,
+                "delayedJobs": entry.delayed,
+            }
+            for entry in submitted.entries
+        ],
+        "refusal": None if submitted.refusal is None else _unplanned_document(submitted.refusal),
     }
 
 

@@ -1,0 +1,189 @@
+"""When one more job, or a waiting one, would start and end on each pool."""
+
+from __future__ import annotations
+
+import json
+import random
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import tilecast
+from test_queue import job, option
+from test_queue_cli import batch_job, kueue, planned, shown, training_job, written
+from tilecast.cli import main
+from tilecast.planner.entries import PoolEnd, enter_job, list_planned_entries, list_waiting_ends
+from tilecast.planner.problem import JobOption, PoolCapacity, QueuedJob, QueueProblem, start_running
+from tilecast.planner.solver import QueueSolution, solve
+from tilecast.planner.totals import build_report
+
+
+def drawn(draw: random.Random) -> tuple[QueueProblem, QueuedJob]:
+    """Draw a queue, and one more job."""
+    pools = tuple(
+        PoolCapacity(f"p{i}", draw.randint(1, 3), draw.choice([1, 2, 4]), quotas={"q": draw.randint(2, 6)})
+        for i in range(draw.randint(1, 3))
+    )
+    jobs = []
+    for index in range(draw.randint(2, 12)):
+        work = draw.uniform(1, 20)
+        ways = [
+            option(pool.name, gpus, work / gpus ** draw.uniform(0.5, 0.95), width=draw.uniform(0.05, 0.4))
+            for pool in pools
+            for gpus in (1, 2, 4)
+            if pool.can_hold(gpus) and (gpus == 1 or draw.random() < 0.6)
+        ]
+        given: dict[str, Any] = {"priority": draw.choice([0, 0, 5]), "queue": draw.choice(["", "q"])}
+        one = job(f"j{index}", *ways, arrival_s=-draw.uniform(0, 5), weight=draw.choice([1.0, 3.0]), **given)
+        if index == 0:
+            one = start_running(replace(one, present=(ways[0].pool, ways[0].gpus)), 0.5)
+        jobs.append(one)
+    return QueueProblem(tuple(jobs[:-1]), pools), replace(jobs[-1], name="new", arrival_s=0.0)
+
+
+def only(one: QueuedJob, way: JobOption) -> QueuedJob:
+    return replace(one, options=(way,), present=(way.pool, way.gpus) if one.is_running else None)
+
+
+def fixed(solution: QueueSolution) -> list[QueuedJob]:
+    """Return the jobs of a plan, each with its place in the plan alone, in the order of the plan."""
+    columns = solution.columns
+    return [only(one, columns.options[way]) for one, way in zip(columns.problem.jobs, solution.option, strict=True)]
+
+
+def at(one: QueuedJob, end: str) -> QueuedJob:
+    """Return a job whose forecasts are at one end of their ranges."""
+    if not end:
+        return one
+    return replace(one, options=tuple(replace(way, seconds=getattr(way, end)) for way in one.options))
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_the_entry_of_one_more_job_is_its_place_in_a_plan_of_all_others_as_they_are(seed: int) -> None:
+    problem, new = drawn(random.Random(seed))  # noqa: S311
+    solution = solve(problem, effort=2000, is_bounded=False)
+    others, submitted = fixed(solution), enter_job(solution, new)
+    assert submitted.refusal is None and submitted.entries
+    assert [entry.finish_s for entry in submitted.entries] == sorted(entry.finish_s for entry in submitted.entries)
+    best = dict[str, float]()
+    for way in new.options:
+        if new.queue and way.gpus > problem.pool(way.pool).quotas["q"]:
+            assert way not in [entry.option for entry in submitted.entries]
+            continue
+        ends = []
+        for end in ("", "lower_s", "upper_s"):
+            again = solve(
+                QueueProblem(tuple(at(one, end) for one in (*others, only(new, way))), problem.pools),
+                effort=0,
+                is_bounded=False,
+            )
+            row = [one.name for one in again.columns.problem.jobs].index("new")
+            ends.append(float(again.finish[row]))
+            if not end:
+                assert [one.name for one in again.columns.problem.jobs if one.name != "new"] == [
+                    one.name for one in others
+                ]
+                later = sum(
+                    float(again.finish[place]) > float(solution.finish[names_of(solution).index(one.name)]) + 1e-6
+                    for place, one in enumerate(again.columns.problem.jobs)
+                    if one.name != "new"
+                )
+        best[way.pool] = min(best.get(way.pool, ends[0]), ends[0])
+        for entry in submitted.entries:
+            if entry.option == way:
+                assert entry.finish_s == pytest.approx(ends[0])
+                assert entry.start_s == pytest.approx(ends[0] - way.seconds, abs=1e-9)
+                assert (entry.finish_lower_s, entry.finish_upper_s) == pytest.approx((min(ends), max(ends)))
+                assert entry.start_lower_s <= entry.start_s <= entry.start_upper_s
+                assert entry.delayed == later
+    assert {entry.option.pool: entry.finish_s for entry in submitted.entries} == pytest.approx(best)
+
+
+def names_of(solution: QueueSolution) -> list[str]:
+    return [one.name for one in solution.columns.problem.jobs]
+
+
+def test_priority_and_a_free_order_decide_the_turn_of_one_more_job() -> None:
+    pools = (PoolCapacity("a", 1, 1),)
+    queue = QueueProblem(tuple(job(f"j{i}", option("a", 1, 10.0 + i), arrival_s=-i) for i in range(3)), pools)
+    new = job("new", option("a", 1, 1.0))
+    kueue_order, free = solve(queue), solve(queue, order="free")
+    assert enter_job(kueue_order, new).entries[0].start_s == pytest.approx(33.0)
+    assert enter_job(free, new).entries[0].start_s == 0.0
+    urgent = enter_job(kueue_order, replace(new, priority=1)).entries[0]
+    assert (urgent.start_s, urgent.delayed) == (0.0, 3)
+    heavy = enter_job(free, job("new", option("a", 1, 10.5))).entries[0]
+    assert (heavy.start_s, heavy.delayed) == (10.0, 2)
+
+
+def test_a_job_that_no_pool_can_run_says_why() -> None:
+    queue = QueueProblem((job("j", option("a", 1, 1.0)),), (PoolCapacity("a", 1, 1),))
+    submitted = enter_job(solve(queue), job("new", option("a", 4, 1.0)))
+    assert submitted.entries == () and submitted.refusal is not None
+    assert "no place for 4 GPUs" in submitted.refusal.problem
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_the_entries_of_waiting_jobs_have_the_planned_place_and_the_other_pools(seed: int) -> None:
+    problem, _ = drawn(random.Random(seed))  # noqa: S311
+    solution = solve(problem, effort=2000, is_bounded=False)
+    listed, planned_entries = list_waiting_ends(solution), list_planned_entries(solution)
+    report = build_report(solution)
+    for row, one in enumerate(solution.columns.problem.jobs):
+        place = report.job_times[row]
+        entry = planned_entries[row]
+        assert (entry.finish_s, entry.finish_lower_s, entry.finish_upper_s) == pytest.approx(
+            (place.finish_s, place.lower_s, place.upper_s)
+        )
+        assert one.is_running == (row not in listed)
+        if not one.is_running:
+            there = {item.option.pool: item for item in listed[row]}
+            same = there[entry.option.pool]
+            assert (same.option, same.finish_s, same.start_s) == (entry.option, entry.finish_s, entry.start_s)
+            assert there.keys() == {way.pool for way in one.options}
+            assert all(moved_end(solution, row, item) == pytest.approx(item.finish_s) for item in listed[row])
+    assert list_waiting_ends(solution, effort=-1) == {}
+
+
+def moved_end(solution: QueueSolution, row: int, entry: PoolEnd) -> float:
+    """Return the end of a job if it alone moves to another place."""
+    jobs = fixed(solution)
+    jobs[row] = only(jobs[row], entry.option)
+    again = solve(replace(solution.columns.problem, jobs=tuple(jobs)), effort=0, is_bounded=False)
+    return float(again.finish[row])
+
+
+def test_the_command_says_when_one_more_job_would_start(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    jobs = written(tmp_path, training_job("one"), training_job("two"))
+    new = tmp_path / "new.json"
+    new.write_text(json.dumps(training_job("one")))
+    words = jobs, "--gpus", "t4:1,l4:1", "--policy", "makespan"
+    plain, asked = planned(capsys, *words), planned(capsys, *words, "--if-submitted", str(new))
+    assert plain.pop("ifSubmitted") is None
+    submitted = asked.pop("ifSubmitted")
+    assert asked == plain and submitted["name"] == "one (new)" and submitted["refusal"] is None
+    for entry in submitted["pools"]:
+        there = [one["finishSeconds"] for one in plain["jobs"] if one["pool"] == entry["pool"]]
+        last = max(there, key=lambda end: end["target"], default={"target": 0.0, "lowerBound": 0.0, "upperBound": 0.0})
+        assert entry["startSeconds"] == pytest.approx(last)
+    assert {entry["pool"] for entry in submitted["pools"]} == {"t4", "l4"}
+    out = " ".join(shown(capsys, *words, "--if-submitted", str(new)).split())
+    assert "one (new), if it were submitted now, would start now on 1 GPU of " in out
+    assert f", first on {submitted['pools'][0]['pool']}." in out
+    with_python = tilecast.queue(jobs, gpus="t4:1,l4:1", policy="makespan", if_submitted=training_job("one"))
+    assert with_python.to_dict()["ifSubmitted"] == submitted
+
+
+def test_the_quota_of_one_more_job_holds_and_a_file_of_two_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    mixed = str(Path(__file__).resolve().parent.parent / "examples" / "clusters" / "mixed.yaml")
+    jobs = written(tmp_path, training_job("other"), *kueue(quota=0))
+    new = tmp_path / "new.json"
+    new.write_text(json.dumps(batch_job("new")))
+    assert "x  new  no pool can run it" in shown(capsys, jobs, "--nodes", mixed, "--if-submitted", str(new))
+    new.write_text(json.dumps({"kind": "List", "items": [batch_job("new"), batch_job("newer")]}))
+    assert main(["queue", jobs, "--nodes", mixed, "--if-submitted", str(new)]) == 2
+    assert "--if-submitted: holds 2 jobs; give a file with one job" in capsys.readouterr().err
