@@ -103,6 +103,8 @@ class Settings:
         "Whose observationQuery Prometheus is asked: pools, or jobs as well, held to series of the job's namespace.",
     )
     prometheus_poll_s: float = _setting(60.0, "How often each job's step is asked for.")
+    read_logs: bool = _setting(False, "Whether steps are read from the logs of pods of jobs that TrainingJobs name.")
+    log_poll_s: float = _setting(300.0, "How often each job's log is read.")
     learning: bool = _setting(
         True, "Whether measured steps correct forecasts; if not, they are only held against them."
     )

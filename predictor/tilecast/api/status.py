@@ -244,7 +244,7 @@ class ObservedStep(StatusModel, PartSeconds):
     samples: int = Field(ge=1, description="Reports so far.")
     source: str = Field(
         max_length=32,
-        description="Where the newest came from: put, annotation, prometheus, trainJob or trainJobProgress.",
+        description="Where the newest came from: put, annotation, prometheus, trainJob, trainJobProgress or podLog.",
     )
     rounding_ratio: float | None = optional_field("Share by which rounding may have changed the newest.", ge=0)
     time: str = time_field("When the newest arrived.")

@@ -15,6 +15,7 @@ class BatchJob(JobKind):
     kind = "Job"
     plural = "jobs"
     api_version = "batch/v1"
+    pod_label = "batch.kubernetes.io/job-name"
     finished = ("Complete", "Failed")
     placed_by = "pod template"
     resized_by = "Indexed Jobs whose completions equal their parallelism"

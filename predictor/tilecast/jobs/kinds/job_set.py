@@ -18,6 +18,7 @@ class JobSet(JobKind):
     kind = "JobSet"
     plural = "jobsets"
     api_version = "jobset.x-k8s.io/v1alpha2"
+    pod_label = "jobset.sigs.k8s.io/jobset-name"
     finished = ("Completed", "Failed")
     tested = "0.12"
     placed_by = "pod templates of replicated jobs with GPUs"

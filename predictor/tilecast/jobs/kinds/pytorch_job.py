@@ -20,6 +20,7 @@ class PyTorchJob(JobKind):
     kind = "PyTorchJob"
     plural = "pytorchjobs"
     api_version = "kubeflow.org/v1"
+    pod_label = "training.kubeflow.org/job-name"
     finished = ("Succeeded", "Failed")
     suspend = ("spec", "runPolicy", "suspend")
     processes = ("spec", "nprocPerNode")

@@ -36,6 +36,7 @@ class TrainJob(JobKind):
     kind = "TrainJob"
     plural = "trainjobs"
     api_version = "trainer.kubeflow.org/v1alpha1"
+    pod_label = "jobset.sigs.k8s.io/jobset-name"
     runtimes = ("trainingruntimes", "clustertrainingruntimes")
     finished = ("Complete", "Failed")
     processes = ("spec", "trainer", "numProcPerNode")

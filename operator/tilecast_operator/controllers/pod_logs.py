@@ -1,0 +1,109 @@
+"""Reader of the steps that the pods of running jobs have logged, where the settings allow it."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+
+from tilecast.jobs import JOB_KINDS
+from tilecast_operator.controllers.job_advice import read_job_leniently
+from tilecast_operator.controllers.observations import StepReportReceiver
+from tilecast_operator.controllers.requests import JobRequestIndex, read_target
+from tilecast_operator.controllers.runtime import SharedContext
+from tilecast_operator.kube.cache import CachedObject
+from tilecast_operator.kube.client import UNREACHABLE, ApiError
+from tilecast_operator.kube.controller_state import StateTable
+from tilecast_operator.kube.kinds import Document, Key
+from tilecast_operator.objects.view import View
+from tilecast_operator.observed import pod_logs
+from tilecast_operator.observed.pod_logs import LoggingPod
+
+log = logging.getLogger("tilecast")
+
+JOB_S = 15.0
+"""Longest time for the requests of one job, in seconds."""
+
+
+class PodLogReader:
+    """Reader of the logs of jobs that TrainingJobs name. It reads one job after the other. Belongs to one event loop.
+
+    Args:
+        context: Objects that all controllers share.
+        requests: Index of the jobs that TrainingJobs name.
+        observations: Receiver of the steps.
+    """
+
+    def __init__(self, context: SharedContext, requests: JobRequestIndex, observations: StepReportReceiver) -> None:
+        self._context = context
+        self._requests = requests
+        self._observations = observations
+        self._read: StateTable[bytes] = context.records.add_table()
+        """Digest of what was read last of each job's log."""
+
+    async def run_polls(self) -> None:
+        """Read the logs of all running jobs, once in each interval, without end."""
+        while True:
+            await asyncio.sleep(self._context.settings.log_poll_s)
+            await self.read_logs()
+
+    async def read_logs(self) -> None:
+        """Read the log of each running job once. A log that cannot be read changes nothing."""
+        for key in list(self._context.cache.training_jobs):
+            if not self._context.leadership.is_leader:
+                return
+            seen = self._context.cache.training_jobs.get(key)
+            target = None if seen is None else self._find_running_target(key, seen)
+            if target is None or not self._observations.needs_log(key):
+                continue
+            try:
+                async with asyncio.timeout(JOB_S):
+                    await self._read_job(key, *target)
+            except ApiError as error:
+                hint = "; the chart's observations.logs.enabled grants it" if error.status == 403 else ""
+                log.warning("%s: its log was not read: %s%s", key, error, hint)
+            except UNREACHABLE as error:
+                log.warning("%s: its log was not read: %s", key, error or "no answer in time")
+            except Exception:
+                log.exception("%s: its log was not read", key)
+
+    def _find_running_target(self, key: Key, seen: CachedObject[View]) -> tuple[Key, Document] | None:
+        """Return the job that a TrainingJob with advice names, if it runs and no older TrainingJob names it."""
+        target = read_target(key.namespace, seen.value.document)
+        if target is None or not seen.value.status.get("recommendation") or self._is_set_aside(key, target):
+            return None
+        first, found = self._requests.find_requester(target), self._context.cache.jobs.get(target)
+        if first is None or first[0] != key.name or found is None or not JOB_KINDS[target.kind].pod_label:
+            return None
+        job = read_job_leniently(found.value)
+        return (target, found.value) if job.has_started and not job.is_finished else None
+
+    def _is_set_aside(self, *keys: Key) -> bool:
+        return any(self._context.find_quarantine(key) is not None for key in keys)
+
+    async def _read_job(self, key: Key, target: Key, document: Document) -> None:
+        """Record the step in the log of a running job. The pod of rank 0 comes first, then the last one."""
+        folder = f"/api/v1/namespaces/{target.namespace}/pods"
+        query = pod_logs.make_list_query(JOB_KINDS[target.kind], target.name)
+        pods = pod_logs.find_pods(await self._context.client.get(folder, query), document["metadata"]["uid"])
+        heads, known = list[bytes](), hashlib.sha256()
+        for pod in pods.candidates:
+            head, tail = await self._read_pod(folder, pod)
+            heads.append(head)
+            known.update(head + tail)
+            run = await asyncio.to_thread(pod_logs.read_run, heads, tail)
+            if run is None:
+                continue
+            if self._read.get(key) != known.digest():
+                self._read[key] = known.digest()
+                await self._observations.score_log(key, pod_logs.make_report(run, pod.node, pods.gpus))
+            return
+
+    async def _read_pod(self, folder: str, pod: LoggingPod) -> tuple[bytes, bytes]:
+        """Return the beginning and the end of a pod's log. The end is empty if the beginning is all of the log."""
+        path, client = f"{folder}/{pod.name}/log", self._context.client
+        head_query, tail_query = (pod_logs.make_log_query(pod.container, is_tail=is_tail) for is_tail in (False, True))
+        head = await client.read_bytes(path, head_query, pod_logs.HEAD_BYTES)
+        if len(head) < pod_logs.HEAD_BYTES:
+            return head, b""
+        return head, await client.read_bytes(path, tail_query, pod_logs.TAIL_BYTES)
