@@ -16,6 +16,7 @@ from tilecast_operator.controllers.advisor_client import AdvisorClient
 from tilecast_operator.controllers.capacity import FreeGpuCounter
 from tilecast_operator.controllers.contention import Contention
 from tilecast_operator.controllers.destinations import BetterPoolFinder
+from tilecast_operator.controllers.device_use import DeviceUseReader
 from tilecast_operator.controllers.job_advice import JobAdvisor
 from tilecast_operator.controllers.jobs import JobController
 from tilecast_operator.controllers.kueue_features import KueueDetector
@@ -148,6 +149,7 @@ class Assembly:
         self.relay = ReportForwarder(leadership, self.election, settings.tls_certificate)
         self.requests = requests = JobRequestIndex(cache, runtime.add)
         self.logs = PodLogReader(context, requests, observations)
+        self.devices = DeviceUseReader(context, requests)
         self.planned = planned = QueuePositions(runtime.records, is_on=settings.queue)
         discovery, contention = ServedApis(client), Contention(context)
         job_answers = AdvisorClient(context, advisor, pools, learning)
@@ -162,7 +164,7 @@ class Assembly:
         TrainingJobController(
             context,
             job_answers,
-            MeasuredTargetReader(targets, observations, scores),
+            MeasuredTargetReader(targets, observations, scores, self.devices),
             BetterPoolFinder(context, job_answers, capacity),
             StatusWriter(context, learning, planned, contention),
         )

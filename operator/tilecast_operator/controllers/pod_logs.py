@@ -6,16 +6,14 @@ import asyncio
 import hashlib
 import logging
 
-from tilecast.jobs import JOB_KINDS
-from tilecast_operator.controllers.job_advice import read_job_leniently
+from tilecast.jobs import Job
 from tilecast_operator.controllers.observations import StepReportReceiver
-from tilecast_operator.controllers.requests import JobRequestIndex, read_target
+from tilecast_operator.controllers.requests import JobRequestIndex
 from tilecast_operator.controllers.runtime import SharedContext
-from tilecast_operator.kube.cache import CachedObject
+from tilecast_operator.controllers.targets import find_running_target
 from tilecast_operator.kube.client import UNREACHABLE, ApiError
 from tilecast_operator.kube.controller_state import StateTable
-from tilecast_operator.kube.kinds import Document, Key
-from tilecast_operator.objects.view import View
+from tilecast_operator.kube.kinds import Key
 from tilecast_operator.observed import pod_logs
 from tilecast_operator.observed.pod_logs import LoggingPod
 
@@ -52,13 +50,12 @@ class PodLogReader:
         for key in list(self._context.cache.training_jobs):
             if not self._context.leadership.is_leader:
                 return
-            seen = self._context.cache.training_jobs.get(key)
-            target = None if seen is None else self._find_running_target(key, seen)
-            if target is None or not self._observations.needs_log(key):
+            target = find_running_target(self._context, self._requests, key)
+            if target is None or not target.kind.pod_label or not self._observations.needs_log(key):
                 continue
             try:
                 async with asyncio.timeout(JOB_S):
-                    await self._read_job(key, *target)
+                    await self._read_job(key, target)
             except ApiError as error:
                 hint = "; the chart's observations.logs.enabled grants it" if error.status == 403 else ""
                 log.warning("%s: its log was not read: %s%s", key, error, hint)
@@ -67,25 +64,11 @@ class PodLogReader:
             except Exception:
                 log.exception("%s: its log was not read", key)
 
-    def _find_running_target(self, key: Key, seen: CachedObject[View]) -> tuple[Key, Document] | None:
-        """Return the job that a TrainingJob with advice names, if it runs and no older TrainingJob names it."""
-        target = read_target(key.namespace, seen.value.document)
-        if target is None or not seen.value.status.get("recommendation") or self._is_set_aside(key, target):
-            return None
-        first, found = self._requests.find_requester(target), self._context.cache.jobs.get(target)
-        if first is None or first[0] != key.name or found is None or not JOB_KINDS[target.kind].pod_label:
-            return None
-        job = read_job_leniently(found.value)
-        return (target, found.value) if job.has_started and not job.is_finished else None
-
-    def _is_set_aside(self, *keys: Key) -> bool:
-        return any(self._context.find_quarantine(key) is not None for key in keys)
-
-    async def _read_job(self, key: Key, target: Key, document: Document) -> None:
+    async def _read_job(self, key: Key, job: Job) -> None:
         """Record the step in the log of a running job. The pod of rank 0 comes first, then the last one."""
-        folder = f"/api/v1/namespaces/{target.namespace}/pods"
-        query = pod_logs.make_list_query(JOB_KINDS[target.kind], target.name)
-        pods = pod_logs.find_pods(await self._context.client.get(folder, query), document["metadata"]["uid"])
+        folder = f"/api/v1/namespaces/{job.namespace}/pods"
+        query = pod_logs.make_list_query(job.kind, job.name)
+        pods = pod_logs.find_pods(await self._context.client.get(folder, query), job.uid)
         heads, known = list[bytes](), hashlib.sha256()
         for pod in pods.candidates:
             head, tail = await self._read_pod(folder, pod)

@@ -256,6 +256,24 @@ class ObservedStep(StatusModel, PartSeconds):
     annotation: str | None = optional_field("The annotation that was taken last.", max_length=32)
 
 
+class GpuUse(StatusModel):
+    """What DCGM measured of the GPUs of the job's pods, as Prometheus has it."""
+
+    peak_memory_bytes: int | None = optional_field(
+        "Most memory in use of any GPU so far, with the CUDA context and what the allocator keeps.", ge=0
+    )
+    memory_error_ratio: float | None = optional_field(
+        "(predicted - peak) / peak of the recommendation's memoryBytes.used, if the job runs as recommended."
+    )
+    mfu_upper_bound_ratio: float | None = optional_field(
+        "Share of the last ten minutes in which tensor cores were active, mean of the GPUs: the MFU is at most that.",
+        ge=0,
+        le=1,
+    )
+    power_watts: float | None = optional_field("Mean power of a GPU in the last ten minutes.", ge=0)
+    time: str = time_field("When it was read.")
+
+
 class ErrorRatio(StatusModel):
     """(predicted - observed) / observed: +0.3 is a forecast 30 % too slow."""
 
@@ -383,6 +401,7 @@ class TrainingJobStatus(StatusModel):
     forecast: FrozenForecast | None = optional_field("Present once the job has started.")
     observed: ObservedStep | None = optional_field("Present once a step was measured.")
     error: ErrorRatio | None = optional_field("Signed relative errors of the forecast.")
+    gpu_use: GpuUse | None = optional_field("Present once Prometheus had metrics of dcgm-exporter for the job's pods.")
     model: ModelVersion | None = optional_field("The predictor that made the forecast.")
     inputs_hash: str | None = optional_field("Digest of everything that decided the advice.", max_length=64)
     queue: QueuePosition | None = optional_field(

@@ -21,6 +21,7 @@ class PyTorchJob(JobKind):
     plural = "pytorchjobs"
     api_version = "kubeflow.org/v1"
     pod_label = "training.kubeflow.org/job-name"
+    pod_names = "$name-(master|worker)-[0-9]+"
     finished = ("Succeeded", "Failed")
     suspend = ("spec", "runPolicy", "suspend")
     processes = ("spec", "nprocPerNode")
