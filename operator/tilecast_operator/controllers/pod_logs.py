@@ -74,13 +74,13 @@ class PodLogReader:
             head, tail = await self._read_pod(folder, pod)
             heads.append(head)
             known.update(head + tail)
+            if self._read.get(key) == known.digest():
+                return
             run = await asyncio.to_thread(pod_logs.read_run, heads, tail)
-            if run is None:
-                continue
-            if self._read.get(key) != known.digest():
+            if run is not None:
                 self._read[key] = known.digest()
                 await self._observations.score_log(key, pod_logs.make_report(run, pod.node, pods.gpus))
-            return
+                return
 
     async def _read_pod(self, folder: str, pod: LoggingPod) -> tuple[bytes, bytes]:
         """Return the beginning and the end of a pod's log. The end is empty if the beginning is all of the log."""

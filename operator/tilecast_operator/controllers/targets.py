@@ -125,14 +125,22 @@ def _refused_target(name: str, refusal: AdviceRefusal) -> Target:
 
 
 def find_running_target(context: SharedContext, requests: JobRequestIndex, key: Key) -> Job | None:
-    """Return the job that a TrainingJob with advice names, if it runs and no older TrainingJob names it."""
+    """Return the job that a TrainingJob with a frozen forecast names, if it runs and no older TrainingJob names it.
+
+    Jobs that wait or have ended cost little, because nothing else of them is read.
+    """
     seen = context.cache.training_jobs.get(key)
-    target = None if seen is None else read_target(key.namespace, seen.value.document)
-    if seen is None or target is None or not seen.value.status.get("recommendation"):
+    status = {} if seen is None else seen.value.status
+    if seen is None or not (status.get("recommendation") and status.get("forecast")):
+        return None
+    target = read_target(key.namespace, seen.value.document)
+    if target is None:
         return None
     first, found = requests.find_requester(target), context.cache.jobs.get(target)
     is_set_aside = any(context.find_quarantine(item) is not None for item in (key, target))
     if first is None or first[0] != key.name or found is None or is_set_aside:
+        return None
+    if JOB_KINDS[target.kind].is_finished(found.value.get("status") or {}):
         return None
     job = read_job_leniently(found.value)
     return job if job.has_started and not job.is_finished else None

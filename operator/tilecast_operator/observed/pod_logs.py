@@ -19,9 +19,9 @@ from tilecast_operator.observed.reports import LOG, StepReport, require_positive
 
 HEAD_BYTES = 1 << 16
 """Bytes that are read of the beginning of a log."""
-TAIL_BYTES = 1 << 19
+TAIL_BYTES = 1 << 17
 """Most bytes that are read of the end of a log."""
-TAIL_LINES = 2000
+TAIL_LINES = 500
 MAX_PODS = 500
 """Pods of a job that are listed. Of a job with more, the GPUs are not counted, and the last pod is not known."""
 INDEX_LABELS = (
