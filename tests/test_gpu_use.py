@@ -117,6 +117,12 @@ async def test_the_status_has_peak_memory_and_a_bound_on_the_mfu() -> None:
         lower = (await told(running, store, answer(memory=mib / 2, tensor=0.3)))["gpuUse"]
         assert lower["peakMemoryBytes"] == use["peakMemoryBytes"] and lower["mfuUpperBoundRatio"] == 0.3
         assert "observed" not in status
+        seen = running.cache.jobs.get(Key("TrainJob", "default", "a"))
+        assert seen is not None and running.devices.find_use(KEY) is not None
+        other = {**seen.value, "metadata": {**seen.value["metadata"], "uid": "another", "resourceVersion": "9999"}}
+        running.cache.jobs.put_object(other)
+        assert running.devices.find_use(KEY) is None, "another job of that name is another run"
+        store.version = 10_000
         train_job(store, suspend=False, status={"conditions": [{"type": "Complete", "status": "True"}]})
         running.cache.put_object(store.objects[TRAIN_JOB])
         await settled(running)

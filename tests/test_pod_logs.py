@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import ssl
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
@@ -19,12 +20,14 @@ from tilecast.advice import advise
 from tilecast.jobs import JOB_KINDS
 from tilecast_operator.assembly import Assembly
 from tilecast_operator.kube.client import Api, ApiError, Connection
+from tilecast_operator.kube.kinds import Key
 from tilecast_operator.objects.client import client
 from tilecast_operator.observed import pod_logs
 from tilecast_operator.observed.reports import StepReport, StepWindow, add_report
 
 PODS = "/api/v1/namespaces/default/pods"
 UID = "uid-of-the-job"
+KEY = Key("TrainingJob", "default", "x")
 
 
 def pod(name: str, index: int = 0, gpus: int = 8, owner: str = "Job", **changes: Any) -> dict[str, Any]:
@@ -172,6 +175,26 @@ async def test_no_log_is_read_of_a_job_that_waits_has_ended_or_is_not_named() ->
         assert not store.asked, "only the leader reads"
 
 
+@pytest.mark.slow
+async def test_a_status_that_still_shows_a_log_does_not_bring_it_back() -> None:
+    async with running_job(observe_settle_s=60.0) as (running, store, forecast_s):
+        name = store.pods[0]["metadata"]["name"]
+        for content in (lines(forecast_s), lines(forecast_s * 1.1)):
+            store.logs[name] = content
+            await running.logs.read_logs()
+        running.runtime.add(KEY)
+        await settled(running)
+        stale = copy.deepcopy(store.objects[REQUEST])
+        assert stale["status"]["observed"]["samples"] == 2
+        result = [{"metric": {}, "value": [1.8e9, f"{2 * forecast_s}"]}]
+        await running.observations.score_sample(KEY, {"data": {"resultType": "vector", "result": result}})
+        running.cache.put_object(store.put(REQUEST, stale))
+        running.runtime.add(KEY)
+        await settled(running)
+        observed = store.objects[REQUEST]["status"]["observed"]
+        assert (observed["source"], observed["samples"]) == ("prometheus", 1)
+
+
 HOSTILE: Mapping[str, bytes | Exception] = {
     "no steps": b"hello\n" * 500,
     "empty": b"",
@@ -241,10 +264,12 @@ def test_a_line_that_a_limit_has_cut_is_no_step() -> None:
     assert not head.endswith(b"\n") and not tail.endswith(b"\n")
     run = pod_logs.read_run([head], tail)
     assert run is not None and run.seconds == pytest.approx(4.0), "most of the steps are of the end"
-    for cut in range(pod_logs.HEAD_BYTES, pod_logs.HEAD_BYTES + 150):
-        step = b" iteration 900/ 1000 | elapsed time per iteration (ms): 123456.7 |\n"
-        text = b"x" * (cut - 3 * len(step)) + step * 3
-        assert pod_logs.read_run([text[: pod_logs.HEAD_BYTES]], b"") is None
+    whole = lines(2.0, 10, 5)
+    shown = whole[: whole.rindex(b"(ms): 2000") + len(b"(ms): 2")]
+    filled = b"loading\n" + b"x" * (pod_logs.HEAD_BYTES - len(shown) - 9) + b"\n" + shown
+    assert len(filled) == pod_logs.HEAD_BYTES and pod_logs.read_run([filled], b"") is None
+    run = pod_logs.read_run([whole], b"")
+    assert run is not None and run.seconds == pytest.approx(2.0), "the five steps suffice where all are whole"
 
 
 def test_a_report_of_another_source_replaces_those_of_a_log_and_a_log_weighs_half() -> None:

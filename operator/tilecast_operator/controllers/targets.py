@@ -143,4 +143,4 @@ def find_running_target(context: SharedContext, requests: JobRequestIndex, key: 
     if JOB_KINDS[target.kind].is_finished(found.value.get("status") or {}):
         return None
     job = read_job_leniently(found.value)
-    return job if job.has_started and not job.is_finished else None
+    return job if job.has_started else None
