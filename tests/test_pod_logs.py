@@ -188,6 +188,7 @@ async def test_a_status_that_still_shows_a_log_does_not_bring_it_back() -> None:
         assert stale["status"]["observed"]["samples"] == 2
         result = [{"metric": {}, "value": [1.8e9, f"{2 * forecast_s}"]}]
         await running.observations.score_sample(KEY, {"data": {"resultType": "vector", "result": result}})
+        stale["status"]["plansEvaluated"] = 7  # somebody else has written it
         running.cache.put_object(store.put(REQUEST, stale))
         running.runtime.add(KEY)
         await settled(running)
