@@ -288,6 +288,12 @@ def test_config_maps_can_be_kept_from_it(helm: Helm) -> None:
             "TILECAST_PLACE=true",
         ),
         (
+            ["jobs.enabled=true", "observations.logs.enabled=true"],
+            ("", "pods/log"),
+            ["get"],
+            "TILECAST_READ_LOGS=true",
+        ),
+        (
             ["capacity.readKueue=true"],
             ("kueue.x-k8s.io", "clusterqueues"),
             ["list", "watch"],
@@ -324,6 +330,19 @@ def test_jobs_are_placed_only_where_they_are_advised(helm: Helm) -> None:
     for value in ("jobs.place=true", "jobs.gate=true"):
         with pytest.raises(HelmError, match="/jobs/enabled"):
             rendered(helm, "--set", value)
+
+
+def test_logs_are_read_only_by_an_opt_in_of_their_own(helm: Helm) -> None:
+    def pod_rights(*values: str) -> list[tuple[str, list[str]]]:
+        (role,) = of_kind(rendered(helm, *values), "ClusterRole")
+        found = [(name, rule["verbs"]) for rule in role["rules"] for name in rule["resources"]]
+        return [(name, verbs) for name, verbs in found if name.startswith("pods")]
+
+    most = "jobs.enabled=true,jobs.place=true,queue.enabled=true,discovery.readResourceSlices=true"
+    assert not pod_rights() and not pod_rights("--set", most)
+    assert pod_rights("--set", f"{most},observations.logs.enabled=true") == [("pods", ["list"]), ("pods/log", ["get"])]
+    with pytest.raises(HelmError, match=r"observations\.logs\.enabled: [^\n]*set jobs.enabled to true"):
+        rendered(helm, "--set", "observations.logs.enabled=true")
 
 
 def test_jobs_are_let_go_before_an_uninstall_with_no_right_more_than_that_needs(helm: Helm) -> None:

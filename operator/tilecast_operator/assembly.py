@@ -16,6 +16,7 @@ from tilecast_operator.controllers.advisor_client import AdvisorClient
 from tilecast_operator.controllers.capacity import FreeGpuCounter
 from tilecast_operator.controllers.contention import Contention
 from tilecast_operator.controllers.destinations import BetterPoolFinder
+from tilecast_operator.controllers.device_use import DeviceUseReader
 from tilecast_operator.controllers.estimates import EstimateWriter
 from tilecast_operator.controllers.job_advice import JobAdvisor
 from tilecast_operator.controllers.jobs import JobController
@@ -24,6 +25,7 @@ from tilecast_operator.controllers.learning import PoolLearningController
 from tilecast_operator.controllers.observations import StepReportReceiver
 from tilecast_operator.controllers.placement import Placer
 from tilecast_operator.controllers.planned_jobs import QueuePositions
+from tilecast_operator.controllers.pod_logs import PodLogReader
 from tilecast_operator.controllers.pools import NODES, PoolController
 from tilecast_operator.controllers.quarantined import QuarantineController
 from tilecast_operator.controllers.queue_jobs import QueueJobReader
@@ -147,6 +149,8 @@ class Assembly:
         )
         self.relay = ReportForwarder(leadership, self.election, settings.tls_certificate)
         self.requests = requests = JobRequestIndex(cache, runtime.add)
+        self.logs = PodLogReader(context, requests, observations)
+        self.devices = DeviceUseReader(context, requests)
         self.planned = planned = QueuePositions(runtime.records, is_on=settings.queue)
         discovery, contention = ServedApis(client), Contention(context)
         job_answers = AdvisorClient(context, advisor, pools, learning)
@@ -162,7 +166,7 @@ class Assembly:
         TrainingJobController(
             context,
             job_answers,
-            MeasuredTargetReader(targets, observations, scores),
+            MeasuredTargetReader(targets, observations, scores, self.devices),
             BetterPoolFinder(context, job_answers, capacity),
             StatusWriter(context, learning, planned, contention),
         )
@@ -179,6 +183,8 @@ class Assembly:
         self.runtime.add_task(self.quarantined.run_checks(), "quarantine")
         if self.settings.jobs and self.settings.place and self.settings.read_kueue:
             self.runtime.add_task(self.kueue.run_checks(), "kueue-check")
+        if self.settings.jobs and self.settings.read_logs:
+            self.runtime.add_task(self.logs.run_polls(), "logs")
         if self.election is not None:
             self.runtime.add_task(self.election.run_election(), "election")
         self.runtime.add(NODES, self.settings.settle_s)

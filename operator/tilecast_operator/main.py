@@ -84,6 +84,7 @@ async def startup(settings: kopf.OperatorSettings, memo: kopf.Memo, **_: Any) ->
         add(PodInformer(memo.api, operator.set_pod_usage, partial(_record_response, "pods"), pace).run(), "pods")
     if OWN.prometheus_url:
         add(prometheus.poll_steps(OWN, operator.observations), "prometheus")
+        add(prometheus.poll_steps(OWN, operator.devices), "prometheus-gpus")
 
 
 @kopf.on.cleanup()

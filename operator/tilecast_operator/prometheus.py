@@ -1,4 +1,4 @@
-"""Asks a Prometheus for the measured steps of jobs, one after the other."""
+"""Asks a Prometheus for the measured steps and the GPUs of jobs, one after the other."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class QuerySource(Protocol):
 
 
 async def poll_steps(settings: Settings, observations: QuerySource) -> None:
-    """Query Prometheus for the step of every job, once in each interval, without end."""
+    """Query Prometheus for what a source asks of every job, once in each interval, without end."""
     url = f"{settings.prometheus_url.rstrip('/')}/api/v1/query"
     timeout = aiohttp.ClientTimeout(total=settings.request_timeout_s)
     # Use a proxy if HTTP_PROXY, HTTPS_PROXY and NO_PROXY name one.

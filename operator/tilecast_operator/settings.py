@@ -102,7 +102,13 @@ class Settings:
         "pools",
         "Whose observationQuery Prometheus is asked: pools, or jobs as well, held to series of the job's namespace.",
     )
+    dcgm_selector: str = _setting(
+        'namespace="$namespace",pod=~"$pods"',
+        "Labels by which Prometheus has dcgm-exporter's metrics of a job's pods; empty asks for none.",
+    )
     prometheus_poll_s: float = _setting(60.0, "How often each job's step is asked for.")
+    read_logs: bool = _setting(False, "Whether steps are read from the logs of pods of jobs that TrainingJobs name.")
+    log_poll_s: float = _setting(300.0, "How often each job's log is read.")
     learning: bool = _setting(
         True, "Whether measured steps correct forecasts; if not, they are only held against them."
     )

@@ -18,6 +18,7 @@ from tilecast_operator.objects.documents import HASH, OBSERVED, STARTED
 from tilecast_operator.objects.view import View, annotations_digest, select_operator_annotations
 from tilecast_operator.observed import progress
 from tilecast_operator.observed.calibrator import MeasuredForecast
+from tilecast_operator.observed.devices import DeviceUse
 from tilecast_operator.outcome import AdviceOutcome, AdviceRefusal
 from tilecast_operator.report import better_placement, job_status
 from tilecast_operator.report.advice import (
@@ -53,6 +54,8 @@ class MeasuredTarget:
     """Measured steps, and the forecast that they are compared with."""
     refusal: str | None = None
     """Why step reports are refused. None if they are not."""
+    use: DeviceUse | None = None
+    """What DCGM measured of the target's GPUs. None if nothing is new."""
 
 
 NOTHING_KNOWN = MeasuredTarget()
@@ -164,6 +167,8 @@ def _keep_forecast(inputs: TrainingJobInputs, now_s: float) -> DesiredTrainingJo
             aspects["ObservationsAvailable"] = ConditionContent("False", "NotObserved", text)
         if refusal is not None:
             aspects["ObservationsAvailable"] = ConditionContent("False", "Refused", refusal)
+    if inputs.evidence.use is not None:
+        status = job_status.add_gpu_use(status, inputs.evidence.use)
     status = job_status.update_conditions(status, view.generation, now, aspects)
     news = None
     if inputs.better is not None:

@@ -1,4 +1,4 @@
-"""Receiver of measured steps from pods, annotations, Prometheus and TrainJobs, which compares them with forecasts."""
+"""Receiver of measured steps from each source, which compares them with forecasts."""
 
 from __future__ import annotations
 
@@ -118,6 +118,23 @@ class StepReportReceiver:
         except RefusedReport as refused:
             self._context.metrics.observations.labels("prometheus", refused.outcome).inc()
             log.warning("%s: what Prometheus tells does not count: %s", key, refused)
+
+    def needs_log(self, key: Key) -> bool:
+        """Return whether no other source has reported a job's step, so that its log may be read."""
+        score = self._scores.get_measured_forecast(key)
+        return score is None or score.window.latest.source == reports.LOG
+
+    async def score_log(self, key: Key, report: StepReport) -> None:
+        """Record the step that a job's pod has logged, unless another source has reported or it is known."""
+        score = self._scores.get_measured_forecast(key)
+        # A process that has just started may read a log that an earlier one has read.
+        if not self.needs_log(key) or (score is not None and score.window.has_newest_report(report)):
+            return
+        try:
+            await self._score_report(key, report)
+        except RefusedReport as refused:
+            self._context.metrics.observations.labels(report.source, refused.outcome).inc()
+            log.warning("%s: what its pod has logged does not count: %s", key, refused)
 
     async def read_annotations(
         self, key: Key, seen: CachedObject[View], status: TrainingJobStatus, target: Target | None

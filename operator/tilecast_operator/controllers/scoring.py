@@ -64,8 +64,11 @@ class ForecastComparison:
         )
         if score is None or score == known:
             return False
-        if is_leader and known is not None and known.window.samples >= score.window.samples:
-            return False
+        if is_leader and known is not None:
+            # A status that is not written yet may still show the steps of a log which another source has replaced.
+            is_replaced = score.window.latest.source == reports.LOG != known.window.latest.source
+            if is_replaced or known.window.samples >= score.window.samples:
+                return False
         self._measured.get_or_make(key).score = score
         self._learning.restore_run(key, seen.uid, score)
         return True

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from tilecast import jobs
-from tilecast.jobs import JOB_KINDS
+from tilecast.jobs import JOB_KINDS, Job
 from tilecast_operator.controllers import patches
 from tilecast_operator.controllers.admission import AdmissionController
-from tilecast_operator.controllers.job_advice import AdviceRequest, JobAdvisor
+from tilecast_operator.controllers.job_advice import AdviceRequest, JobAdvisor, read_job_leniently
 from tilecast_operator.controllers.requests import JobRequestIndex, read_mode, read_target
 from tilecast_operator.controllers.runtime import SharedContext
 from tilecast_operator.kube.client import ApiError
@@ -122,3 +122,25 @@ class TargetReader:
 def _refused_target(name: str, refusal: AdviceRefusal) -> Target:
     applied = ConditionContent("False", refusal.reason, refusal.message)
     return Target(name, refusal, applied, is_gone=refusal.reason == "TargetNotFound")
+
+
+def find_running_target(context: SharedContext, requests: JobRequestIndex, key: Key) -> Job | None:
+    """Return the job that a TrainingJob with a frozen forecast names, if it runs and no older TrainingJob names it.
+
+    Jobs that wait or have ended cost little, because nothing else of them is read.
+    """
+    seen = context.cache.training_jobs.get(key)
+    status = {} if seen is None else seen.value.status
+    if seen is None or not (status.get("recommendation") and status.get("forecast")):
+        return None
+    target = read_target(key.namespace, seen.value.document)
+    if target is None:
+        return None
+    first, found = requests.find_requester(target), context.cache.jobs.get(target)
+    is_set_aside = any(context.find_quarantine(item) is not None for item in (key, target))
+    if first is None or first[0] != key.name or found is None or is_set_aside:
+        return None
+    if JOB_KINDS[target.kind].is_finished(found.value.get("status") or {}):
+        return None
+    job = read_job_leniently(found.value)
+    return job if job.has_started else None

@@ -18,6 +18,7 @@ from tilecast_operator.controllers.desired import (
     decide_training_job,
 )
 from tilecast_operator.controllers.destinations import BetterPoolFinder
+from tilecast_operator.controllers.device_use import DeviceUseReader
 from tilecast_operator.controllers.learning import CALIBRATION, PoolLearningController
 from tilecast_operator.controllers.observations import StepReportReceiver
 from tilecast_operator.controllers.planned_jobs import QueuePositions
@@ -40,8 +41,15 @@ UNANSWERED = digest_status({})
 class MeasuredTargetReader:
     """Reader of the targets and measured steps of TrainingJobs. Belongs to one event loop."""
 
-    def __init__(self, targets: TargetReader, observations: StepReportReceiver, scores: ForecastComparison) -> None:
+    def __init__(
+        self,
+        targets: TargetReader,
+        observations: StepReportReceiver,
+        scores: ForecastComparison,
+        devices: DeviceUseReader,
+    ) -> None:
         self._targets = targets
+        self._devices = devices
         self.observations = observations
         self.scores = scores
 
@@ -52,7 +60,10 @@ class MeasuredTargetReader:
         target = await self._targets.find_target(key, document)
         await self.observations.read_annotations(key, seen, before, target)
         return MeasuredTarget(
-            target, self.scores.get_measured_forecast(key), self.observations.find_refusal(key, document)
+            target,
+            self.scores.get_measured_forecast(key),
+            self.observations.find_refusal(key, document),
+            self._devices.find_use(key),
         )
 
 

@@ -29,6 +29,8 @@ _APPLY = "application/apply-patch+yaml"
 _PATCH = "application/json-patch+json"
 _MERGE_PATCH = "application/merge-patch+json"
 _JSON = "application/json"
+_TEXT = "application/json, */*"
+"""What is accepted where the answer is text and an error is JSON, as kubectl asks for logs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +52,7 @@ class _Request:
     content: Mapping[str, Any] | Sequence[Mapping[str, Any]] | None = None
     query: Mapping[str, str] = field(default_factory=dict)
     content_type: str = _JSON
+    accept: str = _JSON
     is_fenced: bool = False
     """Whether it is sent only while this replica leads."""
 
@@ -186,6 +189,20 @@ class Api:
         """Return an object or a list. Errors are as in `apply`."""
         return await self._send(_Request("GET", path, query=query))
 
+    async def read_bytes(self, path: str, query: Mapping[str, str], limit: int) -> bytes:
+        """Return the first `limit` bytes of an answer that is no JSON, such as a log. Errors are as in `apply`."""
+        async with self._open(_Request("GET", path, query=query, accept=_TEXT), self._timeout) as response:
+            read, size = list[bytes](), 0
+            async for chunk in response.content.iter_any():
+                read.append(chunk[: limit - size])
+                size += len(read[-1])
+                if size >= limit:
+                    response.close()
+                    break
+            if response.status >= 300:
+                raise self._error_of_refusal(response, b"".join(read).decode(errors="replace"))
+            return b"".join(read)
+
     async def delete(self, path: str, uid: str, resource_version: str) -> dict[str, Any]:
         """Delete an object. A changed UID or resource version raises ApiError 409. Other errors are as in `apply`."""
         return await self._send(_Request("DELETE", path, make_delete_options(uid, resource_version), is_fenced=True))
@@ -243,7 +260,7 @@ class Api:
             self._connection.server.rstrip("/") + path,
             params=request.query,
             data=content,
-            headers={**self._connection.headers, "Content-Type": request.content_type, "Accept": _JSON},
+            headers={**self._connection.headers, "Content-Type": request.content_type, "Accept": request.accept},
             ssl=self._connection.ssl_context,
             proxy=self._connection.proxy,
             timeout=timeout,

@@ -42,16 +42,20 @@ TRAINER_METRICS = ("step_time_seconds", "step_seconds", "train_step_time_seconds
 """Names under which a TrainJob's trainer may publish its step."""
 
 
+LOG = "podLog"
+"""Source of steps that a pod has logged. Each other source takes precedence."""
 SOURCE_WEIGHTS: Mapping[str, float] = {
     "put": 1.0,
     "annotation": 1.0,
     "prometheus": 1.0,
     "trainJob": 1.0,
     "trainJobProgress": 0.5,
+    LOG: 0.5,
 }
 """Observations that a report of each source counts for when runs correct the forecasts of others.
 
-A progress counts for less, because it contains evaluations and checkpoints.
+A progress counts for less, because it contains evaluations and checkpoints. So does a log, of which two reports may
+share steps.
 """
 SOURCES = tuple(SOURCE_WEIGHTS)
 OUTCOMES = (
@@ -319,8 +323,11 @@ class StepWindow:
 
 
 def add_report(window: StepWindow | None, report: StepReport, now: str) -> StepWindow:
-    """Return the window with one more report. Values that are missing in the report remain unchanged."""
-    if window is None:
+    """Return the window with one more report. Values that are missing in the report remain unchanged.
+
+    A report of another source replaces those of a log.
+    """
+    if window is None or (window.latest.source == LOG and report.source != LOG):
         return StepWindow((report.seconds,), 1, now, report)
     before = window.latest
     earlier = before.parts.scale_by(report.seconds / before.seconds)

@@ -18,6 +18,7 @@ from tilecast.learning.calibration import PROVEN_RUNS
 from tilecast.memo import Memo
 from tilecast.render import units
 from tilecast_operator.observed.calibrator import MeasuredForecast
+from tilecast_operator.observed.devices import DeviceUse
 from tilecast_operator.outcome import AdviceOutcome, AdviceRefusal, get_ready_message, get_ready_reason
 
 ModelT = TypeVar("ModelT", bound=StatusModel)
@@ -191,6 +192,23 @@ def add_score(status: TrainingJobStatus, score: MeasuredForecast) -> TrainingJob
         error=error,
         summary=_replace_fields(status.summary or Summary(), error=f"{error.calibrated_ratio:+.0%}"),
     )
+
+
+def add_gpu_use(status: TrainingJobStatus, use: DeviceUse) -> TrainingJobStatus:
+    """Return a copy of a status with what DCGM measured. Of the peaks of memory so far, the highest stays."""
+    before, best, ran = status.gpu_use, status.recommendation, status.forecast
+    peaks = (None if before is None else before.peak_memory_bytes, use.memory_bytes)
+    peak = max((item for item in peaks if item is not None), default=None)
+    is_followed = best is not None and (ran is None or ran.followed is not False)
+    error = (best.memory_bytes.used - peak) / peak if best is not None and is_followed and peak else None
+    shown = api.GpuUse(
+        peak_memory_bytes=peak,
+        memory_error_ratio=None if error is None else round(error, 4),
+        mfu_upper_bound_ratio=use.tensor_ratio,
+        power_watts=use.power_w,
+        time=use.time,
+    )
+    return _replace_fields(status, gpu_use=shown)
 
 
 def make_observed_aspect(score: MeasuredForecast) -> ConditionContent:

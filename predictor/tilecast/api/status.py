@@ -244,7 +244,7 @@ class ObservedStep(StatusModel, PartSeconds):
     samples: int = Field(ge=1, description="Reports so far.")
     source: str = Field(
         max_length=32,
-        description="Where the newest came from: put, annotation, prometheus, trainJob or trainJobProgress.",
+        description="Where the newest came from: put, annotation, prometheus, trainJob, trainJobProgress or podLog.",
     )
     rounding_ratio: float | None = optional_field("Share by which rounding may have changed the newest.", ge=0)
     time: str = time_field("When the newest arrived.")
@@ -254,6 +254,24 @@ class ObservedStep(StatusModel, PartSeconds):
     driver: str | None = optional_field("Its driver.", max_length=32)
     node: str | None = optional_field("Node that the newest report came from.", max_length=253)
     annotation: str | None = optional_field("The annotation that was taken last.", max_length=32)
+
+
+class GpuUse(StatusModel):
+    """What DCGM measured of the GPUs of the job's pods, as Prometheus has it."""
+
+    peak_memory_bytes: int | None = optional_field(
+        "Most memory in use of any GPU so far, with the CUDA context and what the allocator keeps.", ge=0
+    )
+    memory_error_ratio: float | None = optional_field(
+        "(predicted - peak) / peak of the recommendation's memoryBytes.used, if the job runs as recommended."
+    )
+    mfu_upper_bound_ratio: float | None = optional_field(
+        "Share of the last ten minutes in which tensor cores were active, mean of the GPUs: the MFU is at most that.",
+        ge=0,
+        le=1,
+    )
+    power_watts: float | None = optional_field("Mean power of a GPU in the last ten minutes.", ge=0)
+    time: str = time_field("When it was read.")
 
 
 class ErrorRatio(StatusModel):
@@ -413,6 +431,7 @@ class TrainingJobStatus(StatusModel):
     forecast: FrozenForecast | None = optional_field("Present once the job has started.")
     observed: ObservedStep | None = optional_field("Present once a step was measured.")
     error: ErrorRatio | None = optional_field("Signed relative errors of the forecast.")
+    gpu_use: GpuUse | None = optional_field("Present once Prometheus had metrics of dcgm-exporter for the job's pods.")
     model: ModelVersion | None = optional_field("The predictor that made the forecast.")
     inputs_hash: str | None = optional_field("Digest of everything that decided the advice.", max_length=64)
     queue: QueuePosition | None = optional_field(

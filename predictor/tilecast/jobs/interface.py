@@ -195,6 +195,11 @@ class JobKind(ABC):
     """Whether the admission policy of the chart (`jobs.gate`) makes a job in mode Initial wait from its creation."""
     processes: ClassVar[Path | None] = None
     """Path of the number of processes per pod; None if the kind has no such field."""
+    pod_label: ClassVar[str] = ""
+    """Label whose value is the name of the job, on each of its pods; empty if pods have no such label."""
+    pod_names: ClassVar[str] = ""
+    """Pattern of the names of a job's pods, in which `$name` is the job and `$groups` the names of its groups of pods;
+    empty if unknown."""
     gpu_field: ClassVar[str] = "the limits of a container"
     """Description of the field where the job's author requests GPUs."""
     tested: ClassVar[str] = ""

@@ -7,6 +7,6 @@ rows of metrics (`metrics`). Both end in a `StepSeries`, whose steady steps are 
 from tilecast.logs.formats import NAMES, TEXT_FORMATS
 from tilecast.logs.reading import MAX_BYTES, read_log
 from tilecast.logs.steps import LoggedRun
-from tilecast.logs.text import find_logged_run
+from tilecast.logs.text import find_logged_run, split_lines
 
-__all__ = ["MAX_BYTES", "NAMES", "TEXT_FORMATS", "LoggedRun", "find_logged_run", "read_log"]
+__all__ = ["MAX_BYTES", "NAMES", "TEXT_FORMATS", "LoggedRun", "find_logged_run", "read_log", "split_lines"]

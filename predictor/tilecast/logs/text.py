@@ -142,3 +142,10 @@ def iterate_lines(path: Path) -> Iterator[str]:
                 yield line[:MAX_LINE].decode("utf-8", "replace")
         if rest:
             yield rest.decode("utf-8", "replace")
+
+
+def split_lines(content: bytes) -> Iterator[str]:
+    """Yield the lines of a log that is in memory, as `iterate_lines` does for a file."""
+    for line in content.replace(b"\r", b"\n").split(b"\n"):
+        if line:
+            yield line[:MAX_LINE].decode("utf-8", "replace")

@@ -15,6 +15,8 @@ class BatchJob(JobKind):
     kind = "Job"
     plural = "jobs"
     api_version = "batch/v1"
+    pod_label = "batch.kubernetes.io/job-name"
+    pod_names = "$name(-[0-9]+)?-[a-z0-9]{5}"
     finished = ("Complete", "Failed")
     placed_by = "pod template"
     resized_by = "Indexed Jobs whose completions equal their parallelism"

@@ -18,6 +18,8 @@ class JobSet(JobKind):
     kind = "JobSet"
     plural = "jobsets"
     api_version = "jobset.x-k8s.io/v1alpha2"
+    pod_label = "jobset.sigs.k8s.io/jobset-name"
+    pod_names = "$name-($groups)-[0-9]+-[0-9]+-[a-z0-9]{5}"
     finished = ("Completed", "Failed")
     tested = "0.12"
     placed_by = "pod templates of replicated jobs with GPUs"

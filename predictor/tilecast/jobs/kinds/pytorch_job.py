@@ -20,6 +20,8 @@ class PyTorchJob(JobKind):
     kind = "PyTorchJob"
     plural = "pytorchjobs"
     api_version = "kubeflow.org/v1"
+    pod_label = "training.kubeflow.org/job-name"
+    pod_names = "$name-(master|worker)-[0-9]+"
     finished = ("Succeeded", "Failed")
     suspend = ("spec", "runPolicy", "suspend")
     processes = ("spec", "nprocPerNode")

@@ -1,0 +1,85 @@
+"""What DCGM measures of the GPUs of a job, in the metrics of dcgm-exporter that Prometheus has.
+
+One query asks for all of it. The pods are found by their names, so that it needs no right on pods.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from string import Template
+from typing import Any
+
+from tilecast.api.base import round_to_six_digits
+from tilecast.jobs import Job
+
+WINDOW = "10m"
+"""Time over which a query aggregates."""
+MIB = 1 << 20
+MAX_MIB = 1 << 24
+MAX_W = 10_000.0
+_NAME = re.compile(r"[a-z0-9]([-.a-z0-9]*[a-z0-9])?")
+QUERIES: Mapping[str, str] = {
+    "memory": "max(max_over_time(DCGM_FI_DEV_FB_USED{%s}[%s]))",
+    "tensor": "avg(avg_over_time(DCGM_FI_PROF_PIPE_TENSOR_ACTIVE{%s}[%s]))",
+    "power": "avg(avg_over_time(DCGM_FI_DEV_POWER_USAGE{%s}[%s]))",
+}
+"""Query of each value: MiB of the fullest GPU, share of cycles, watts of a GPU."""
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceUse:
+    """Memory, activity and power of a job's GPUs at one time."""
+
+    memory_bytes: int | None
+    tensor_ratio: float | None
+    power_w: float | None
+    time: str
+
+
+def make_query(selector: str, job: Job) -> str | None:
+    """Return the query for the GPUs of a job's pods. Return None if the names of its pods are not known.
+
+    Args:
+        selector: labels of the metrics, with `$namespace` and `$pods`.
+        job: the job.
+    """
+    pattern, groups = job.kind.pod_names, list[str]()
+    if has_groups := "$groups" in pattern:
+        groups = [item.name for item in job.pods if item.gpus] or [item.name for item in job.pods]
+    names = [job.name, *groups]
+    is_known = bool(groups) if has_groups else bool(pattern)
+    if not selector or not is_known or not all(map(_NAME.fullmatch, (job.namespace, *names))):
+        return None
+    # A dot in a name is a character of its own; a backslash would have to be escaped twice.
+    literal = [name.replace(".", "[.]") for name in names]
+    pods = Template(pattern).substitute(name=literal[0], groups="|".join(literal[1:]))
+    labels = Template(selector).safe_substitute(namespace=job.namespace, pods=pods)
+    parts = (f'label_replace({text % (labels, WINDOW)}, "value", "{name}", "", "")' for name, text in QUERIES.items())
+    return " or ".join(parts)
+
+
+def parse_use(outcome: Any, time: str) -> DeviceUse | None:
+    """Return the values in a response to the query of `make_query`. Return None if it has none that can be."""
+    try:
+        found = {str(item["metric"]["value"]): float(item["value"][1]) for item in outcome["data"]["result"]}
+    except (KeyError, TypeError, ValueError, IndexError):
+        return None
+    memory = _take(found, "memory", lambda value: 0 < value <= MAX_MIB)
+    tensor = _take(found, "tensor", lambda value: 0 <= value <= 1)
+    power = _take(found, "power", lambda value: 0 < value <= MAX_W)
+    if memory is None and tensor is None and power is None:
+        return None
+    return DeviceUse(
+        None if memory is None else round(memory * MIB),
+        None if tensor is None else round(tensor, 4),
+        None if power is None else round_to_six_digits(power),
+        time,
+    )
+
+
+def _take(found: Mapping[str, float], name: str, is_sound: Callable[[float], bool]) -> float | None:
+    value = found.get(name, math.nan)
+    return value if is_sound(value) else None

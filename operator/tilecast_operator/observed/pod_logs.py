@@ -1,0 +1,149 @@
+"""Measure the step of a job from the log of one of its pods, within bounds.
+
+Of a long log the beginning and the end are read: programs print their arguments first. The process that prints steps is
+of rank 0 in most programs, and the last one in Megatron-LM.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import chain
+
+from tilecast.api.fields import as_mapping, mappings_in
+from tilecast.jobs.interface import JobKind
+from tilecast.jobs.quantities import count_or_default, count_pod_gpus, count_requested_gpus
+from tilecast.logs import TEXT_FORMATS, LoggedRun, find_logged_run, split_lines
+from tilecast_operator.kube.kinds import Document
+from tilecast_operator.observed.reports import LOG, StepReport, require_positive
+
+HEAD_BYTES = 1 << 16
+"""Bytes that are read of the beginning of a log."""
+TAIL_BYTES = 1 << 17
+"""Most bytes that are read of the end of a log."""
+TAIL_LINES = 500
+MAX_PODS = 500
+"""Pods of a job that are listed. Of a job with more, the GPUs are not counted, and the last pod is not known."""
+INDEX_LABELS = (
+    "jobset.sigs.k8s.io/job-index",
+    "batch.kubernetes.io/job-completion-index",
+    "training.kubeflow.org/replica-index",
+)
+"""Labels with the number of a pod, the most significant first."""
+_ROLE = "training.kubeflow.org/replica-type"
+_GROUP = "jobset.sigs.k8s.io/replicatedjob-name"
+_LAUNCHER = "launcher"
+"""Name of the group whose pod prints what all ranks print, in TrainJobs and JobSets that use MPI."""
+_CONTAINER = "kubectl.kubernetes.io/default-container"
+
+
+@dataclass(frozen=True, slots=True)
+class LoggingPod:
+    """Pod whose log may have the steps of a job."""
+
+    name: str
+    container: str
+    node: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class JobPods:
+    """Pods of a job that run."""
+
+    candidates: Sequence[LoggingPod]
+    """Pod of rank 0, last pod and launcher, as far as they have started."""
+    gpus: int | None
+    """GPUs of all pods of the job. None if they are not known."""
+
+
+def make_list_query(kind: JobKind, name: str) -> dict[str, str]:
+    """Return the query that lists the pods of a job."""
+    return {"labelSelector": f"{kind.pod_label}={name}", "limit": str(MAX_PODS)}
+
+
+def make_log_query(container: str, *, is_tail: bool) -> dict[str, str]:
+    """Return the query that reads the beginning or the end of a container's log."""
+    if is_tail:
+        return {"container": container, "tailLines": str(TAIL_LINES), "limitBytes": str(TAIL_BYTES)}
+    return {"container": container, "limitBytes": str(HEAD_BYTES)}
+
+
+def find_pods(page: Document, uid: str) -> JobPods:
+    """Return the pods of a job that have not ended: the GPUs of all, and whose logs to read.
+
+    Args:
+        page: list of the pods with the job's label.
+        uid: UID of the job. A pod that names another owner of the job's kind is left out.
+    """
+    pods = [item for item in mappings_in(page.get("items")) if _get_phase(item) not in ("Succeeded", "Failed")]
+    pods = sorted((item for item in pods if _may_belong(item, uid)), key=_rank_pod)
+    is_whole = not as_mapping(page.get("metadata")).get("continue")
+    running = [item for item in pods if _get_phase(item) == "Running"]
+    started = [item for item in running if count_pod_gpus(item)]
+    chosen = started[:1] + (started[1:][-1:] if is_whole else [])
+    chosen += [item for item in running if _is_launcher(item) and not count_pod_gpus(item)][:1]
+    gpus = sum(count_pod_gpus(item) for item in pods) if is_whole else None
+    return JobPods([_read_pod(item) for item in chosen], gpus)
+
+
+def read_run(heads: Sequence[bytes], tail: bytes) -> LoggedRun | None:
+    """Return the run in the beginnings of logs, and in the end of the one that has steps. None without steps.
+
+    Args:
+        heads: beginnings, that of rank 0 first. If there are several, only the last one has steps.
+        tail: end of the last log; empty if its beginning is all of it.
+    """
+    parts = [_cut_line(head, HEAD_BYTES) for head in heads] + [_cut_line(tail, TAIL_BYTES)]
+    return find_logged_run(chain.from_iterable(map(split_lines, parts)), TEXT_FORMATS)
+
+
+def make_report(run: LoggedRun, node: str | None, gpus: int | None) -> StepReport:
+    """Return the report of a run that a pod on `node` has logged. `gpus` is the number of GPUs of the job's pods.
+
+    Raises:
+        RefusedReport: the step is no time.
+    """
+    return StepReport(require_positive(run.seconds), LOG, node=node, gpus=gpus or run.gpus or None, plan=run.plan)
+
+
+def _get_phase(pod: Document) -> object:
+    return as_mapping(pod.get("status")).get("phase")
+
+
+def _is_launcher(pod: Document) -> bool:
+    return as_mapping(as_mapping(pod.get("metadata")).get("labels")).get(_GROUP) == _LAUNCHER
+
+
+def _may_belong(pod: Document, uid: str) -> bool:
+    """Return whether a pod's controller is the job, or a Job that the job has made."""
+    owners = mappings_in(as_mapping(pod.get("metadata")).get("ownerReferences"))
+    owner = next((item for item in owners if item.get("controller") is True), None)
+    return owner is not None and (owner.get("uid") == uid or owner.get("kind") == "Job")
+
+
+def _rank_pod(pod: Document) -> tuple[bool, list[int], str]:
+    metadata = as_mapping(pod.get("metadata"))
+    labels = as_mapping(metadata.get("labels"))
+    indices = [count_or_default(labels.get(name), 0) for name in INDEX_LABELS]
+    return labels.get(_ROLE, "master") != "master", indices, str(metadata.get("name"))
+
+
+def _read_pod(pod: Document) -> LoggingPod:
+    metadata, spec = as_mapping(pod.get("metadata")), as_mapping(pod.get("spec"))
+    containers = mappings_in(spec.get("containers"))
+    names = [str(item.get("name")) for item in containers]
+    most = max(containers, key=lambda item: count_requested_gpus(as_mapping(item.get("resources"))))
+    default = as_mapping(metadata.get("annotations")).get(_CONTAINER)
+    node = spec.get("nodeName")
+    return LoggingPod(
+        str(metadata.get("name")),
+        str(default) if default in names else str(most.get("name")),
+        node if isinstance(node, str) else None,
+    )
+
+
+def _cut_line(content: bytes, limit: int) -> bytes:
+    """Return a part of a log without its last line, if the limit may have cut that line."""
+    if len(content) < limit:
+        return content
+    return content[: max(content.rfind(b"\n"), content.rfind(b"\r")) + 1]
