@@ -74,6 +74,9 @@ class Framework:
     freed, and freed by the update."""
     shards_gradients: bool
     """Whether a rank keeps only its part of the gradients under ZeRO 2. Each micro-batch scatters them in any case."""
+    sums_in_pipelines: bool
+    """Whether each stage of a pipeline sums the gradients of all micro-batches whole and exchanges them once a step, at
+    any ZeRO stage."""
     reshards_weights: bool
     """Whether ZeRO 2 gathers weights before every forward pass, rather than once after the update of the step."""
     bucket_elements: float
@@ -280,6 +283,11 @@ def attention_choices(workload: Workload) -> tuple[AttentionChoice, ...]:
 def gradient_bytes(workload: Workload) -> float:
     """Return the bytes of a gradient that is summed over micro-batches, held and sent."""
     return 4.0 if not workload.is_mixed or find_framework(workload).has_fp32_gradients(workload) else 2.0
+
+
+def sums_whole_gradients(workload: Workload, plans: Plans) -> npt.NDArray[np.bool_]:
+    """Return whether each plan sums whole gradients and exchanges them once a step, at any ZeRO stage, (n,)."""
+    return np.asarray((plans.pipeline > 1) & find_framework(workload).sums_in_pipelines)
 
 
 def holds_fp8_weights_only(workload: Workload) -> bool:
