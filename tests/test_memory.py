@@ -68,6 +68,18 @@ def test_model_states_are_those_of_zero(zero_stage: int, bytes_per_parameter: fl
     assert states == pytest.approx(bytes_per_parameter * zoo.count_parameters(workload), rel=1e-6)
 
 
+def test_a_pipeline_of_pytorch_holds_whole_gradients() -> None:
+    """Its stages sum the gradients of all micro-batches before they reduce them; other pipelines keep a share."""
+    plan = Plan(data=8, pipeline=4, zero_stage=2, gradient_accumulation=8)
+    held = {}
+    for framework in ("torchtitan", None):
+        workload = Workload(
+            zoo.find_preset("gpt2-xl"), 1024, 64, "bf16", framework=framework, gradient_precision="fp32"
+        )  # type: ignore[arg-type]
+        held[framework] = float(bill(workload, plan).gradients[0])
+    assert held["torchtitan"] == pytest.approx(8 * held[None])
+
+
 def test_fp32_adam_takes_sixteen_bytes_a_parameter_and_momentum_twelve() -> None:
     for optimizer, each in (("adam", 16.0), ("momentum", 12.0)):
         workload = Workload(zoo.find_preset("resnet-50"), 1, 8, "fp32", optimizer=optimizer)  # type: ignore[arg-type]

@@ -185,6 +185,31 @@ def test_fsdp_gathers_for_every_micro_batch_under_zero_2() -> None:
         assert four["communication"] == pytest.approx((1 + again) * once["communication"], rel=0.03)
 
 
+@pytest.mark.parametrize("stage", [2, 3])
+def test_a_pipeline_of_pytorch_exchanges_gradients_once(stage: int) -> None:
+    """Its stages sum whole gradients and reduce them with the last micro-batch; other pipelines do so with each one."""
+    plan, slow = Plan(data=8, pipeline=2, micro_batch=1, zero_stage=stage), pool("h100-sxm", intra="ethernet-25")
+    more = {}
+    for framework in ("torchtitan", None):
+        job = replace(JOB, framework=framework)
+        four, eight = (
+            seconds(job, replace(plan, gradient_accumulation=count), slow)["communication"] for count in (4, 8)
+        )
+        more[framework] = eight / four - 1
+    # Sends between stages, and weights under ZeRO 3, still cost each micro-batch the same.
+    assert more["torchtitan"] < (0.2 if stage == 2 else 0.95) < more[None]
+
+
+def test_virtual_stages_of_pytorch_hide_gradients_behind_those_before() -> None:
+    """Under ZeRO 2 with virtual stages the exchange of a piece waits no longer than under ZeRO 1."""
+    job = replace(JOB, framework="torchtitan")
+    plan = Plan(data=8, pipeline=4, virtual_stages=4, micro_batch=1, gradient_accumulation=8)
+    first, second = (
+        seconds(job, replace(plan, zero_stage=stage), pool("h100-sxm"))["communication"] for stage in (1, 2)
+    )
+    assert second == pytest.approx(first)
+
+
 def test_weights_in_fp8_alone_are_gathered_so() -> None:
     """NeMo gathers one byte of each updated weight of the layers, as --fp8-param-gather says; Megatron-LM two."""
     plans, where = Plans.from_plans(Plan(data=16, zero_stage=1)), pool("h100-sxm")

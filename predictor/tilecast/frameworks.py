@@ -74,6 +74,9 @@ class Framework:
     freed, and freed by the update."""
     shards_gradients: bool
     """Whether a rank keeps only its part of the gradients under ZeRO 2. Each micro-batch scatters them in any case."""
+    sums_in_pipelines: bool
+    """Whether each stage of a pipeline sums the gradients of all micro-batches whole and exchanges them once a step, at
+    any ZeRO stage."""
     reshards_weights: bool
     """Whether ZeRO 2 gathers weights before every forward pass, rather than once after the update of the step."""
     bucket_elements: float
@@ -288,6 +291,11 @@ def frozen_weight_bits(workload: Workload) -> float:
     The scales of INT8, an FP32 number for each row of a weight (bitsandbytes, nn/modules.py Int8Params), are left out.
     """
     return find_framework(workload).quantized_bits if workload.frozen_bits < 8 else float(workload.frozen_bits)
+
+
+def sums_whole_gradients(workload: Workload, plans: Plans) -> npt.NDArray[np.bool_]:
+    """Return whether each plan sums whole gradients and exchanges them once a step, at any ZeRO stage, (n,)."""
+    return np.asarray((plans.pipeline > 1) & find_framework(workload).sums_in_pipelines)
 
 
 def holds_fp8_weights_only(workload: Workload) -> bool:

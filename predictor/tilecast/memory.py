@@ -443,7 +443,8 @@ def _state_bytes(workload: Workload, sharded: ShardedGraph, plans: Plans, gpu: G
     gradients = bucketed = optimizer = update = zero
     offloads = workload.offload == "parameters"
     if workload.training and not offloads:
-        gradients = spread(framework.gradients_stage) * trainable * per_parameter.gradient
+        summed = frameworks.sums_whole_gradients(workload, plans)
+        gradients = np.where(summed, parameters, spread(framework.gradients_stage)) * trainable * per_parameter.gradient
         copied = (plans.replicas > 1) & (plans.zero_stage == 0)
         bucketed = np.where(copied, framework.gradient_copies - 1.0, 0.0) * gradients
         gradients = gradients + bucketed

@@ -141,7 +141,7 @@ class _CalibrationCorrections(Columns):
 class _SharedSeconds:
     """Seconds that plans share if they differ only in ZeRO stage and virtual stages, for n such groups of plans.
 
-    A matrix (4, n) or (6, n) has the rows of `replica_seconds`.
+    A matrix (4, n), (6, n) or (7, n) has the rows of `replica_seconds`.
     """
 
     micro: MicroBatch
@@ -282,9 +282,8 @@ class Steps:
         plans, (some, place) = self.plans.take(rows), self.inputs.rows_of(rows)
         shared = self._shared_seconds(some, interleaves=bool((plans.virtual_stages > 1).any()))
         stage = np.minimum(np.maximum(plans.zero_stage, 0), 3)  # a table may state any number
-        updated, staged = (
-            row * len(shared.launch_s) + place for row in (stage, find_zero_rows(stage, plans.virtual_stages))
-        )
+        zero_row = find_zero_rows(stage, plans.virtual_stages, len(shared.exposed_s))
+        updated, staged = (row * len(shared.launch_s) + place for row in (stage, zero_row))
         micro, repeats = shared.micro.stage_seconds().take(place), plans.gradient_accumulation.astype(float)
         straggler = self.straggler.take(some).take(place)
         sends_s = self.boundary_s.take(some).take(place) * plans.virtual_stages

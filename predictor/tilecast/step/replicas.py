@@ -245,6 +245,8 @@ class _Passes:
     """1 if the passes hide collectives below ZeRO 3, else 0."""
     reshards: npt.NDArray[np.bool_]
     """Whether every micro-batch gathers the weights under ZeRO 2."""
+    scatters: Ints
+    """Number of micro-batches that scatter gradients under ZeRO 2 and 3."""
 
 
 def replica_seconds(
@@ -252,13 +254,14 @@ def replica_seconds(
 ) -> tuple[Floats, Floats]:
     """Return the seconds of exposed and of hidden communication of replicas at the ZeRO stages 0 to 3, (4, n) each.
 
-    With `interleaves`, the seconds at ZeRO 0 and 1 with virtual stages follow, (6, n) each; `find_zero_rows` says which
-    row is a plan's. The ZeRO and virtual stages of the plans are ignored. With interleaved stages, p micro-batches run
-    through a piece of the model before they run through the next piece. So the gradients of a piece are summed while p
-    micro-batches run backward through the pieces before it, and weights are gathered while p run forward
-    (Megatron-Core, pipeline_parallel/schedules.py, forward_backward_pipelining_with_interleaving: grad_sync_func,
-    param_sync_func).
+    With `interleaves`, the seconds at ZeRO 0 and 1 with virtual stages follow, (6, n) each, and those at ZeRO 2 where a
+    stage sums whole gradients, (7, n) each; `find_zero_rows` says which row is a plan's. The ZeRO and virtual stages of
+    the plans are ignored. With interleaved stages, p micro-batches run through a piece of the model before they run
+    through the next piece. So the gradients of a piece are summed while p micro-batches run backward through the pieces
+    before it, and weights are gathered while p run forward (Megatron-Core, pipeline_parallel/schedules.py,
+    forward_backward_pipelining_with_interleaving: grad_sync_func, param_sync_func).
     """
+    sums = frameworks.sums_whole_gradients(workload, plans)
     passes = _Passes(
         plans.gradient_accumulation,
         np.maximum(micro.slowest_s - micro.backward_s, 0.0),
@@ -266,22 +269,24 @@ def replica_seconds(
         1.0,
         float(overlap.hides_gradients(workload)),
         reshards_weights(workload, replace(plans, zero_stage=np.full(len(plans), 2))),
+        np.where(sums, 1, plans.gradient_accumulation) if sums.any() else plans.gradient_accumulation,
     )
     formulas = (_seconds_at_zero_0, _seconds_at_zero_1, _seconds_at_zero_2, _seconds_at_zero_3)
     visible = _Visible.from_passes(passes, sync)
     rows = [formula(passes, sync, visible) for formula in formulas]
     if interleaves:
-        # Under ZeRO 2 and 3 every micro-batch exchanges by itself, whatever the order of micro-batches.
+        # Under ZeRO 2 and 3 every micro-batch exchanges by itself, whatever the order of micro-batches, unless a stage
+        # sums the gradients of all.
         passes = replace(passes, at_once=np.minimum(plans.pipeline, plans.gradient_accumulation))
         visible = _Visible.from_passes(passes, sync)
-        rows += [formula(passes, sync, visible) for formula in formulas[:2]]
+        rows += [formula(passes, sync, visible) for formula in formulas[: 3 if sums.any() else 2]]
     exposed, busy = (np.stack(column) for column in zip(*rows, strict=True))
     return exposed, np.maximum(busy - exposed, 0.0)
 
 
-def find_zero_rows(stage: Ints, virtual_stages: Ints) -> Ints:
-    """Return which row of `replica_seconds` is that of each of n plans from its ZeRO and virtual stages, (n,)."""
-    return stage + 4 * ((virtual_stages > 1) & (stage < 2))
+def find_zero_rows(stage: Ints, virtual_stages: Ints, rows: int) -> Ints:
+    """Return which row of `replica_seconds`, of which there are `rows`, is that of each of n plans, (n,)."""
+    return stage + 4 * ((virtual_stages > 1) & (stage < rows - 4))
 
 
 @dataclass(frozen=True, slots=True)
@@ -321,13 +326,13 @@ def _seconds_at_zero_1(_: _Passes, sync: SyncSeconds, visible: _Visible) -> tupl
 
 
 def _seconds_at_zero_2(passes: _Passes, sync: SyncSeconds, visible: _Visible) -> tuple[Floats, Floats]:
-    """Return the exposed and the total seconds under ZeRO 2, where every micro-batch scatters its gradients."""
+    """Return the exposed and the total seconds under ZeRO 2, where micro-batches scatter their gradients."""
     gathered_s, all_s = visible.updated, sync.updated_s
     if passes.reshards.any():
         each = overlap.exposed_seconds(sync.gather_s, sync.gathered, passes.forward_s)
         gathered_s = np.where(passes.reshards, passes.repeats * each, gathered_s)
         all_s = np.where(passes.reshards, passes.repeats * sync.gather_s, all_s)
-    return passes.repeats * visible.scattered + gathered_s, passes.repeats * sync.scatter_s + all_s
+    return passes.scatters * visible.scattered + gathered_s, passes.scatters * sync.scatter_s + all_s
 
 
 def _seconds_at_zero_3(passes: _Passes, sync: SyncSeconds, _: _Visible) -> tuple[Floats, Floats]:
@@ -340,4 +345,9 @@ def _seconds_at_zero_3(passes: _Passes, sync: SyncSeconds, _: _Visible) -> tuple
     # The last bucket of gradients, which may hold several blocks, comes after the pass.
     last = sync.scatter_s / sync.scattered
     backward = np.maximum(overlap.exposed_seconds(both, sync.gathered, passes.backward_s), last)
-    return passes.repeats * (forward + backward), passes.repeats * (sync.gather_s + both)
+    exposed_s, all_s = passes.repeats * (forward + backward), passes.repeats * (sync.gather_s + both)
+    sums = passes.repeats - passes.scatters
+    if sums.any():
+        alone = overlap.exposed_seconds(sync.gather_s, sync.gathered, passes.backward_s)
+        exposed_s, all_s = exposed_s - sums * (backward - alone), all_s - sums * sync.scatter_s
+    return exposed_s, all_s

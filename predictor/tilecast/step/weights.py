@@ -68,7 +68,8 @@ def weight_copy_bytes(workload: Workload, held: HeldWeights, plans: Plans) -> Fl
     is_widened = workload.is_mixed and gradient == 4.0 and not fused
     converted = np.where(plans.zero_stage < 3, 2.0 + gradient if is_widened else 0.0, 0.0)
     summed = 0.0 if fused else np.where(plans.gradient_accumulation > 1, 3 * gradient, 0.0)
-    sums = np.where(plans.zero_stage >= cells.gradients_stage, held.own * held.trainable, trained) * summed
+    keeps_part = (plans.zero_stage >= cells.gradients_stage) & ~frameworks.sums_whole_gradients(workload, plans)
+    sums = np.where(keeps_part, held.own * held.trainable, trained) * summed
     # Copies out of a gather (read and written) for each pass, and into the scatter, which widens on the way.
     gathered = 2 * gathers_per_micro_batch(workload, plans) * held.gathered_bytes * held.parameters
     scattered = np.where(plans.zero_stage >= 3, workload.weight_bytes + gradient, 0.0)
