@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -45,15 +46,62 @@ printf '%s\\n' "${COMPREPLY[@]}"
         (["fits", "gpt2", "--link", "infiniband-n"], {"infiniband-ndr-4x400", "infiniband-ndr-8x400"}),
         (["show", "gpus", "h200-n"], {"h200-nvl"}),
         (["advise", "gpt2", "--check"], {"--checkpointing"}),
+        (["advise", "gpt2", "--nodes", "clu"], {"cluster.yaml"}),
+        (["advise", "gpt2", "--objective", "co"], {"cost"}),
+        (["advise", "gpt2", "--plan", "t"], {"tp="}),
+        (["advise", "gpt2", "--qui"], {"--quiet"}),
+        (["queue", "jobs.yaml", "--policy", "ma"], {"makespan"}),
+        (["sweep", "gpt2", "--over", "pool.g"], {"pool.gpus="}),
     ],
 )
 def test_bash_completes(scripts: Path, words: list[str], expected: set[str], tmp_path: Path) -> None:
     bash = shutil.which("bash")
     if bash is None:
         pytest.skip("needs bash")
+    (tmp_path / "cluster.yaml").touch()
     command = [bash, "--norc", "-c", COMPLETE, "bash", str(scripts / "bash"), "tilecast", *words]
     done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=tmp_path)
     assert expected <= set(done.stdout.split()), done.stderr
+
+
+ON_ZSH = r"""
+zmodload zsh/zpty
+zpty shell zsh -f -i
+zpty -w shell "PS1=; fpath=($1 \$fpath); autoload -Uz compinit; compinit -u -D; echo READ''Y"
+while zpty -r shell line; do [[ $line == *READY* ]] && break; done
+zpty -w -n shell "$2"$'\t'
+zpty -w shell $'\x01: \x05; echo DON\'\'E'
+while zpty -r shell line; do print -r -- "$line"; [[ $line == *DONE* ]] && break; done
+zpty -d shell
+"""
+"""Script that types a line and a tabulator in an interactive zsh, and then turns the line into a comment."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("advise gpt2 --gpus h100-pcie,p5.48", "h100-pcie,p5.48xlarge"),
+        ("advise gpt2 --baseline h200-n", "h200-nvl"),
+        ("advise gpt2 --nodes clu", "cluster.yaml"),
+        ("advise gpt2 --launch mega", "megatron"),
+        ("advise gpt2 --plan cp=2,t", "cp=2,tp="),
+        ("advise gpt2 --objective co", "cost"),
+        ("queue jobs.yaml --policy ma", "makespan"),
+        ("sweep gpt2 --over pool.g", "pool.gpus="),
+    ],
+)
+def test_zsh_completes(scripts: Path, line: str, expected: str, tmp_path: Path) -> None:
+    zsh = shutil.which("zsh")
+    if zsh is None:
+        pytest.skip("needs zsh")
+    (tmp_path / "_tilecast").write_text((scripts / "zsh").read_text())
+    (tmp_path / "cluster.yaml").touch()
+    (tmp_path / "type").write_text(ON_ZSH)
+    command = [zsh, "-f", str(tmp_path / "type"), str(tmp_path), f"tilecast {line}"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=tmp_path)
+    assert "command not found" not in done.stdout
+    assert f" {expected} " in re.sub(r"\x1b\[[\d;?]*\w", "", done.stdout).replace("\r", " "), done.stdout
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])

@@ -18,7 +18,9 @@ from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 
 from tilecast import __version__, environment
-from tilecast.cli.parser import BAD_INPUT, OneLineErrorParser, write_example
+from tilecast.cli import progress
+from tilecast.cli.parser import BAD_INPUT, OneLineErrorParser, add_quiet_flag, write_example
+from tilecast.cli.screen import mark
 from tilecast.inputs.reading import InputWarning
 from tilecast.spec import SpecError
 
@@ -74,12 +76,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     environment.apply_environment(os.environ)
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("always", InputWarning)
+            warnings.simplefilter("ignore" if options.quiet else "always", InputWarning)
             warnings.showwarning = _print_warning
-            status = run(options)
+            progress.set_quiet(options.quiet)
+            try:
+                status = run(options)
+            finally:
+                progress.end_progress()
         sys.stdout.flush()
     except SpecError as error:
-        print(f"tilecast: {error}", file=sys.stderr)
+        print(f"{mark('tilecast:', 'error', sys.stderr)} {error}", file=sys.stderr)
         return EXIT_BAD_INPUT
     except BrokenPipeError:
         sys.stderr.close()
@@ -102,7 +108,7 @@ def _split_command(given: Sequence[str]) -> tuple[list[str], list[str]]:
 def _print_warning(message: Warning | str, category: type[Warning], *_: object, **__: object) -> None:
     """Print a warning as one line on standard error. It replaces `warnings.showwarning`."""
     text = str(message) if issubclass(category, InputWarning) else f"{category.__name__}: {message}"
-    print(f"tilecast: {text}", file=sys.stderr)
+    print(f"{mark('tilecast:', 'warning', sys.stderr)} {text}", file=sys.stderr)
 
 
 def _configure_streams() -> None:
@@ -127,5 +133,6 @@ def build_parser(names: Sequence[str] = tuple(VERBS)) -> argparse.ArgumentParser
         if verb in names:
             module = import_module(f"tilecast.cli.{verb}")
             module.arguments(one)
+            add_quiet_flag(one)
             one.set_defaults(run=module.run)
     return whole

@@ -17,6 +17,7 @@ from tilecast.advice import Advice, Offer
 from tilecast.api.advice import AdviceDocument
 from tilecast.cli import EXIT_NO_RECOMMENDATION, EXIT_OK
 from tilecast.cli.arguments import add_job_arguments, add_pool_arguments
+from tilecast.cli.screen import write_screen
 from tilecast.hardware import Pool
 from tilecast.inputs.job_options import JobOptions
 from tilecast.inputs.pools import PoolOptions
@@ -89,7 +90,9 @@ def run(options: argparse.Namespace) -> int:
     answer = compute_advice(question)
     try:
         text = _manifest_text(options, answer) if answer.candidates and options.output == "yaml" else None
-        sys.stdout.write(_output_text(options, question, answer) if text is None else text)
+        text = _output_text(options, question, answer) if text is None else text
+        write = write_screen if options.output in ("table", "wide") and not options.launch else sys.stdout.write
+        write(text)
     except SpecError as error:
         raise answer.job.cite_flag(error) from None
     return EXIT_OK if answer.advice.best else EXIT_NO_RECOMMENDATION

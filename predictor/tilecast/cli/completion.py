@@ -9,7 +9,9 @@ from typing import Any
 
 from tilecast import cli, zoo
 from tilecast.hardware import instances, list_gpus, list_links
+from tilecast.plan_columns import BY_FLAG
 from tilecast.spec import SpecError
+from tilecast.sweeps import FIELDS
 
 SHELLS = ("bash", "zsh", "fish")
 
@@ -36,8 +38,13 @@ def run(options: argparse.Namespace) -> int:
         "measured": ("gpus", gpus),
         "link": ("links", links),
         "name": ("names", [*gpus, *presets, *links]),
+        "plan": ("plans", [f"{key}=" for key in BY_FLAG]),
+        "over": ("fields", [f"{field}=" for field in FIELDS]),
     }
     for action in _iterate_actions(whole):
+        if options.shell == "zsh" and isinstance(action.metavar, str):
+            # A colon ends the message of zsh's _arguments, and what follows would run as a command.
+            action.metavar = action.metavar.replace(":", "\\:")
         if action.dest == "job":
             action.complete = _job_completion(" ".join(presets))  # type: ignore[attr-defined]
         elif action.dest in words and action.metavar != "FILE.toml":

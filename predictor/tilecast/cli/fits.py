@@ -7,6 +7,7 @@ import json
 
 from tilecast.cli import EXIT_NO_RECOMMENDATION, EXIT_OK
 from tilecast.cli.arguments import add_job_arguments, add_pool_arguments
+from tilecast.cli.screen import write_screen
 from tilecast.inputs.job_options import JobOptions
 from tilecast.inputs.pools import PoolOptions
 from tilecast.public.advising import AdviceInputs, compute_advice
@@ -24,5 +25,8 @@ def run(options: argparse.Namespace) -> int:
     job = JobOptions.from_values(options.job, vars(options))
     question = AdviceInputs(job, PoolOptions.from_attributes(options), plan=options.plan, seeks_fewest=True)
     fits = Fits.from_advice(compute_advice(question).advice)
-    print(json.dumps(fits.to_dict(), indent=2) if options.output == "json" else fits)
+    if options.output == "json":
+        print(json.dumps(fits.to_dict(), indent=2))
+    else:
+        write_screen(f"{fits}\n")
     return EXIT_OK if fits else EXIT_NO_RECOMMENDATION

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import argparse
 import re
+import sys
 from collections.abc import Iterator, Mapping
 from difflib import get_close_matches
 from typing import NoReturn
+
+from tilecast.cli.screen import mark
 
 BAD_INPUT = 2
 """Exit status of a command line that cannot be parsed."""
@@ -26,6 +29,18 @@ _EXAMPLES: Mapping[str, str] = {
 """Arguments of an example of each verb that needs some."""
 
 
+def add_quiet_flag(parser: argparse.ArgumentParser) -> None:
+    """Add `--quiet` to the parser of a verb and to its subparsers."""
+    kinds = [action for action in parser._actions if isinstance(action, argparse._SubParsersAction)]
+    below = [one for kind in kinds for one in kind.choices.values()]
+    # A subparser's default would overwrite what stands before its name.
+    parser.set_defaults(quiet=False)
+    for one in (parser, *below):
+        one.add_argument(
+            "--quiet", action="store_true", default=argparse.SUPPRESS, help="no progress and no warnings, errors alone"
+        )
+
+
 def write_example(verb: str) -> str:
     """Return an example of a verb's command line."""
     return f"tilecast {verb} {_EXAMPLES[verb]}"
@@ -35,7 +50,7 @@ class OneLineErrorParser(argparse.ArgumentParser):
     """Argument parser that reports an error on one line, with a remedy."""
 
     def error(self, message: str) -> NoReturn:
-        self.exit(BAD_INPUT, f"tilecast: {self._reword(message)}\n")
+        self.exit(BAD_INPUT, f"{mark('tilecast:', 'error', sys.stderr)} {self._reword(message)}\n")
 
     def _reword(self, message: str) -> str:
         """Return argparse's message as `argument: problem; remedy`."""

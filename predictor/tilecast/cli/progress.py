@@ -1,30 +1,98 @@
-"""A progress bar for long computations."""
+"""Progress of long computations, on standard error if it is a terminal."""
 
 from __future__ import annotations
 
 import sys
-import time
 from collections.abc import Iterator, Sequence
-from typing import TypeVar
+from contextlib import contextmanager
+from threading import Timer
+from typing import TYPE_CHECKING, TypeVar
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.progress import Progress
 
 PATIENCE_S = 2.0
 """Seconds after which a bar is shown."""
 
 ItemT = TypeVar("ItemT")
 
+_state: dict[str, bool] = {"is_quiet": False}
+_shown: list[tuple[Timer, Progress]] = []
+"""Bars that have not ended."""
+
+
+def set_quiet(is_quiet: bool) -> None:
+    """Show no progress from now on, or show it again."""
+    _state["is_quiet"] = is_quiet
+
 
 def track_progress(items: Sequence[ItemT], label: str) -> Iterator[ItemT]:
-    """Yield the items. After `PATIENCE_S` seconds, show a progress bar on standard error if it is a terminal."""
-    if not sys.stderr.isatty():
+    """Yield the items. After `PATIENCE_S` seconds, show a bar with the time left on a terminal's standard error."""
+    if not _is_shown():
         yield from items
         return
-    from rich.console import Console
-    from rich.progress import Progress
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-    began = time.monotonic()
-    with Progress(console=Console(stderr=True), transient=True, disable=False, auto_refresh=False) as bar:
-        task = bar.add_task(label, total=len(items), visible=False)
-        for done, item in enumerate(items):
-            if time.monotonic() - began > PATIENCE_S:
-                bar.update(task, completed=done, visible=True, refresh=True)
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(elapsed_when_finished=True),
+        TextColumn("left"),
+    )
+    with _show_late(Progress(*columns, console=_console(), transient=True, redirect_stdout=False)) as bar:
+        task = bar.add_task(label, total=len(items))
+        for item in items:
             yield item
+            bar.advance(task)
+
+
+@contextmanager
+def show_wait(label: str) -> Iterator[None]:
+    """Show a label and the time that has passed while the body runs, of which nobody knows how long it takes."""
+    if not _is_shown():
+        yield
+        return
+    from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+    columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
+    with _show_late(Progress(*columns, console=_console(), transient=True, redirect_stdout=False)) as bar:
+        bar.add_task(label, total=None)
+        yield
+
+
+def end_progress() -> None:
+    """Remove all bars from the terminal. An error leaves them there if whoever drew items did not take all."""
+    while _shown:
+        timer, bar = _shown.pop()
+        timer.cancel()
+        timer.join()
+        bar.stop()
+
+
+def _is_shown() -> bool:
+    return sys.stderr.isatty() and not _state["is_quiet"]
+
+
+def _console() -> Console:
+    from rich.console import Console
+
+    return Console(stderr=True)
+
+
+@contextmanager
+def _show_late(bar: Progress) -> Iterator[Progress]:
+    """Show a bar while the body runs, but not in its first `PATIENCE_S` seconds."""
+    timer = Timer(max(PATIENCE_S, 0.0), bar.start)
+    timer.daemon = True
+    _shown.append((timer, bar))
+    timer.start()
+    try:
+        yield bar
+    finally:
+        if (timer, bar) in _shown:
+            _shown.remove((timer, bar))
+            timer.cancel()
+            timer.join()
+            bar.stop()

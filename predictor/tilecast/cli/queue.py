@@ -7,6 +7,8 @@ import sys
 
 from tilecast.cli import EXIT_NO_RECOMMENDATION, EXIT_OK
 from tilecast.cli.arguments import add_pool_arguments
+from tilecast.cli.progress import track_progress
+from tilecast.cli.screen import write_screen
 from tilecast.inputs.pools import PoolOptions
 from tilecast.inputs.queue import read_documents
 from tilecast.planner.policies import POLICIES
@@ -62,10 +64,12 @@ def run(options: argparse.Namespace) -> int:
             options.what_if,
             options.at,
             [] if options.if_submitted is None else read_documents(options.if_submitted),
-        )
+        ),
+        track_progress,
     )
     if not isinstance(result, QueueScreen):
         sys.stdout.write(render.empty_queue_text(result, options.output))
         return EXIT_NO_RECOMMENDATION
-    sys.stdout.write(render.FORMATS[options.output](result))
+    write = write_screen if options.output == "table" else sys.stdout.write
+    write(render.FORMATS[options.output](result))
     return EXIT_OK

@@ -7,6 +7,8 @@ import sys
 
 from tilecast.cli import EXIT_NO_RECOMMENDATION, EXIT_OK
 from tilecast.cli.arguments import add_pool_arguments
+from tilecast.cli.progress import track_progress
+from tilecast.cli.screen import write_screen
 from tilecast.inputs.pools import PoolOptions
 from tilecast.inputs.scan import read_scanned_jobs
 from tilecast.public.scanning import LEAST_SAVING, JobScanner
@@ -46,14 +48,15 @@ def run(options: argparse.Namespace) -> int:
     scanner = JobScanner.from_options(
         PoolOptions.from_attributes(options), options.least_saving / 100, lenient=options.lenient
     )
-    found = scanner.scan(given.jobs)
+    found = scanner.scan(given.jobs, track_progress)
     texts = {
         "table": lambda: rendered.format_scan_table(found.rows),
         "csv": lambda: rendered.format_scan_csv(found.rows),
         "json": lambda: rendered.format_scan_json(found.rows, found.searches),
         "html": lambda: rendered.format_scan_html(found.rows),
     }
-    sys.stdout.write(texts[options.output]())
+    write = write_screen if options.output == "table" else sys.stdout.write
+    write(texts[options.output]())
     if options.exit_zero:
         return EXIT_OK
     if options.strict and (found.has_unread or given.unread_files):

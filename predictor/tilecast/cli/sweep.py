@@ -10,6 +10,7 @@ from pathlib import Path
 from tilecast.cli import EXIT_NO_RECOMMENDATION, EXIT_OK
 from tilecast.cli.arguments import add_job_arguments, add_pool_arguments
 from tilecast.cli.progress import track_progress
+from tilecast.cli.screen import write_screen
 from tilecast.inputs.job_options import JobOptions
 from tilecast.inputs.pools import PoolOptions
 from tilecast.public.sweeping import run_sweep
@@ -59,7 +60,8 @@ def run(options: argparse.Namespace) -> int:
         _write_chart(picture, render.sweep_chart(over.field, unit, rows, options.plot))
         print(f"wrote {picture}")
     else:
-        sys.stdout.write(_TEXTS[options.output](over.field, unit, rows))
+        write = write_screen if options.output in ("table", "wide") else sys.stdout.write
+        write(_TEXTS[options.output](over.field, unit, rows))
     return EXIT_OK if any(row.best for row in rows) else EXIT_NO_RECOMMENDATION
 
 

@@ -6,6 +6,7 @@ import argparse
 from pathlib import Path
 
 from tilecast.cli import EXIT_OK
+from tilecast.cli.progress import show_wait
 from tilecast.inputs.job import read_onnx
 from tilecast.spec import SpecError
 from tilecast.zoo.traced import document
@@ -22,11 +23,13 @@ def run(options: argparse.Namespace) -> int:
     from tilecast.zoo.traced import torch_export
 
     if options.target.endswith(".onnx"):
-        text = document.write(read_onnx(options.target, options.seq))
+        with show_wait(f"reading {options.target}"):
+            text = document.write(read_onnx(options.target, options.seq))
     elif options.seq is not None:
         raise SpecError("--seq", "is for an ONNX file", "give example inputs of that length")
     else:
-        text = document.write(torch_export.trace(options.target))
+        with show_wait(f"tracing {options.target}"):
+            text = document.write(torch_export.trace(options.target))
     try:
         options.output.write_text(text, encoding="utf-8")
     except OSError as error:

@@ -16,6 +16,7 @@ from tilecast.api.fields import as_mapping, value_at_path
 from tilecast.hardware import Pool
 from tilecast.inputs.manifest import read_described_spec
 from tilecast.inputs.reading import metadata_name, read_text
+from tilecast.inputs.tracking import Track, without_progress
 from tilecast.jobs import Priorities, PriorityClass, kueue
 from tilecast.jobs.candidates import build_job_request as narrowed
 from tilecast.jobs.candidates import find_candidates
@@ -157,10 +158,11 @@ class JobQueueReader:
     """Devices that ResourceSlices publish, by pool; None if no nodes are given."""
     _priced: dict[object, tuple[JobOption, ...]] = field(default_factory=dict)
 
-    def read(self) -> ReadQueue:
-        """Return the jobs of the queue that have not finished."""
+    def read(self, track: Track = without_progress) -> ReadQueue:
+        """Return the jobs of the queue that have not finished. `track` may show the progress over the jobs."""
         results, refused, quotas = list[QueuedJob](), list[UnplannedJob](), dict[str, dict[str, int]]()
-        for document, name in zip(self.documents.jobs, _unique_names(self.documents.jobs), strict=True):
+        named = tuple(zip(self.documents.jobs, _unique_names(self.documents.jobs), strict=True))
+        for document, name in track(named, "jobs"):
             try:
                 job = self._read_document(document, name, quotas)
             except SpecError as error:

@@ -13,10 +13,11 @@ from tilecast.inputs import pools as pool_inputs
 from tilecast.inputs.pools import PoolOptions
 from tilecast.inputs.queue import JobQueueReader, QueueDocuments, ReadQueue
 from tilecast.inputs.reading import parse_seconds
+from tilecast.inputs.tracking import Track, without_progress
 from tilecast.planner.entries import enter_job
 from tilecast.planner.options import build_capacity
 from tilecast.planner.problem import QueueProblem, UnplannedJob
-from tilecast.planner.solver import solve
+from tilecast.planner.solver import QueueSolution, solve
 from tilecast.planner.totals import QueueReport, build_report
 from tilecast.render.queue import NodeChange, QueueScreen
 from tilecast.spec import SpecError
@@ -42,8 +43,12 @@ class QueueInputs:
     """One more job, and objects that it refers to; empty if nobody asks."""
 
 
-def plan_queue(inputs: QueueInputs) -> QueueScreen | tuple[UnplannedJob, ...]:
+def plan_queue(inputs: QueueInputs, track: Track = without_progress) -> QueueScreen | tuple[UnplannedJob, ...]:
     """Return the plan of a queue. If no job can be planned, return the refused jobs with reasons.
+
+    Args:
+        inputs: the jobs, the pools and options.
+        track: shows progress over the jobs, which are priced, and then over the plans.
 
     Raises:
         SpecError: the jobs, the pools or an option cannot be read.
@@ -58,7 +63,7 @@ def plan_queue(inputs: QueueInputs) -> QueueScreen | tuple[UnplannedJob, ...]:
         documents, new = documents.split_off(inputs.if_submitted)
     labels, devices = pool_inputs.read_node_labels(inputs.pools), pool_inputs.read_devices(inputs.pools)
     reader = JobQueueReader(documents, widest, labels, _parse_time(inputs.at), devices)
-    read = reader.read()
+    read = reader.read(track)
     one_more = None
     if new is not None:
         quotas = {pool: dict(known) for pool, known in read.quotas.items()}
@@ -66,11 +71,16 @@ def plan_queue(inputs: QueueInputs) -> QueueScreen | tuple[UnplannedJob, ...]:
         read = replace(read, quotas=quotas)
     held_gpus = documents.count_held_gpus(pool_inputs.pools_by_node(inputs.pools)) if documents.pods else {}
     problem = _queue_problem(read, pools, horizon, held_gpus)
-    solution = solve(problem, inputs.policy, order=inputs.order)
-    unplanned = (*read.unplanned, *solution.refused)
-    if not solution.option:
+    orders = (inputs.order, "free" if inputs.order == "kueue" else "kueue")
+    solved = list[QueueSolution]()
+    for order in track(orders, "plans"):
+        solved.append(solve(problem, inputs.policy, order=order))
+        if not solved[0].option:
+            break
+    unplanned = (*read.unplanned, *solved[0].refused)
+    if not solved[0].option:
         return unplanned
-    other = solve(problem, inputs.policy, order="free" if inputs.order == "kueue" else "kueue")
+    solution, other = solved
     what_if = _plan_with_changes(problem, pools, changed, inputs, solution.columns.problem.jobs)
     submitted = None if one_more is None else enter_job(solution, one_more)
     return QueueScreen(build_report(solution), unplanned, what_if, build_report(other, has_payers=False), submitted)

@@ -18,6 +18,7 @@ from tilecast.inputs.job_options import JobOptions
 from tilecast.inputs.pools import PoolOptions
 from tilecast.inputs.reading import metadata_name
 from tilecast.inputs.scan import ScannedJob
+from tilecast.inputs.tracking import Track, without_progress
 from tilecast.jobs import Pods
 from tilecast.jobs.candidates import find_selected_pools
 from tilecast.jobs.interface import read_pod_template
@@ -117,9 +118,9 @@ class JobScanner:
         labels, devices = pool_inputs.read_node_labels(options), pool_inputs.read_devices(options)
         return cls(pools, labels, devices, least_saving, lenient)
 
-    def scan(self, jobs: Sequence[ScannedJob]) -> Scan:
-        """Return the rows of jobs, sorted by saving."""
-        rows = [self._scan_job(job) for job in jobs]
+    def scan(self, jobs: Sequence[ScannedJob], track: Track = without_progress) -> Scan:
+        """Return the rows of jobs, sorted by saving. `track` may show the progress over the jobs."""
+        rows = [self._scan_job(job) for job in track(jobs, "jobs")]
         order = {"better": 0, "doesNotRun": 1, "good": 2, "notRead": 3}
         rows.sort(
             key=lambda row: (

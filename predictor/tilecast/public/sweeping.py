@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 
 from tilecast.advice import advise
 from tilecast.api.training_job import TrainingJobSpec
@@ -12,16 +12,12 @@ from tilecast.inputs import pools as pool_inputs
 from tilecast.inputs.job import JobInput
 from tilecast.inputs.job_options import JobOptions
 from tilecast.inputs.pools import PoolOptions
+from tilecast.inputs.tracking import Track, without_progress
 from tilecast.spec import SpecError
 from tilecast.sweeps import FIELDS, SweepRange, SweepRow, SweepValue, vary_pools
 
-Track = Callable[[Sequence[SweepValue], str], Iterable[SweepValue]]
-"""Function that yields the values it is given, and may show its progress under a label."""
 
-
-def run_sweep(
-    job: JobOptions, pools: PoolOptions, over: SweepRange, track: Track = lambda values, _: values
-) -> list[SweepRow]:
+def run_sweep(job: JobOptions, pools: PoolOptions, over: SweepRange, track: Track = without_progress) -> list[SweepRow]:
     """Return a row of advice for each value of the range `over`.
 
     Raises:

@@ -6,13 +6,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any, TypeAlias
+from tilecast.inputs.tracking import Track, without_progress
 
-Track: TypeAlias = Callable[[Sequence[Any], str], Iterable[Any]]
-"""Function that yields the items of a sequence and may show progress; the text names the items."""
-
-
-def without_progress(items: Sequence[Any], label: str) -> Iterable[Any]:
-    """Return `items` unchanged. It is a `Track` that shows no progress."""
-    return items
+__all__ = ["Track", "without_progress"]

@@ -1,0 +1,75 @@
+"""Texts on a terminal: colours where they carry meaning, and none in a pipe or with `NO_COLOR`."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from collections.abc import Mapping
+from typing import TextIO
+
+_STYLES: Mapping[str, str] = {
+    "best": "bold green",
+    "own": "cyan",
+    "refused": "red",
+    "warning": "yellow",
+    "error": "bold red",
+}
+"""Style of rich of each meaning."""
+_MEANINGS = (
+    r"(?m)^(?P<best>>  .*)$",
+    r"(?m)^(?P<own>=  .*)$",
+    r"(?m)^(?P<refused>x  .*)$",
+    r"(?m)^(?P<warning>! .*)$",
+    r"(?P<warning>memory is tight|memory may run out)",
+    r"(?m)^\S+ +(?P<warning>tight)  ",
+    r"(?m)^\S+ +(?P<refused>no)  ",
+    r"(?m)^(?P<refused>.* ends \S+ late\b)",
+    r"(?m)^(?P<warning>\d+ were not read)\b",
+    r"(?m)\b(?P<refused>do(?:es)? not run)\b",
+    r"(?m)^(?P<best>[1-9]\d* of \d+ GPU jobs would be cheaper)\b",
+)
+"""Patterns of the screens' texts, each with a group that is named after its meaning."""
+
+
+def write_screen(text: str) -> None:
+    """Write the text of a screen to standard output, in colours if it is a terminal."""
+    sys.stdout.write(paint(text, sys.stdout))
+
+
+def paint(text: str, stream: TextIO) -> str:
+    """Return the text with colours if the stream is a terminal that shows them, else as it is."""
+    if not _shows_colors(stream):
+        return text
+    parts, end = list[str](), 0
+    for begin, stop, meaning in sorted(_find_spans(text)):
+        if begin >= end:
+            parts += [text[end:begin], _color(text[begin:stop], meaning)]
+            end = stop
+    return "".join((*parts, text[end:]))
+
+
+def mark(word: str, meaning: str, stream: TextIO) -> str:
+    """Return a word in the colour of its meaning if the stream is a terminal that shows colours, else as it is."""
+    return _color(word, meaning) if _shows_colors(stream) else word
+
+
+def _color(text: str, meaning: str) -> str:
+    from rich.color import ColorSystem
+    from rich.style import Style
+
+    return Style.parse(_STYLES[meaning]).render(text, color_system=ColorSystem.STANDARD)
+
+
+def _find_spans(text: str) -> list[tuple[int, int, str]]:
+    return [
+        (*found.span(name), name)
+        for pattern in _MEANINGS
+        for found in re.finditer(pattern, text)
+        for name in found.groupdict()
+    ]
+
+
+def _shows_colors(stream: TextIO) -> bool:
+    """Return whether a stream is a terminal with colours. A `NO_COLOR` that is not empty says no (no-color.org)."""
+    return stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"

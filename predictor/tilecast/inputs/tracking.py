@@ -1,0 +1,14 @@
+"""What shows the progress of a long computation: a function that yields the items of a sequence."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, TypeAlias
+
+Track: TypeAlias = Callable[[Sequence[Any], str], Iterable[Any]]
+"""Function that yields the items of a sequence and may show progress; the text names the items."""
+
+
+def without_progress(items: Sequence[Any], label: str) -> Iterable[Any]:
+    """Return `items` unchanged. It is a `Track` that shows no progress."""
+    return items
