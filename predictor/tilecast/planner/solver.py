@@ -228,7 +228,8 @@ def _bound_score(
         start_plan: any plan, as upper limit.
     """
     if policy.name == "completion":
-        return relaxation.bound_completion(columns, classes, float(start_plan.finish.max()))
+        most = relaxation.MOST_COLUMNS // (_RESUME_DIVISOR if _is_plan_extended(columns) else 1)
+        return relaxation.bound_completion(columns, classes, float(start_plan.finish.max()), most)
     if policy.name == "cost":
         return relaxation.bound_cost(columns, classes, start_plan.score[0])
     ones = np.ones(len(columns.weight))

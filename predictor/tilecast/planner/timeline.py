@@ -56,8 +56,12 @@ class FreeNodes:
     def allocate(self, gpus: int) -> list[int]:
         """Allocate `gpus` free GPUs and return the indices of their nodes. The pool must have room for them."""
         if gpus < self.per_node:
-            node = next(reversed(next(filter(None, self._by_free[gpus:]))))
-            self._set_free_gpus(node, self.free[node] - gpus)
+            room = gpus
+            while not self._by_free[room]:
+                room += 1
+            node, _ = self._by_free[room].popitem()
+            self.free[node] = room = room - gpus
+            self._by_free[room][node] = None
             return [node]
         whole = self._by_free[self.per_node]
         taken = [whole.popitem()[0] for _ in range(gpus // self.per_node)]
@@ -68,9 +72,12 @@ class FreeNodes:
 
     def release(self, gpus: int, nodes: Sequence[int]) -> None:
         """Release the GPUs that a job of `gpus` GPUs has on the given nodes."""
-        each = min(gpus, self.per_node)
+        each, by_free = min(gpus, self.per_node), self._by_free
         for node in nodes:
-            self._set_free_gpus(node, self.free[node] + each)
+            room = self.free[node]
+            del by_free[room][node]
+            self.free[node] = room = room + each
+            by_free[room][node] = None
 
     def copy(self) -> FreeNodes:
         """Return a copy that can be changed independently."""
@@ -78,11 +85,6 @@ class FreeNodes:
         made.per_node, made.free = self.per_node, self.free.copy()
         made._by_free = [nodes.copy() for nodes in self._by_free]
         return made
-
-    def _set_free_gpus(self, node: int, room: int) -> None:
-        del self._by_free[self.free[node]][node]
-        self.free[node] = room
-        self._by_free[room][node] = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,6 +218,8 @@ def _simulate_mixed(tasks: PoolTasks, state: QueueAdmission, made: PoolSimulatio
             made.moments.append(state.copy())
         while heads:
             room, first, line = nodes.room, len(seconds), None
+            if not room:
+                break
             for other, head in heads.items():
                 if head < first and other[0] <= room and (not left or left.get(other[1], room) >= other[0]):
                     first, line = head, other
