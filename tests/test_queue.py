@@ -81,13 +81,14 @@ def test_no_node_is_ever_asked_for_more_than_it_has(seed: int) -> None:
     )
 
 
+@pytest.mark.parametrize("count", [30, 160])
 @pytest.mark.parametrize("seed", range(20))
-def test_moves_are_simulated_from_where_they_change_something_as_from_the_beginning(seed: int) -> None:
+def test_moves_are_simulated_from_where_they_change_something_as_from_the_beginning(seed: int, count: int) -> None:
     draw = random.Random(seed)  # noqa: S311
     quotas = {"q": 5} if seed % 2 else {}
     pools = tuple(PoolCapacity(f"p{i}", 2, 4, quotas=quotas) for i in range(2))
     jobs = []
-    for index in range(160):
+    for index in range(count):
         ways = [option(pool.name, gpus, draw.uniform(1, 9)) for pool in pools for gpus in (1, 2, 4, 8)]
         queue, coming_s = draw.choice(["", "q"]), float(draw.randrange(20)) * (seed % 5 == 4)
         ways = [way for way in ways if not (queue and quotas) or way.gpus <= 4]

@@ -212,9 +212,10 @@ def _simulate_mixed(tasks: PoolTasks, state: QueueAdmission, made: PoolSimulatio
     lines, later = _build_lines(tasks)
     nodes, left, running, passed, place = state.nodes, state.left, state.running, state.passed, 0
     heads = {line: members[at] for line, members in lines.items() if (at := passed.get(line, 0)) < len(members)}
+    begin, order = made.begin, made.order
     while True:
-        if ready is None and len(made.order) >= state.started + SNAPSHOT_INTERVAL:
-            state.started = len(made.order)
+        if ready is None and len(order) >= state.started + SNAPSHOT_INTERVAL:
+            state.started = len(order)
             made.moments.append(state.copy())
         while heads:
             room, first, line = nodes.room, len(seconds), None
@@ -233,9 +234,9 @@ def _simulate_mixed(tasks: PoolTasks, state: QueueAdmission, made: PoolSimulatio
                 del heads[line]
             if queue in left:
                 left[queue] -= size
-            made.begin[first] = state.at_s
+            begin[first] = state.at_s
             name = first if names is None else names[first]
-            made.order.append(name)
+            order.append(name)
             heapq.heappush(running, (state.at_s + seconds[first], name, size, queue, nodes.allocate(size)))
         if not running and place == len(later):
             return
