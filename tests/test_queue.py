@@ -16,6 +16,7 @@ from tilecast.planner.columns import QueueColumns, build_columns, isolated_s
 from tilecast.planner.policies import POLICIES
 from tilecast.planner.problem import JobOption, PoolCapacity, QueuedJob, QueueProblem, check_problem
 from tilecast.planner.references import REFERENCES
+from tilecast.planner.relaxation import JobClasses
 from tilecast.planner.solver import solve
 from tilecast.planner.timeline import PoolTasks, simulate_start_times
 from tilecast.planner.totals import build_report, list_late_jobs
@@ -80,13 +81,14 @@ def test_no_node_is_ever_asked_for_more_than_it_has(seed: int) -> None:
     )
 
 
+@pytest.mark.parametrize("count", [30, 160])
 @pytest.mark.parametrize("seed", range(20))
-def test_moves_are_simulated_from_where_they_change_something_as_from_the_beginning(seed: int) -> None:
+def test_moves_are_simulated_from_where_they_change_something_as_from_the_beginning(seed: int, count: int) -> None:
     draw = random.Random(seed)  # noqa: S311
     quotas = {"q": 5} if seed % 2 else {}
     pools = tuple(PoolCapacity(f"p{i}", 2, 4, quotas=quotas) for i in range(2))
     jobs = []
-    for index in range(160):
+    for index in range(count):
         ways = [option(pool.name, gpus, draw.uniform(1, 9)) for pool in pools for gpus in (1, 2, 4, 8)]
         queue, coming_s = draw.choice(["", "q"]), float(draw.randrange(20)) * (seed % 5 == 4)
         ways = [way for way in ways if not (queue and quotas) or way.gpus <= 4]
@@ -208,6 +210,18 @@ def test_equal_jobs_share_pools_as_the_relaxation_says() -> None:
     plan = solve(QueueProblem(tuple(job(f"j{i:03}", *ways) for i in range(150)), pools))
     on_a = sum(plan.columns.options[item].pool == "a" for item in plan.option)
     assert on_a == pytest.approx(120, abs=3)
+
+
+def test_jobs_that_differ_only_in_where_they_were_advised_are_one_class_of_the_relaxation() -> None:
+    ways = option("p0", 1, 5.0), option("p0", 2, 3.0), option("p1", 1, 4.0)
+    pools = PoolCapacity("p0", 2, 2), PoolCapacity("p1", 2, 2)
+    places = [None, *[(way.pool, way.gpus) for way in ways]]
+    jobs = [job(f"j{i}", *ways, present=places[i % 4], is_advised=i % 4 > 0) for i in range(8)]
+    running = job("run", *ways, present=("p0", 1), is_running=True)
+    held = build_columns(check_problem(QueueProblem((*jobs, running), pools))[0])
+    classes = JobClasses.from_columns(held)
+    assert [len(some) for some in classes.jobs] == [1, 8]
+    assert len(set(held.kind.tolist())) == 5
 
 
 def test_a_deadline_is_met_where_cost_decides() -> None:

@@ -17,6 +17,10 @@ from tilecast.spec import Floats, Ints
 
 QueueScore: TypeAlias = tuple[float, ...]
 """Values to minimize, the most important first."""
+_MOST_KNOWN_JOBS = 40
+"""Largest queue of which timelines are kept."""
+_MOST_KNOWN = 20_000
+"""Most timelines that are kept."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,9 +50,12 @@ class Assignment:
     """The option of each job."""
     pools: list[PoolTimeline] = field(init=False)
     simulated: int = 0
-    """Number of job starts simulated so far, which limits a search."""
+    """Number of job starts simulated so far, which limits a search. Timelines that are known count as simulated."""
+    _known: dict[tuple[int, ...], PoolTimeline] | None = field(init=False, repr=False)
+    """Timelines of small queues by pool and options of its jobs, because a search meets many of them again."""
 
     def __post_init__(self) -> None:
+        self._known = {} if len(self.option) <= _MOST_KNOWN_JOBS else None
         members: list[list[int]] = [[] for _ in self.columns.pools]
         for job, option in enumerate(self.option):
             members[self.columns.pool[option]].append(job)
@@ -102,7 +109,7 @@ class Assignment:
         """Return a copy that can be changed independently."""
         made = Assignment.__new__(Assignment)
         made.columns, made.policy, made.option = self.columns, self.policy, list(self.option)
-        made.pools, made.simulated = list(self.pools), self.simulated
+        made.pools, made.simulated, made._known = list(self.pools), self.simulated, self._known
         return made
 
     def _simulate_pool(self, pool: int, jobs: list[int], moves: Mapping[int, int]) -> PoolTimeline:
@@ -116,15 +123,36 @@ class Assignment:
         self.simulated += len(jobs)
         if not jobs:
             return PoolTimeline(jobs, np.zeros(0), 0.0, -math.inf, (), PoolSimulation([]))
-        columns = self.columns
-        options = np.array([moves.get(job, self.option[job]) for job in jobs])
-        rows = np.array(jobs)
+        chosen = [moves.get(job, self.option[job]) for job in jobs]
+        if self._known is None:
+            return self._simulate_options(pool, jobs, chosen, moves)
+        key = (pool, *chosen)
+        known = self._known.get(key)
+        if known is None:
+            if len(self._known) >= _MOST_KNOWN:
+                self._known.clear()
+            self._known[key] = known = self._simulate_options(pool, jobs, chosen, moves)
+        return known
+
+    def _simulate_options(
+        self, pool: int, jobs: list[int], chosen: list[int], moves: Mapping[int, int]
+    ) -> PoolTimeline:
+        """Return the simulated timeline of a pool that has jobs.
+
+        Args:
+            pool: index of the pool.
+            jobs: jobs of the pool, in start order.
+            chosen: option of each of these jobs.
+            moves: new options of jobs that differ from `option`.
+        """
+        columns, options, rows = self.columns, np.array(chosen), np.array(jobs)
         tasks = _build_pool_tasks(columns, pool, rows, options)
         simulation = self._resume_pool(pool, rows, tasks, moves) if moves else simulate_pool(columns.pools[pool], tasks)
         finish = np.array(simulation.begin) + columns.seconds[options]
         peaks, sums = self.policy.terms(columns, rows, options, finish)
         peak = -math.inf if peaks is None else float(peaks.max())
-        missed = float(columns.weight[rows] @ (finish > columns.due[rows] * (1 + 1e-9)))
+        due = columns.due[rows]
+        missed = float(columns.weight[rows] @ (finish > due * (1 + 1e-9))) if due.min() < math.inf else 0.0
         return PoolTimeline(jobs, finish, missed, peak, tuple(float(column.sum()) for column in sums), simulation)
 
     def _resume_pool(self, pool: int, rows: Ints, tasks: PoolTasks, moves: Mapping[int, int]) -> PoolSimulation:

@@ -32,6 +32,8 @@ class QueueColumns:
     is_running: Ints
     kind: Ints
     """Class of each job. Jobs of one class differ only in name and arrival."""
+    need: Ints
+    """Class of each job by what it can still be given. Jobs of one class may also differ in their present options."""
     first: Ints
     """Index of each job's first option, followed by the number of all options, (n + 1,)."""
     job: Ints
@@ -96,6 +98,11 @@ def build_columns(problem: QueueProblem) -> QueueColumns:
         kinds.setdefault((index, *_list_class_properties(job)), len(kinds))
         for job, index in zip(jobs, which, strict=True)
     ]
+    needs = dict[tuple[object, ...], int]()
+    need = [
+        needs.setdefault((index, *_list_need_properties(job)), len(needs))
+        for job, index in zip(jobs, which, strict=True)
+    ]
     one_of = {number: job for job, number in zip(jobs, kind, strict=True)}
     shares = {number: isolated_s(job.options, problem.pools, len(jobs)) for number, job in one_of.items()}
     waited = [max(-job.arrival_s, 0.0) * job.is_running for job in jobs]
@@ -112,6 +119,7 @@ def build_columns(problem: QueueProblem) -> QueueColumns:
         ),
         is_running=np.array([job.is_running for job in jobs], dtype=np.int64),
         kind=np.array(kind, dtype=np.int64),
+        need=np.array(need, dtype=np.int64),
         first=first,
         job=np.repeat(np.arange(len(jobs)), [len(some) for some in given]),
         pool=pool.astype(np.int64),
@@ -166,7 +174,12 @@ def _find_present_option(job: QueuedJob, options: Sequence[JobOption], start: in
 
 def _list_class_properties(job: QueuedJob) -> tuple[object, ...]:
     """Return the properties that jobs of one class have in common, besides their options."""
-    return job.weight, job.priority, job.queue, job.deadline_s, job.present, job.is_advised, job.is_running
+    return *_list_need_properties(job), job.present, job.is_advised
+
+
+def _list_need_properties(job: QueuedJob) -> tuple[object, ...]:
+    """Return the properties besides its options that bound how early a job can end, and what it costs."""
+    return job.weight, job.priority, job.queue, job.deadline_s, job.is_running
 
 
 def isolated_s(options: Sequence[JobOption], pools: Sequence[PoolCapacity], jobs: int) -> float:

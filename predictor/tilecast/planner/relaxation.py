@@ -48,9 +48,9 @@ class JobClasses:
 
     @classmethod
     def from_columns(cls, columns: QueueColumns) -> JobClasses:
-        """Return the classes of equal jobs of a queue."""
-        order = np.argsort(columns.kind, kind="stable")
-        bounds = np.flatnonzero(np.diff(columns.kind[order], prepend=-1))
+        """Return the classes of equal jobs of a queue. Jobs of one class may differ in their present options."""
+        order = np.argsort(columns.need, kind="stable")
+        bounds = np.flatnonzero(np.diff(columns.need[order], prepend=-1))
         jobs = np.split(order, bounds[1:])
         options = [np.arange(columns.first[some[0]], columns.first[some[0] + 1]) for some in jobs]
         row = np.repeat(np.arange(len(jobs)), [len(some) for some in options])
@@ -70,7 +70,9 @@ class JobClasses:
         return chosen
 
 
-def bound_completion(columns: QueueColumns, classes: JobClasses, end_s: float) -> RelaxedSolution:
+def bound_completion(
+    columns: QueueColumns, classes: JobClasses, end_s: float, most_columns: int = MOST_COLUMNS
+) -> RelaxedSolution:
     """Return a lower bound of the weighted mean of completion times.
 
     Time is divided into intervals, and a job may be spread over any of them. It ends half its run time after its mean
@@ -82,9 +84,10 @@ def bound_completion(columns: QueueColumns, classes: JobClasses, end_s: float) -
         columns: the jobs.
         classes: classes of equal jobs.
         end_s: seconds from now in which all jobs can be finished.
+        most_columns: most variables of the program. With fewer, the program is solved sooner, and the bound is lower.
     """
     options = classes.option
-    parts = int(np.clip(MOST_COLUMNS // len(options), 4, _MOST_PARTS))
+    parts = int(np.clip(most_columns // len(options), 4, _MOST_PARTS))
     # The last interval begins at `end_s` and has room for everything, because the best plan may end later.
     edges = end_s * np.append(np.arange(parts) / (parts - 1), 1.0) ** 1.5
     job = columns.job[options]

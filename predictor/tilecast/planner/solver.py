@@ -39,8 +39,10 @@ _MAX_NEW_SHARE = 0.1
 """Largest share of new jobs with which a large queue is planned from the present one."""
 _RESUME_DIVISOR = 4
 """Divisor of the effort for a queue that is planned from the present plan, from which the next arrival continues."""
-_ANNEALED = 0.6
-"""Share of the effort that each run of simulated annealing may take."""
+_ANNEALED, _ANNEALED_BELOW = 2.0, 0.6
+"""Parts of the effort that simulated annealing may take with all options, and below each power of 2 GPUs."""
+_RESTARTED, _IMPROVED = 0.3, 0.4
+"""Parts of the effort that the search with restarts may take, and the last local search."""
 _RESTARTS, _RESTART_MOVES = 40, 6
 """Most restarts of the local search, and the most jobs that a restart moves at random."""
 _TRIALS_PER_OPTION = 20
@@ -228,7 +230,8 @@ def _bound_score(
         start_plan: any plan, as upper limit.
     """
     if policy.name == "completion":
-        return relaxation.bound_completion(columns, classes, float(start_plan.finish.max()))
+        most = relaxation.MOST_COLUMNS // (_RESUME_DIVISOR if _is_plan_extended(columns) else 1)
+        return relaxation.bound_completion(columns, classes, float(start_plan.finish.max()), most)
     if policy.name == "cost":
         return relaxation.bound_cost(columns, classes, start_plan.score[0])
     ones = np.ones(len(columns.weight))
@@ -241,23 +244,24 @@ def _search_plan(first: Assignment, effort: int) -> Assignment:
     """Return the best plan of a local search with random restarts and of several runs of simulated annealing.
 
     A count that is good for one job depends on the counts of all others, so that moves that only improve a plan soon
-    find none. Annealing also takes moves that make it worse. It runs with all options and below the larger powers of
-    2 GPUs, since a limit on counts otherwise often leads to a better plan. Which search wins differs between queues.
+    find none. Annealing also takes moves that make it worse. One long run with all options finds better plans than
+    several short ones; a short run below the largest power of 2 GPUs wins in some queues.
     At last, jobs are moved and swapped until nothing improves the best plan.
     """
     if len(first.option) > _MAX_ANNEALED_JOBS:
         current = first.copy()
         _improve_plan(current, _TrialBudget(effort))
         return current
-    columns, best = first.columns, _restart_search(first, _TrialBudget(int(effort * _ANNEALED)))
+    columns, best = first.columns, _restart_search(first, _TrialBudget(int(effort * _RESTARTED)))
     for kept in _list_option_subsets(columns):
         some = columns.select_options(kept)
-        budget = _TrialBudget(min(int(effort * _ANNEALED), 2 * _TRIAL * _TRIALS_PER_OPTION * len(kept)))
+        part = _ANNEALED if len(kept) == len(columns.options) else _ANNEALED_BELOW
+        budget = _TrialBudget(min(int(effort * part), 2 * _TRIAL * _TRIALS_PER_OPTION * len(kept)))
         found = _anneal_plan(_choose_starting_plan(some, first.policy), budget)
         if is_better_score(found.score, best.score):
             best = Assignment(columns, first.policy, kept[found.option].tolist())
     current = best.copy()
-    _improve_plan(current, _TrialBudget(int(effort * (1 - _ANNEALED))))
+    _improve_plan(current, _TrialBudget(int(effort * _IMPROVED)))
     return current
 
 
@@ -296,7 +300,7 @@ def _list_option_subsets(columns: QueueColumns) -> list[Ints]:
     return subsets[-_MOST_SUBSETS:]
 
 
-_MOST_SUBSETS = 4
+_MOST_SUBSETS = 2
 
 
 def _anneal_plan(first: Assignment, budget: _TrialBudget) -> Assignment:

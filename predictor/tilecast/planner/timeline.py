@@ -56,8 +56,12 @@ class FreeNodes:
     def allocate(self, gpus: int) -> list[int]:
         """Allocate `gpus` free GPUs and return the indices of their nodes. The pool must have room for them."""
         if gpus < self.per_node:
-            node = next(reversed(next(filter(None, self._by_free[gpus:]))))
-            self._set_free_gpus(node, self.free[node] - gpus)
+            room = gpus
+            while not self._by_free[room]:
+                room += 1
+            node, _ = self._by_free[room].popitem()
+            self.free[node] = room = room - gpus
+            self._by_free[room][node] = None
             return [node]
         whole = self._by_free[self.per_node]
         taken = [whole.popitem()[0] for _ in range(gpus // self.per_node)]
@@ -68,9 +72,12 @@ class FreeNodes:
 
     def release(self, gpus: int, nodes: Sequence[int]) -> None:
         """Release the GPUs that a job of `gpus` GPUs has on the given nodes."""
-        each = min(gpus, self.per_node)
+        each, by_free = min(gpus, self.per_node), self._by_free
         for node in nodes:
-            self._set_free_gpus(node, self.free[node] + each)
+            room = self.free[node]
+            del by_free[room][node]
+            self.free[node] = room = room + each
+            by_free[room][node] = None
 
     def copy(self) -> FreeNodes:
         """Return a copy that can be changed independently."""
@@ -78,11 +85,6 @@ class FreeNodes:
         made.per_node, made.free = self.per_node, self.free.copy()
         made._by_free = [nodes.copy() for nodes in self._by_free]
         return made
-
-    def _set_free_gpus(self, node: int, room: int) -> None:
-        del self._by_free[self.free[node]][node]
-        self.free[node] = room
-        self._by_free[room][node] = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,12 +212,15 @@ def _simulate_mixed(tasks: PoolTasks, state: QueueAdmission, made: PoolSimulatio
     lines, later = _build_lines(tasks)
     nodes, left, running, passed, place = state.nodes, state.left, state.running, state.passed, 0
     heads = {line: members[at] for line, members in lines.items() if (at := passed.get(line, 0)) < len(members)}
+    begin, order = made.begin, made.order
     while True:
-        if ready is None and len(made.order) >= state.started + SNAPSHOT_INTERVAL:
-            state.started = len(made.order)
+        if ready is None and len(order) >= state.started + SNAPSHOT_INTERVAL:
+            state.started = len(order)
             made.moments.append(state.copy())
         while heads:
             room, first, line = nodes.room, len(seconds), None
+            if not room:
+                break
             for other, head in heads.items():
                 if head < first and other[0] <= room and (not left or left.get(other[1], room) >= other[0]):
                     first, line = head, other
@@ -229,9 +234,9 @@ def _simulate_mixed(tasks: PoolTasks, state: QueueAdmission, made: PoolSimulatio
                 del heads[line]
             if queue in left:
                 left[queue] -= size
-            made.begin[first] = state.at_s
+            begin[first] = state.at_s
             name = first if names is None else names[first]
-            made.order.append(name)
+            order.append(name)
             heapq.heappush(running, (state.at_s + seconds[first], name, size, queue, nodes.allocate(size)))
         if not running and place == len(later):
             return
