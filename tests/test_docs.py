@@ -167,3 +167,11 @@ def test_the_worked_collective_is_a_chain() -> None:
 def test_the_card_is_of_the_model_that_ships() -> None:
     page = (ROOT / "docs" / "accuracy.md").read_text()
     assert utilization.load_model().sha256 in page, "run lab/accuracy.py"
+
+
+def test_the_documentation_can_be_read_in_a_day() -> None:
+    """Words written by hand, tables too; code blocks and the page that `tilecast_lab support` writes do not count."""
+    more = [ROOT / name for name in ("CONTRIBUTING.md", "SECURITY.md", "skills/tilecast/SKILL.md")]
+    block = re.compile(r"^ *```.*?^ *```", re.MULTILINE | re.DOTALL)
+    texts = [block.sub("", page.read_text()) for page in (*PAGES, *more) if page.name != "support.md"]
+    assert sum(bool(re.search("[A-Za-z]", word)) for text in texts for word in text.split()) <= 25_000

@@ -5,27 +5,24 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-import shutil
 import socket
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 from urllib.parse import urlencode
 
 import aiohttp
 import pytest
 
-from conftest import need
+from browser import DESK, PHONE, open_browser
 from tilecast.cli import main
 from tilecast.spec import SpecError
 from tilecast.web import answers, server
 from tilecast.web.answers import Form, write_answer
 from tilecast.web.page import EXAMPLE, write_page, write_style
 
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 SMALL = Form(model="gpt2", seq="1024", batch="64", gpus="l4:8")
 CONFIG = {"model_type": "gpt2", "n_layer": 12, "n_head": 12, "n_embd": 768, "n_positions": 1024, "vocab_size": 50257}
 COMMAND = """torchrun --nproc-per-node 8 pretrain_gpt.py --num-layers 32 --hidden-size 4096 --num-attention-heads 32 \\
@@ -200,72 +197,23 @@ async def test_a_slow_client_does_not_stop_others(address: str) -> None:
     slow.close()
 
 
-class Browser:
-    """A headless Chromium that shows one page, driven by its debugging protocol."""
-
-    def __init__(self, socket_: aiohttp.ClientWebSocketResponse) -> None:
-        self._socket, self._count = socket_, 0
-
-    async def call(self, method: str, **parameters: Any) -> dict[str, Any]:
-        self._count += 1
-        await self._socket.send_json({"id": self._count, "method": method, "params": parameters})
-        while True:
-            message = await self._socket.receive_json()
-            if message.get("id") == self._count:
-                return message["result"]  # type: ignore[no-any-return]
-
-    async def evaluate(self, expression: str) -> Any:
-        found = await self.call("Runtime.evaluate", expression=expression, awaitPromise=True, returnByValue=True)
-        return found["result"].get("value")
-
-    async def wait_for(self, expression: str) -> None:
-        for _ in range(300):
-            if await self.evaluate(expression):
-                return
-            await asyncio.sleep(0.1)
-        raise AssertionError(f"never true: {expression}")
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("width", [390, 1200])
-async def test_a_browser_asks_without_leaving_the_page(address: str, width: int, tmp_path: Path) -> None:
-    if CHROMIUM is None:
-        need("chromium", "no Chromium is installed")
-    profile = tmp_path / "profile"
-    command = [CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", "--remote-debugging-port=0", "--no-first-run",
-               f"--window-size={width},900", f"--user-data-dir={profile}", "--disable-background-networking",
-               f"{address}/"]  # fmt: skip
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    try:
-        ready = profile / "DevToolsActivePort"
-        for _ in range(300):
-            if ready.exists() and ready.read_text().count("\n"):
-                break
-            await asyncio.sleep(0.1)
-        port = ready.read_text().split()[0]
-        async with aiohttp.ClientSession() as session:
-            async with session.get(f"http://127.0.0.1:{port}/json/list") as response:
-                (page,) = [item for item in await response.json() if item["type"] == "page"]
-            async with session.ws_connect(page["webSocketDebuggerUrl"], max_msg_size=0) as socket_:
-                browser = Browser(socket_)
-                await browser.call("Log.enable")
-                await browser.wait_for("document.readyState === 'complete' && !!document.getElementById('job')")
-                values = urlencode({"model": "gpt2", "seq": "1024", "batch": "64", "gpus": "l4:8"})
-                await browser.evaluate(
-                    f"for (const [name, value] of new URLSearchParams('{values}')) "
-                    "document.querySelector(`[name=${name}]`).value = value;"
-                    "document.querySelector('button[type=submit]').click()"
-                )
-                await browser.wait_for("document.querySelector('#answer h2')?.textContent === 'gpt2'")
-                assert await browser.evaluate("location.pathname") == "/"
-                assert await browser.evaluate("document.querySelectorAll('#answer svg').length") >= 3
-                assert await browser.evaluate("document.documentElement.scrollWidth <= innerWidth")
-                names = "[...document.querySelectorAll('input,select,textarea')].every(one => one.labels.length === 1)"
-                assert await browser.evaluate(names), "every field has a label"
-                asked = await browser.evaluate(
-                    "performance.getEntriesByType('resource').map(one => new URL(one.name).host)"
-                )
-                assert set(asked) == {address.removeprefix("http://")}, "no request beyond this machine"
-    finally:
-        process.kill()
-        process.wait()
+@pytest.mark.parametrize(("width", "scheme"), [(PHONE, "light"), (PHONE, "dark"), (DESK, "light"), (DESK, "dark")])
+async def test_a_browser_asks_without_leaving_the_page(address: str, width: int, scheme: str, tmp_path: Path) -> None:
+    async with open_browser(tmp_path) as browser:
+        await browser.set_window(width, scheme)
+        await browser.show(f"{address}/")
+        values = urlencode({"model": "gpt2", "seq": "1024", "batch": "64", "gpus": "l4:8"})
+        await browser.evaluate(
+            f"for (const [name, value] of new URLSearchParams('{values}')) "
+            "document.querySelector(`[name=${name}]`).value = value;"
+            "document.querySelector('button[type=submit]').click()"
+        )
+        await browser.wait_for("document.querySelector('#answer h2')?.textContent === 'gpt2'")
+        assert await browser.evaluate("location.pathname") == "/"
+        assert await browser.evaluate("document.querySelectorAll('#answer svg').length") >= 3
+        names = "[...document.querySelectorAll('input,select,textarea')].every(one => one.labels.length === 1)"
+        assert await browser.evaluate(names), "every field has a label"
+        asked = await browser.evaluate("performance.getEntriesByType('resource').map(one => new URL(one.name).host)")
+        assert set(asked) == {address.removeprefix("http://")}, "no request beyond this machine"
+        assert not await browser.find_faults()

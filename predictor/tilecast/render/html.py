@@ -47,7 +47,10 @@ def advice_page(
         command: the command line that made the page, or "".
         day: the date of the page, or "".
     """
-    extra = [f'<h2>{escape(name)}</h2><div class="scroll"><pre>{escape(text)}</pre></div>' for name, text in sections]
+    extra = [
+        f'<h2>{escape(name)}</h2><div class="scroll" tabindex="0"><pre>{escape(text)}</pre></div>'
+        for name, text in sections
+    ]
     body = [
         *list_sections(advice, explanation, curves),
         *extra,

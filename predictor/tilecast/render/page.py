@@ -34,9 +34,9 @@ th[scope=row]{font-weight:600}
 tr.off{background:color-mix(in srgb,var(--bad) 14%,transparent)}tr.out td,tr.out th{color:var(--soft)}
 .meter{display:inline-block;height:10px;background:var(--bar);border-radius:2px;vertical-align:middle;min-width:1px}
 code,pre{font:13px ui-monospace,monospace}
-.pair{display:grid;grid-template-columns:repeat(auto-fit,minmax(380px,1fr));gap:24px}
+.pair{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(380px,100%),1fr));gap:24px}
 figure{margin:0;background:var(--card);border:1px solid var(--line);border-radius:8px;padding:12px}
-figcaption{font-size:13px;padding:0 4px 8px}figure.wide{max-width:760px;margin-bottom:20px}
+figcaption{font-size:13px;padding:0 4px 8px}figure.wide{max-width:760px}main>figure{margin-bottom:20px}
 details{margin:8px 0}summary{color:var(--soft);cursor:pointer}
 footer{margin-top:48px;font-size:13px;color:var(--soft)}
 """
@@ -84,7 +84,7 @@ def html_table(
             row.append(f"<td{class_attribute('n' if is_right else 'wrap' if title == 'why' else '')}>{cell}</td>")
         lines.append(f"<tr{class_attribute(kind)}>{''.join(row)}</tr>")
     inside = f"<caption>{escape(caption)}</caption><thead><tr>{head}</tr></thead><tbody>{''.join(lines)}</tbody>"
-    return f'<div class="scroll"><table>{inside}</table></div>'
+    return f'<div class="scroll" tabindex="0"><table>{inside}</table></div>'
 
 
 def class_attribute(name: str) -> str:

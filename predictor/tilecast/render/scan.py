@@ -8,6 +8,7 @@ from dataclasses import asdict
 from typing import Any
 
 from tilecast.render.columns import align_columns, format_csv
+from tilecast.render.page import html_page
 from tilecast.render.rows import rows_html
 from tilecast.render.units import format_duration
 
@@ -65,10 +66,8 @@ def format_scan_html(rows: Sequence[Any]) -> str:
     """Return an HTML page with the table."""
     items = [dict(zip(_TITLES, _list_cells(row), strict=True)) for row in rows if row.outcome != "notRead"]
     notes = [*_list_sentences(rows), *(f"{_name(row)} ({row.kind}): {row.reason}" for row in rows if row.reason)]
-    style = "body{font:14px sans-serif}td,th{padding:2px 8px;text-align:left;border-bottom:1px solid #ccc}"
-    page = rows_html(items, "GPU jobs, the largest saving first", notes)
-    head = f'<meta charset="utf-8"><title>tilecast scan</title><style>{style}</style>'
-    return f"<!doctype html><html><head>{head}</head><body>{page}</body></html>\n"
+    table = rows_html(items, "GPU jobs, the largest saving first", notes)
+    return html_page("tilecast scan", ["<h1>GPU jobs</h1>", f'<div class="scroll" tabindex="0">{table}</div>'])
 
 
 def _name(row: Any) -> str:

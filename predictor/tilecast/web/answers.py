@@ -150,7 +150,7 @@ def _write_copies(form: Form, result: AdviceResult) -> str:
     }
     parts = "".join(
         f'<details><summary>Copy as {name}</summary><button type="button" data-copy>Copy</button>'
-        f'<div class="scroll"><pre>{escape(text)}</pre></div></details>'
+        f'<div class="scroll" tabindex="0"><pre>{escape(text)}</pre></div></details>'
         for name, text in texts.items()
     )
     return f"<h2>Take it with you</h2>{parts}"
