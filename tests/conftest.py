@@ -97,9 +97,9 @@ def ensure_or_fail(toolset: str) -> Path:
 
 @pytest.fixture
 def own_links() -> Iterator[None]:
-    """Forget the link files that a test loads by `hardware.use_links`."""
+    """Forget the link files that a test loads by `hardware.set_link_folder`."""
     yield
-    hardware.use_links("")
+    hardware.set_link_folder("")
 
 
 @pytest.fixture(scope="session")

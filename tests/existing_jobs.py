@@ -17,7 +17,7 @@ from tilecast.jobs import (
     JOB_KINDS,
     Job,
     kueue,
-    point_error_to_annotation,
+    move_error_to_annotation,
     read_job,
     read_training_spec,
 )
@@ -91,7 +91,7 @@ def advice_spec(job: Job) -> training_job.TrainingJobSpec:
     try:
         return validate_model(training_job.TrainingJobSpec, read_training_spec(job.annotations), "spec")
     except SpecError as error:
-        raise point_error_to_annotation(error) from None
+        raise move_error_to_annotation(error) from None
 
 
 def objects(

@@ -27,7 +27,7 @@ from tilecast.collectives.link_calibration import (
     read_constant,
     read_log,
 )
-from tilecast.hardware import Link, find_link, load_link, use_links
+from tilecast.hardware import Link, find_link, load_link, set_link_folder
 from tilecast.spec import SpecError
 from tilecast_lab.fit import links as nvlink
 
@@ -293,10 +293,10 @@ def test_a_wrong_flag_is_one_line(
 
 def test_a_link_folder_that_is_none_or_holds_a_wrong_file_is_told(tmp_path: Path, own_links: None) -> None:
     text = format_toml(find_link("nvlink3"), "test").replace('"nvlink"', '"nvlink"\nspeed = 3')
-    use_links(str(tmp_path / "absent"))
+    set_link_folder(str(tmp_path / "absent"))
     with pytest.raises(SpecError, match="TILECAST_LINKS"):
         find_link("nvlink3")
-    use_links(str(tmp_path))
+    set_link_folder(str(tmp_path))
     (tmp_path / "wrong.toml").write_text(text)
     with pytest.raises(SpecError, match=r"wrong\.toml: speed"):
         find_link("nvlink3")

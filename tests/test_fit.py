@@ -48,7 +48,8 @@ def measured(d: dict[str, np.ndarray], gpu: Gpu) -> samples.Samples:
 
     return samples.Samples(
         columns=asked.columns[0], larger=np.moveaxis(asked.columns[1:], 0, 1).astype(np.float32),
-        details=asked.details, names=asked.names, case=kernels.name_cases(KINDS["gemm"], "fp16", d, gpu).astype(object),
+        details=asked.details, names=asked.names,
+        case=kernels.list_case_names(KINDS["gemm"], "fp16", d, gpu).astype(object),
         die=same(utilization.name_die(gpu)), gpu=same(gpu.name),
         clock_hz=np.full(count, gpu.boost_clock_hz), roofline_s=roofline, moved=work.moved_bytes, rows=zero,
         written_share=np.ones(count),

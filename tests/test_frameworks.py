@@ -149,7 +149,7 @@ def test_the_lines_are_no_debts_and_the_figures_are_ordered(
     assert all(value >= 0 for value in footprint.items(0).values())
     assert sum(footprint.items(0).values()) == pytest.approx(float(footprint.total[0]))
     assert footprint.allocated[0] <= footprint.reserved[0] <= footprint.device[0]
-    assert footprint.lower[0] <= footprint.total[0] <= footprint.upper[0]
+    assert footprint.lower_bytes[0] <= footprint.total[0] <= footprint.upper_bytes[0]
 
 
 @given(framework=st.sampled_from([None, *NAMES]), data=st.sampled_from([2, 4, 16]), stage=st.integers(0, 2))
@@ -308,8 +308,8 @@ def test_the_range_is_as_wide_as_the_framework_says(framework: Framework | None)
         frameworks.find_framework(Workload(LLAMA, 1, 1, framework=framework)).memory_error,
     )
     assert 0 < error <= 0.2
-    assert footprint.lower == pytest.approx(footprint.total * (1 - error))
-    assert footprint.upper == pytest.approx(footprint.device * (1 + error))
+    assert footprint.lower_bytes == pytest.approx(footprint.total * (1 - error))
+    assert footprint.upper_bytes == pytest.approx(footprint.device * (1 + error))
     assert footprint.figure_range("allocated") == (
         pytest.approx(footprint.allocated * (1 - error)),
         pytest.approx(footprint.allocated * (1 + error)),

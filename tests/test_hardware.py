@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from tilecast.hardware import find_gpu, find_link, list_gpus, load_gpu, load_link, normalise_product, use_links
+from tilecast.hardware import find_gpu, find_link, list_gpus, load_gpu, load_link, normalise_product, set_link_folder
 from tilecast.spec import SpecError
 
 NAMES = [
@@ -214,7 +214,7 @@ def test_a_link_of_the_user_is_beyond_the_domains_that_name_it(tmp_path: Path, o
     link_file(tmp_path, "pcie4")
     link_file(tmp_path, "another", more='domain = 2\nbeyond = "zebra"')
     link_file(tmp_path, "zebra", rate="5")
-    use_links(str(tmp_path))
+    set_link_folder(str(tmp_path))
     assert find_link("nvlink3-pair").beyond.bandwidth_bytes_per_s == 7e9
     assert find_link("another").beyond.bandwidth_bytes_per_s == 5e9
 
@@ -224,7 +224,7 @@ def test_no_link_is_beyond_itself_or_has_two_beyond(beyond: str, tmp_path: Path,
     path = link_file(tmp_path, "mine", more=f'domain = 2\nbeyond = "{beyond}"')
     with pytest.raises(SpecError, match="mine: beyond"):
         load_link(path)
-    use_links(str(tmp_path))
+    set_link_folder(str(tmp_path))
     with pytest.raises(SpecError, match=f"mine: beyond: '{beyond}' is the link itself or has another"):
         find_link("nvlink3")
 

@@ -49,7 +49,7 @@ def test_only_models_with_attention_have_a_note_on_it(capsys: pytest.CaptureFixt
     assert "Assumed: attention" in screen(capsys, *LLAMA, "--gpus", "h100-sxm:8")
     assert "Assumed: attention" not in screen(capsys, *IMAGES, "--gpus", "l4:8")
     for name, has in (("vit-b-16", True), ("resnet-50", False)):
-        assert zoo.has_attention(Workload(zoo.find_preset(name), 1, 8)) is has
+        assert zoo.runs_fused_attention(Workload(zoo.find_preset(name), 1, 8)) is has
 
 
 def test_a_stated_link_is_not_told_as_assumed(capsys: pytest.CaptureFixture[str]) -> None:

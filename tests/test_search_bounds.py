@@ -17,7 +17,7 @@ from tilecast.advice.enumeration import job_variants
 from tilecast.advice.pricing import find_candidates
 from tilecast.api import training_job
 from tilecast.hardware import Pool, find_gpu, find_link
-from tilecast.jobs import point_message_to_annotation
+from tilecast.jobs import move_message_to_annotation
 from tilecast.spec import SearchTooLargeError, SpecError, Workload
 from tilecast.trace import Trace, TraceOperator
 from tilecast.zoo import huggingface, traced
@@ -70,7 +70,7 @@ def test_a_network_of_too_many_layers_is_refused_as_it_is_read(config: dict[str,
     assert error.value.field == "spec.model"
     assert "distinct operators of the model are more than the 12,000 that one search prices" in error.value.problem
     assert isinstance(pickle.loads(pickle.dumps(error.value)), SearchTooLargeError)  # noqa: S301
-    assert point_message_to_annotation(str(error.value)).startswith("tilecast.dev/model: ")
+    assert move_message_to_annotation(str(error.value)).startswith("tilecast.dev/model: ")
 
 
 def test_the_largest_published_models_are_read_with_a_wide_margin() -> None:

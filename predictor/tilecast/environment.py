@@ -13,6 +13,6 @@ def apply_environment(environment: Mapping[str, str]) -> None:
 
     Use the shipped ones if they are unset.
     """
-    hardware.use_links(environment.get(hardware.LINKS, ""))
+    hardware.set_link_folder(environment.get(hardware.LINKS, ""))
     model, sha256 = environment.get(utilization.MODEL, ""), environment.get(utilization.MODEL_SHA256, "")
     utilization.use_model(model, sha256.strip().lower())

@@ -330,7 +330,7 @@ def _price_exchanges(workload: Workload, plans: Plans, sharded: ShardedGraph, po
                 continue
             times = 1 + (again if layered and workload.training and call.phase == "forward" else 0.0)
             runs = call.count * block.repeat * times
-            size = float(sharded.gather(call.size_bytes)[0])
+            size = float(sharded.expand_to_plans(call.size_bytes)[0])
             ranks = int(getattr(plan, call.group))
             exposed = passes.exposed_fraction(workload, call, fitted) / factor
             exchanges.append(
@@ -338,7 +338,7 @@ def _price_exchanges(workload: Workload, plans: Plans, sharded: ShardedGraph, po
             )
     if plan.pipeline > 1:
         boundary_s = float(passes.boundary_seconds(workload, sharded, plans, pool)[0]) * plan.virtual_stages
-        size = float(sharded.gather(graph.boundary_bytes)[0])
+        size = float(sharded.expand_to_plans(graph.boundary_bytes)[0])
         runs = plan.virtual_stages * (2 if workload.training else 1)
         overlaps = plan.virtual_stages > 1 and frameworks.find_framework(workload).overlaps_sends
         shown = 1.0 - fitted.send_share if overlaps else 1.0

@@ -130,12 +130,12 @@ class Footprint:
         return self.reserved + self.context
 
     @property
-    def lower(self) -> Floats:
+    def lower_bytes(self) -> Floats:
         """Lower end of the range of the memory of a run."""
         return self.total * (1.0 - self.error)
 
     @property
-    def upper(self) -> Floats:
+    def upper_bytes(self) -> Floats:
         """Upper end of the range of the memory of a run in which the allocator never has to release any."""
         return upper_bytes(self.device, self.error)
 
@@ -469,7 +469,7 @@ def _state_bytes(workload: Workload, sharded: ShardedGraph, plans: Plans, gpu: G
         alone = (plans.gpus == 1) & (plans.gradient_accumulation == 1)
         gradients = np.where(alone, np.minimum(gradients, block * per_parameter.gradient), gradients)
         optimizer, update = np.where(alone, 0.0, optimizer), np.where(alone, 0.0, update)
-    last = sum((sharded.gather(item.parameters) for item in sharded.graph.last), zero)
+    last = sum((sharded.expand_to_plans(item.parameters) for item in sharded.graph.last), zero)
     head = np.minimum(last * trainable * per_parameter.gradient, gradients)
     # A sharded model is gathered block by block, the current one and the next; embedding and head are blocks too.
     layer = _gather_largest(sharded, [item.parameters for item in sharded.graph.layers], len(plans))
@@ -523,7 +523,7 @@ def _cast_bytes(workload: Workload, sharded: ShardedGraph, plans: Plans, per_par
     parameters, _ = sharded.held_parameters(plans)
     if frameworks.find_framework(workload).weights == "autocast":
         first, last = (
-            sum((sharded.gather(item.parameters) for item in blocks), np.zeros(len(plans)))
+            sum((sharded.expand_to_plans(item.parameters) for item in blocks), np.zeros(len(plans)))
             for blocks in (sharded.graph.first, sharded.graph.last)
         )
         unread = np.where((last >= first) & (plans.pipeline == 1), first, 0.0)
@@ -612,8 +612,8 @@ def _micro_batch_bytes(workload: Workload, sharded: ShardedGraph, plans: Plans) 
     kept = [
         one * (1.0 - workload.offloaded_activations) for one in zoo.list_layer_saved_bytes(workload, sharded, plans)
     ]
-    first = sum((sharded.gather(item.activation_bytes[0]) for item in graph.first), np.zeros(len(plans)))
-    last = sum((sharded.gather(item.activation_bytes[0]) for item in graph.last), np.zeros(len(plans)))
+    first = sum((sharded.expand_to_plans(item.activation_bytes[0]) for item in graph.first), np.zeros(len(plans)))
+    last = sum((sharded.expand_to_plans(item.activation_bytes[0]) for item in graph.last), np.zeros(len(plans)))
     layer_working = _gather_largest(sharded, [item.working_bytes for item in graph.layers], len(plans))
     head_working = _gather_largest(sharded, [item.working_bytes for item in graph.last], len(plans))
     copied = _gather_largest(sharded, [item.copied_bytes for item in graph.layers], len(plans))
@@ -709,5 +709,5 @@ def _largest_kept_bytes(sharded: ShardedGraph, code: Ints) -> Floats:
 
 def _gather_largest(sharded: ShardedGraph, columns: list[Floats], rows: int) -> Floats:
     """Return the largest value of some columns over shards, for each of n plans, (n,), or 0 without columns."""
-    gathered = [sharded.gather(column) for column in columns]
+    gathered = [sharded.expand_to_plans(column) for column in columns]
     return np.maximum.reduce(gathered) if gathered else np.zeros(rows)

@@ -265,7 +265,7 @@ def _one(
     times = np.array([table.harness[row].times for row in rows])
     return Samples(
         columns=asked.columns[0], larger=np.moveaxis(asked.columns[1:], 0, 1).astype(np.float32),
-        details=asked.details, names=asked.names, case=kernels.name_cases(kind, precision, d, gpu).astype(object),
+        details=asked.details, names=asked.names, case=kernels.list_case_names(kind, precision, d, gpu).astype(object),
         die=np.full(count, utilization.name_die(gpu), object), gpu=np.full(count, gpu.name, object),
         clock_hz=np.full(count, gpu.boost_clock_hz),
         roofline_s=np.maximum(compute, kernels.formulas.memory_floor_s(moved, gpu)), moved=moved,

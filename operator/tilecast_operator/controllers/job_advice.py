@@ -177,7 +177,7 @@ class JobAdvisor:
             return (
                 refusal
                 if advice_request.requested_by
-                else replace(refusal, message=jobs.point_message_to_annotation(refusal.message))
+                else replace(refusal, message=jobs.move_message_to_annotation(refusal.message))
             )
         report = self.answers.pools.find_report(job.namespace)
         if report is None or not report.pools:

@@ -53,7 +53,7 @@ class MeasuredTargetReader:
         self.observations = observations
         self.scores = scores
 
-    async def read_evidence(
+    async def read_measured_target(
         self, key: Key, seen: CachedObject[View], document: Document, before: TrainingJobStatus
     ) -> MeasuredTarget:
         """Return the target and the measured steps of a job. Raise the errors of `Targets.find_target`."""
@@ -224,7 +224,7 @@ class TrainingJobController:
             fit = self._destinations.capacity.check_fit(key, None)
             # A job that runs keeps its forecast.
             return None if before.forecast else (replace(facts, answer=why, fit=fit, is_set_aside=True), seen)
-        evidence = await self._evidence.read_evidence(key, seen, document, before)
+        evidence = await self._evidence.read_measured_target(key, seen, document, before)
         facts = replace(facts, evidence=evidence)
         if facts.keeps_forecast or before.observed_generation == view.generation:
             self._context.answers.end_wait(key)

@@ -100,7 +100,7 @@ class Informer(ABC):
         query = {**self._query, "watch": "1", "allowWatchBookmarks": "true", "resourceVersion": version}
         query["timeoutSeconds"] = str(WATCH_S)
         async for line in self._api.stream_lines(self._path, query, idle_s=WATCH_S + 30.0):
-            version = self._read_version_if_unchanged(line) or self._apply_event(line, version)
+            version = self._read_version_of_unchanged_object(line) or self._apply_event(line, version)
         self._on_answer()
         return version
 
@@ -113,7 +113,7 @@ class Informer(ABC):
             self._apply_change(event["type"], item, line)
         return str(item["metadata"].get("resourceVersion", version))
 
-    def _read_version_if_unchanged(self, line: bytes) -> str:
+    def _read_version_of_unchanged_object(self, line: bytes) -> str:
         """Return the resource version of an event that changes nothing. For any other event, return an empty text."""
         return ""
 
@@ -182,7 +182,7 @@ class NodeInformer(Informer):
             self._forget_node(uid, self._known[uid])
         self._known = self._seen
 
-    def _read_version_if_unchanged(self, line: bytes) -> str:
+    def _read_version_of_unchanged_object(self, line: bytes) -> str:
         head = _HEAD.match(line)
         return head[2].decode() if head and self._digests.get(head[1]) == digest_event(line, head.end()) else ""
 

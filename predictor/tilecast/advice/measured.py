@@ -167,7 +167,7 @@ class EarlierRun:
         return self.measurement.spent_s - sum(self.measured_parts_s.values())
 
     @property
-    def ratio(self) -> float:
+    def measured_to_forecast(self) -> float:
         """Measured seconds divided by forecast seconds of the step, without the wait for the data loader."""
         return self.measurement.spent_s / sum(self.expected_s.values())
 
@@ -179,7 +179,7 @@ class EarlierRun:
         return JobRun(
             RunSetting.from_workload(pool.gpu.name, pool.gpu.architecture, request.workload),
             self.plan,
-            -math.log(self.ratio),
+            -math.log(self.measured_to_forecast),
             waited_s=self.measurement.parts.input_s or 0.0,
             parts=self._part_deviations(measured_parts_s),
             parts_elsewhere=self._part_deviations(elsewhere_s),
@@ -295,4 +295,5 @@ def _describe_run(item: EarlierRun) -> str:
     rest = f"; of that {' and '.join(parts)}" if parts else ""
     spent = f"{measurement.spent_s:.3g} s{loader}"
     expected_s = sum(item.expected_s.values())
-    return f"Your run on {item} ({item.plan}) took {spent}, {item.ratio:.2f}x its forecast of {expected_s:.3g} s{rest}."
+    ratio = f"{item.measured_to_forecast:.2f}x"
+    return f"Your run on {item} ({item.plan}) took {spent}, {ratio} its forecast of {expected_s:.3g} s{rest}."

@@ -258,7 +258,7 @@ class DetailedForecasts:
             upper_s=upper,
             breakdown=priced.times.parts(place),
             memory_bytes=float(priced.memory_bytes[place]),
-            memory_lower_bytes=float(priced.footprint.lower[place]),
+            memory_lower_bytes=float(priced.footprint.lower_bytes[place]),
             memory_upper_bytes=float(priced.upper_bytes[place]),
             memory_available_bytes=priced.usable_bytes,
             memory=priced.footprint.items(place),

@@ -66,7 +66,7 @@ __all__ = [
     "load_link",
     "normalise_product",
     "read_gpu_file",
-    "use_links",
+    "set_link_folder",
 ]  # fmt: skip
 
 
@@ -102,7 +102,7 @@ LINKS = "TILECAST_LINKS"
 _link_folder = ""
 
 
-def use_links(folder: str) -> None:
+def set_link_folder(folder: str) -> None:
     """Add the link files of a folder to the shipped link files. An empty `folder` adds no files.
 
     A program calls this once, at its start. If the folder does not exist, the first look-up of a link raises an error.
@@ -112,7 +112,7 @@ def use_links(folder: str) -> None:
 
 
 def list_links() -> Mapping[str, Link]:
-    """Return all links by name: those that ship with Tilecast, and those in the folder of `use_links`.
+    """Return all links by name: those that ship with Tilecast, and those in the folder of `set_link_folder`.
 
     If a link in the folder has the name of a shipped link, it replaces the shipped link.
 
@@ -162,7 +162,7 @@ def read_gpu_file(name: str) -> GpuFile:
 def find_link_file(name: str) -> LinkFile:
     """Return the content of the file of a link, with the sources of its numbers.
 
-    The file ships with Tilecast, or it is in the folder of `use_links`.
+    The file ships with Tilecast, or it is in the folder of `set_link_folder`.
 
     Raises:
         SpecError: there is no such link.

@@ -70,7 +70,7 @@ class JobInput:
             if self.source and error.field not in self.flags:
                 from tilecast import jobs
 
-                raise jobs.point_error_to_annotation(error) from None
+                raise jobs.move_error_to_annotation(error) from None
             raise self.cite_flag(error) from None
 
     def cite_flag(self, error: SpecError) -> SpecError:

@@ -207,7 +207,7 @@ class JobQueueReader:
             described = training_job.training_job_document(job.name, spec)
             request = training_job.read_request(described, self.documents.config_maps)
         except SpecError as error:
-            raise jobs.point_error_to_annotation(error) from None
+            raise jobs.move_error_to_annotation(error) from None
         has_quota = job.queue and self._has_queues and not job.has_claims
         queue = kueue.find_queue(self.documents.kueue, job.namespace, job.queue) if has_quota else None
         possible = find_candidates(

@@ -7,8 +7,8 @@ first.
 """
 
 from tilecast.jobs.annotations import (
-    point_error_to_annotation,
-    point_message_to_annotation,
+    move_error_to_annotation,
+    move_message_to_annotation,
     read_mode,
     read_training_spec,
     read_weight,
@@ -82,8 +82,8 @@ __all__ = [
     "is_job",
     "list_labels_to_record",
     "merge_node_selector",
-    "point_error_to_annotation",
-    "point_message_to_annotation",
+    "move_error_to_annotation",
+    "move_message_to_annotation",
     "read_job",
     "read_mode",
     "read_training_spec",

@@ -46,7 +46,7 @@ def read_training_spec(
     return spec
 
 
-def point_error_to_annotation(error: SpecError) -> SpecError:
+def move_error_to_annotation(error: SpecError) -> SpecError:
     """Return an error about a field of a TrainingJob as an error about the annotation that sets the field.
 
     An error about any other field is returned unchanged.
@@ -57,7 +57,7 @@ def point_error_to_annotation(error: SpecError) -> SpecError:
     return error
 
 
-def point_message_to_annotation(text: str) -> str:
+def move_message_to_annotation(text: str) -> str:
     """Return an error message with a leading field of a TrainingJob replaced by the annotation that sets the field."""
     name = next((field_ for field_ in _FIELDS if text.startswith(field_)), None)
     return text if name is None else _FIELDS[name] + text.removeprefix(name)

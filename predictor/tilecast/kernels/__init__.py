@@ -102,7 +102,7 @@ def predict_kernel_times(
         plain = features.compute_work(kind, precision, dims)
         compute_s = plain.flops / gpu.peak(precision) if kind.name in features.PRODUCTS else np.zeros(len(rows))
         roofline[rows] = np.maximum(compute_s, formulas.memory_floor_s(plain.moved_bytes, gpu))
-        name = name_cases(kind, precision, dims, gpu)
+        name = list_case_names(kind, precision, dims, gpu)
         priced, family = plain, features.find_network_family(kind.name, precision, gpu)
         if family == "conv_simt":
             deep = features.convolves_volumes(dims)
@@ -244,7 +244,7 @@ def describe_model_file(model: Path | None = None) -> tuple[str, str]:
     return learned.description.version, learned.sha256
 
 
-def name_cases(kind: KernelType, precision: str, dims: Dims, gpu: Gpu) -> Names:
+def list_case_names(kind: KernelType, precision: str, dims: Dims, gpu: Gpu) -> Names:
     """Return the name of the training case of each of N kernels, such as `backward causal`, (N,) of strings.
 
     A case combines properties that change the code of a kernel and are not dimensions. They are the compute units, the

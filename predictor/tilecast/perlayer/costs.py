@@ -90,7 +90,7 @@ def block_costs(
             np.select([stage == 0, stage == 1], [sync.reduce_s, sync.scatter_s], nil),
             np.where((stage == 3) | ((stage == 2) & reshards), sync.gather_s, nil),
             np.select([stage == 2, stage == 3], [sync.scatter_s, sync.gather_s + sync.scatter_s], nil),
-            sharded.gather(inputs + times.block.remembered_bytes),
+            sharded.expand_to_plans(inputs + times.block.remembered_bytes),
             bill.parameters + bill.gradients + bill.optimizer + bill.activations * spread,
             bill.working * spread + bill.buffers,
         ))  # fmt: skip

@@ -213,7 +213,7 @@ def _attention_notes(advice: Advice) -> tuple[str, ...]:
     best = advice.best
     if best is None or best.workload.framework is not None or best.workload.attention != "auto":
         return ()
-    if not zoo.has_attention(best.workload):
+    if not zoo.runs_fused_attention(best.workload):
         return ()
     gpu, known = best.pool.gpu, constants.shipped_constants()
     mine = fused_attention(best.workload, gpu, known) if "attention" in fuse.passes(best.workload) else None

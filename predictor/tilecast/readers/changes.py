@@ -70,15 +70,15 @@ def _format_change(option: str, entry: Mapping[str, Any], old: object, new: obje
         return f"remove {option}" if old == entry["is"] else f"{option} {_in_words(old)} -> {_in_words(new)}"
     values: Mapping[str, object] = entry.get("values", {})
 
-    def write(value: object) -> str:
+    def format_value(value: object) -> str:
         return next((word for word, meant in values.items() if meant == value), _in_words(value))
 
     if new == "none" and "none" not in values.values():
-        return f"remove {option} {write(old)}"
+        return f"remove {option} {format_value(old)}"
     also = f" {entry['also'][new]}" if isinstance(new, str) and new in entry.get("also", {}) else ""
     if not is_written:
-        return f"add {option} {write(new)}{also}"
-    return f"{option} {write(old)} -> {write(new)}{also}"
+        return f"add {option} {format_value(new)}{also}"
+    return f"{option} {format_value(old)} -> {format_value(new)}{also}"
 
 
 def _in_words(value: object) -> str:

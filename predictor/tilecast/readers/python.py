@@ -503,7 +503,7 @@ class _Reader:
                 value = unknown(target.id)
             scope[target.id] = value
         elif isinstance(target, ast.Attribute):
-            owner = self._owner(target.value, scope, module)
+            owner = self._find_or_make_owner(target.value, scope, module)
             if owner is not None:
                 if self.unsure and not _is_same(owner.fields.get(target.attr), value):
                     value = unknown(target.attr)
@@ -521,7 +521,7 @@ class _Reader:
             owner_of = self._value(target.value, scope, module)
             key = self._value(target.slice, scope, module)
             if _is_unknown(owner_of) and isinstance(target.value, ast.Attribute):
-                owner_of = self._owner(target.value, scope, module)
+                owner_of = self._find_or_make_owner(target.value, scope, module)
             self._set_item(owner_of, key, value)
 
     def _set_item(self, owner: object, key: object, value: Any) -> None:
@@ -541,10 +541,10 @@ class _Reader:
             else:
                 _open(owner)
 
-    def _owner(self, node: ast.expr, scope: _Scope, module: _Module) -> Built | None:
+    def _find_or_make_owner(self, node: ast.expr, scope: _Scope, module: _Module) -> Built | None:
         """Return the object whose field is set. It is made if only its name is known so far."""
         if isinstance(node, ast.Attribute):
-            outer = self._owner(node.value, scope, module)
+            outer = self._find_or_make_owner(node.value, scope, module)
             if outer is None:
                 return None
             found = outer.fields.get(node.attr)

@@ -22,7 +22,7 @@ ReadText = Callable[[str], str]
 
 
 @dataclass(slots=True)
-class RankedFacts:
+class PrioritizedFacts:
     """Facts of several sources. An earlier one takes precedence, and an error of one names its file."""
 
     facts: list[Facts] = field(default_factory=list)
@@ -80,7 +80,7 @@ def read_recipe(
     Raises:
         SpecError: options contradict each other, or a file cannot be read.
     """
-    ranked = RankedFacts([OptionTable.read(name).read_facts(settings, where), *extra])
+    ranked = PrioritizedFacts([OptionTable.read(name).read_facts(settings, where), *extra])
     gpus = ranked.stated("world.gpus") or gpus
     if (devices := ranked.stated("world.devices")) and int(devices) > 0:
         gpus = int(devices) * _degree(ranked, "world.nodes", where)
@@ -160,7 +160,7 @@ def _check_update(facts: Facts, settings: Sequence[Setting], is_within: bool) ->
         facts.unpriced[option] = "on one GPU without accumulation, only the update within the backward pass is priced"
 
 
-def _degree(ranked: RankedFacts, target: str, where: str) -> int:
+def _degree(ranked: PrioritizedFacts, target: str, where: str) -> int:
     """Return what a target counts, 1 if nothing states it.
 
     Raises:
@@ -173,7 +173,7 @@ def _degree(ranked: RankedFacts, target: str, where: str) -> int:
     return value
 
 
-def _micro_batch(ranked: RankedFacts, where: str) -> int:
+def _micro_batch(ranked: PrioritizedFacts, where: str) -> int:
     if (each := ranked.stated("per_device")) is not None:
         # MaxText counts samples by device, also by those that share a sample.
         each *= ranked.get("plan.tensor", 1) * ranked.get("plan.context", 1)
@@ -193,7 +193,7 @@ def _micro_batch(ranked: RankedFacts, where: str) -> int:
     return int(micro)
 
 
-def _add_files(ranked: RankedFacts, read_text: ReadText, where: str) -> None:
+def _add_files(ranked: PrioritizedFacts, read_text: ReadText, where: str) -> None:
     """Add what the files say that a source names: DeepSpeed's configuration, and Trainer's of FSDP."""
     path = ranked.stated("deepspeed")
     if path:
@@ -269,7 +269,7 @@ def _deepspeed_values(path: str, read_text: ReadText) -> dict[str, Any]:
     return {"zero_optimization": zero}
 
 
-def _sharding(ranked: RankedFacts, name: str, data: int | None) -> tuple[Framework, int, str | None]:
+def _sharding(ranked: PrioritizedFacts, name: str, data: int | None) -> tuple[Framework, int, str | None]:
     """Return the framework, the ZeRO stage and what lives on the host."""
     offload = ranked.get("offload_parameters") or ranked.get("offload_optimizer") or ranked.get("training.offload")
     kind = str(ranked.stated("distributed") or "")
@@ -302,12 +302,12 @@ def _sharding(ranked: RankedFacts, name: str, data: int | None) -> tuple[Framewo
     return "accelerate", int(ranked.stated("plan.zero_stage") or stage), offload
 
 
-def _is_litgpt(ranked: RankedFacts) -> bool:
+def _is_litgpt(ranked: PrioritizedFacts) -> bool:
     """Return whether a configuration of Lightning is one of LitGPT."""
     return any(option.startswith("train.") for option in ranked.facts[0].origins.values())
 
 
-def _precision(ranked: RankedFacts, name: str, is_sharded: bool) -> tuple[str, str | None]:
+def _precision(ranked: PrioritizedFacts, name: str, is_sharded: bool) -> tuple[str, str | None]:
     """Return the precision, and the value of `training.weights`, or None for the framework's default."""
     stated, dtype = ranked.get("precision"), ranked.stated("dtype")
     if name == "lightning":
@@ -340,7 +340,7 @@ _ATTENTION = re.compile(
 """Names of the projections of attention among the targets of adapters."""
 
 
-def _adapters(ranked: RankedFacts, name: str, rank: int, training: Mapping[str, Any]) -> dict[str, Any]:
+def _adapters(ranked: PrioritizedFacts, name: str, rank: int, training: Mapping[str, Any]) -> dict[str, Any]:
     """Return the fields of `spec.training` for LoRA adapters.
 
     If the configuration names no adapter, its LoRA rank is ignored, except for LitGPT, where the rank is the adapter.
@@ -373,7 +373,7 @@ _COMPONENTS: Mapping[str, str] = {"phi3_mini": "phi-3-mini", "code_llama2_7b": "
 """Presets of torchtune's builders whose names say something else."""
 
 
-def _model_name(ranked: RankedFacts, where: str) -> str:
+def _model_name(ranked: PrioritizedFacts, where: str) -> str:
     """Return the name of the model as the recipe says it, or an empty string."""
     component = ranked.stated("model.component")
     if component is None:

@@ -676,7 +676,7 @@ class _Reader:
             return
         self._keep(name)
         if self.is_function and words and words[0] in ("local", "declare", "typeset"):
-            self.locals.setdefault(name, self._copy(name))
+            self.locals.setdefault(name, self._copy_value(name))
         variables = self.script.variables
         before = variables.get(name)
         if runs is None:
@@ -701,9 +701,9 @@ class _Reader:
     def _keep(self, name: str) -> None:
         """Keep the value of a variable that is to change, for the end of the innermost subshell."""
         if self.script.subshells and name not in (saved := self.script.subshells[-1]):
-            saved[name] = self._copy(name)
+            saved[name] = self._copy_value(name)
 
-    def _copy(self, name: str) -> str | list[str] | None:
+    def _copy_value(self, name: str) -> str | list[str] | None:
         value = self.script.variables.get(name)
         if isinstance(value, list):
             self.script.budget.spend(words=len(value))

@@ -96,7 +96,7 @@ class PricedPlans:
     @property
     def upper_bytes(self) -> Floats:
         """Upper end of the range of each plan's memory, (n,)."""
-        return self.footprint.upper
+        return self.footprint.upper_bytes
 
     @property
     def fits(self) -> Mask:

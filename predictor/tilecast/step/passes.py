@@ -100,7 +100,7 @@ class LayerCollectives:
         if transfer.group not in self._groups:
             self._groups[transfer.group] = self._group(transfer.group)
         rows, group = self._groups[transfer.group]
-        size = self._sharded.gather(transfer.size_bytes)[rows]
+        size = self._sharded.expand_to_plans(transfer.size_bytes)[rows]
         if not size.any():
             return seconds
         if transfer.collective == "all_to_all":
@@ -237,8 +237,8 @@ def micro_batch(sharded: ShardedGraph, plans: Plans, priced: KernelSeconds, pass
         first.total_s + layers.total("total_s") + last.total_s,
         gpu_s,
         stall_s,
-        sharded.gather(priced.spread),
-        sharded.gather(priced.roofline_s),
+        sharded.expand_to_plans(priced.spread),
+        sharded.expand_to_plans(priced.roofline_s),
     )
 
 
@@ -274,12 +274,12 @@ def block_seconds(
             named = {name: columns[MODULES.index(name)] for name in times.modules}
 
     def both_passes(name: str) -> tuple[Floats, Floats]:
-        forward = sharded.gather(getattr(times.forward, name))
-        backward = sharded.gather(getattr(times.backward, name))
-        backward = backward + again * sharded.gather(getattr(times.repeated, name))
-        backward = backward + core * sharded.gather(getattr(times.core, name))
+        forward = sharded.expand_to_plans(getattr(times.forward, name))
+        backward = sharded.expand_to_plans(getattr(times.backward, name))
+        backward = backward + again * sharded.expand_to_plans(getattr(times.repeated, name))
+        backward = backward + core * sharded.expand_to_plans(getattr(times.core, name))
         for module, share in named.items():
-            backward = backward + share * sharded.gather(getattr(times.modules[module], name))
+            backward = backward + share * sharded.expand_to_plans(getattr(times.modules[module], name))
         return forward, backward
 
     forward_gpu, backward_gpu = both_passes("gpu_s")
@@ -374,6 +374,6 @@ def boundary_seconds(workload: Workload, sharded: ShardedGraph, plans: Plans, po
         return np.zeros(len(plans))
     inner = (plans.tensor * plans.context * plans.data).astype(float)
     group = communication_group(plans.pipeline.astype(float), inner, plans.gpus, pool)
-    size = sharded.gather(sharded.graph.boundary_bytes)
+    size = sharded.expand_to_plans(sharded.graph.boundary_bytes)
     sent_s = collectives.fastest_collective_s("send_recv", size, group, pool.intra, pool.inter)
     return np.where(plans.pipeline > 1, sent_s * (2.0 if workload.training else 1.0), 0.0)

@@ -190,13 +190,13 @@ class ShardedGraph:
         """Return this graph for the selected plans only, in the order of `rows`."""
         return ShardedGraph(self.graph, self.index[rows], self.shard_degree)
 
-    def gather(self, column: Floats) -> Floats:
+    def expand_to_plans(self, column: Floats) -> Floats:
         """Expand an array with one value per shard, (S,) or (1,), to one value per plan, (n,)."""
         return np.full(len(self.index), column[0]) if len(column) == 1 else column[self.index]
 
     def sum(self, blocks: Sequence[Block], column: str) -> Floats:
         """Return the sum of a column of `Block` over all repetitions of the blocks, for each plan, (n,)."""
-        return self.gather(_sum_column(blocks, column))
+        return self.expand_to_plans(_sum_column(blocks, column))
 
     def largest_layer_fraction(
         self, plans: Plans, quantity: Literal["cost", "parameters", "activations"] = "cost"
@@ -382,7 +382,7 @@ def reads_images(model: Model) -> bool:
     return FAMILIES[model.family].reads_images
 
 
-def has_attention(workload: Workload) -> bool:
+def runs_fused_attention(workload: Workload) -> bool:
     """Return whether the model runs a fused attention kernel when it is not split over GPUs."""
     blocks = build_sharded_graph(workload, Plans.from_plans(Plan())).graph.blocks
     return any((op.table.kind == KIND_NAMES.index("attention")).any() for block in blocks for op in block.ops)

@@ -170,17 +170,17 @@ def launch_text(
     risk = []
     if setting.is_tight:
         can_run = safer is not None and _can_launch(launcher, safer)
-        tight = f"{setting.plan} ({_describe_amounts(setting)}) may run out of memory"
+        tight = f"{setting.plan} ({_describe_time_and_memory(setting)}) may run out of memory"
         if safer is not None and can_run and not is_stated:
             risk.append(f"{tight}: this is the safer plan; --plan {setting.plan} prints the tight one")
             setting = safer
         elif safer is not None and can_run:
-            risk.append(f"tight: {tight}; safer is --plan {safer.plan} ({_describe_amounts(safer)})")
+            risk.append(f"tight: {tight}; safer is --plan {safer.plan} ({_describe_time_and_memory(safer)})")
         else:
             risk.append(f"tight: {tight}, and no plan here has memory to spare")
     line, chosen = write_launch(launcher, setting), _with_framework(launcher, setting)
     where = f"{setting.name} on {setting.pool}, {setting.nodes}x{setting.gpus_per_node} GPUs"
-    head = f"{where}: {setting.plan}, {_describe_amounts(setting)}"
+    head = f"{where}: {setting.plan}, {_describe_time_and_memory(setting)}"
     shared = [f"{setting.shared_nodes} Start each group by a command of its own."] if setting.shared_nodes else []
     entry = LAUNCHERS[launcher]
     options = f"options of {entry.version} ({entry.source})"
@@ -198,7 +198,7 @@ def _can_launch(launcher: str, setting: LaunchSetting) -> bool:
     return True
 
 
-def _describe_amounts(setting: LaunchSetting) -> str:
+def _describe_time_and_memory(setting: LaunchSetting) -> str:
     """Return the step time and the memory of a plan as text."""
     text = f"{format_duration(setting.step_s)} a step"
     if setting.memory_bytes is None:

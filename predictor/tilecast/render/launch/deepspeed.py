@@ -95,7 +95,7 @@ def engine_config(setting: LaunchSetting) -> dict[str, object]:
 
 def _loop_lines(setting: LaunchSetting) -> list[str]:
     """Return the Python lines of the training loop."""
-    forward, inside = script.attention_contexts(setting), "loss = loss_function(engine, batch)"
+    forward, inside = script.attention_context_managers(setting), "loss = loss_function(engine, batch)"
     if setting.plan.pipeline > 1:
         return [
             "batches = iter(loader)",

@@ -143,7 +143,7 @@ def loader_lines(setting: LaunchSetting) -> list[str]:
     return [f"loader = DataLoader(dataset, batch_size={setting.plan.micro_batch})"]
 
 
-def attention_contexts(setting: LaunchSetting) -> list[str]:
+def attention_context_managers(setting: LaunchSetting) -> list[str]:
     """Return the context managers that select the attention backend, or none if PyTorch chooses it."""
     backend = _BACKENDS.get(setting.workload.attention)
     return [f"sdpa_kernel(SDPBackend.{backend})"] if backend else []
@@ -165,7 +165,7 @@ def training_loop_lines(setting: LaunchSetting, forward: Sequence[str], deferred
     """
     workload, count = setting.workload, setting.plan.gradient_accumulation
     scaled = workload.precision == "fp16"
-    forward = [*forward, *attention_contexts(setting)]
+    forward = [*forward, *attention_context_managers(setting)]
     share = f" / {count}" if count > 1 else ""
     loss = f"loss = loss_function(model, batch){share}"
     body = [f"with {', '.join(forward)}:", f"    {loss}"] if forward else [loss]
