@@ -14,7 +14,7 @@ import yaml
 
 from tilecast import zoo
 from tilecast.cli import main
-from tilecast.launchers.options_table import OptionTable
+from tilecast.launch_options.options_table import OptionTable
 from tilecast.render.launch import (
     LAUNCHERS,
     LaunchSetting,

@@ -151,7 +151,7 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
     (training(frameworkVersion="2.6"), "spec.training", "name the framework"),
     (training(framework="ddp", frameworkVersion="latest"), "spec.training.frameworkVersion", ""),
     (training(quantization="nf4", loraRank=8, allowedPrecisions=["bf16", "fp8"]), "spec.training", "use bf16 or fp16"),
-    (training(quantization="int4", loraRank=8), "spec.training.quantization", "nf4"),
+    (training(quantization="int4", loraRank=8), "spec.training.quantization", "int8"),
     (training(quantization="nf4", loraRank=8, precision="fp32"), "spec.training", "use bf16 or fp16"),
     (job(model={"preset": "gpt2", "huggingFace": {"config": {}}}), "spec.model", "preset: llama-2-7b"),
     (job(model={"graphRef": {}}), "spec.model.graphRef.configMapKeyRef", "add it"),

@@ -84,7 +84,7 @@ def test_no_submodule_hides_a_function() -> None:
     assert {"advise", "queue", "models", "sweep"} <= set(out.split())
 
 
-OUTPUT = {"help", "output", "explain", "per_layer", "plot"}
+OUTPUT = {"help", "output", "explain", "per_layer", "plot", "quiet"}
 """Options that say how an answer is shown; the values that the API returns have all of it."""
 NAMES = {"job": "model", "launch": "launcher", "jobs": "jobs"}
 

@@ -21,7 +21,7 @@ from tilecast.inputs import launches
 from tilecast.inputs.job import read_job
 from tilecast.inputs.job_options import JobOptions
 from tilecast.inputs.pools import PoolOptions
-from tilecast.launchers.options_table import OptionTable
+from tilecast.launch_options.options_table import OptionTable
 from tilecast.public.advising import AdviceInputs, compute_advice
 from tilecast.readers import models, shell
 from tilecast.readers.command import read_command

@@ -13,7 +13,7 @@ from tilecast.api.status import Parallelism
 from tilecast.api.training_job import BaselinePlan
 from tilecast.cli import main
 from tilecast.hardware import Pool, find_gpu, find_link
-from tilecast.launchers.options_table import OptionTable
+from tilecast.launch_options.options_table import OptionTable
 from tilecast.layout import SCHEDULES
 from tilecast.render.launch import write_launch
 from tilecast.render.launch.setting import LaunchSetting

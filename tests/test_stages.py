@@ -14,7 +14,7 @@ from tilecast import frameworks, memory, search, zoo
 from tilecast.advice.enumeration import enumerate_partial_plan
 from tilecast.cli import main
 from tilecast.hardware import Pool, find_gpu, find_link
-from tilecast.launchers.options_table import OptionTable
+from tilecast.launch_options.options_table import OptionTable
 from tilecast.layout import SCHEDULES, count_end_layers, count_virtual_stage_end_layers, parse_layout, split_layers
 from tilecast.render.launch import write_launch
 from tilecast.render.launch.setting import LaunchSetting

@@ -6,7 +6,7 @@ launcher has a table of options in `options/`, and a function that turns what th
 
 from __future__ import annotations
 
-from tilecast.launchers.options_table import UNKNOWN
+from tilecast.launch_options.options_table import UNKNOWN
 from tilecast.readers.changes import list_changes
 from tilecast.readers.command import LaunchLine, find_launch
 from tilecast.readers.documents import load_mapping

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from tilecast.launchers.options_table import UNKNOWN
+from tilecast.launch_options.options_table import UNKNOWN
 from tilecast.readers.shell import Script
 from tilecast.spec import SpecError
 

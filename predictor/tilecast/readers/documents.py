@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from itertools import accumulate
 from typing import Any
 
-from tilecast.launchers.options_table import Setting
+from tilecast.launch_options.options_table import Setting
 from tilecast.spec import SpecError
 
 MAX_BYTES = 2**20

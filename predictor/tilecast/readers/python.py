@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
-from tilecast.launchers.options_table import UNKNOWN, Setting
+from tilecast.launch_options.options_table import UNKNOWN, Setting
 from tilecast.readers.shell import unknown
 from tilecast.spec import SpecError
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from tilecast.launchers.options_table import Facts
+from tilecast.launch_options.options_table import Facts
 from tilecast.spec import Framework, PartialPlan, SpecError
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tilecast import zoo
-from tilecast.launchers.options_table import Facts, OptionTable, Setting
+from tilecast.launch_options.options_table import Facts, OptionTable, Setting
 from tilecast.readers import models
 from tilecast.readers.documents import flatten, load_mapping
 from tilecast.readers.reading import LaunchReading, check_batch, data_degree, drop_none

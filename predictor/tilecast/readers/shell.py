@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from tilecast.launchers.options_table import UNKNOWN
+from tilecast.launch_options.options_table import UNKNOWN
 from tilecast.spec import SpecError
 
 MAX_BYTES = 2**20

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
-from tilecast.launchers.options_table import UNKNOWN, Facts, OptionTable, Setting, spell
+from tilecast.launch_options.options_table import UNKNOWN, Facts, OptionTable, Setting, spell
 from tilecast.readers.command import LaunchLine, find_launch, read_command
 from tilecast.readers.documents import flatten, leaves, load_mapping
 from tilecast.readers.megatron import SCRIPTS as MEGATRON

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from tilecast import zoo
-from tilecast.launchers.options_table import Facts, OptionTable, Setting
+from tilecast.launch_options.options_table import Facts, OptionTable, Setting
 from tilecast.readers import models
 from tilecast.readers.reading import LaunchReading, check_batch, common_fields, data_degree, drop_none
 from tilecast.spec import PartialPlan, SpecError

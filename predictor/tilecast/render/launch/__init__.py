@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from tilecast import frameworks, zoo
 from tilecast.frameworks import with_framework
-from tilecast.launchers.options_table import OptionTable
+from tilecast.launch_options.options_table import OptionTable
 from tilecast.render.launch import deepspeed, huggingface, megatron, pytorch, torchtitan
 from tilecast.render.launch.setting import LaunchScript, LaunchSetting
 from tilecast.render.units import format_duration, format_gibibyte_range, format_gibibytes

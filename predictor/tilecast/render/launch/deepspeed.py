@@ -8,7 +8,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from tilecast.frameworks import gradient_bytes
-from tilecast.launchers.options_table import OptionTable
+from tilecast.launch_options.options_table import OptionTable
 from tilecast.overlap import BucketLimits, hides_gradients
 from tilecast.render.launch import script
 from tilecast.render.launch.setting import SCRIPT, LaunchScript, LaunchSetting, Values, torchrun_command
@@ -85,7 +85,7 @@ _VALUES: Values = {
     "forces_own": lambda s: False if _is_untested(s) else None,
     "plan.tensor": lambda s: s.plan.tensor if s.plan.tensor > 1 else None,
 }
-"""Function for each value of `launchers/options/deepspeed.toml` that is written."""
+"""Function for each value of `launch_options/tables/deepspeed.toml` that is written."""
 
 
 def engine_config(setting: LaunchSetting) -> dict[str, object]:

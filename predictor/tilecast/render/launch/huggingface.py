@@ -10,7 +10,7 @@ import json
 from collections.abc import Callable, Mapping
 
 from tilecast import zoo
-from tilecast.launchers.options_table import OptionTable
+from tilecast.launch_options.options_table import OptionTable
 from tilecast.render.launch import script
 from tilecast.render.launch.setting import (
     PORT,
@@ -44,7 +44,7 @@ _FSDP: Values = {
     "training.offload": lambda s: s.workload.offload,
     "plan.checkpointing": lambda s: s.plan.checkpointing,
 }
-"""Function for each value of `launchers/options/fsdp.toml` that is written."""
+"""Function for each value of `launch_options/tables/fsdp.toml` that is written."""
 
 
 def _mixed_precision_policy(setting: LaunchSetting) -> str:
@@ -187,7 +187,7 @@ _ACCELERATE: Values = {
     **{name: _where_sharded(value) for name, value in _FSDP.items()},
     "state_dict": _where_sharded(lambda s: "SHARDED_STATE_DICT"),
 }
-"""Function for each value of `launchers/options/accelerate.toml` that is written."""
+"""Function for each value of `launch_options/tables/accelerate.toml` that is written."""
 
 
 def _format_yaml(value: Mapping[str, object], indent: str = "") -> str:
@@ -214,7 +214,7 @@ def refusal_reason(setting: LaunchSetting) -> str:
 
 
 def _optimizer_name(setting: LaunchSetting) -> str:
-    """Return the optimizer by the names of `launchers/options/trainer.toml`.
+    """Return the optimizer by the names of `launch_options/tables/trainer.toml`.
 
     Adam is AdamW without weight decay. `OptimizerNames` has no kernel that updates many tensors by SGD.
     """
@@ -243,7 +243,7 @@ _TRAINER: Values = {
     "fsdp": is_sharded,
     "fsdp_config": lambda s: "fsdp.json" if is_sharded(s) else None,
 }  # fmt: skip
-"""Function for each value of `launchers/options/trainer.toml` that is written."""
+"""Function for each value of `launch_options/tables/trainer.toml` that is written."""
 
 
 def write_trainer_launch(setting: LaunchSetting) -> LaunchScript:

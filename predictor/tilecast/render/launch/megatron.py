@@ -1,4 +1,4 @@
-"""Write the launch of Megatron-LM (`launchers/options/megatron.toml`)."""
+"""Write the launch of Megatron-LM (`launch_options/tables/megatron.toml`)."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from tilecast import zoo
 from tilecast.frameworks import expert_dispatch, expert_overlap, gradient_bytes, holds_fp8_weights_only
-from tilecast.launchers.options_table import OptionTable
+from tilecast.launch_options.options_table import OptionTable
 from tilecast.layout import count_virtual_stage_end_layers, parse_layout, split_layers
 from tilecast.overlap import hides_gradients
 from tilecast.recomputation import split_modules
@@ -264,7 +264,7 @@ _VALUES: Values = {
         lambda s: ("block" if s.workload.recompute_layers else "uniform") if s.plan.checkpointing == "full" else None,
     "recompute_layers": lambda s: _recomputed_layers(s) if s.plan.checkpointing == "full" else None,
 }  # fmt: skip
-"""Function for each value of `launchers/options/megatron.toml` that is written."""
+"""Function for each value of `launch_options/tables/megatron.toml` that is written."""
 
 
 def write_megatron_launch(setting: LaunchSetting) -> LaunchScript:

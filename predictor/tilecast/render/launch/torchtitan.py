@@ -1,4 +1,4 @@
-"""Write the launch of torchtitan, with a `job.toml` (`launchers/options/torchtitan.toml`)."""
+"""Write the launch of torchtitan, with a `job.toml` (`launch_options/tables/torchtitan.toml`)."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from functools import cache
 
-from tilecast.launchers.options_table import OptionTable
+from tilecast.launch_options.options_table import OptionTable
 from tilecast.layout import count_virtual_stage_end_layers
 from tilecast.render.launch import script
 from tilecast.render.launch.setting import (
@@ -105,7 +105,7 @@ _VALUES: Values = {
     "interval": lambda s: _layer_interval(s) or ("op" if s.plan.checkpointing == "selective" else None),
     "training.execution": lambda s: s.workload.execution,
 }
-"""Function for each value of `launchers/options/torchtitan.toml` that is written."""
+"""Function for each value of `launch_options/tables/torchtitan.toml` that is written."""
 
 
 def write_torchtitan_launch(setting: LaunchSetting) -> LaunchScript:

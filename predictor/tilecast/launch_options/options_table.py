@@ -99,7 +99,7 @@ class OptionTable:
     @cache
     def read(cls, name: str) -> OptionTable:
         """Return the shipped table of a launcher."""
-        table = shipped.read_table("tilecast.launchers", f"options/{name}.toml")
+        table = shipped.read_table("tilecast.launch_options", f"tables/{name}.toml")
         parent = cls.read(table["like"]) if "like" in table else None
         own = {spell(option): entry for option, entry in table.get("options", {}).items()}
         names = {spell(option): option for option in table.get("options", {})}
