@@ -184,6 +184,12 @@ def test_weights_that_every_micro_batch_gathers_are_shown(framework: Framework, 
     assert explanation.gathered_bytes == pytest.approx(whole if gathers else 0.0)
 
 
+def test_pipelines_of_torchtitan_exchange_gradients_once_a_step() -> None:
+    plan = Plan(data=4, pipeline=2, micro_batch=1, gradient_accumulation=8, zero_stage=2)
+    explanation, _ = explained(replace(GPT, framework="torchtitan"), plan)
+    assert gradient_exchanges(explanation)[0][0] == "gradients, once a step"
+
+
 def test_an_explanation_does_not_depend_on_what_was_priced_before() -> None:
     plan = Plan(data=2, tensor=5, micro_batch=4, gradient_accumulation=8)
     alone, priced = explained(GPT, plan)

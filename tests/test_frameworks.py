@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from tilecast import frameworks, hardware, memory, overlap, search, zoo
 from tilecast.advice import Request
 from tilecast.frameworks import FRAMEWORKS, UNSET
+from tilecast.inputs.gpu_list import parse_gpu_list
 from tilecast.public.advising import launcher_requests
 from tilecast.spec import Framework, Plan, Plans, Precision, SpecError, Workload
 
@@ -180,6 +181,18 @@ def test_products_with_weights_in_int8_need_kernels_around_them(precision: Preci
     each = 7 if precision == "bf16" else 3
     expected = sum(2048 * (each * k * modules + 6 * n) + 7 * k * n for k, n, modules in linears)
     assert moved == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("framework", [None, "fsdp2", "accelerate", "torchtune", "deepspeed"])
+def test_weights_in_int8_are_not_split_by_zero(framework: Framework | None) -> None:
+    job = replace(Workload(zoo.find_preset("llama-3.1-8b"), 4096, 64, framework=framework), lora_rank=16)
+    stages = {
+        bits: {
+            *search.enumerate_plans(replace(job, frozen_bits=bits), parse_gpu_list("h100-sxm:8")[0]).zero_stage.tolist()
+        }
+        for bits in (4, 8)
+    }
+    assert max(stages[4]) >= 2 > max(stages[8])
 
 
 def test_a_fused_loss_needs_a_quarter_of_what_an_eager_one_does() -> None:

@@ -187,3 +187,5 @@ def test_the_quota_of_one_more_job_holds_and_a_file_of_two_is_refused(
     new.write_text(json.dumps({"kind": "List", "items": [batch_job("new"), batch_job("newer")]}))
     assert main(["queue", jobs, "--nodes", mixed, "--if-submitted", str(new)]) == 2
     assert "--if-submitted: holds 2 jobs; give a file with one job" in capsys.readouterr().err
+    assert main(["queue", jobs, "--nodes", mixed, "--if-submitted", str(new), "-o", "csv"]) == 2
+    assert "--if-submitted: -o csv has no place for it; use -o table or -o json" in capsys.readouterr().err

@@ -444,7 +444,12 @@ def test_recipes_of_equal_meaning_are_read_as_equal_jobs(name: str, tmp_path: Pa
 
 @pytest.mark.parametrize(("bits", "optimizer"), [(4, "adamw4bit"), (8, "adamw8bit"), (8, "adamw4bit")])
 def test_axolotl_says_the_bits_of_weights_and_moments(bits: int, optimizer: str, tmp_path: Path) -> None:
-    text = FINE_TUNING["axolotl"].replace("qlora", "lora").replace("paged_adamw_8bit", f"adamw_torch_{optimizer[5]}bit")
+    text = (
+        FINE_TUNING["axolotl"]
+        .partition("fsdp:")[0]
+        .replace("qlora", "lora")
+        .replace("paged_adamw_8bit", f"adamw_torch_{optimizer[5]}bit")
+    )
     text += f"load_in_{bits}bit: true\nquantize_moe_experts: true\n"
     (tmp_path / "job.yaml").write_text(text)
     workload = read_job(JobOptions(str(tmp_path / "job.yaml"), gpus=8)).request().workload
@@ -456,6 +461,9 @@ def test_axolotl_says_the_bits_of_weights_and_moments(bits: int, optimizer: str,
     [
         ("a.yaml", FINE_TUNING["axolotl"] + "rl: dpo\n", "rl: preference"),
         ("a.yaml", FINE_TUNING["axolotl"] + "activation_offloading: true\n", "offload without a share is not priced"),
+        ("a.yaml", FINE_TUNING["axolotl"] + "load_in_8bit: true\n", "QLoRA has weights in 4 bits"),
+        ("a.yaml", FINE_TUNING["axolotl"].replace("qlora", "lora") + "load_in_8bit: true\n", "INT8 weights that ranks"),
+        ("a.yaml", FINE_TUNING["axolotl"].replace("adapter: qlora", "load_in_4bit: true"), "without adapters are not"),
         ("a.yaml", FINE_TUNING["axolotl"].replace("4096", "long"), "'long' is no count"),
         ("a.yaml", FINE_TUNING["axolotl"].replace("base_model: ", "# "), "is not said by the launch"),
         ("a.yaml", FINE_TUNING["torchtune"].replace("llama3_8b", "llama9_8b"), "is no model that is known"),

@@ -138,6 +138,8 @@ class Explanation:
     exchanges: tuple[PricedExchange, ...]
     gradient_bytes: float
     """Bytes of one rank's gradients on the wire; 0 where no other rank holds the same weights."""
+    sums_whole_gradients: bool
+    """Whether ranks sum whole gradients at any ZeRO stage, and exchange them once a step."""
     gathers: int
     """Number of times that a micro-batch gathers weights; those gathered once a step, after the update, do not
     count."""
@@ -188,6 +190,7 @@ def explain_plan(workload: Workload, plan: Plan, pool: Pool, step_s: float) -> E
         operators=_price_operators(workload, plan, sharded, times, rows),
         exchanges=_price_exchanges(workload, plans, sharded, pool),
         gradient_bytes=float(wire[0]),
+        sums_whole_gradients=bool(frameworks.sums_whole_gradients(workload, plans)[0]),
         gathers=gathers,
         gathered_bytes=float((whole.parameters * whole.gathered_bytes)[0]) if gathers else 0.0,
         syncs=_gradient_syncs(workload, plans, sharded, pool),

@@ -285,6 +285,11 @@ def gradient_bytes(workload: Workload) -> float:
     return 4.0 if not workload.is_mixed or find_framework(workload).has_fp32_gradients(workload) else 2.0
 
 
+def shares_frozen_weights(workload: Workload) -> bool:
+    """Return whether ranks can share frozen weights (ZeRO 2 and 3). bitsandbytes has no INT8 weights that are split."""
+    return workload.frozen_bits != 8
+
+
 def frozen_weight_bits(workload: Workload) -> float:
     """Return the bits of a frozen, quantized weight of a layer, with its scales.
 

@@ -321,6 +321,11 @@ def _keep_matching_plans(workload: Workload, plans: Plans, field: str) -> Plans:
     Raises:
         SpecError: none does, or no framework has these options. The errors about plans name `field`.
     """
+    if not frameworks.shares_frozen_weights(workload):
+        whole = plans.zero_stage < 2
+        problem = f"ZeRO {int(plans.zero_stage.max())} splits weights, which bitsandbytes does not do in INT8"
+        require(bool(whole.any()), field, problem, "use zero=0 or zero=1, or training.quantization nf4")
+        plans = plans.take(whole)
     degree = workload.shard_degree
     if degree is None and not workload.offloaded_activations and workload.recompute_layers is None:
         return plans

@@ -16,6 +16,7 @@ from tilecast.planner.solver import ORDERS
 from tilecast.public.queueing import QueueInputs, plan_queue
 from tilecast.render import queue as render
 from tilecast.render.queue import QueueScreen
+from tilecast.spec import SpecError
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -54,6 +55,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
+    if options.if_submitted is not None and options.output not in ("table", "json"):
+        raise SpecError("--if-submitted", f"-o {options.output} has no place for it", "use -o table or -o json")
     result = plan_queue(
         QueueInputs(
             read_documents(options.jobs),

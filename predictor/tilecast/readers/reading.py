@@ -64,7 +64,7 @@ def require_priced(reading: LaunchReading, where: str) -> None:
         SpecError: there is such an option.
     """
     for option, reason in reading.unpriced.items():
-        raise SpecError(f"{where}: {option}" if where else option, reason, "leave it out, or ignore it by --lenient")
+        raise SpecError(f"{where}: {option}" if where else option, reason, "change it, or ignore it by --lenient")
 
 
 def data_degree(gpus: int | None, tensor: int, pipeline: int, context: int, where: str) -> int | None:

@@ -104,6 +104,9 @@ def read_recipe(
     training["precision"], weights = _precision(ranked, name, zero >= 2)
     training |= drop_none({"weights": weights, "offload": offload})
     training |= _adapters(ranked, name, rank, training)
+    if training.get("quantization") == "int8" and zero >= 2:
+        option = next((one.origins["quantized"] for one in ranked.facts if "quantized" in one.origins), "quantization")
+        ranked.facts[0].unpriced.setdefault(option, "bitsandbytes has no INT8 weights that ranks share")
     if name == "deepspeed" or framework == "deepspeed":
         training.pop("weights", None)
     mode = ranked.get("plan.checkpointing", "none")
@@ -352,6 +355,11 @@ def _adapters(ranked: PrioritizedFacts, name: str, rank: int, training: Mapping[
         quantization = quantization or "nf4"
     is_litgpt = name == "lightning" and ranked.stated("training.loraRank") is not None
     has = is_litgpt or adapter in ("lora", "qlora") or component.startswith(("lora_", "qlora_"))
+    option = next((one.origins["quantized"] for one in ranked.facts if "quantized" in one.origins), "")
+    if option and not has:
+        ranked.facts[0].unpriced[option] = "quantized weights without adapters are not trained"
+    if option and quantization == "int8" and adapter == "qlora":
+        ranked.facts[0].unpriced[option] = "QLoRA has weights in 4 bits"
     if not has:
         return {"loraRank": None, "quantization": None}
     targets = [str(word).strip(",'\"[]") for item in ranked.get("lora_targets", ()) for word in str(item).split(",")]

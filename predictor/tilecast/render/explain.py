@@ -197,6 +197,7 @@ def gradient_exchanges(explanation: Explanation) -> list[tuple[str, str, float, 
         return []
     plan = explanation.plan
     each = plan.zero_stage > 2 or (plan.zero_stage > 1 and plan.gradient_accumulation > 1)
+    each &= not explanation.sums_whole_gradients
     when = "gradients, each micro-batch" if each else "gradients, once a step"
     if explanation.gathers:
         weights = ("weights, each micro-batch", "all_gather", explanation.gathered_bytes, f"{explanation.gathers}")

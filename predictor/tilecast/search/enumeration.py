@@ -108,7 +108,7 @@ _Table: TypeAlias = dict[str, Ints]
 _DECIDING = (
     *("training", "precision", "framework", "framework_version", "checkpointing", "recompute_layers", "offload"),
     *("offloaded_activations", "gradient_sync", "bucket_mib", "pipeline_layout", "expert_dispatch", "expert_overlap"),
-    "shard_degree",
+    *("shard_degree", "frozen_bits"),
 )
 """Fields of a workload that the result of `_enumerate_ways` depends on, besides recomputation and virtual stages."""
 _WAYS: Memo[tuple[_Table, Mask]] = Memo(8)
@@ -474,6 +474,7 @@ def _enumerate_ways(workload: Workload) -> tuple[_Table, Mask]:
         allowed &= np.any([framework.executes(table) & framework.offloads(table) for framework in able], axis=0)
     if workload.bucket_mib is not None and not is_whole:
         allowed &= frameworks.find_framework(workload).allows_bucket_size(table)
+    allowed &= frameworks.shares_frozen_weights(workload) | (table.zero_stage < 2)
     allowed &= (table.sequence_parallel == 0) | (table.tensor > 1)
     allowed &= (table.virtual_stages == 1) | (table.pipeline > 1)
     allowed &= (table.schedule == 0) | (table.pipeline > 1)
