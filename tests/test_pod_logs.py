@@ -7,17 +7,19 @@ import copy
 import ssl
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from aiohttp import web
 from prometheus_client import generate_latest
 
-from job_store import JobStore
+from job_store import EXAMPLES, JobStore
 from operator_store import node, operator, settled
 from test_targets import REQUEST, TRAIN_JOB, shown, targeted, train_job
 from tilecast.advice import advise
-from tilecast.jobs import JOB_KINDS
+from tilecast.api import documents
+from tilecast.jobs import JOB_KINDS, Job, Pods, read_job
 from tilecast_operator.assembly import Assembly
 from tilecast_operator.kube.client import Api, ApiError, Connection
 from tilecast_operator.kube.kinds import Key
@@ -31,20 +33,31 @@ KEY = Key("TrainingJob", "default", "x")
 
 
 def pod(name: str, index: int = 0, gpus: int = 8, owner: str = "Job", **changes: Any) -> dict[str, Any]:
-    """Return a pod that a JobSet's Job has made."""
-    labels = {"batch.kubernetes.io/job-completion-index": str(index), **changes.pop("labels", {})}
+    """Return a pod that a Job of the JobSet or TrainJob `a` has made."""
+    group = {"jobset.sigs.k8s.io/replicatedjob-name": "node"}
+    labels = {"batch.kubernetes.io/job-completion-index": str(index), **group, **changes.pop("labels", {})}
+    reference = {"controller": True, "kind": owner, "uid": changes.pop("uid", "of-its-job")}
+    reference["name"] = changes.pop("owner_name", f"a-{labels['jobset.sigs.k8s.io/replicatedjob-name']}-0")
     limits = {"nvidia.com/gpu": str(gpus)} if gpus else {}
     containers = [{"name": "sidecar"}, {"name": "node", "resources": {"limits": limits}}]
     return {
         "metadata": {
             "name": name,
             "labels": labels,
-            "ownerReferences": [{"controller": True, "kind": owner, "uid": changes.pop("uid", "of-its-job")}],
+            "ownerReferences": [reference],
             "annotations": changes.pop("annotations", {}),
+            **changes.pop("metadata", {}),
         },
         "spec": {"nodeName": f"n{index}", "containers": containers},
         "status": {"phase": changes.pop("phase", "Running")},
     }
+
+
+def read_kind(kind: str, gpus: int) -> Job:
+    """Return the example of a kind under the name `a`, as if its pods had so many GPUs together."""
+    (document,) = documents.load_documents((EXAMPLES / "existing" / f"{kind}.yaml").read_text())
+    document["metadata"] |= {"name": "a", "namespace": "default", "uid": UID}
+    return replace(read_job(document), pods=(Pods("node", (), gpus // 8, 8),))
 
 
 def page(*pods: Mapping[str, Any], **metadata: str) -> dict[str, Any]:
@@ -217,7 +230,7 @@ HOSTILE: Mapping[str, bytes | Exception] = {
 @pytest.mark.slow
 async def test_no_log_however_wrong_counts_or_ends_the_reading() -> None:
     async with running_job() as (running, store, forecast_s):
-        name = store.pods[0]["metadata"]["name"]
+        pods, name = store.pods, store.pods[0]["metadata"]["name"]
         for what, content in HOSTILE.items():
             store.logs = dict.fromkeys(store.logs, content)
             assert "observed" not in await read(running, store), what
@@ -227,28 +240,63 @@ async def test_no_log_however_wrong_counts_or_ends_the_reading() -> None:
         counts = generate_latest(running.metrics.registry).decode()
         assert 'tilecast_observations_total{outcome="implausible",source="podLog"} 1.0' in counts
         store.pods, store.logs = [pod(name)], {name: lines(forecast_s)}
+        assert "observed" not in await read(running, store), "the other pod is missing, and the log states no number"
+        store.pods, store.logs = pods, store.logs | {pods[-1]["metadata"]["name"]: b""}
         assert (await read(running, store))["observed"]["source"] == "podLog", "the next log is read"
 
 
 def test_pods_are_ordered_by_rank_and_others_are_left_out() -> None:
-    def names(*pods: dict[str, Any], **metadata: str) -> tuple[list[str], int | None]:
-        found = pod_logs.find_pods(page(*pods, **metadata), UID)
+    def names(*pods: dict[str, Any], gpus: int = 8, kind: str = "trainjob", **metadata: str) -> tuple[list[str], Any]:
+        found = pod_logs.find_pods(page(*pods, **metadata), read_kind(kind, gpus))
         return [item.name for item in found.candidates], found.gpus
 
     many = [pod(f"p{index}", index) for index in (10, 2, 0, 1)]
-    assert names(*many) == (["p0", "p10"], 32)
-    assert names(*many, **{"continue": "token"}) == (["p0"], None)
-    assert names(pod("p0"), pod("ended", 1, phase="Failed"), pod("waits", 2, phase="Pending")) == (["p0"], 16)
-    assert names(pod("own", uid=UID, owner="PyTorchJob"), pod("other", 1, uid="x", owner="PyTorchJob")) == (["own"], 8)
+    assert names(*many, gpus=32) == (["p0", "p10"], 32)
+    assert names(*many, gpus=8000, **{"continue": "token"}) == (["p0"], 8000)
+    mixed = pod("p0"), pod("ended", 1, phase="Failed"), pod("waits", 2, phase="Pending")
+    assert names(*mixed, gpus=16) == (["p0"], 16)
+    assert names(*mixed, gpus=24) == (["p0"], None), "a pod is missing"
+    assert names(*mixed, gpus=0) == (["p0"], None), "what the job asks for is not known"
+    own, other = pod("own", uid=UID, owner="PyTorchJob"), pod("other", 1, uid="x", owner="PyTorchJob")
+    assert names(own, other, kind="pytorchjob") == (["own"], 8)
     roles = [pod(role, labels={"training.kubeflow.org/replica-type": role}) for role in ("worker", "master")]
     assert names(*roles)[0] == ["master", "worker"]
     launcher = pod("launcher", gpus=0, labels={"jobset.sigs.k8s.io/replicatedjob-name": "launcher"})
     assert names(launcher, pod("p0"), pod("loader", gpus=0)) == (["p0", "launcher"], 8)
     (chosen,) = pod_logs.find_pods(
-        page(pod("p0", annotations={"kubectl.kubernetes.io/default-container": "sidecar"})), UID
+        page(pod("p0", annotations={"kubectl.kubernetes.io/default-container": "sidecar"})), read_kind("trainjob", 8)
     ).candidates
     assert (chosen.container, chosen.node) == ("sidecar", "n0")
     assert all(JOB_KINDS[kind].pod_label for kind in ("TrainJob", "PyTorchJob", "JobSet", "Job"))
+
+
+def test_workers_that_have_ended_do_not_make_the_run_smaller() -> None:
+    ended = [pod(f"p{index}", index, phase="Succeeded") for index in (1, 2, 3)]
+    found = pod_logs.find_pods(page(pod("p0"), *ended), read_kind("trainjob", 32))
+    assert ([item.name for item in found.candidates], found.gpus) == (["p0"], 32), "rank 0 still saves"
+    assert pod_logs.find_pods(page(pod("p0")), read_kind("trainjob", 32)).gpus is None, "they were deleted"
+    run = pod_logs.read_run([lines(2.0)], b"")
+    assert run is not None and pod_logs.make_report(run, "n0", None) is None, "the size of the run is not known"
+    run = pod_logs.read_run([ARGUMENTS + lines(2.0)], b"")
+    assert run is not None and (report := pod_logs.make_report(run, "n0", 8)) is not None
+    assert report.gpus == 16, "the world size of the log counts more than the job's number"
+
+
+@pytest.mark.parametrize("kind", ["job", "pytorchjob", "jobset", "trainjob"])
+def test_the_pods_of_another_owner_are_not_of_the_job(kind: str) -> None:
+    def is_taken(**changes: Any) -> bool:
+        owner = {"job": "Job", "pytorchjob": "PyTorchJob"}.get(kind, "Job")
+        return bool(pod_logs.find_pods(page(pod("p", **{"owner": owner} | changes)), read_kind(kind, 8)).candidates)
+
+    assert is_taken(uid=UID)
+    assert not is_taken(uid=UID, metadata={"deletionTimestamp": "2026-01-01T00:00:00Z"})
+    if kind in ("job", "pytorchjob"):
+        assert not is_taken(uid="of-a-deleted-job-of-that-name")
+        return
+    assert is_taken(uid="of-its-job", owner_name="a-node-11")
+    for name in ("evil", "a", "a-node", "a-node-", "a-node-0x", "a-other-0", "b-node-0"):
+        assert not is_taken(uid="of-its-job", owner_name=name), name
+    assert not is_taken(uid=UID, owner="ReplicaSet"), "its own label does not suffice"
 
 
 def test_the_plan_is_read_from_rank_0_and_the_steps_from_the_last_pod() -> None:
@@ -256,7 +304,7 @@ def test_the_plan_is_read_from_rank_0_and_the_steps_from_the_last_pod() -> None:
     assert run is not None and run.seconds == pytest.approx(2.0) and run.plan is not None and run.plan.tensor == 2
     assert pod_logs.read_run([ARGUMENTS], b"") is None
     report = pod_logs.make_report(run, "n1", 16)
-    assert (report.source, report.node, report.gpus, report.plan) == ("podLog", "n1", 16, run.plan)
+    assert report == StepReport(run.seconds, "podLog", node="n1", gpus=16, plan=run.plan)
 
 
 def test_a_line_that_a_limit_has_cut_is_no_step() -> None:

@@ -7,6 +7,8 @@ import hashlib
 import logging
 
 from tilecast.jobs import Job
+from tilecast.spec import SpecError
+from tilecast_operator.controllers.job_advice import JobAdvisor
 from tilecast_operator.controllers.observations import StepReportReceiver
 from tilecast_operator.controllers.requests import JobRequestIndex
 from tilecast_operator.controllers.runtime import SharedContext
@@ -30,12 +32,20 @@ class PodLogReader:
         context: Objects that all controllers share.
         requests: Index of the jobs that TrainingJobs name.
         observations: Receiver of the steps.
+        advice: Reader of whole jobs, with the pods of their runtimes.
     """
 
-    def __init__(self, context: SharedContext, requests: JobRequestIndex, observations: StepReportReceiver) -> None:
+    def __init__(
+        self,
+        context: SharedContext,
+        requests: JobRequestIndex,
+        observations: StepReportReceiver,
+        advice: JobAdvisor,
+    ) -> None:
         self._context = context
         self._requests = requests
         self._observations = observations
+        self._advice = advice
         self._read: StateTable[bytes] = context.records.add_table()
         """Digest of what was read last of each job's log."""
 
@@ -56,6 +66,8 @@ class PodLogReader:
             try:
                 async with asyncio.timeout(JOB_S):
                     await self._read_job(key, target)
+            except SpecError as error:
+                log.warning("%s: its log was not read: %s", key, error)
             except ApiError as error:
                 hint = "; the chart's observations.logs.enabled grants it" if error.status == 403 else ""
                 log.warning("%s: its log was not read: %s%s", key, error, hint)
@@ -64,11 +76,13 @@ class PodLogReader:
             except Exception:
                 log.exception("%s: its log was not read", key)
 
-    async def _read_job(self, key: Key, job: Job) -> None:
+    async def _read_job(self, key: Key, target: Job) -> None:
         """Record the step in the log of a running job. The pod of rank 0 comes first, then the last one."""
+        seen = self._context.cache.jobs.get(Key(target.kind.kind, target.namespace, target.name))
+        job = target if seen is None else await self._advice.read_job(seen.value)
         folder = f"/api/v1/namespaces/{job.namespace}/pods"
         query = pod_logs.make_list_query(job.kind, job.name)
-        pods = pod_logs.find_pods(await self._context.client.get(folder, query), job.uid)
+        pods = pod_logs.find_pods(await self._context.client.get(folder, query), job)
         heads, known = list[bytes](), hashlib.sha256()
         for pod in pods.candidates:
             head, tail = await self._read_pod(folder, pod)
@@ -77,9 +91,11 @@ class PodLogReader:
             if self._read.get(key) == known.digest():
                 return
             run = await asyncio.to_thread(pod_logs.read_run, heads, tail)
-            if run is not None:
+            report = None if run is None else pod_logs.make_report(run, pod.node, pods.gpus)
+            if report is not None:
                 self._read[key] = known.digest()
-                await self._observations.score_log(key, pod_logs.make_report(run, pod.node, pods.gpus))
+                await self._observations.score_log(key, report)
+            if run is not None:
                 return
 
     async def _read_pod(self, folder: str, pod: LoggingPod) -> tuple[bytes, bytes]:

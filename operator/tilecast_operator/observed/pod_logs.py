@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from itertools import chain
 
 from tilecast.api.fields import as_mapping, mappings_in
-from tilecast.jobs.interface import JobKind
+from tilecast.jobs.interface import Job, JobKind
 from tilecast.jobs.quantities import count_or_default, count_pod_gpus, count_requested_gpus
 from tilecast.logs import TEXT_FORMATS, LoggedRun, find_logged_run, split_lines
 from tilecast_operator.kube.kinds import Document
@@ -23,7 +23,7 @@ TAIL_BYTES = 1 << 17
 """Most bytes that are read of the end of a log."""
 TAIL_LINES = 500
 MAX_PODS = 500
-"""Pods of a job that are listed. Of a job with more, the GPUs are not counted, and the last pod is not known."""
+"""Pods of a job that are listed. Of a job with more, the last pod is not known, nor whether all pods are there."""
 INDEX_LABELS = (
     "jobset.sigs.k8s.io/job-index",
     "batch.kubernetes.io/job-completion-index",
@@ -48,12 +48,12 @@ class LoggingPod:
 
 @dataclass(frozen=True, slots=True)
 class JobPods:
-    """Pods of a job that run."""
+    """Pods of a job whose logs to read."""
 
     candidates: Sequence[LoggingPod]
     """Pod of rank 0, last pod and launcher, as far as they have started."""
     gpus: int | None
-    """GPUs of all pods of the job. None if they are not known."""
+    """GPUs that the job asks for. None if they are not known, or if pods that have them are missing."""
 
 
 def make_list_query(kind: JobKind, name: str) -> dict[str, str]:
@@ -68,22 +68,24 @@ def make_log_query(container: str, *, is_tail: bool) -> dict[str, str]:
     return {"container": container, "limitBytes": str(HEAD_BYTES)}
 
 
-def find_pods(page: Document, uid: str) -> JobPods:
-    """Return the pods of a job that have not ended: the GPUs of all, and whose logs to read.
+def find_pods(page: Document, job: Job) -> JobPods:
+    """Return the pods of a job whose logs to read, and the job's GPUs if no pod is missing.
+
+    A pod that has succeeded is not missing: workers end while rank 0 still saves.
 
     Args:
         page: list of the pods with the job's label.
-        uid: UID of the job. A pod that names another owner of the job's kind is left out.
+        job: the job, with its pods. Pods of another owner are left out.
     """
-    pods = [item for item in mappings_in(page.get("items")) if _get_phase(item) not in ("Succeeded", "Failed")]
-    pods = sorted((item for item in pods if _may_belong(item, uid)), key=_rank_pod)
+    pods = [item for item in mappings_in(page.get("items")) if _get_phase(item) != "Failed"]
+    pods = sorted((item for item in pods if _is_of_job(item, job)), key=_rank_pod)
     is_whole = not as_mapping(page.get("metadata")).get("continue")
     running = [item for item in pods if _get_phase(item) == "Running"]
     started = [item for item in running if count_pod_gpus(item)]
     chosen = started[:1] + (started[1:][-1:] if is_whole else [])
     chosen += [item for item in running if _is_launcher(item) and not count_pod_gpus(item)][:1]
-    gpus = sum(count_pod_gpus(item) for item in pods) if is_whole else None
-    return JobPods([_read_pod(item) for item in chosen], gpus)
+    is_complete = not is_whole or sum(map(count_pod_gpus, pods)) >= job.gpus
+    return JobPods([_read_pod(item) for item in chosen], job.gpus or None if is_complete else None)
 
 
 def read_run(heads: Sequence[bytes], tail: bytes) -> LoggedRun | None:
@@ -97,13 +99,17 @@ def read_run(heads: Sequence[bytes], tail: bytes) -> LoggedRun | None:
     return find_logged_run(chain.from_iterable(map(split_lines, parts)), TEXT_FORMATS)
 
 
-def make_report(run: LoggedRun, node: str | None, gpus: int | None) -> StepReport:
-    """Return the report of a run that a pod on `node` has logged. `gpus` is the number of GPUs of the job's pods.
+def make_report(run: LoggedRun, node: str | None, gpus: int | None) -> StepReport | None:
+    """Return the report of a run that a pod on `node` has logged. Return None if its number of GPUs is not known.
+
+    The number that the log states counts, or else `gpus`, that of the job.
 
     Raises:
         RefusedReport: the step is no time.
     """
-    return StepReport(require_positive(run.seconds), LOG, node=node, gpus=gpus or run.gpus or None, plan=run.plan)
+    if not (known := run.gpus or gpus):
+        return None
+    return StepReport(require_positive(run.seconds), LOG, node=node, gpus=known, plan=run.plan)
 
 
 def _get_phase(pod: Document) -> object:
@@ -114,11 +120,21 @@ def _is_launcher(pod: Document) -> bool:
     return as_mapping(as_mapping(pod.get("metadata")).get("labels")).get(_GROUP) == _LAUNCHER
 
 
-def _may_belong(pod: Document, uid: str) -> bool:
-    """Return whether a pod's controller is the job, or a Job that the job has made."""
-    owners = mappings_in(as_mapping(pod.get("metadata")).get("ownerReferences"))
+def _is_of_job(pod: Document, job: Job) -> bool:
+    """Return whether a pod is not being deleted, and its controller is the job or a Job of the job's name and groups.
+
+    The Jobs of a JobSet are known by their names alone, because a pod does not name the owner of its owner.
+    """
+    metadata = as_mapping(pod.get("metadata"))
+    owners = mappings_in(metadata.get("ownerReferences"))
     owner = next((item for item in owners if item.get("controller") is True), None)
-    return owner is not None and (owner.get("uid") == uid or owner.get("kind") == "Job")
+    if owner is None or metadata.get("deletionTimestamp"):
+        return False
+    if not job.kind.has_jobs:
+        return bool(job.uid) and owner.get("uid") == job.uid
+    stem = f"{job.name}-{as_mapping(metadata.get('labels')).get(_GROUP)}-"
+    name = str(owner.get("name"))
+    return owner.get("kind") == "Job" and name.startswith(stem) and name.removeprefix(stem).isdecimal()
 
 
 def _rank_pod(pod: Document) -> tuple[bool, list[int], str]:

@@ -197,6 +197,8 @@ class JobKind(ABC):
     """Path of the number of processes per pod; None if the kind has no such field."""
     pod_label: ClassVar[str] = ""
     """Label whose value is the name of the job, on each of its pods; empty if pods have no such label."""
+    has_jobs: ClassVar[bool] = False
+    """Whether batch Jobs control the pods, each with the name of the job, of a group of its pods and a number."""
     pod_names: ClassVar[str] = ""
     """Pattern of the names of a job's pods, in which `$name` is the job and `$groups` the names of its groups of pods;
     empty if unknown."""

@@ -19,6 +19,7 @@ class JobSet(JobKind):
     plural = "jobsets"
     api_version = "jobset.x-k8s.io/v1alpha2"
     pod_label = "jobset.sigs.k8s.io/jobset-name"
+    has_jobs = True
     pod_names = "$name-($groups)-[0-9]+-[0-9]+-[a-z0-9]{5}"
     finished = ("Completed", "Failed")
     tested = "0.12"

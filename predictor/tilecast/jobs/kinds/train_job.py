@@ -37,6 +37,7 @@ class TrainJob(JobKind):
     plural = "trainjobs"
     api_version = "trainer.kubeflow.org/v1alpha1"
     pod_label = "jobset.sigs.k8s.io/jobset-name"
+    has_jobs = True
     pod_names = "$name-($groups)-[0-9]+-[0-9]+-[a-z0-9]{5}"
     runtimes = ("trainingruntimes", "clustertrainingruntimes")
     finished = ("Complete", "Failed")
