@@ -43,8 +43,7 @@ def pattern(job: jobs.Job) -> str:
     [
         ("trainjob", "a-node-0-1-x7k2p", ("a-b-node-0-0-x7k2p", "ab-node-0-0-x7k2p", "a-node-0-1")),
         ("pytorchjob", "a-worker-11", ("a-b-worker-0", "a-worker-0-x", "b-a-worker-0")),
-        ("job", "a-0-x7k2p", ("a-b-x7k2p", "a-0-0-x7k2p", "a")),
-        ("job", "a-x7k2p", ("a-worker-0",)),
+        ("job", "a-0-x7k2p", ("a-b-x7k2p", "a-0-0-x7k2p", "a", "a-x7k2p", "a-worker-0", "a-0-debug")),
     ],
 )
 def test_the_pods_of_a_job_alone_are_asked_for(kind: str, own: str, others: tuple[str, ...]) -> None:
@@ -53,6 +52,35 @@ def test_the_pods_of_a_job_alone_are_asked_for(kind: str, own: str, others: tupl
     dotted = pattern(read(kind, "a.b"))
     assert "\\" not in dotted and re.fullmatch(dotted, own.replace("a", "a.b", 1))
     assert not re.fullmatch(dotted, own.replace("a", "axb", 1))
+
+
+def name_batch_job(name: str, mode: str) -> str:
+    """Return the pattern of the pods of a batch Job of that completion mode."""
+    document = read_document("job")
+    document["metadata"]["name"] = name
+    document["spec"]["completionMode"] = mode
+    return pattern(jobs.read_job(document))
+
+
+def test_only_the_pods_of_an_indexed_job_have_an_index() -> None:
+    indexed, other = name_batch_job("train", "Indexed"), name_batch_job("train", "NonIndexed")
+    assert re.fullmatch(indexed, "train-0-x7k2p") and re.fullmatch(indexed, "train-11-x7k2p")
+    assert re.fullmatch(other, "train-x7k2p")
+    for name in ("train-x7k2p", "train-0-0-x7k2p", "train-debug", "train-2-debug"):
+        assert not re.fullmatch(indexed, name), name
+    for name in ("train-2-x7k2p", "train-debug", "train-a-x7k2p"):
+        assert not re.fullmatch(other, name), name
+
+
+@pytest.mark.parametrize("size", [49, 50, 51, 55, 56, 57, 58, 63])
+def test_kubernetes_cuts_the_names_of_pods(size: int) -> None:
+    name = ("a.b" + "c" * 60)[:size]
+    indexed, other = name_batch_job(name, "Indexed"), name_batch_job(name, "NonIndexed")
+    assert re.fullmatch(other, f"{name}-"[:58] + "x7k2p")
+    for index in (0, 10, 12345):
+        end = f"-{index}-"
+        pod = name[: 58 - len(end)] + end + "x7k2p"
+        assert len(pod) <= 63 and re.fullmatch(indexed, pod) and not re.fullmatch(indexed, pod.replace(".", "x"))
 
 
 def test_only_names_of_kubernetes_get_into_a_query() -> None:

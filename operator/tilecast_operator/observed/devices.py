@@ -14,6 +14,7 @@ from typing import Any
 
 from tilecast.api.base import round_to_six_digits
 from tilecast.jobs import Job
+from tilecast.jobs.interface import quote_name
 
 WINDOW = "10m"
 """Time over which a query aggregates."""
@@ -46,7 +47,7 @@ def make_query(selector: str, job: Job) -> str | None:
         selector: labels of the metrics, with `$namespace` and `$pods`.
         job: the job.
     """
-    pattern, groups = job.kind.pod_names, list[str]()
+    pattern, groups = job.pod_names, list[str]()
     if has_groups := "$groups" in pattern:
         groups = [item.name for item in job.pods if item.gpus] or [item.name for item in job.pods]
     names = [job.name, *groups]
@@ -54,7 +55,7 @@ def make_query(selector: str, job: Job) -> str | None:
     if not selector or not is_known or not all(map(_NAME.fullmatch, (job.namespace, *names))):
         return None
     # A dot in a name is a character of its own; a backslash would have to be escaped twice.
-    literal = [name.replace(".", "[.]") for name in names]
+    literal = [quote_name(name) for name in names]
     pods = Template(pattern).substitute(name=literal[0], groups="|".join(literal[1:]))
     labels = Template(selector).safe_substitute(namespace=job.namespace, pods=pods)
     parts = (f'label_replace({text % (labels, WINDOW)}, "value", "{name}", "", "")' for name, text in QUERIES.items())

@@ -18,6 +18,9 @@ from tilecast.jobs.quantities import count_or_default, count_requested_gpus, for
 from tilecast.jobs.shapes import POD, require_shape
 from tilecast.nodes import choice_labels, gpu_resource
 
+RANDOM_PART = "[bcdfghjklmnpqrstvwxz2456789]{5}"
+"""Pattern of the part that Kubernetes appends to a generated name: its alphabet has no vowels and no 0, 1 or 3."""
+
 
 @dataclass(frozen=True, slots=True)
 class Pods:
@@ -71,6 +74,10 @@ class Job:
     """`model` and `training` of the TrainingJob that the job's command says. Empty if it was not read."""
     why_unread: str = ""
     """Reason why the command says neither. Empty if it was read, or if nobody tried to."""
+    created: str = ""
+    """Time of its creation (RFC 3339). Empty if it is not known."""
+    pod_names: str = ""
+    """Pattern of the names of its pods, as `JobKind.find_pod_names` returns it."""
     reading: str = ""
     """JSON of what was read of the command, for the annotation `READING`."""
 
@@ -234,6 +241,10 @@ class JobKind(ABC):
             runtime: the object that `find_runtime` names; None if it is not available.
         """
 
+    def find_pod_names(self, document: Document) -> str:
+        """Return the pattern of the names of a job's pods, with the placeholders that `pod_names` has."""
+        return self.pod_names
+
     @abstractmethod
     def is_active(self, status: Document) -> bool:
         """Return whether a job's status shows that pods run or have run."""
@@ -343,6 +354,11 @@ def remove_node_choice(job: Job) -> Job:
 def add_tolerations(pods: Pods, tolerations: Sequence[Mapping[str, str]]) -> list[Mapping[str, Any]]:
     """Return the tolerations of pods, followed by those `tolerations` that the pods lack."""
     return [*pods.tolerations, *(item for item in tolerations if item not in pods.tolerations)]
+
+
+def quote_name(name: str) -> str:
+    """Return the pattern that matches only `name`, the name of an object. It has no backslash."""
+    return name.replace(".", "[.]")
 
 
 def is_choice_label(label: str) -> bool:

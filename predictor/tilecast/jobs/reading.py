@@ -69,6 +69,8 @@ def _build_job(kind: JobKind, document: Document, pods: tuple[Pods, ...], *, is_
         is_owned=any(owner.get("controller") and owner.get("kind") in JOB_KINDS for owner in owners),
         is_resizable=is_countable and kind.is_resizable(document),
         is_countable=is_countable,
+        created=str(metadata.get("creationTimestamp", "")),
+        pod_names=kind.find_pod_names(document),
     )
 
 

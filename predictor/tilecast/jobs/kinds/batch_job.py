@@ -4,9 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from tilecast.api.fields import Document, FieldChange
-from tilecast.jobs.interface import JobKind, Pods, read_pod_template
+from tilecast.api.fields import Document, FieldChange, value_at_path
+from tilecast.jobs.interface import RANDOM_PART, JobKind, Pods, quote_name, read_pod_template
 from tilecast.jobs.shapes import read_count_at
+
+MAX_BASE = 58
+"""Characters of a generated name before its random part; Kubernetes cuts the name of the Job to that."""
+MAX_DIGITS = 6
+"""Most digits of the index of a pod."""
 
 
 class BatchJob(JobKind):
@@ -16,7 +21,6 @@ class BatchJob(JobKind):
     plural = "jobs"
     api_version = "batch/v1"
     pod_label = "batch.kubernetes.io/job-name"
-    pod_names = "$name(-[0-9]+)?-[a-z0-9]{5}"
     finished = ("Complete", "Failed")
     placed_by = "pod template"
     resized_by = "Indexed Jobs whose completions equal their parallelism"
@@ -25,6 +29,19 @@ class BatchJob(JobKind):
         count = read_count_at(document, ("spec", "parallelism"))
         count = min(count, read_count_at(document, ("spec", "completions"), count))
         yield read_pod_template("", ("spec", "template", "spec"), count, document["spec"]["template"]["spec"])
+
+    def find_pod_names(self, document: Document) -> str:
+        """Return the pattern of the names of a Job's pods. Those of an Indexed Job have an index, which is never cut.
+
+        A long name of a Job is cut, the more the longer the index.
+        """
+        name = str(value_at_path(document, ("metadata", "name")) or "")
+        if value_at_path(document, ("spec", "completionMode")) != "Indexed":
+            return quote_name(f"{name}-"[:MAX_BASE]) + RANDOM_PART
+        if len(name) + MAX_DIGITS + 2 <= MAX_BASE:
+            return f"{quote_name(name)}-[0-9]+-{RANDOM_PART}"
+        bases = (f"{quote_name(name[: MAX_BASE - count - 2])}-[0-9]{{{count}}}" for count in range(1, MAX_DIGITS + 1))
+        return f"({'|'.join(bases)})-{RANDOM_PART}"
 
     def is_active(self, status: Document) -> bool:
         # startTime is removed when a Job that ran is suspended

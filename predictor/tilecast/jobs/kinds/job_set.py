@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from tilecast.api.fields import Document, FieldChange, Path, value_at_path
-from tilecast.jobs.interface import Job, JobKind, Pods, read_pod_template
+from tilecast.jobs.interface import RANDOM_PART, Job, JobKind, Pods, read_pod_template
 from tilecast.jobs.quantities import count_or_default, has_any_count
 from tilecast.jobs.shapes import read_count_at, require_shape
 
@@ -20,7 +20,7 @@ class JobSet(JobKind):
     api_version = "jobset.x-k8s.io/v1alpha2"
     pod_label = "jobset.sigs.k8s.io/jobset-name"
     has_jobs = True
-    pod_names = "$name-($groups)-[0-9]+-[0-9]+-[a-z0-9]{5}"
+    pod_names = f"$name-($groups)-[0-9]+-[0-9]+-{RANDOM_PART}"
     finished = ("Completed", "Failed")
     tested = "0.12"
     placed_by = "pod templates of replicated jobs with GPUs"

@@ -7,6 +7,7 @@ from typing import Any
 
 from tilecast.api.fields import Document, FieldChange, Path, value_at_path
 from tilecast.jobs.interface import (
+    RANDOM_PART,
     Job,
     JobKind,
     Placement,
@@ -38,7 +39,7 @@ class TrainJob(JobKind):
     api_version = "trainer.kubeflow.org/v1alpha1"
     pod_label = "jobset.sigs.k8s.io/jobset-name"
     has_jobs = True
-    pod_names = "$name-($groups)-[0-9]+-[0-9]+-[a-z0-9]{5}"
+    pod_names = f"$name-($groups)-[0-9]+-[0-9]+-{RANDOM_PART}"
     runtimes = ("trainingruntimes", "clustertrainingruntimes")
     finished = ("Complete", "Failed")
     processes = ("spec", "trainer", "numProcPerNode")
