@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import subprocess
+import time
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +16,12 @@ from operator_store import settled
 from test_pod_logs import LogStore, running_job
 from test_targets import REQUEST, TRAIN_JOB, train_job
 from tilecast import jobs
-from tilecast.api import documents
+from tilecast.api import documents, status
 from tilecast_operator.assembly import Assembly
 from tilecast_operator.kube.kinds import Key
+from tilecast_operator.kube.times import format_time
 from tilecast_operator.observed import devices
+from tilecast_operator.report import job_status
 from tilecast_operator.settings import Settings
 
 EXISTING = Path(__file__).resolve().parent.parent / "examples" / "existing"
@@ -104,10 +107,10 @@ def answer(**values: object) -> dict[str, Any]:
 
 
 def test_values_that_cannot_be_are_left_out() -> None:
-    use = devices.parse_use(answer(memory=40960, tensor=0.45678, power=651.25), "t")
-    assert use == devices.DeviceUse(40 * GIB, 0.4568, 651.25, "t")
-    use = devices.parse_use(answer(memory="NaN", tensor=1.5, power=300), "t")
-    assert use == devices.DeviceUse(None, None, 300.0, "t")
+    use = devices.parse_use(answer(memory=40960, tensor=0.45678, power=651.25), "t", "u")
+    assert use == devices.DeviceUse(40 * GIB, 0.4568, 651.25, "t", "u")
+    use = devices.parse_use(answer(memory="NaN", tensor=1.5, power=300), "t", "u")
+    assert use == devices.DeviceUse(None, None, 300.0, "t", "u")
     for wrong in (
         answer(),
         answer(memory="-1"),
@@ -117,7 +120,7 @@ def test_values_that_cannot_be_are_left_out() -> None:
         [],
         {"data": {"result": [1]}},
     ):
-        assert devices.parse_use(wrong, "t") is None
+        assert devices.parse_use(wrong, "t", "u") is None
 
 
 async def told(running: Assembly, store: LogStore, outcome: Any) -> dict[str, Any]:
@@ -130,21 +133,26 @@ async def told(running: Assembly, store: LogStore, outcome: Any) -> dict[str, An
 
 @pytest.mark.slow
 async def test_the_status_has_peak_memory_and_a_bound_on_the_mfu() -> None:
-    async with running_job() as (running, store, _):
+    async with running_job() as (running, store, forecast_s):
         ((key, query),) = running.devices.queries()
         assert key == KEY and 'namespace="default",pod=~"a-(node)-' in query and not store.asked
         used = store.objects[REQUEST]["status"]["recommendation"]["memoryBytes"]["used"]
         mib = used / 1.25 / (1 << 20)
         use = (await told(running, store, answer(memory=mib, tensor=0.5, power=600)))["gpuUse"]
         assert use["peakMemoryBytes"] == pytest.approx(used / 1.25, rel=1e-3)
-        assert use["memoryErrorRatio"] == pytest.approx(0.25, abs=0.01)
+        assert "memoryErrorRatio" not in use and "observed" not in store.objects[REQUEST]["status"], "it is not known"
         assert (use["mfuUpperBoundRatio"], use["powerWatts"]) == (0.5, 600.0)
         count = len(store.writes)
         status = await told(running, store, answer(memory=mib * 1.001, tensor=0.51, power=610))
         assert status["gpuUse"] == use and len(store.writes) == count, "small changes are no news"
         lower = (await told(running, store, answer(memory=mib / 2, tensor=0.3)))["gpuUse"]
         assert lower["peakMemoryBytes"] == use["peakMemoryBytes"] and lower["mfuUpperBoundRatio"] == 0.3
-        assert "observed" not in status
+        step = {"metric": {}, "value": [1.8e9, f"{forecast_s}"]}
+        await running.observations.score_sample(KEY, {"data": {"resultType": "vector", "result": [step]}})
+        running.runtime.add(KEY)
+        lower = (await told(running, store, answer(memory=mib / 2, tensor=0.4)))["gpuUse"]
+        assert store.objects[REQUEST]["status"]["forecast"]["followed"] is True
+        assert lower["memoryErrorRatio"] == pytest.approx(0.25, abs=0.01)
         seen = running.cache.jobs.get(Key("TrainJob", "default", "a"))
         assert seen is not None and running.devices.find_use(KEY) is not None
         other = {**seen.value, "metadata": {**seen.value["metadata"], "uid": "another", "resourceVersion": "9999"}}
@@ -156,6 +164,46 @@ async def test_the_status_has_peak_memory_and_a_bound_on_the_mfu() -> None:
         await settled(running)
         assert not list(running.devices.queries()), "a job that has ended is not asked for"
         assert (await told(running, store, answer(memory=1)))["gpuUse"] == lower, "and keeps what was measured"
+
+
+@pytest.mark.slow
+async def test_a_job_takes_nothing_over_from_an_earlier_one_of_its_name() -> None:
+    async with running_job() as (running, store, _):
+        before = (await told(running, store, answer(memory=40_000)))["gpuUse"]
+        seen = running.cache.jobs.get(Key("TrainJob", "default", "a"))
+        assert seen is not None
+
+        def rerun(age_s: float) -> list[str]:
+            """Show the operator the next job of that name, and return its queries."""
+            changes = {"uid": "next", "creationTimestamp": format_time(time.time() - age_s)}
+            changes["resourceVersion"] = f"{10_000 + age_s:.0f}"
+            running.cache.jobs.put_object({**seen.value, "metadata": {**seen.value["metadata"], **changes}})
+            return [query for _, query in running.devices.queries()]
+
+        assert not rerun(30), "the pods of the earlier one may still end"
+        await running.devices.score_sample(KEY, answer(memory=50_000))
+        assert running.devices.find_use(KEY) is None, "an answer to the query for the earlier one"
+        (query,) = rerun(200)
+        assert all(130 <= int(text) <= 140 for text in re.findall(r"\[(\d+)s\]", query))
+        after = (await told(running, store, answer(memory=20_000)))["gpuUse"]
+        assert (before["peakMemoryBytes"], after["peakMemoryBytes"]) == (40_000 << 20, 20_000 << 20)
+        assert before["jobUid"] != after["jobUid"] == "next"
+
+
+def test_a_query_looks_back_to_the_creation_of_its_job_at_most() -> None:
+    ages = {0: None, 60: None, 61: 1, 300: 240, 660: 600, 86400: 600}
+    assert {age: devices.find_window_s(1e9, 1e9 + age) for age in ages} == ages
+    assert devices.find_window_s(None, 1e9) is None
+    assert "[90s]" in str(devices.make_query(SELECTOR, read("job"), 90))
+
+
+@pytest.mark.parametrize(("followed", "has_error"), [(None, False), (False, False), (True, True)])
+def test_memory_is_compared_with_the_forecast_of_what_runs(followed: bool | None, *, has_error: bool) -> None:
+    best = status.Recommendation.model_construct(memory_bytes=status.MemoryBytes.model_construct(used=5 * GIB))
+    frozen = status.FrozenForecast(frozen_at="t", followed=followed)
+    before = status.TrainingJobStatus.model_construct(recommendation=best, forecast=frozen)
+    shown = job_status.add_gpu_use(before, devices.DeviceUse(4 * GIB, None, None, "t", "u")).gpu_use
+    assert shown is not None and (shown.memory_error_ratio == 0.25) is has_error
 
 
 def test_prometheus_evaluates_the_query(tmp_path: Path) -> None:

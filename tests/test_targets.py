@@ -195,6 +195,7 @@ async def test_a_decision_that_comes_late_is_not_begun_to_be_written() -> None:
 def train_job(store: JobStore, **changes: Any) -> dict[str, Any]:
     (document,) = documents.load_documents((EXAMPLES / "existing" / "trainjob.yaml").read_text())
     document["metadata"] |= {"name": "a", "namespace": "default", "labels": {}}
+    document["metadata"]["creationTimestamp"] = "2026-01-01T00:00:00Z"
     document["metadata"]["annotations"] = changes.pop("annotations", {})
     document["spec"]["suspend"] = changes.pop("suspend", True)
     return store.put(TRAIN_JOB, {**document, **changes})

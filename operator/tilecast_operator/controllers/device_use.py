@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from tilecast.jobs import Job
 from tilecast_operator.controllers.requests import JobRequestIndex
 from tilecast_operator.controllers.runtime import SharedContext
 from tilecast_operator.controllers.targets import find_running_target
 from tilecast_operator.kube.controller_state import StateTable
 from tilecast_operator.kube.kinds import Key
+from tilecast_operator.kube.times import parse_time
 from tilecast_operator.observed import devices
 from tilecast_operator.observed.devices import DeviceUse
 
@@ -20,8 +22,8 @@ class DeviceUseReader:
     def __init__(self, context: SharedContext, requests: JobRequestIndex) -> None:
         self._context = context
         self._requests = requests
-        self._use: StateTable[tuple[str, DeviceUse]] = context.records.add_table()
-        """UID of each job's target, and what was read last of it."""
+        self._use: StateTable[DeviceUse] = context.records.add_table()
+        """What was read last of each job's target."""
 
     def queries(self) -> Iterator[tuple[Key, str]]:
         """Yield the key of every TrainingJob whose target runs, and the query for the target's GPUs.
@@ -32,26 +34,34 @@ class DeviceUseReader:
             if not self._context.leadership.is_leader:
                 return
             job = find_running_target(self._context, self._requests, key)
-            query = None if job is None else devices.make_query(self._context.settings.dcgm_selector, job)
+            window_s = None if job is None else self._find_window_s(job)
+            if job is None or window_s is None:
+                continue
+            query = devices.make_query(self._context.settings.dcgm_selector, job, window_s)
             if query is not None:
                 yield key, query
 
     async def score_sample(self, key: Key, outcome: Any) -> None:
-        """Record what Prometheus returned for a job's query, unless it has no values."""
-        job, use = (
-            find_running_target(self._context, self._requests, key),
-            devices.parse_use(outcome, self._context.timestamp()),
-        )
-        before = self.find_use(key)
-        if job is not None and use is not None and (before is None or _is_news(before, use)):
-            self._use[key] = job.uid, use
+        """Record what Prometheus returned for a job's query, unless it has no values.
+
+        An answer that may be to the query of an earlier job of the target's name is dropped.
+        """
+        job = find_running_target(self._context, self._requests, key)
+        if job is None or self._find_window_s(job) is None:
+            return
+        before, use = self.find_use(key), devices.parse_use(outcome, self._context.timestamp(), job.uid)
+        if use is not None and (before is None or _is_news(before, use)):
+            self._use[key] = use
             self._context.runtime.add(key, in_background=True)
 
     def find_use(self, key: Key) -> DeviceUse | None:
         """Return what was read last of the GPUs of a job's target. Return None if nothing was, or it runs no more."""
-        uid, use = self._use.get(key) or ("", None)
+        use = self._use.get(key)
         job = None if use is None else find_running_target(self._context, self._requests, key)
-        return use if job is not None and job.uid == uid else None
+        return use if use is not None and job is not None and job.uid == use.job_uid else None
+
+    def _find_window_s(self, job: Job) -> int | None:
+        return devices.find_window_s(parse_time(job.created), self._context.clock())
 
 
 def _is_news(before: DeviceUse, now: DeviceUse) -> bool:

@@ -16,8 +16,10 @@ from tilecast.api.base import round_to_six_digits
 from tilecast.jobs import Job
 from tilecast.jobs.interface import quote_name
 
-WINDOW = "10m"
-"""Time over which a query aggregates."""
+WINDOW_S = 600
+"""Longest time over which a query aggregates, in seconds."""
+END_S = 60
+"""Time after a job's creation in which pods of an earlier job of its name may end, and be scraped, in seconds."""
 MIB = 1 << 20
 MAX_MIB = 1 << 24
 MAX_W = 10_000.0
@@ -38,14 +40,32 @@ class DeviceUse:
     tensor_ratio: float | None
     power_w: float | None
     time: str
+    job_uid: str
+    """UID of the job."""
 
 
-def make_query(selector: str, job: Job) -> str | None:
+def find_window_s(created_s: float | None, now_s: float) -> int | None:
+    """Return the seconds over which a query may aggregate. Return None if the job was created just now.
+
+    They contain no value of an earlier job of the same name, whose pods have the same names.
+
+    Args:
+        created_s: Unix time of the job's creation. None if it is not known.
+        now_s: Unix time of the query.
+    """
+    if created_s is None:
+        return None
+    window_s = min(WINDOW_S, int(now_s - created_s) - END_S)
+    return window_s if window_s > 0 else None
+
+
+def make_query(selector: str, job: Job, window_s: int = WINDOW_S) -> str | None:
     """Return the query for the GPUs of a job's pods. Return None if the names of its pods are not known.
 
     Args:
         selector: labels of the metrics, with `$namespace` and `$pods`.
         job: the job.
+        window_s: seconds over which the query aggregates, from `find_window_s`.
     """
     pattern, groups = job.pod_names, list[str]()
     if has_groups := "$groups" in pattern:
@@ -58,12 +78,20 @@ def make_query(selector: str, job: Job) -> str | None:
     literal = [quote_name(name) for name in names]
     pods = Template(pattern).substitute(name=literal[0], groups="|".join(literal[1:]))
     labels = Template(selector).safe_substitute(namespace=job.namespace, pods=pods)
-    parts = (f'label_replace({text % (labels, WINDOW)}, "value", "{name}", "", "")' for name, text in QUERIES.items())
+    parts = (
+        f'label_replace({text % (labels, f"{window_s}s")}, "value", "{name}", "", "")' for name, text in QUERIES.items()
+    )
     return " or ".join(parts)
 
 
-def parse_use(outcome: Any, time: str) -> DeviceUse | None:
-    """Return the values in a response to the query of `make_query`. Return None if it has none that can be."""
+def parse_use(outcome: Any, time: str, job_uid: str) -> DeviceUse | None:
+    """Return the values in a response to the query of `make_query`. Return None if it has none that can be.
+
+    Args:
+        outcome: the response.
+        time: time of the response (RFC 3339).
+        job_uid: UID of the job.
+    """
     try:
         found = {str(item["metric"]["value"]): float(item["value"][1]) for item in outcome["data"]["result"]}
     except (KeyError, TypeError, ValueError, IndexError):
@@ -78,6 +106,7 @@ def parse_use(outcome: Any, time: str) -> DeviceUse | None:
         None if tensor is None else round(tensor, 4),
         None if power is None else round_to_six_digits(power),
         time,
+        job_uid,
     )
 
 

@@ -195,11 +195,11 @@ def add_score(status: TrainingJobStatus, score: MeasuredForecast) -> TrainingJob
 
 
 def add_gpu_use(status: TrainingJobStatus, use: DeviceUse) -> TrainingJobStatus:
-    """Return a copy of a status with what DCGM measured. Of the peaks of memory so far, the highest stays."""
+    """Return a copy of a status with what DCGM measured. Of the peaks of memory of this job, the highest stays."""
     before, best, ran = status.gpu_use, status.recommendation, status.forecast
-    peaks = (None if before is None else before.peak_memory_bytes, use.memory_bytes)
+    peaks = (None if before is None or before.job_uid != use.job_uid else before.peak_memory_bytes, use.memory_bytes)
     peak = max((item for item in peaks if item is not None), default=None)
-    is_followed = best is not None and (ran is None or ran.followed is not False)
+    is_followed = ran is not None and ran.followed is True
     error = (best.memory_bytes.used - peak) / peak if best is not None and is_followed and peak else None
     shown = api.GpuUse(
         peak_memory_bytes=peak,
@@ -207,6 +207,7 @@ def add_gpu_use(status: TrainingJobStatus, use: DeviceUse) -> TrainingJobStatus:
         mfu_upper_bound_ratio=use.tensor_ratio,
         power_watts=use.power_w,
         time=use.time,
+        job_uid=use.job_uid,
     )
     return _replace_fields(status, gpu_use=shown)
 

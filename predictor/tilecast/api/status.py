@@ -263,7 +263,8 @@ class GpuUse(StatusModel):
         "Most memory in use of any GPU so far, with the CUDA context and what the allocator keeps.", ge=0
     )
     memory_error_ratio: float | None = optional_field(
-        "(predicted - peak) / peak of the recommendation's memoryBytes.used, if the job runs as recommended."
+        "(predicted - peak) / peak of the recommendation's memoryBytes.used, once a measured step shows that the job "
+        "runs as recommended (forecast.followed)."
     )
     mfu_upper_bound_ratio: float | None = optional_field(
         "Share of the last ten minutes in which tensor cores were active, mean of the GPUs: the MFU is at most that.",
@@ -272,6 +273,9 @@ class GpuUse(StatusModel):
     )
     power_watts: float | None = optional_field("Mean power of a GPU in the last ten minutes.", ge=0)
     time: str = time_field("When it was read.")
+    job_uid: str | None = optional_field(
+        "UID of the job whose pods they are: another job has a peak of its own.", max_length=64
+    )
 
 
 class ErrorRatio(StatusModel):
