@@ -208,7 +208,7 @@ class JobKind(ABC):
     """Whether batch Jobs control the pods, each with the name of the job, of a group of its pods and a number."""
     pod_names: ClassVar[str] = ""
     """Pattern of the names of a job's pods, in which `$name` is the job and `$groups` the names of its groups of pods;
-    empty if unknown."""
+    empty if unknown, or if `find_pod_names` makes it of the job."""
     gpu_field: ClassVar[str] = "the limits of a container"
     """Description of the field where the job's author requests GPUs."""
     tested: ClassVar[str] = ""
