@@ -69,7 +69,7 @@ def run(options: argparse.Namespace) -> int:
     )
     if not isinstance(result, QueueScreen):
         sys.stdout.write(render.empty_queue_text(result, options.output))
-        return EXIT_NO_RECOMMENDATION
+        return EXIT_OK if result.submitted is not None and result.submitted.entries else EXIT_NO_RECOMMENDATION
     write = write_screen if options.output == "table" else sys.stdout.write
     write(render.FORMATS[options.output](result))
     return EXIT_OK

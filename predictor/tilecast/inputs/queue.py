@@ -181,7 +181,8 @@ class JobQueueReader:
             taken: names of the jobs in the queue.
             quotas: GPUs by pool and ClusterQueue, to which those of the job are added.
         """
-        metadata = {key: value for key, value in document["metadata"].items() if key != "creationTimestamp"}
+        given = as_mapping(document.get("metadata"))
+        metadata = {key: value for key, value in given.items() if key != "creationTimestamp"}
         fresh = {key: value for key, value in document.items() if key != "status"} | {"metadata": metadata}
         name = _job_name(document, 0)
         name = f"{name} (new)" if name in taken else name
