@@ -185,7 +185,8 @@ def test_one_more_job_has_an_answer_where_nothing_else_can_be_planned(
     file.write_text(json.dumps(new))
     endless = training_job("endless", training={"globalBatchSize": 256, "precision": "fp16"})
     done = {**batch_job("done"), "status": {"conditions": [{"type": "Complete", "status": "True"}]}}
-    for other, count in ((endless, 1), (done, 0)):
+    idle = {"kind": "List", "apiVersion": "v1", "items": []}
+    for other, count in ((idle, 0), (endless, 1), (done, 0)):
         words = written(tmp_path, other), "--gpus", "t4:1,l4:1", "--order", order, "--if-submitted", str(file)
         document = planned(capsys, *words)
         assert document["jobs"] == [] and len(document["unplanned"]) == count

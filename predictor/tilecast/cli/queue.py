@@ -56,7 +56,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     result = plan_queue(
         QueueInputs(
-            read_documents(options.jobs),
+            read_documents(options.jobs, may_be_empty=options.if_submitted is not None),
             PoolOptions.from_attributes(options),
             options.policy,
             options.order,

@@ -29,16 +29,16 @@ from tilecast.spec import SpecError
 _KUEUE = ("LocalQueue", "ClusterQueue", "ResourceFlavor")
 
 
-def read_documents(name: str) -> list[Document]:
+def read_documents(name: str, *, may_be_empty: bool = False) -> list[Document]:
     """Return all documents of a file, of standard input (`-`), or of all YAML and JSON files in a folder.
 
     Raises:
-        SpecError: a file cannot be read, or there are no documents.
+        SpecError: a file cannot be read, or there are no documents although there have to be some.
     """
     path = Path(name)
     files = sorted(item for item in path.iterdir() if item.suffix in _ENDINGS) if path.is_dir() else [path]
     results = [item for file in files for item in documents.load_documents(read_text(str(file)), str(file))]
-    if not results:
+    if not results and not may_be_empty:
         raise SpecError(name, "holds no job", "give a file, a folder of YAML or JSON files, or - for standard input")
     return results
 
