@@ -45,7 +45,8 @@ OFF, ON = (f"Kueue (v1beta2): the feature gate AdmissionGatedBy is {state}" for 
 
 def checked(server: KueueServer) -> tuple[KueueDetector, Leadership]:
     leadership = Leadership(is_alone=False)
-    context = SimpleNamespace(client=server, writer=server, metrics=Metrics(), leadership=leadership)
+    settings = SimpleNamespace(place=True)
+    context = SimpleNamespace(client=server, writer=server, metrics=Metrics(), leadership=leadership, settings=settings)
     return KueueDetector(context, server), leadership  # type: ignore[arg-type]
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from conftest import Helm, HelmError
@@ -34,6 +36,16 @@ def test_estimates_come_with_their_rights_and_only_where_they_are_asked_for(helm
     assert rights(helm, *values, "queue.estimates=true")["workloads"] == ["list", "patch"]
     variables = environment(rendered(helm, *(f"--set={value}" for value in (*values, "queue.estimates=true"))))
     assert variables["TILECAST_QUEUE_ESTIMATES"] == "true"
+
+
+@pytest.mark.parametrize("missing", ["queue.enabled", "jobs.enabled", "capacity.readKueue"])
+def test_estimates_without_what_they_need_are_refused(helm: Helm, missing: str) -> None:
+    values = [f"--set={name}=true" for name in ("queue.enabled", "jobs.enabled", "capacity.readKueue")]
+    with pytest.raises(HelmError, match=rf"queue\.estimates: .*set .*{re.escape(missing)}.* to true"):
+        rendered(helm, *values, "--set=queue.estimates=true", f"--set={missing}=false")
+    if missing == "capacity.readKueue":
+        with pytest.raises(HelmError, match="install Kueue first"):
+            rendered(helm, *values, "--set=queue.estimates=true", "--set=capacity.readKueue=auto")
 
 
 def test_its_rights_come_with_it(helm: Helm) -> None:

@@ -176,6 +176,37 @@ def test_the_command_says_when_one_more_job_would_start(tmp_path: Path, capsys: 
     assert with_python.to_dict()["ifSubmitted"] == submitted
 
 
+@pytest.mark.parametrize("order", ["kueue", "free"])
+def test_one_more_job_has_an_answer_where_nothing_else_can_be_planned(
+    order: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    new = training_job("new")
+    file = tmp_path / "new.json"
+    file.write_text(json.dumps(new))
+    endless = training_job("endless", training={"globalBatchSize": 256, "precision": "fp16"})
+    done = {**batch_job("done"), "status": {"conditions": [{"type": "Complete", "status": "True"}]}}
+    idle = {"kind": "List", "apiVersion": "v1", "items": []}
+    for other, count in ((idle, 0), (endless, 1), (done, 0)):
+        words = written(tmp_path, other), "--gpus", "t4:1,l4:1", "--order", order, "--if-submitted", str(file)
+        document = planned(capsys, *words)
+        assert document["jobs"] == [] and len(document["unplanned"]) == count
+        submitted = document["ifSubmitted"]
+        assert submitted["name"] == "new" and submitted["refusal"] is None
+        assert [(entry["startSeconds"]["target"], entry["delayedJobs"]) for entry in submitted["pools"]] == [(0, 0)] * 2
+        assert "new, if it were submitted now, would start now on 1 GPU of" in shown(capsys, *words)
+    with_python = tilecast.queue(words[0], gpus="t4:1,l4:1", order=order, if_submitted=new)
+    assert with_python.to_dict()["ifSubmitted"] == submitted and "would start now" in str(with_python)
+
+
+def test_one_more_job_without_metadata_says_what_it_lacks(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    new = training_job("new")
+    del new["metadata"]
+    file = tmp_path / "new.json"
+    file.write_text(json.dumps(new))
+    out = shown(capsys, written(tmp_path, training_job("one")), "--gpus", "t4:1", "--if-submitted", str(file))
+    assert "x  unnamed  metadata.name: is missing or no name: write metadata: {name: my-name}" in out
+
+
 def test_the_quota_of_one_more_job_holds_and_a_file_of_two_is_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

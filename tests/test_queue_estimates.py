@@ -3,22 +3,28 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pytest
 import yaml
 
-from job_store import PLACING, JobStore, serving, until
+from job_store import PLACING, WORKLOADS, JobStore, serving, until
 from test_queue_operator import kueue
 from tilecast import jobs
 from tilecast.api import crds
 from tilecast.api.status import TrainingJobStatus
+from tilecast_operator.assembly import Assembly
 from tilecast_operator.controllers import estimates
 from tilecast_operator.kube.client import ApiError
+from tilecast_operator.kube.kinds import Key
+from tilecast_operator.kube.lease import NotLeaderError
 from tilecast_operator.settings import from_environment
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -36,9 +42,24 @@ class WritingStore(JobStore):
     def __init__(self) -> None:
         super().__init__()
         self.written = list[str]()
+        self.lists = 0
+        """Number of times that the Workloads of a job were listed."""
+        self.failing = dict[str, Exception]()
+        """Error of each patch of the Workload of a job, by name of the job."""
+        self.failing_lists = list[Exception]()
+        """Errors of the next lists of Workloads."""
+
+    async def get(self, path: str, query: Any = None) -> dict[str, Any]:
+        if path == WORKLOADS and "labelSelector" in query:
+            self.lists += 1
+            if self.failing_lists:
+                raise self.failing_lists.pop(0)
+        return await super().get(path, query)
 
     async def patch(self, path: str, operations: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         self.written.append(json.dumps(operations))
+        if (error := self.failing.get(path.rpartition("/for-")[2])) is not None:
+            raise error
         return await super().patch(path, operations)
 
     async def apply(self, path: str, document: Any, *, force: bool = True) -> dict[str, Any]:
@@ -66,6 +87,11 @@ async def test_the_workload_of_a_waiting_job_says_when_it_starts_and_how_long_it
         for name in names:
             running.cache.put_object(store.now(name))
         await until(lambda: all(annotations_of(store, name).keys() >= KEYS for name in names), "the estimates")
+        planned = {name: running.planned.get_position(Key("Job", "default", name)) for name in names}
+        await until(
+            lambda: all(annotations_of(store, name) == described(running, name) for name in names), "what is planned"
+        )
+    assert any(place and str(place.earliest_start) < str(place.latest_start) for place in planned.values())
     for name in names:
         said = annotations_of(store, name)
         assert said.keys() == KEYS
@@ -73,8 +99,101 @@ async def test_the_workload_of_a_waiting_job_says_when_it_starts_and_how_long_it
         assert earliest <= said[jobs.START_ESTIMATE] <= latest
         lower, upper = map(int, said[jobs.RUN_RANGE].split("-"))
         assert 0 < lower < int(said[jobs.RUN_ESTIMATE]) < upper
-    assert any(annotations_of(store, name)[jobs.START_RANGE].split("/")[0] > "2026" for name in names)
     assert not any(limit in text for text in store.written for limit in LIMITS)
+
+
+def described(running: Assembly, name: str) -> dict[str, str]:
+    """Return the annotations that say what the plan has of a job."""
+    place = running.planned.get_position(Key("Job", "default", name))
+    if place is None or place.run_seconds is None:
+        return {}
+    run = place.run_seconds
+    return {
+        jobs.START_ESTIMATE: str(place.start),
+        jobs.START_RANGE: f"{place.earliest_start}/{place.latest_start}",
+        jobs.RUN_ESTIMATE: str(round(run.target)),
+        jobs.RUN_RANGE: f"{round(run.lower_bound)}-{round(run.upper_bound)}",
+    }
+
+
+@asynccontextmanager
+async def estimating(store: WritingStore, names: Sequence[str], **settings: Any) -> AsyncIterator[Assembly]:
+    """Run an operator for waiting jobs that have Workloads."""
+    for name in names:
+        store.workload(waiting(store, name))
+    async with serving(store, replace(ESTIMATING, **settings)) as running:
+        kueue(running)
+        for name in names:
+            running.cache.put_object(store.now(name))
+        yield running
+
+
+@pytest.mark.parametrize("error", [ValueError("no"), NotLeaderError("no"), ApiError(403, "no"), ApiError(500, "no")])
+async def test_a_workload_that_cannot_be_written_keeps_no_other_job_from_its_estimates(error: Exception) -> None:
+    store, names = WritingStore(), [f"j{number}" for number in range(6)]
+    store.failing["j0"] = error
+    async with estimating(store, names) as running:
+        await until(lambda: all(annotations_of(store, name).keys() == KEYS for name in names[1:]), "all others")
+        assert annotations_of(store, "j0") == {}
+        del store.failing["j0"]
+        if isinstance(error, NotLeaderError):
+            running.runtime.take_over(())
+        await until(lambda: annotations_of(store, "j0").keys() == KEYS, "the last, whose position is the same")
+
+
+async def test_a_list_that_is_not_found_is_asked_for_again() -> None:
+    store, names = WritingStore(), ["a", "b", "c"]
+    store.failing_lists = [ApiError(404, "not found"), ApiError(404, "not found")]
+    async with estimating(store, names):
+        await until(lambda: all(annotations_of(store, name).keys() == KEYS for name in names), "the estimates")
+    assert not store.failing_lists
+
+
+async def test_a_position_with_the_same_estimates_costs_no_request() -> None:
+    store, names = WritingStore(), ["a", "b", "c"]
+    async with estimating(store, names) as running:
+        await until(lambda: all(annotations_of(store, name).keys() == KEYS for name in names), "the estimates")
+        await until(lambda: not running.runtime.backlog("Estimate"), "the queue")
+        await asyncio.sleep(0.05)
+        lists, written = store.lists, len(store.written)
+        assert running.estimates is not None
+        running.estimates.schedule_jobs(running.cache.jobs)
+        await asyncio.sleep(0.1)
+        assert (store.lists, len(store.written)) == (lists, written)
+        running.estimates._on_leadership_change(True)  # another replica may have written meanwhile
+        await until(lambda: store.lists == lists + len(names), "a look at each")
+
+
+async def test_a_job_that_the_plan_leaves_out_loses_its_estimates_unless_it_has_quota() -> None:
+    store, names = WritingStore(), ["a", "b"]
+    async with estimating(store, names) as running:
+        await until(lambda: all(annotations_of(store, name).keys() == KEYS for name in names), "the estimates")
+        store.workloads["for-a"]["metadata"]["annotations"]["theirs"] = "stays"
+        store.decide("QuotaReserved", "b")
+        for name in names:
+            document = copy.deepcopy(store.now(name))
+            document["metadata"]["annotations"][jobs.TRAINING] = '{"globalBatchSize": 1024, "precision": "fp16"}'
+            running.cache.put_object(store.put(f"/apis/batch/v1/namespaces/default/jobs/{name}", document))
+        await until(lambda: annotations_of(store, "a") == {"theirs": "stays"}, "the estimates to go")
+        await until(lambda: running.planned.find_left_out_reason(Key("Job", "default", "b")), "the plan")
+        await asyncio.sleep(0.1)
+        assert annotations_of(store, "b").keys() == KEYS
+
+
+@pytest.mark.parametrize("missing", ["jobs", "read_kueue"])
+async def test_without_rights_on_workloads_nothing_asks_for_them(missing: str) -> None:
+    store = WritingStore()
+    async with estimating(store, ["a"], **{missing: False, "place": False}) as running:
+        await asyncio.sleep(0.2)
+        assert (running.estimates, store.lists) == (None, 0)
+
+
+async def test_the_version_of_kueue_is_asked_again_where_jobs_are_not_placed() -> None:
+    store = WritingStore()
+    async with estimating(store, ["a"], place=False, watch_check_s=0.01) as running:
+        await until(lambda: running.kueue.features.served == "v1beta2", "the version")
+        await until(lambda: annotations_of(store, "a").keys() == KEYS, "the estimates")
+    assert not [reason for reason, _ in store.events_seen() if reason == "KueueFeatures"]
 
 
 async def test_without_the_setting_no_workload_is_annotated() -> None:

@@ -19,7 +19,7 @@ from job_store import JOBS as BATCH
 from operator_store import JOBS, QUEUE_ADVICES, QUICK, TIMINGS, Store, node, operator, settled
 from tilecast import nodes
 from tilecast.advice import advise
-from tilecast.api.status import QueuePosition
+from tilecast.api.status import QueuePosition, RunSeconds
 from tilecast.jobs import APPLIED, WEIGHT
 from tilecast.jobs.kueue import Quotas
 from tilecast.planner import solver
@@ -389,6 +389,7 @@ def test_a_time_that_was_shown_stays_within_what_forecasts_can_tell() -> None:
     shown = queue_advice.make_positions(plan, {}, frozenset(), {}, NOW_S)
     assert queue_advice.make_positions(plan, {}, frozenset(), shown, NOW_S + 50) == shown
     later = queue_advice.make_positions(plan, {}, frozenset(), shown, NOW_S + 200)
+    assert shown["a"].pools and shown["a"].run_seconds is not None
     assert later["a"].start != shown["a"].start and later["b"] == QueuePosition(reason="no; yes")
     status = queue_advice.make_status(
         plan, "completion", 1, "2026-01-01T00:00:00Z", queue_advice.api.QueueAdviceStatus()
@@ -398,6 +399,36 @@ def test_a_time_that_was_shown_stays_within_what_forecasts_can_tell() -> None:
         before = status.model_copy(update={"gap_ratio": gap})
         now = queue_advice.make_status(plan, "completion", 1, "2026-01-02T00:00:00Z", before)
         assert (now is not before) is is_news, "a plan that goes on from where it is finds another gap"
+
+
+def test_pools_and_the_run_are_kept_as_times_are_and_a_start_with_its_range_alone() -> None:
+    def shown(run_s: float, before: dict[str, QueuePosition], now_s: float, upper_s: float = 4000.0) -> QueuePosition:
+        first = replace(option("fast", run_s), upper_s=upper_s)
+        waiting = QueuedJob("a", (option("fast", 1000.0), option("slow", 1e7 + 1e5 * run_s)))
+        runs = QueuedJob("r", (first,), present=("fast", first.gpus), is_running=True)
+        solution = solver.solve(QueueProblem((runs, waiting), (replace(POOLS[0], nodes=1), POOLS[1])))
+        plan = PlannedQueue(totals(solution), ())
+        return queue_advice.make_positions(plan, {"r": NOW_S}, frozenset(), before, now_s)["a"]
+
+    first = shown(3000.0, {}, NOW_S)
+    assert first.pool == "fast" and len(first.pools) == 2 and first.run_seconds is not None
+    assert shown(3100.0, {"a": first}, NOW_S) == first
+    wider = shown(3010.0, {"a": first}, NOW_S, upper_s=9000.0)
+    assert wider.latest_start != first.latest_start
+    assert wider.start != first.start, "the start goes with its range"
+    longer = shown(6000.0, {"a": first}, NOW_S, upper_s=8000.0)
+    assert longer.pools == shown(6000.0, {}, NOW_S, upper_s=8000.0).pools != first.pools
+
+
+def test_a_run_is_kept_while_it_hardly_differs() -> None:
+    before = QueuePosition(pool="fast", gpus=1, position=1, reason="", run_seconds=run(1000.0))
+    for target, is_kept in ((1040.0, True), (1100.0, False)):
+        now = before.model_copy(update={"run_seconds": run(target)})
+        assert (queue_advice._keep_times(now, before, NOW_S) == before) is is_kept
+
+
+def run(target: float) -> RunSeconds:
+    return RunSeconds(target=target, lower_bound=target / 2, upper_bound=target * 2)
 
 
 def test_what_others_hold_is_what_is_not_free_and_not_ours() -> None:

@@ -159,10 +159,12 @@ class Assembly:
         placer = Placer(context, discovery, advice, kueue_check)
         self.admission = admission = AdmissionController(context, placer, requests, advice)
         self.targets = targets = TargetReader(context, discovery, requests, advice, admission)
+        self.estimates: EstimateWriter | None = None
         if settings.queue:
             queue_jobs = QueueJobReader(context, advice)
-            estimates = EstimateWriter(context, kueue_check, planned) if settings.queue_estimates else None
-            QueuePlanController(context, capacity, requests, queue_jobs, planned, estimates)
+            if settings.queue_estimates and settings.jobs and settings.read_kueue:
+                self.estimates = EstimateWriter(context, kueue_check, planned)
+            QueuePlanController(context, capacity, requests, queue_jobs, planned, self.estimates)
         TrainingJobController(
             context,
             job_answers,
@@ -181,7 +183,8 @@ class Assembly:
         self.runtime.start(WORKERS)
         self.runtime.add_task(self.lists.compare_counts(self.settings.watch_check_s), "watch-check")
         self.runtime.add_task(self.quarantined.run_checks(), "quarantine")
-        if self.settings.jobs and self.settings.place and self.settings.read_kueue:
+        is_kueue_written = (self.settings.jobs and self.settings.place) or self.estimates is not None
+        if self.settings.read_kueue and is_kueue_written:
             self.runtime.add_task(self.kueue.run_checks(), "kueue-check")
         if self.settings.jobs and self.settings.read_logs:
             self.runtime.add_task(self.logs.run_polls(), "logs")

@@ -5,28 +5,29 @@ The annotations are advice for people and schedulers. No limit that ends a run i
 
 from __future__ import annotations
 
-import logging
-from collections import Counter
 from collections.abc import Iterable, Mapping
 
 from tilecast import jobs
 from tilecast.api.fields import Document, as_mapping, value_at_path
 from tilecast.api.status import QueuePosition
+from tilecast.jobs import JOB_KINDS
 from tilecast_operator.controllers import patches
 from tilecast_operator.controllers.kueue_features import KueueDetector
 from tilecast_operator.controllers.planned_jobs import QueuePositions
 from tilecast_operator.controllers.runtime import SharedContext
-from tilecast_operator.kube.client import UNREACHABLE, ApiError
+from tilecast_operator.kube.client import ApiError
+from tilecast_operator.kube.controller_state import StateTable
 from tilecast_operator.kube.fair_limiter import PermitRequest
 from tilecast_operator.kube.kinds import Key
 
-ESTIMATES = Key("Estimate")
-"""Work queue key that makes estimates be written."""
+ESTIMATE = "Estimate"
+"""Kind of the work queue keys that make the estimates of a job be written, one key for each job."""
 MOST_TRIES = 10
 """Most times that the Workload of a job is looked for, which Kueue creates after the job."""
 WAIT_S = 2.0
-
-log = logging.getLogger("tilecast")
+"""Time until the second look. It doubles with each look."""
+ANNOTATIONS = (jobs.START_ESTIMATE, jobs.START_RANGE, jobs.RUN_ESTIMATE, jobs.RUN_RANGE)
+"""All annotations with estimates. Those without a value are removed."""
 
 
 class EstimateWriter:
@@ -36,65 +37,92 @@ class EstimateWriter:
         self._context = context
         self._kueue = kueue_check
         self._planned = planned
-        self._due = set[Key]()
-        self._tries = Counter[Key]()
-        context.runtime.register(ESTIMATES.kind, self._write_due)
+        self._tries: StateTable[int] = context.records.add_table()
+        self._written: StateTable[tuple[str, Mapping[str, str]]] = context.records.add_table()
+        """UID of each job whose Workloads have its estimates, and these estimates."""
+        context.leadership.add_listener(self._on_leadership_change)
+        context.runtime.register(ESTIMATE, self._write_job, gone=self._on_unserved)
 
     def schedule_jobs(self, keys: Iterable[Key]) -> None:
         """Have the estimates of jobs written whose positions have changed."""
-        self._due.update(keys)
-        self._context.runtime.add(ESTIMATES, in_background=True)
+        for key in keys:
+            if key.kind in JOB_KINDS:
+                self._context.runtime.add(_make_estimate_key(key), in_background=True)
 
-    async def _write_due(self, _: Key) -> None:
-        """Write the estimates that are due. Estimates that could not be written stay due."""
-        failed: Exception | None = None
-        due, self._due = sorted(self._due), set()
-        for key in due:
-            try:
-                if not await self._write_job(key):
-                    self._wait_for_workload(key)
-            except (ApiError, *UNREACHABLE) as error:
-                self._due.add(key)
-                failed = error
-        if failed is not None:
-            raise failed
+    def _on_leadership_change(self, is_leading: bool) -> None:
+        """Write all estimates again when this replica begins to lead, because another may have written since."""
+        if is_leading:
+            keys = [*self._written]
+            self._written.clear()
+            self.schedule_jobs(keys)
+
+    def _on_unserved(self, key: Key) -> None:
+        """Schedule a job again whose Workloads the API server does not serve, as Kueue may be replaced."""
+        self._context.runtime.add(key, self._context.timings.unserved_s, in_background=True)
+
+    async def _write_job(self, estimate_key: Key) -> None:
+        """Write the estimates of a waiting job into its Workloads. Remove those of a job that the plan leaves out."""
+        key = _parse_estimate_key(estimate_key)
+        position, seen = self._planned.get_position(key), self._context.cache.jobs.get(key)
+        if seen is None or (position is not None and position.position == 0):
+            self._tries.pop(key, None)
+            return
+        estimates = describe_estimates(position)
+        if self._written.get(key) == (seen.uid, estimates):
+            return
+        if jobs.QUEUE not in as_mapping(value_at_path(seen.value, ("metadata", "labels"))):
+            return
+        self._written.pop(key, None)
+        workloads = await self._kueue.list_workloads(key.namespace, seen.uid)
+        if workloads is None:
+            return
+        are_written = [await self._write_workload(workload, estimates) for workload in workloads]
+        if workloads and all(are_written):
+            self._tries.pop(key, None)
+            self._written[key] = seen.uid, estimates
+        elif estimates and not any(map(patches.is_reserved, workloads)):
+            self._wait_for_workload(key)
 
     def _wait_for_workload(self, key: Key) -> None:
-        self._tries[key] += 1
-        if self._tries[key] < MOST_TRIES:
-            self._due.add(key)
-            self._context.runtime.add(ESTIMATES, WAIT_S, in_background=True)
+        self._tries[key] = tries = self._tries.get(key, 0) + 1
+        if tries < MOST_TRIES:
+            self._context.runtime.add(_make_estimate_key(key), WAIT_S * 2.0 ** (tries - 1), in_background=True)
 
-    async def _write_job(self, key: Key) -> bool:
-        """Write the estimates of a job into its Workloads. Return False if it may get a Workload later."""
-        position, seen = self._planned.get_position(key), self._context.cache.jobs.get(key)
-        if seen is None or position is None or not position.position:
-            self._tries.pop(key, None)
-            return True
-        if jobs.QUEUE not in as_mapping(value_at_path(seen.value, ("metadata", "labels"))):
-            return True
-        workloads = await self._kueue.list_workloads(key.namespace, seen.uid)
-        if workloads is not None and not workloads:
+    async def _write_workload(self, workload: Document, estimates: Mapping[str, str]) -> bool:
+        """Write estimates into a Workload without quota. Return whether the Workload then has them."""
+        if patches.is_reserved(workload):
             return False
-        self._tries.pop(key, None)
-        for workload in workloads or ():
-            await self._write_workload(workload, describe_estimates(position))
-        return True
-
-    async def _write_workload(self, workload: Document, estimates: Mapping[str, str]) -> None:
-        operations = patches.make_annotations_patch(workload, estimates)
-        if not operations or patches.is_reserved(workload):
-            return
+        operations = patches.make_annotations_patch(workload, {key: estimates.get(key) for key in ANNOTATIONS})
+        if not operations:
+            return True
         path, permit = await self._kueue.find_workload_path(workload), PermitRequest(workload["metadata"]["namespace"])
         try:
             await self._context.writer.patch(path, "workloads", operations, permit)
         except ApiError as error:
             if error.status != 404:
                 raise
+            return False
+        return True
 
 
-def describe_estimates(position: QueuePosition) -> dict[str, str]:
-    """Return the annotations that say when a waiting job starts and how long it runs, with their ranges."""
+def _make_estimate_key(key: Key) -> Key:
+    """Return the work queue key for the estimates of a job."""
+    return Key(ESTIMATE, key.namespace, f"{key.kind}/{key.name}")
+
+
+def _parse_estimate_key(key: Key) -> Key:
+    """Return the key of the job whose estimates a work queue key is for."""
+    kind, _, name = key.name.partition("/")
+    return Key(kind, key.namespace, name)
+
+
+def describe_estimates(position: QueuePosition | None) -> dict[str, str]:
+    """Return the annotations that say when a waiting job starts and how long it runs, with their ranges.
+
+    Without a position, or if the plan leaves the job out, there are none.
+    """
+    if position is None:
+        return {}
     run, said = position.run_seconds, dict[str, str]()
     if position.start is not None:
         said[jobs.START_ESTIMATE] = position.start

@@ -178,6 +178,8 @@ class KueueDetector:
             self._posted = features
         if features == self._posted or not self._uid or not self._context.leadership.is_leader:
             return
+        if not self._context.settings.place:  # no job waits for Tilecast
+            return
         name = f"Kueue {features.release}".rstrip()
         held = "" if features.stop_policy else "; its LocalQueues cannot be held"
         kind: Literal["Warning", "Normal"] = "Warning" if features.gate == "absent" else "Normal"

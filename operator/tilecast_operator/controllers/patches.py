@@ -120,16 +120,18 @@ def make_release_patch(document: Document, job: Job, outcome: str) -> list[Opera
     return operations
 
 
-def make_annotations_patch(document: Document, annotations: Mapping[str, str]) -> list[Operation]:
-    """Return the JSON patch that sets annotations of an object. It is empty if nothing changes."""
+def make_annotations_patch(document: Document, annotations: Mapping[str, str | None]) -> list[Operation]:
+    """Return the JSON patch that sets annotations of an object, and removes those that are None.
+
+    It is empty if nothing changes.
+    """
     known = document["metadata"].get("annotations") or {}
     changed = {key: value for key, value in annotations.items() if known.get(key) != value}
     if not changed:
         return []
     if not known:
         return [_require_version(document), _make_set_operation(("metadata", "annotations"), changed)]
-    sets = [_make_set_operation(("metadata", "annotations", key), value) for key, value in changed.items()]
-    return [_require_version(document), *sets]
+    return [_require_version(document), *(_make_annotation_operation(key, value) for key, value in changed.items())]
 
 
 def make_workload_patch(workload: Document, job: Job, placement: Placement) -> list[Operation]:

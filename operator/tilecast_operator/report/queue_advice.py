@@ -164,33 +164,50 @@ def _round_to_minute(time_s: float) -> float:
 
 
 def _keep_times(position: QueuePosition, before: QueuePosition | None, now_s: float) -> QueuePosition:
-    """Return a position. Its times stay as in `before` if the new times hardly differ."""
+    """Return a position. Its times, its pools and the length of its run stay as in `before` if they hardly differ.
+
+    The start stays only together with its range, and a pool only together with all others.
+    """
     if before is None or (before.pool, before.gpus) != (position.pool, position.gpus):
         return position
-    kept: dict[str, Any] = {name: _keep_time(getattr(before, name), getattr(position, name), now_s) for name in _TIMES}
-    if position.position == 0:
+    kept = dict[str, Any]()
+    if _is_near_time(before.finish, position.finish, now_s):
+        kept["finish"] = before.finish
+    if all(_is_near_time(getattr(before, name), getattr(position, name), now_s) for name in _STARTS):
+        kept |= {name: getattr(before, name) for name in _STARTS}
+    if position.position == 0 or _is_near_run(before.run_seconds, position.run_seconds):
         kept["run_seconds"] = before.run_seconds
-    entries = {(entry.pool, entry.gpus): entry for entry in before.pools}
-    kept["pools"] = [
-        entry.model_copy(
-            update={name: _keep_time(getattr(old, name), getattr(entry, name), now_s) for name in ("start", "finish")}
-        )
-        if (old := entries.get((entry.pool, entry.gpus))) is not None
-        else entry
-        for entry in position.pools
-    ]
+    if _are_near_entries(before.pools, position.pools, now_s):
+        kept["pools"] = before.pools
     return position.model_copy(update=kept)
 
 
-_TIMES = ("start", "finish", "earliest_start", "latest_start")
-"""Fields of a position that hold times."""
+_STARTS = ("start", "earliest_start", "latest_start")
+"""Fields of a position that hold its start and the range of its start."""
 
 
-def _keep_time(before: str | None, time: str | None, now_s: float) -> str | None:
+def _is_near_time(before: str | None, time: str | None, now_s: float) -> bool:
+    """Return whether two times differ by less than forecasts can tell, or neither is known."""
     old_s, new_s = parse_time(before), parse_time(time)
     if old_s is None or new_s is None:
-        return time
-    return before if abs(new_s - old_s) <= max(LEAST_SHIFT_S, SHIFT * (new_s - now_s)) else time
+        return before == time
+    return abs(new_s - old_s) <= max(LEAST_SHIFT_S, SHIFT * (new_s - now_s))
+
+
+def _is_near_run(before: RunSeconds | None, run: RunSeconds | None) -> bool:
+    if before is None or run is None:
+        return before == run
+    return _is_nearly_equal(before.document(), run.document())
+
+
+def _are_near_entries(before: Sequence[QueueEntry], entries: Sequence[QueueEntry], now_s: float) -> bool:
+    """Return whether two lists have the same pools and GPUs in any order, with times that hardly differ."""
+    old, new = ({(entry.pool, entry.gpus): entry for entry in some} for some in (before, entries))
+    return old.keys() == new.keys() and all(
+        _is_near_time(getattr(old[key], name), getattr(new[key], name), now_s)
+        for key in new
+        for name in ("start", "finish")
+    )
 
 
 def make_status(

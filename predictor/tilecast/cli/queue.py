@@ -59,7 +59,7 @@ def run(options: argparse.Namespace) -> int:
         raise SpecError("--if-submitted", f"-o {options.output} has no place for it", "use -o table or -o json")
     result = plan_queue(
         QueueInputs(
-            read_documents(options.jobs),
+            read_documents(options.jobs, may_be_empty=options.if_submitted is not None),
             PoolOptions.from_attributes(options),
             options.policy,
             options.order,
@@ -72,7 +72,7 @@ def run(options: argparse.Namespace) -> int:
     )
     if not isinstance(result, QueueScreen):
         sys.stdout.write(render.empty_queue_text(result, options.output))
-        return EXIT_NO_RECOMMENDATION
+        return EXIT_OK if result.submitted is not None and result.submitted.entries else EXIT_NO_RECOMMENDATION
     write = write_screen if options.output == "table" else sys.stdout.write
     write(render.FORMATS[options.output](result))
     return EXIT_OK

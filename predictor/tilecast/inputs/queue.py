@@ -29,16 +29,16 @@ from tilecast.spec import SpecError
 _KUEUE = ("LocalQueue", "ClusterQueue", "ResourceFlavor")
 
 
-def read_documents(name: str) -> list[Document]:
+def read_documents(name: str, *, may_be_empty: bool = False) -> list[Document]:
     """Return all documents of a file, of standard input (`-`), or of all YAML and JSON files in a folder.
 
     Raises:
-        SpecError: a file cannot be read, or there are no documents.
+        SpecError: a file cannot be read, or there are no documents although there have to be some.
     """
     path = Path(name)
     files = sorted(item for item in path.iterdir() if item.suffix in _ENDINGS) if path.is_dir() else [path]
     results = [item for file in files for item in documents.load_documents(read_text(str(file)), str(file))]
-    if not results:
+    if not results and not may_be_empty:
         raise SpecError(name, "holds no job", "give a file, a folder of YAML or JSON files, or - for standard input")
     return results
 
@@ -181,7 +181,8 @@ class JobQueueReader:
             taken: names of the jobs in the queue.
             quotas: GPUs by pool and ClusterQueue, to which those of the job are added.
         """
-        metadata = {key: value for key, value in document["metadata"].items() if key != "creationTimestamp"}
+        given = as_mapping(document.get("metadata"))
+        metadata = {key: value for key, value in given.items() if key != "creationTimestamp"}
         fresh = {key: value for key, value in document.items() if key != "status"} | {"metadata": metadata}
         name = _job_name(document, 0)
         name = f"{name} (new)" if name in taken else name

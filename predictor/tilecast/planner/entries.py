@@ -133,7 +133,7 @@ def _insert_job(solution: QueueSolution, job: QueuedJob) -> QueueColumns:
     """Return the queue with one more job in its turn. The other jobs keep their order."""
     problem = solution.columns.problem
     larger = replace(problem, jobs=(*problem.jobs, job))
-    if solution.order == "kueue":
+    if solution.order == "kueue" or not problem.jobs:
         return build_columns(sort_jobs(larger, [item.arrival_s for item in larger.jobs]))
     columns = build_columns(larger)
     row = len(problem.jobs)

@@ -315,7 +315,7 @@ def queue(
         if policy not in POLICIES:
             raise SpecError("policy", f"{policy!r} is not known", f"known: {', '.join(POLICIES)}")
         if isinstance(jobs, str | os.PathLike):
-            given = queue_inputs.read_documents(os.fspath(jobs))
+            given = queue_inputs.read_documents(os.fspath(jobs), may_be_empty=if_submitted is not None)
         else:
             given = [dict(job) for job in jobs]
         changes = (what_if,) if isinstance(what_if, str) else tuple(what_if)

@@ -19,7 +19,7 @@ from tilecast.planner.options import build_capacity
 from tilecast.planner.problem import QueueProblem, UnplannedJob
 from tilecast.planner.solver import QueueSolution, solve
 from tilecast.planner.totals import QueueReport, build_report
-from tilecast.render.queue import NodeChange, QueueScreen
+from tilecast.render.queue import EmptyQueue, NodeChange, QueueScreen
 from tilecast.spec import SpecError
 
 
@@ -43,7 +43,7 @@ class QueueInputs:
     """One more job, and objects that it refers to; empty if nobody asks."""
 
 
-def plan_queue(inputs: QueueInputs, track: Track = without_progress) -> QueueScreen | tuple[UnplannedJob, ...]:
+def plan_queue(inputs: QueueInputs, track: Track = without_progress) -> QueueScreen | EmptyQueue:
     """Return the plan of a queue. If no job can be planned, return the refused jobs with reasons.
 
     Args:
@@ -78,11 +78,12 @@ def plan_queue(inputs: QueueInputs, track: Track = without_progress) -> QueueScr
         if not solved[0].option:
             break
     unplanned = (*read.unplanned, *solved[0].refused)
+    submitted = None if one_more is None else enter_job(solved[0], one_more)
     if not solved[0].option:
-        return unplanned
+        currency = next((pool.currency for pool in problem.pools if pool.price_per_gpu_hour is not None), "USD")
+        return EmptyQueue(unplanned, submitted, currency)
     solution, other = solved
     what_if = _plan_with_changes(problem, pools, changed, inputs, solution.columns.problem.jobs)
-    submitted = None if one_more is None else enter_job(solution, one_more)
     return QueueScreen(build_report(solution), unplanned, what_if, build_report(other, has_payers=False), submitted)
 
 

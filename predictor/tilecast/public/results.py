@@ -324,16 +324,21 @@ class Queue:
     """None where no job can be planned."""
     unplanned: tuple[UnplannedJob, ...]
     """Jobs without a place, and why."""
+    empty: queue_screen.EmptyQueue | None = None
+    """What is known where no job can be planned."""
 
     @classmethod
-    def from_plan(cls, planned: QueueScreen | tuple[UnplannedJob, ...]) -> Queue:
+    def from_plan(cls, planned: QueueScreen | queue_screen.EmptyQueue) -> Queue:
         """Return the result for a plan, or for the refused jobs if there is no plan."""
-        return cls(planned, planned.unplanned) if isinstance(planned, QueueScreen) else cls(None, planned)
+        if isinstance(planned, QueueScreen):
+            return cls(planned, planned.unplanned)
+        return cls(None, planned.unplanned, planned)
 
     def __str__(self) -> str:
         """Return the table that `tilecast queue` prints."""
         if self.plan is None:
-            return queue_screen.empty_queue_text(self.unplanned, "table").rstrip("\n")
+            empty = self.empty or queue_screen.EmptyQueue(self.unplanned)
+            return queue_screen.empty_queue_text(empty, "table").rstrip("\n")
         return queue_screen.queue_text(self.plan).rstrip("\n")
 
     def _repr_html_(self) -> str:
@@ -347,7 +352,7 @@ class Queue:
     def to_dict(self) -> dict[str, Any]:
         """Return the plan in the format of `tilecast queue -o json`."""
         if self.plan is None:
-            return queue_screen.empty_queue_document(self.unplanned)
+            return queue_screen.empty_queue_document(self.empty or queue_screen.EmptyQueue(self.unplanned))
         return queue_screen.queue_document(self.plan)
 
 

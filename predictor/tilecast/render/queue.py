@@ -52,6 +52,16 @@ class QueueScreen:
 
 
 @dataclass(frozen=True, slots=True)
+class EmptyQueue:
+    """A queue in which no job can be planned."""
+
+    unplanned: tuple[UnplannedJob, ...]
+    submitted: SubmittedJob | None = None
+    """When one more job would start and end on the pools as they are; None if nobody asks."""
+    currency: str = "USD"
+
+
+@dataclass(frozen=True, slots=True)
 class PlannedJob:
     """A queued job with its planned start and end, and with the pool, GPUs and parallelism that the plan chooses."""
 
@@ -94,7 +104,7 @@ def queue_text(screen: QueueScreen) -> str:
         *align_columns(_TOTALS, totals_rows(queue_report, screen.other_order), _TOTALS[1:]),
         "",
     ]
-    lines += _submitted_lines(screen)
+    lines += _submitted_lines(screen.submitted, _find_currency(queue_report))
     lines += [line for text in payment_lines(queue_report) for line in wrap_text("", text)]
     lines += [line for text in queue_notes(screen) for line in wrap_text("", text)]
     moved = sum(placed.job.present is not None and placed.job.present[0] != placed.option.pool for placed in order)
@@ -147,8 +157,12 @@ def format_gain(seconds: float) -> str:
 
 
 def _format_price(queue_report: QueueReport, amount: float | None) -> str:
+    return format_money(amount, _find_currency(queue_report))
+
+
+def _find_currency(queue_report: QueueReport) -> str:
     pools = queue_report.solution.columns.pools
-    return format_money(amount, next((pool.currency for pool in pools if pool.price_per_gpu_hour is not None), "USD"))
+    return next((pool.currency for pool in pools if pool.price_per_gpu_hour is not None), "USD")
 
 
 def totals_rows(queue_report: QueueReport, other_order: QueueReport | None = None) -> list[tuple[str, ...]]:
@@ -258,12 +272,12 @@ _LEAST_COST = 0.001
 _ENTRY_TITLES = ("POOL", "GPUS", "PLAN", "START", "(90%)", "FINISH", "(90%)", "COST", "DELAYS")
 
 
-def _submitted_lines(screen: QueueScreen) -> list[str]:
+def _submitted_lines(submitted: SubmittedJob | None, currency: str) -> list[str]:
     """Return the table of when one more job would start and end on each pool, and a sentence that sums it up."""
-    if screen.submitted is None:
+    if submitted is None:
         return []
-    name, entries, refusal = screen.submitted.name, screen.submitted.entries, screen.submitted.refusal
-    rows = [_entry_cells(screen.report, entry) for entry in entries]
+    name, entries, refusal = submitted.name, submitted.entries, submitted.refusal
+    rows = [_entry_cells(entry, currency) for entry in entries]
     lines = [] if refusal is None else _refusal_lines([refusal])
     if entries:
         lines += align_columns(_ENTRY_TITLES, rows, ("GPUS", "START", "FINISH", "COST", "DELAYS"))
@@ -271,7 +285,7 @@ def _submitted_lines(screen: QueueScreen) -> list[str]:
     return [*lines, ""]
 
 
-def _entry_cells(queue_report: QueueReport, entry: PoolEntry) -> tuple[str, ...]:
+def _entry_cells(entry: PoolEntry, currency: str) -> tuple[str, ...]:
     return (
         entry.option.pool,
         str(entry.option.gpus),
@@ -280,7 +294,7 @@ def _entry_cells(queue_report: QueueReport, entry: PoolEntry) -> tuple[str, ...]
         format_interval(entry.start_lower_s, entry.start_upper_s) if entry.start_upper_s >= 1 else "",
         format_duration(entry.finish_s),
         format_interval(entry.finish_lower_s, entry.finish_upper_s),
-        _format_price(queue_report, entry.option.cost),
+        format_money(entry.option.cost, currency),
         "" if not entry.delayed else f"{entry.delayed} job{'s' * (entry.delayed > 1)}",
     )
 
@@ -488,16 +502,22 @@ def queue_html(screen: QueueScreen) -> str:
     )
 
 
-def empty_queue_text(unplanned: Sequence[UnplannedJob], output: str) -> str:
+def empty_queue_text(queue: EmptyQueue, output: str) -> str:
     """Return JSON or text for a queue in which no job can be planned. `output` is the value of `-o`."""
     if output == "json":
-        return json.dumps(empty_queue_document(unplanned), indent=2) + "\n"
-    return "\n".join([*(_refusal_lines(unplanned) or ["No job waits or runs."]), ""])
+        return json.dumps(empty_queue_document(queue), indent=2) + "\n"
+    lines = _refusal_lines(queue.unplanned) or ["No job waits or runs."]
+    return "\n".join([*lines, *_submitted_lines(queue.submitted, queue.currency)]).rstrip("\n") + "\n"
 
 
-def empty_queue_document(unplanned: Sequence[UnplannedJob]) -> dict[str, object]:
+def empty_queue_document(queue: EmptyQueue) -> dict[str, object]:
     """Return JSON-compatible data for a queue in which no job can be planned."""
-    return {"schemaVersion": SCHEMA_VERSION, "jobs": [], "unplanned": [_unplanned_document(item) for item in unplanned]}
+    return {
+        "schemaVersion": SCHEMA_VERSION,
+        "jobs": [],
+        "unplanned": [_unplanned_document(item) for item in queue.unplanned],
+        "ifSubmitted": None if queue.submitted is None else _submitted_document(queue.submitted),
+    }
 
 
 FORMATS: Mapping[str, Callable[[QueueScreen], str]] = {
