@@ -58,6 +58,36 @@ def test_the_step_that_was_measured_is_forecast_as_it_was(capsys: pytest.Capture
     assert document["baseline"]["stepSeconds"]["target"] == pytest.approx(0.4, rel=0.05)
 
 
+LAUNCH = (
+    *("advise", "llama-3.1-8b", "--seq", "4096", "--gpus", "a100-80:2x8"),
+    *("--", "torchrun", "--nnodes", "2", "--nproc-per-node", "8", "train.py", "--fsdp", "full_shard", "--bf16"),
+    *("--per_device_train_batch_size", "2", "--gradient_accumulation_steps", "8", "--gradient_checkpointing"),
+)
+"""A launch of 16 GPUs whose plan is not the fastest."""
+
+
+@pytest.mark.parametrize("measured", ["--baseline=a100-80:2x8=20s", "--measured=a100-80:16=20s"])
+def test_the_measured_step_of_a_launch_is_that_of_its_plan(measured: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*LAUNCH[:2], measured, "-o", "json", *LAUNCH[2:]]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert document["baseline"]["plan"] == "fsdp16,mb2,ac-full" != document["recommendation"]["plan"]
+    assert document["baseline"]["stepSeconds"]["target"] == pytest.approx(20, rel=0.05)
+    assert any("Your run on 16 a100-80 (fsdp16,mb2,ac-full) took 20 s" in note for note in document["notes"])
+
+
+def test_a_bare_measured_step_of_a_launch_is_that_of_its_plan(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*LAUNCH[:2], "--measured=30s", "-o", "json", *LAUNCH[2:]]) == 0
+    document = json.loads(capsys.readouterr().out)
+    forecast_s = document["baseline"]["stepSeconds"]["target"]
+    assert document["measured"]["ratio"] == pytest.approx(30 / forecast_s, rel=1e-3)
+
+
+def test_a_measured_baseline_without_a_plan_is_the_plan_that_it_shows(capsys: pytest.CaptureFixture[str]) -> None:
+    document = advised(capsys, "--baseline", "a100-80:8=0.7s")
+    assert document["baseline"]["stepSeconds"]["target"] == pytest.approx(0.7, rel=0.05)
+    assert any(f"a100-80 ({document['baseline']['plan']}) took 0.7 s" in note for note in document["notes"])
+
+
 def test_a_plan_that_ran_says_less_of_one_that_is_cut_otherwise(capsys: pytest.CaptureFixture[str]) -> None:
     any_plan = by_pool(advised(capsys, *ALIKE, "--measured", "a100-80:8=0.95s"))["a800-80"]["ownRunsRatio"]
     cut = ("--measured", "a100-80:8/fsdp8,mb1=1.9s")

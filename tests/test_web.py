@@ -217,3 +217,10 @@ async def test_a_browser_asks_without_leaving_the_page(address: str, width: int,
         asked = await browser.evaluate("performance.getEntriesByType('resource').map(one => new URL(one.name).host)")
         assert set(asked) == {address.removeprefix("http://")}, "no request beyond this machine"
         assert not await browser.find_faults()
+        paste = "const field = document.querySelector('[name=pasted]'); field.value = 'torchrun train.py';"
+        await browser.evaluate(f"{{ {paste} field.dispatchEvent(new Event('input')); }}")
+        cleared = "['seq', 'batch'].map(name => document.querySelector(`[name=${name}]`).value).join()"
+        assert await browser.evaluate(cleared) == "1024,64", "what the user wrote stays"
+        await browser.show(f"{address}/")
+        await browser.evaluate(f"{{ {paste} field.dispatchEvent(new Event('input')); }}")
+        assert await browser.evaluate(cleared) == ",", "what the page wrote gives way to the pasted text"

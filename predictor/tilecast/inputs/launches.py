@@ -13,6 +13,7 @@ from tilecast.advice import Baseline, Offer
 from tilecast.hardware import Pool
 from tilecast.inputs import hub
 from tilecast.inputs.job_options import BARE_OPTIONS, JobOptions
+from tilecast.inputs.measurements import UnresolvedRun
 from tilecast.readers import LaunchReading
 from tilecast.spec import PartialPlan, Plan, SpecError
 from tilecast.zoo import huggingface
@@ -143,6 +144,11 @@ def find_baseline(reading: LaunchReading, pools: Sequence[Pool], stated: Baselin
     return Baseline(alike[0].name, gpus, _fit_data(reading.plan, gpus))
 
 
+def add_plan(runs: Sequence[UnresolvedRun], launched: Baseline) -> list[UnresolvedRun]:
+    """Return measured runs with the plan of a launch, where they state none and took place on as many GPUs."""
+    return [replace(run, plan=launched.plan) if run.plan is None and run.gpus == launched.gpus else run for run in runs]
+
+
 def _fit_data(plan: PartialPlan, gpus: int) -> PartialPlan:
     """Return a plan whose replicas take all GPUs, if its other degrees divide them."""
     shared = plan.tensor * plan.pipeline * plan.context
@@ -158,8 +164,8 @@ def describe_changes(reading: LaunchReading, before: Offer | None, after: Offer)
         after: a plan on the same GPUs.
     """
     if before is None:
-        changes = readers.list_changes(reading, _complete(reading.plan), after.plan)
-        return f"Your plan does not run on these GPUs, as Why not says. Change: {'; '.join(changes)}."
+        changes = readers.list_changes(reading, _complete(reading), after.plan)
+        return f"Your plan does not run on these GPUs, as its row says. Change: {'; '.join(changes)}."
     changes = readers.list_changes(reading, before.plan, after.plan)
     gain = before.step_s / after.step_s * after.workload.global_batch / before.workload.global_batch
     if not changes or gain < 1.01:
@@ -168,7 +174,10 @@ def describe_changes(reading: LaunchReading, before: Offer | None, after: Offer)
     return f"Change {what}: {gain:.2f}x as fast. {'; '.join(changes)}."
 
 
-def _complete(plan: PartialPlan) -> Plan:
+def _complete(reading: LaunchReading) -> Plan:
     """Return the plan that a launch states, with open columns off."""
+    plan, batch = reading.plan, reading.training.get("globalBatchSize")
     stated = {item.name: getattr(plan, item.name) for item in fields(plan)}
-    return Plan(**{name: value for name, value in stated.items() if value is not None})
+    complete = Plan(**{name: value for name, value in stated.items() if value is not None})
+    ranks = complete.data * complete.micro_batch
+    return complete if batch is None else replace(complete, gradient_accumulation=max(1, batch // ranks))

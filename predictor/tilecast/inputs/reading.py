@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import sys
@@ -147,15 +148,19 @@ def parse_range(text: str, flag: str) -> dict[str, int]:
 
 
 def parse_name_and_count(flag: str, text: str) -> tuple[str, int]:
-    """Parse `NAME:COUNT` into a name and a count. Errors name `flag`.
+    """Parse `NAME:COUNT`, or `NAME:NODESxGPUS`, into a name and a count. Errors name `flag`.
 
     Raises:
         SpecError: the text is something else.
     """
     name, colon, count = text.strip().partition(":")
-    if not (name and colon and count.isdecimal() and len(count) <= 7 and 0 < int(count) <= 2**20):
+    factors = count.split("x")
+    if not (name and colon and len(factors) <= 2 and all(part.isdecimal() and len(part) <= 7 for part in factors)):
         raise SpecError(flag, f"cannot read {text!r}", "write NAME:COUNT, for instance h100-sxm:16")
-    return name, int(count)
+    total = math.prod(map(int, factors))
+    if not 0 < total <= 2**20:
+        raise SpecError(flag, f"cannot read {text!r}", "write NAME:COUNT, for instance h100-sxm:16")
+    return name, total
 
 
 def read_text(name: str) -> str:

@@ -145,13 +145,20 @@ def _compute_job_advice(inputs: AdviceInputs, job: JobInput) -> AdviceResult:
     seconds, runs = measurements.parse_measurements(
         inputs.measured, has_offer=bool(inputs.baseline or inputs.plan is not None or job.launch is not None)
     )
+    step = list[measurements.UnresolvedRun]()
     if inputs.baseline:
         where, step = measurements.split_baseline(inputs.baseline)
         request = replace(request, baseline=_parse_baseline(where))
         runs = [*runs, *step]
-    if job.launch is not None and job.source is None:
-        request = replace(request, baseline=launches.find_baseline(job.launch, pools, request.baseline))
+    if job.launch is not None and (launched := launches.find_baseline(job.launch, pools, request.baseline)):
+        runs = launches.add_plan(runs, launched)
+        if job.source is None:
+            request = replace(request, baseline=launched)
     own = measured.forecast_earlier_runs(request, measurements.find_measured_pools(runs, pools))
+    if request.baseline is not None and request.baseline.plan is None and inputs.baseline and own and step:
+        # The measured step of the baseline, the last run, is that of the plan which the baseline shows.
+        plan = PartialPlan.parse(str(own[-1].plan), "--baseline")
+        request = replace(request, baseline=replace(request.baseline, plan=plan))
     pools, assumed = measured.correct_pools(request, pools, own), ""
     if request.baseline and request.baseline.pool not in {pool.name for pool in pools}:
         field = "--baseline" if inputs.baseline else "spec.baseline.pool"
@@ -195,7 +202,7 @@ def measured_offer(inputs: AdviceInputs, result: AdviceResult) -> Offer:
     """
     if result.seconds is None or not 0 < result.seconds < 1e9:
         raise SpecError("--measured", f"{result.seconds or 0:g} is no step time", "give seconds, more than 0")
-    if inputs.baseline:
+    if inputs.baseline or (result.job.launch is not None and inputs.plan is None):
         if result.advice.baseline is None:
             raise SpecError("--measured", "the baseline cannot be priced", "see why without --measured")
         return result.advice.baseline

@@ -25,6 +25,14 @@ form.addEventListener("submit", async (event) => {
   }
 });
 
+// A pasted text says its own tokens and samples; the example's would take precedence over them.
+form.elements.pasted.addEventListener("input", () => {
+  for (const field of [form.elements.seq, form.elements.batch]) {
+    if (form.elements.pasted.value && field.value === field.defaultValue) field.value = "";
+    else if (!form.elements.pasted.value && !field.value) field.value = field.defaultValue;
+  }
+});
+
 answer.addEventListener("click", async (event) => {
   const button = event.target.closest("[data-copy]");
   if (!button) return;
