@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+
 import numpy as np
 import pytest
 
 from tilecast import memo, search, zoo
 from tilecast.hardware import Pool, find_gpu, find_link
-from tilecast.memo import Memo
+from tilecast.memo import Memo, once
 from tilecast.spec import Plan, Plans, Precision, Workload
 
 
@@ -56,3 +61,59 @@ def test_memory_on_a_pool_does_not_depend_on_others(precision: Precision, names:
         alone = search.price(job, plans.plans, pool)
         assert np.array_equal(plans.memory_bytes, alone.memory_bytes)
         assert np.array_equal(plans.upper_bytes, alone.upper_bytes)
+
+
+def test_threads_that_ask_at_once_get_one_result() -> None:
+    """With `functools.cache` each thread makes its own, and a graph is priced by the kernels of another."""
+    start, made = threading.Barrier(4), list[object]()
+
+    def make() -> object:
+        made.append(object())
+        time.sleep(0.05)
+        return made[-1]
+
+    get = once(make)
+
+    def ask(_: int) -> object:
+        start.wait()
+        return get()
+
+    with ThreadPoolExecutor(4) as threads:
+        results = list(threads.map(ask, range(4)))
+    assert len(made) == 1 and all(result is made[0] for result in results)
+    assert get() is made[0]
+
+
+def test_a_failure_is_not_kept() -> None:
+    results = iter([ZeroDivisionError, 7])
+
+    def make() -> int:
+        if (found := next(results)) is ZeroDivisionError:
+            raise ZeroDivisionError
+        assert isinstance(found, int)
+        return found
+
+    get = once(make)
+    with pytest.raises(ZeroDivisionError):
+        get()
+    assert get() == get() == 7
+
+
+def test_threads_price_a_search_on_the_same_graph(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two operators in one process, or two visitors of the page, may ask for the same search at once."""
+    build, both = zoo.build_sharded_graph, threading.Barrier(2, timeout=0.5)
+
+    def build_anew(job: Workload, plans: Plans) -> zoo.ShardedGraph:
+        with contextlib.suppress(threading.BrokenBarrierError):
+            both.wait()
+        memo.clear_all()
+        return build(job, plans)
+
+    gpu = find_gpu("a100-80")
+    pool = Pool(gpu.name, gpu, 8, 2, find_link(gpu.intra_link), find_link("infiniband-hdr-8x200"))
+    memo.clear_all()
+    table = search.find(Workload(zoo.find_preset("gpt2"), 1024, 64), pool)
+    monkeypatch.setattr(zoo, "build_sharded_graph", build_anew)
+    with ThreadPoolExecutor(2) as threads:
+        first, second = threads.map(lambda _: table.step_s, range(2))
+    assert np.array_equal(first, second) and np.array_equal(first, table.step_s)

@@ -38,6 +38,24 @@ class Memo(Generic[Value]):
             self._results.clear()
 
 
+def once(make: Callable[[], Value]) -> Callable[[], Value]:
+    """Return a function that calls `make` at its first call, and returns that result at every call.
+
+    Threads that call it at the same time wait for one of them, and get the same object. With `functools.cache` each
+    would make its own.
+    """
+    lock, results = threading.Lock(), list[Value]()
+
+    def get() -> Value:
+        if not results:
+            with lock:
+                if not results:
+                    results.append(make())
+        return results[0]
+
+    return get
+
+
 _MEMOS: list[Memo[Any]] = []
 
 

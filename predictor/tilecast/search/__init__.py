@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import cache
 
 import numpy as np
 
@@ -16,7 +15,7 @@ from tilecast import memory, step, zoo
 from tilecast.constants import Constants
 from tilecast.hardware import Gpu, Pool
 from tilecast.kernels import KernelTimes
-from tilecast.memo import Memo
+from tilecast.memo import Memo, once
 from tilecast.memory import Footprint
 from tilecast.search.engines import FRAMEWORKS, Dimension, FrameworkFeatures, Mask, abilities, find_engine
 from tilecast.search.enumeration import (
@@ -207,7 +206,7 @@ def _build_plan_table(workload: Workload, space: _SearchSpace, pool: Pool) -> Pl
     """Return a table of the plans of a search space on a pool. Its seconds and memory are computed at first access."""
     zoo.find_builder(workload)
     pool.gpu.peak(workload.precision)
-    gpu_bytes, priced = cache(lambda: space.gpu_bytes(pool.gpu)), cache(lambda: _price_steps(workload, space, pool))
+    gpu_bytes, priced = once(lambda: space.gpu_bytes(pool.gpu)), once(lambda: _price_steps(workload, space, pool))
     return PlanTable(space.plans, memory.usable_bytes(pool.gpu), space.is_bounded, space, gpu_bytes, priced)
 
 
@@ -249,12 +248,12 @@ class _SearchSpace:
 
         `known` is `plans.distinct_splits()`, if known.
         """
-        splits = cache(plans.distinct_splits if known is None else lambda: known)
+        splits = once(plans.distinct_splits if known is None else lambda: known)
 
         def shard() -> ShardedGraph:
             return zoo.build_sharded_graph(workload, plans.take(splits().first)).take(splits().index)
 
-        sharded = cache(shard)
+        sharded = once(shard)
 
         def itemized_memory() -> tuple[memory.FootprintTable, Floats, Floats]:
             least, reserved = np.empty((2, len(plans)))
@@ -267,8 +266,8 @@ class _SearchSpace:
             plans,
             is_bounded,
             sharded,
-            cache(lambda: StepInputs.from_plans(sharded(), plans, pool, splits=splits())),
-            cache(itemized_memory),
+            once(lambda: StepInputs.from_plans(sharded(), plans, pool, splits=splits())),
+            once(itemized_memory),
         )
 
     def gpu_bytes(self, gpu: Gpu) -> tuple[Floats, Floats, memory.FootprintTable]:
