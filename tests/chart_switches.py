@@ -12,7 +12,7 @@ import yaml
 CHART = Path(__file__).resolve().parent.parent / "charts" / "tilecast"
 
 
-APART = ("jobs.", "podSecurityContext.", "securityContext.", "shard.refuseOthers")
+APART = ("queue.estimates", "jobs.", "podSecurityContext.", "securityContext.", "shard.refuseOthers")
 
 
 def switches(path: str, value: Any) -> Iterator[tuple[str, str]]:
