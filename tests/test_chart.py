@@ -706,7 +706,10 @@ def test_upgrade_from_every_release_and_back(installer: Helm, helm: Helm, own_cl
     installer("rollback", "2")
     assert stored_job(own_cluster)["spec"].items() >= NEWEST_FIELDS.items()
     # A release before 0.2.0 wrote the CRDs itself; Helm refuses to take them over instead of pruning fields.
-    with pytest.raises(HelmError):
+    if "-0.1." in earlier.name:
+        with pytest.raises(HelmError):
+            installer("rollback", "1")
+    else:
         installer("rollback", "1")
     assert stored_job(own_cluster)["spec"].items() >= NEWEST_FIELDS.items()
 
