@@ -155,9 +155,8 @@ def parse_name_and_count(flag: str, text: str) -> tuple[str, int]:
     """
     name, colon, count = text.strip().partition(":")
     factors = count.split("x")
-    if not (name and colon and len(factors) <= 2 and all(part.isdecimal() and len(part) <= 7 for part in factors)):
-        raise SpecError(flag, f"cannot read {text!r}", "write NAME:COUNT, for instance h100-sxm:16")
-    total = math.prod(map(int, factors))
+    is_read = name and colon and len(factors) <= 2 and all(part.isdecimal() and len(part) <= 7 for part in factors)
+    total = math.prod(map(int, factors)) if is_read else 0
     if not 0 < total <= 2**20:
         raise SpecError(flag, f"cannot read {text!r}", "write NAME:COUNT, for instance h100-sxm:16")
     return name, total

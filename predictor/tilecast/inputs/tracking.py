@@ -1,4 +1,4 @@
-"""What shows the progress of a long computation: a function that yields the items of a sequence."""
+"""Functions that show the progress of a long computation while they yield the items of a sequence."""
 
 from __future__ import annotations
 

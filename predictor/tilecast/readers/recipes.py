@@ -38,6 +38,10 @@ class PrioritizedFacts:
         """Return the value of a target that a source states, or None."""
         return next((one.values[target] for one in self.facts if target in one.values), None)
 
+    def find_option(self, target: str, default: str) -> str:
+        """Return the option that states a target, or `default` if none does."""
+        return next((one.origins[target] for one in self.facts if target in one.origins), default)
+
     def fields(self) -> dict[str, Any]:
         """Return what a reading keeps of all sources."""
         origins: dict[str, str] = {}
@@ -105,7 +109,7 @@ def read_recipe(
     training |= drop_none({"weights": weights, "offload": offload})
     training |= _adapters(ranked, name, rank, training)
     if training.get("quantization") == "int8" and zero >= 2:
-        option = next((one.origins["quantized"] for one in ranked.facts if "quantized" in one.origins), "quantization")
+        option = ranked.find_option("quantized", "quantization")
         ranked.facts[0].unpriced.setdefault(option, "bitsandbytes has no INT8 weights that ranks share")
     if name == "deepspeed" or framework == "deepspeed":
         training.pop("weights", None)
@@ -171,7 +175,7 @@ def _degree(ranked: PrioritizedFacts, target: str, where: str) -> int:
     """
     value = int(ranked.get(target, 1))
     if value < 1:
-        name = next((one.origins[target] for one in ranked.facts if target in one.origins), target)
+        name = ranked.find_option(target, target)
         raise SpecError(f"{where}: {name}" if where else name, f"{value} is no count", "give one from 1")
     return value
 
@@ -355,7 +359,7 @@ def _adapters(ranked: PrioritizedFacts, name: str, rank: int, training: Mapping[
         quantization = quantization or "nf4"
     is_litgpt = name == "lightning" and ranked.stated("training.loraRank") is not None
     has = is_litgpt or adapter in ("lora", "qlora") or component.startswith(("lora_", "qlora_"))
-    option = next((one.origins["quantized"] for one in ranked.facts if "quantized" in one.origins), "")
+    option = ranked.find_option("quantized", "")
     if option and not has:
         ranked.facts[0].unpriced[option] = "quantized weights without adapters are not trained"
     if option and quantization == "int8" and adapter == "qlora":
