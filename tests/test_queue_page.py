@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tilecast.render.queue_page import assign_lanes, choose_ticks
+from tilecast.render.gantt import assign_lanes, choose_ticks
 
 JOB = st.tuples(st.integers(0, 50), st.integers(1, 30), st.integers(1, 64))
 JOBS = st.lists(JOB.map(lambda job: (job[0], job[0] + job[1], job[2])), max_size=20).map(sorted)
