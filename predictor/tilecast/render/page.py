@@ -43,13 +43,16 @@ footer{margin-top:48px;font-size:13px;color:var(--soft)}
 """CSS of a page."""
 
 
-def html_page(title: str, body: Sequence[str]) -> str:
-    """Return a complete HTML page. `body` holds its elements as markup, and empty strings are left out."""
+def html_page(title: str, body: Sequence[str], style: str = "") -> str:
+    """Return a complete HTML page. `body` holds its elements as markup, and empty strings are left out.
+
+    `style` is more CSS.
+    """
     return (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width,initial-scale=1">\n'
         f'<link rel="icon" href="data:,">\n<title>{escape(title)}</title>\n'
-        f"<style>\n{STYLE}{charts.STYLE}</style>\n</head>\n<body>\n<main>\n"
+        f"<style>\n{STYLE}{charts.STYLE}{style}</style>\n</head>\n<body>\n<main>\n"
         + "\n".join(part for part in body if part)
         + "\n</main>\n</body>\n</html>\n"
     )

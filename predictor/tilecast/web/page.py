@@ -38,8 +38,8 @@ font:600 15px system-ui,sans-serif;cursor:pointer}
 """
 
 
-def write_page(form: Form, answer: str = "") -> str:
-    """Return the page with a form's values, and an answer below the form as HTML."""
+def write_page(form: Form, answer: str = "", header: str = "") -> str:
+    """Return the page with a form's values, a header and an answer below the form as HTML."""
     fields = [
         _write_input("model", form.model, sorted({model.name for model in presets().values()})),
         _write_input("seq", form.seq),
@@ -65,6 +65,7 @@ def write_page(form: Form, answer: str = "") -> str:
         "</head>",
         "<body>",
         "<main>",
+        *([header] if header else []),
         "<h1>Tilecast</h1>",
         '<p class="soft">Which GPU pool, how many GPUs and which plan, how long and at what cost: a forecast.</p>',
         '<form method="post" action="." id="job">',

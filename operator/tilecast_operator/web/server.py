@@ -1,0 +1,168 @@
+"""Serve the pages by HTTP: GET alone, except the form of a job to try, which changes nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from importlib import resources
+from types import MappingProxyType
+from urllib.parse import parse_qsl
+
+from aiohttp import web
+
+from tilecast.spec import SpecError
+from tilecast.web.answers import Form
+from tilecast.web.page import EXAMPLE, write_error, write_style
+from tilecast_operator.server import IDLE_S, Address, HttpServer
+from tilecast_operator.web import pages
+from tilecast_operator.web.pages import Query
+from tilecast_operator.web.searches import BusyError, Searches
+from tilecast_operator.web.watches import ClusterState
+
+MAX_BODY_BYTES = 128 * 1024
+"""Most bytes of a request's body."""
+BODY_S = 10.0
+"""Seconds within which a request's body has to arrive."""
+LOCAL_HOSTS = ("localhost", "127.0.0.1", "[::1]")
+"""Names by which browsers may call in any case, as behind `kubectl port-forward`."""
+HEADERS: Mapping[str, str] = MappingProxyType(
+    {
+        "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self' 'unsafe-inline'; "
+        "img-src data:; connect-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'",
+        "X-Content-Type-Options": "nosniff",
+        "Referrer-Policy": "no-referrer",
+        "Cache-Control": "no-store",
+    }
+)
+_PAGES: Mapping[str, Callable[[ClusterState, Query, float], str]] = {
+    "/": pages.write_pools,
+    "/jobs": pages.write_jobs,
+    "/forecasts": pages.write_forecasts,
+    "/queue": pages.write_queue,
+}
+_PROBES = ("/healthz", "/readyz")
+_Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+async def start_server(address: Address, state: ClusterState, searches: Searches, hosts: tuple[str, ...]) -> HttpServer:
+    """Start a server of the pages, which serves until its `cleanup()`.
+
+    Args:
+        address: where to listen.
+        state: what was read of the cluster.
+        searches: answers the form.
+        hosts: names by which browsers may call it, besides `LOCAL_HOSTS`. Others are refused, since a stranger's page
+            could use a name of its own to read these pages.
+    """
+    allowed = {name.lower() for name in (*LOCAL_HOSTS, *hosts)}
+
+    @web.middleware
+    async def check_host(request: web.Request, handler: _Handler) -> web.StreamResponse:
+        if request.path not in _PROBES and _strip_port(request.host).lower() not in allowed:
+            raise web.HTTPBadRequest(text="this name is not allowed; an administrator adds it to web.hosts")
+        return await handler(request)
+
+    async def show_form(_: web.Request) -> web.Response:
+        return _make_page(pages.write_play(state, None, "", time.time()))
+
+    async def show_form_with_answer(request: web.Request) -> web.Response:
+        status, text, form = await _answer(request, searches)
+        return _make_page(pages.write_play(state, form, text, time.time()), status)
+
+    async def show_answer(request: web.Request) -> web.Response:
+        status, text, _ = await _answer(request, searches)
+        return _make_page(text, status)
+
+    async def show_style(_: web.Request) -> web.Response:
+        return web.Response(text=write_style() + pages.STYLE, content_type="text/css")
+
+    async def show_script(_: web.Request) -> web.Response:
+        text = (resources.files("tilecast.web") / "static" / "page.js").read_text(encoding="utf-8")
+        return web.Response(text=text, content_type="text/javascript")
+
+    async def show_health(_: web.Request) -> web.Response:
+        return web.Response(text="ok")
+
+    async def show_readiness(_: web.Request) -> web.Response:
+        is_read = state.is_read
+        return web.Response(text="ok" if is_read else "the first lists are not read", status=200 if is_read else 503)
+
+    async def add_headers(_: web.Request, response: web.StreamResponse) -> None:
+        response.headers.update(HEADERS)
+        response.headers.popall("Server", None)
+
+    application = web.Application(client_max_size=MAX_BODY_BYTES)
+    application.on_response_prepare.append(add_headers)
+    for path, write in _PAGES.items():
+        application.router.add_get(path, _make_page_handler(state, write))
+    application.router.add_get("/play", _redirect_to_form)
+    application.router.add_get("/play/", show_form)
+    application.router.add_post("/play/", show_form_with_answer)
+    application.router.add_post("/play/answer", show_answer)
+    application.router.add_get("/play/page.css", show_style)
+    application.router.add_get("/play/page.js", show_script)
+    application.router.add_get(_PROBES[0], show_health)
+    application.router.add_get(_PROBES[1], show_readiness)
+    runner = web.AppRunner(application, access_log=None, keepalive_timeout=IDLE_S)
+    server = HttpServer(runner, address)
+    application.middlewares.extend((server.track_use, check_host))
+    await runner.setup()
+    await server.start()
+    return server
+
+
+def _make_page_handler(state: ClusterState, write: Callable[[ClusterState, Query, float], str]) -> _Handler:
+    async def show(request: web.Request) -> web.Response:
+        query = Query.from_values(request.query.get("q", ""), request.query.get("page", ""))
+        return _make_page(write(state, query, time.time()))
+
+    return show
+
+
+async def _redirect_to_form(_: web.Request) -> web.Response:
+    return web.Response(status=308, headers={"Location": "play/"})
+
+
+def _make_page(text: str, status: int = 200) -> web.Response:
+    # A character that UTF-8 cannot encode comes from an escape in JSON.
+    return web.Response(
+        body=text.encode(errors="replace"), status=status, headers={"Content-Type": "text/html; charset=utf-8"}
+    )
+
+
+async def _answer(request: web.Request, searches: Searches) -> tuple[int, str, Form]:
+    """Return the HTTP status and the HTML of the answer to the form of a request, and the form."""
+    form = EXAMPLE
+    try:
+        form = await _read_form(request)
+        return *await searches.find(form), form
+    except SpecError as error:
+        return 400, write_error(str(error)), form
+    except BusyError as error:
+        return 503, write_error(str(error)), form
+
+
+async def _read_form(request: web.Request) -> Form:
+    """Return the form in the body of a request.
+
+    Raises:
+        SpecError: the body is too long, comes too slowly, or is no form.
+    """
+    try:
+        async with asyncio.timeout(BODY_S):
+            body = await request.read()
+    except web.HTTPRequestEntityTooLarge:
+        raise SpecError("form", f"has more than {MAX_BODY_BYTES:,} bytes", "paste less") from None
+    except TimeoutError:
+        raise SpecError("form", f"did not arrive within {BODY_S:g} s", "send it again") from None
+    try:
+        return Form.from_values(dict(parse_qsl(body.decode(), max_num_fields=50)))
+    except (UnicodeDecodeError, ValueError):
+        raise SpecError("form", "cannot be read", "use the page") from None
+
+
+def _strip_port(host: str) -> str:
+    """Return the name of a Host header without its port."""
+    name, colon, port = host.rpartition(":")
+    return name if colon and port.isdigit() else host
