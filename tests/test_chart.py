@@ -63,8 +63,11 @@ def rendered(helm: Helm, *arguments: str) -> list[dict[str, Any]]:
 
 
 def of_kind(documents: list[dict[str, Any]], kind: str) -> list[dict[str, Any]]:
-    """Return the documents of a kind, except those of the release hooks and the roles of tenants."""
-    others = {"app.kubernetes.io/component": "release", "rbac.authorization.k8s.io/aggregate-to-edit": "true"}.items()
+    """Return the documents of a kind, except those of the release hooks, of the pages and the roles of tenants."""
+    component = "app.kubernetes.io/component"
+    others = {
+        (component, "release"), (component, "web"), ("rbac.authorization.k8s.io/aggregate-to-edit", "true"),
+    }  # fmt: skip
     return [
         document
         for document in documents
@@ -180,6 +183,53 @@ def test_a_certificate_is_mounted_and_asked_for(helm: Helm) -> None:
     assert service["spec"]["endpoints"][0]["scheme"] == pods["spec"]["podMetricsEndpoints"][0]["scheme"] == "https"
     plain = json.dumps(rendered(helm, OPERATED, *MONITORING))
     assert "TILECAST_TLS" not in plain and "HTTPS" not in plain
+
+
+def web_objects(documents: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Return the objects of the pages by kind, of which there is one each."""
+    component = "app.kubernetes.io/component"
+    found = [item for item in documents if item["metadata"].get("labels", {}).get(component) == "web"]
+    assert len({item["kind"] for item in found}) == len(found)
+    return {item["kind"]: item for item in found}
+
+
+def test_the_pages_have_a_pod_and_an_account_of_their_own_that_only_reads(helm: Helm) -> None:
+    assert not web_objects(rendered(helm))
+    values = "web.enabled=true,web.hosts={tilecast.example.org},networkPolicy.enabled=true,queue.enabled=true"
+    shown = rendered(helm, "--set", f"{values},jobs.enabled=true,model.configMap=ours,model.sha256={'ab' * 32}")
+    objects = web_objects(shown)
+    assert objects.keys() == {
+        "ServiceAccount", "ClusterRole", "ClusterRoleBinding", "Deployment", "Service", "NetworkPolicy",
+    }  # fmt: skip
+    read = {"apiGroups": ["tilecast.dev"], "resources": ["gpupools", "trainingjobs", "queueadvices"]}
+    assert objects["ClusterRole"]["rules"] == [{**read, "verbs": ["list", "watch"]}]
+    account = objects["ServiceAccount"]["metadata"]["name"]
+    assert [subject["name"] for subject in objects["ClusterRoleBinding"]["subjects"]] == [account]
+    assert objects["ClusterRoleBinding"]["roleRef"]["name"] == objects["ClusterRole"]["metadata"]["name"]
+    template = objects["Deployment"]["spec"]["template"]
+    pod, (container,) = template["spec"], template["spec"]["containers"]
+    (operator,) = of_kind(shown, "Deployment")
+    operators_pod = operator["spec"]["template"]
+    assert pod["serviceAccountName"] == account != operators_pod["spec"]["serviceAccountName"]
+    assert container["command"] == ["python3", "-m", "tilecast_operator.web"]
+    names = ["tilecast-web", f"tilecast-web.{NAMESPACE}", f"tilecast-web.{NAMESPACE}.svc", "tilecast.example.org"]
+    assert container["args"] == [f"--allow-host={name}" for name in names]
+    assert container["securityContext"] == operators_pod["spec"]["containers"][0]["securityContext"]
+    assert pod["securityContext"] == operators_pod["spec"]["securityContext"]
+    assert {variable["name"]: variable["value"] for variable in container["env"]}.items() <= environment(shown).items()
+    for kind in ("Service", "NetworkPolicy", "Deployment"):
+        spec, theirs = objects[kind]["spec"], of_kind(shown, kind)[0]["spec"]
+        own, other = (item.get("podSelector", item.get("selector", {})) for item in (spec, theirs))
+        own, other = own.get("matchLabels", own), other.get("matchLabels", other)
+        assert own.items() <= template["metadata"]["labels"].items()
+        assert not own.items() <= operators_pod["metadata"]["labels"].items(), "the operator is no page"
+        assert not other.items() <= template["metadata"]["labels"].items(), "a page is no operator"
+    ports = {port["port"] for rule in objects["NetworkPolicy"]["spec"]["egress"] for port in rule["ports"]}
+    assert ports == {53, 443, 6443, 9090}
+    long = web_objects(rendered(helm, f"--set=web.enabled=true,rbac.create=false,fullnameOverride={'n' * 63}"))
+    assert "ClusterRole" not in long and max(len(item["metadata"]["name"]) for item in long.values()) == 63
+    with pytest.raises(HelmError, match="hosts"):
+        rendered(helm, "--set=web.enabled=true,web.hosts={a/b}")
 
 
 def unlinked(value: Any) -> Any:
@@ -524,7 +574,9 @@ def test_the_examples_satisfy_the_schemas_of_our_own_kinds(conform: Conform) -> 
 
 def test_kube_score_finds_what_is_documented_and_no_more(helm: Helm) -> None:
     program = ensure_or_fail("kube-score") / "kube-score"
-    documents = rendered(helm, OPERATED, *MONITORING, "--set=networkPolicy.enabled=true,dashboards.enabled=true")
+    documents = rendered(
+        helm, OPERATED, *MONITORING, "--set=networkPolicy.enabled=true,dashboards.enabled=true,web.enabled=true"
+    )
     done = subprocess.run(
         [program, "score", "--output-format=json", "--kubernetes-version=v1.29", "-"],
         input=yaml.safe_dump_all(documents), capture_output=True, text=True, check=False,
@@ -587,7 +639,9 @@ def test_the_api_server_holds_every_pod_to_the_restricted_standard(helm: Helm, c
     for values in pairwise(SWITCHES)[:2]:
         shown = rendered(helm, "--set=serviceAccount.name=own", *(f"--set={value}" for value in values))
         (deployment,), (test,) = of_kind(shown, "Deployment"), of_kind(shown, "Pod")
-        for spec in (deployment["spec"]["template"]["spec"], test["spec"]):
+        values = ["serviceAccount.name=own", *values, "web.enabled=true"]
+        pages = web_objects(rendered(helm, *(f"--set={value}" for value in values)))["Deployment"]
+        for spec in (deployment["spec"]["template"]["spec"], test["spec"], pages["spec"]["template"]["spec"]):
             assert "created" in create(spec)
             spec["containers"][0]["securityContext"]["allowPrivilegeEscalation"] = True
             with pytest.raises(ClusterError, match='violates PodSecurity "restricted'):

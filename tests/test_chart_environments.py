@@ -17,7 +17,7 @@ pytestmark = pytest.mark.cluster
 
 NUMBERED = ("runAsUser", "runAsGroup", "fsGroup")
 OPENSHIFT = "--api-versions=security.openshift.io/v1"
-JOBS = "--set=jobs.enabled=true,jobs.gate=true"
+JOBS = "--set=jobs.enabled=true,jobs.gate=true,web.enabled=true"
 
 
 def pods(documents: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:

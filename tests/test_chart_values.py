@@ -18,8 +18,8 @@ import chart_readme  # noqa: E402
 CHART = chart_readme.CHART
 SCHEMA = json.loads((CHART / "values.schema.json").read_text())
 LEFT_TO_KUBERNETES = {
-    "affinity", "tolerations[]", "networkPolicy.from[]", "serviceMonitor.tlsConfig", "global", "podSecurityContext",
-    "securityContext", "extraEnv[]", "extraEnvFrom[]", "extraVolumes[]", "extraVolumeMounts[]",
+    "affinity", "tolerations[]", "networkPolicy.from[]", "web.from[]", "serviceMonitor.tlsConfig", "global",
+    "podSecurityContext", "securityContext", "extraEnv[]", "extraEnvFrom[]", "extraVolumes[]", "extraVolumeMounts[]",
 }  # fmt: skip
 """Values that the schema leaves open: a parent chart's, and objects of Kubernetes, which the API server checks."""
 

@@ -47,6 +47,7 @@ def test_checkov_finds_what_is_documented_and_no_more(helm: Helm, tmp_path: Path
     else:
         file = tmp_path / "rendered.yaml"
         values = f"--set=networkPolicy.enabled=true,replicas=2,jobs.enabled=true,jobs.place=true,image.digest={DIGEST}"
+        values += ",web.enabled=true"
         file.write_text(helm("template", "tilecast", str(CHART), "--namespace=tilecast-system", values))
     remarks = {
         (re.split(r"[./]", item.resource.rstrip("."))[-1], item.check) for item in checkov.findings(file, framework)

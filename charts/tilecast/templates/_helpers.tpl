@@ -53,6 +53,20 @@ app.kubernetes.io/part-of: tilecast
 app.kubernetes.io/managed-by: {{ .Release.Service }}
 {{- end -}}
 
+{{/* Of the pages. The operator's Deployment and Service select by the chart's name, so these have another one. */}}
+{{- define "tilecast.webSelectorLabels" -}}
+app.kubernetes.io/name: {{ printf "%s-web" (include "tilecast.name" . | trunc 59 | trimSuffix "-") }}
+app.kubernetes.io/instance: {{ .Release.Name }}
+{{- end -}}
+
+{{- define "tilecast.webLabels" -}}
+{{ include "tilecast.webSelectorLabels" . }}
+app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
+app.kubernetes.io/component: web
+app.kubernetes.io/part-of: tilecast
+app.kubernetes.io/managed-by: {{ .Release.Service }}
+{{- end -}}
+
 {{- define "tilecast.releaseHook" -}}
 helm.sh/hook: {{ include "tilecast.releaseAt" . }}
 helm.sh/hook-weight: "-5"

@@ -54,7 +54,7 @@ form.search input,form.search button{padding:7px 9px;border:1px solid var(--line
 background:var(--card);color:var(--ink);font:15px/1.3 system-ui,sans-serif;max-width:100%}
 :focus-visible{outline:2px solid var(--bar);outline-offset:2px}
 .turn{display:flex;gap:20px;margin:12px 0}.card>dl.facts:first-child{margin-top:0}
-.scroll.picture{margin-bottom:16px}.scroll.picture>figure{min-width:720px}
+td.wrap{min-width:210px}.scroll.picture{margin-bottom:16px}.scroll.picture>figure{min-width:720px}
 """
 """CSS of these pages beside that of every page."""
 
