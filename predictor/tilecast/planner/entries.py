@@ -5,6 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from operator import attrgetter
 from typing import TypeVar
 
 import numpy as np
@@ -164,7 +165,7 @@ def _insert_job(solution: QueueSolution, job: QueuedJob) -> QueueColumns:
 def _simulate_range(columns: QueueColumns, solution: QueueSolution, option: Sequence[int]) -> tuple[Assignment, ...]:
     """Return the plan with all forecasts as they are, at the lower and at the upper ends of their ranges."""
     lower, upper = (
-        replace(columns, seconds=np.array([getattr(item, name) for item in columns.options]))
+        replace(columns, seconds=np.fromiter(map(attrgetter(name), columns.options), float, len(columns.options)))
         for name in ("lower_s", "upper_s")
     )
     return tuple(Assignment(each, solution.policy, list(option)) for each in (columns, lower, upper))

@@ -10,7 +10,6 @@ from typing import Any
 from tilecast.planner.entries import PoolEntry, SubmittedJob
 from tilecast.planner.problem import JobOption, QueuedJob, UnplannedJob
 from tilecast.planner.references import REFERENCES
-from tilecast.planner.solver import QueueSolution
 from tilecast.planner.totals import LateJob, PlannedTimes, QueueReport, QueueTotals, list_late_jobs
 from tilecast.render import queue_page
 from tilecast.render.columns import align_columns, format_csv
