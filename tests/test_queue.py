@@ -105,6 +105,27 @@ def test_moves_are_simulated_from_where_they_change_something_as_from_the_beginn
             assert current.finish.tolist() == anew.finish.tolist()
 
 
+@pytest.mark.parametrize("seed", range(20))
+def test_places_of_one_job_that_are_tried_in_turn_are_each_simulated_as_from_the_beginning(seed: int) -> None:
+    draw = random.Random(seed)  # noqa: S311
+    pools = tuple(PoolCapacity(f"p{i}", 2, 4) for i in range(3))
+    ways = [option(pool.name, gpus, draw.uniform(1, 9)) for pool in pools for gpus in (1, 2, 4)]
+    jobs = tuple(job(f"j{index}", *ways, arrival_s=-index) for index in range(90))
+    held = build_columns(check_problem(QueueProblem(jobs, pools))[0])
+    current = Assignment(held, POLICIES["completion"], [draw.choice(held.options_of(row)) for row in range(len(jobs))])
+    rows = draw.sample(range(len(jobs)), 3)
+    for _ in range(12):
+        row, before = draw.choice(rows), current.simulated
+        moves = {row: draw.choice(held.options_of(row))}
+        score, changed = current.try_moves(moves)
+        assert current.simulated - before == sum(len(line.jobs) for line in changed.values())
+        anew = Assignment(held, current.policy, [moves.get(one, way) for one, way in enumerate(current.option)])
+        assert score == anew.score
+        assert all(line.finish.tolist() == anew.pools[pool].finish.tolist() for pool, line in changed.items())
+        if draw.random() < 0.4:
+            current.apply_moves(moves, changed)
+
+
 # The solver against every plan.
 
 

@@ -176,6 +176,47 @@ def test_the_command_says_when_one_more_job_would_start(tmp_path: Path, capsys: 
     assert with_python.to_dict()["ifSubmitted"] == submitted
 
 
+def test_one_more_job_says_on_which_pools_it_ends_after_its_deadline() -> None:
+    pools = PoolCapacity("a", 1, 1), PoolCapacity("b", 1, 1)
+    solution = solve(QueueProblem((job("j", option("a", 1, 10.0), arrival_s=-1.0),), pools))
+    ways = option("a", 1, 2.0), option("b", 1, 8.0)
+    free = enter_job(solution, job("new", *ways))
+    assert [entry.late_s for entry in free.entries] == [None, None] and free.late is None
+    early = enter_job(solution, job("new", *ways, deadline_s=8.0))
+    assert [(entry.option.pool, entry.late_s) for entry in early.entries] == [("b", 0.0), ("a", 4.0)]
+    assert early.late is None
+    late = enter_job(solution, job("new", *ways, deadline_s=5.0))
+    assert [entry.late_s for entry in late.entries] == [3.0, 7.0]
+    assert late.late is not None and (late.late.late_s, late.late.latest_start_s) == (3.0, 3.0)
+    horizon = solve(replace(solution.columns.problem, horizon_s=5.0))
+    assert [entry.late_s for entry in enter_job(horizon, job("new", *ways)).entries] == [3.0, 7.0]
+
+
+@pytest.mark.parametrize("is_alone", [True, False])
+def test_the_command_says_that_one_more_job_ends_after_its_deadline(
+    is_alone: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    new, one = tmp_path / "new.json", training_job("one")
+    idle = {"kind": "List", "apiVersion": "v1", "items": []}
+    words = written(tmp_path, idle if is_alone else one), "--gpus", "t4:1", "--if-submitted", str(new)
+    new.write_text(json.dumps(training_job("new", deadlineSeconds=1)))
+    submitted = planned(capsys, *words)["ifSubmitted"]
+    (entry,) = submitted["pools"]
+    assert entry["lateSeconds"] == pytest.approx(entry["finishSeconds"]["target"] - 1)
+    assert submitted["late"]["lateSeconds"] == entry["lateSeconds"] and submitted["late"]["job"] == "new"
+    assert submitted["late"]["onTime"]["latestStartSeconds"] < 0
+    out = " ".join(shown(capsys, *words).split())
+    assert "after its deadline. No pool is fast enough: 1 GPU of t4 takes " in out
+    run_s = submitted["late"]["onTime"]["seconds"]
+    new.write_text(json.dumps(training_job("new", deadlineSeconds=round(run_s * 1.5))))
+    out = " ".join(shown(capsys, *words).split())
+    assert ("It is on time if it starts within " in out) != is_alone
+    new.write_text(json.dumps(training_job("new", deadlineSeconds=10_000_000)))
+    submitted = planned(capsys, *words)["ifSubmitted"]
+    assert submitted["late"] is None and submitted["pools"][0]["lateSeconds"] == 0
+    assert "after its deadline" not in shown(capsys, *words)
+
+
 @pytest.mark.parametrize("order", ["kueue", "free"])
 def test_one_more_job_has_an_answer_where_nothing_else_can_be_planned(
     order: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]

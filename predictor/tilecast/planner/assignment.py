@@ -53,6 +53,8 @@ class Assignment:
     """Number of job starts simulated so far, which limits a search. Timelines that are known count as simulated."""
     _known: dict[tuple[int, ...], PoolTimeline] | None = field(init=False, repr=False)
     """Timelines of small queues by pool and options of its jobs, because a search meets many of them again."""
+    _without: tuple[PoolTimeline, int, PoolTimeline] | None = field(init=False, repr=False, default=None)
+    """Last timeline that one job left, the job, and the timeline without it. A search tries many places of one job."""
 
     def __post_init__(self) -> None:
         self._known = {} if len(self.option) <= _MOST_KNOWN_JOBS else None
@@ -90,7 +92,7 @@ class Assignment:
         for job, option in moves.items():
             line = members[int(self.columns.pool[option])]
             line.insert(bisect_left(line, job), job)
-        changed = {pool: self._simulate_pool(pool, jobs, moves) for pool, jobs in members.items()}
+        changed = {pool: self._simulate_members(pool, jobs, moves) for pool, jobs in members.items()}
         return _sum_scores([changed.get(index, pool) for index, pool in enumerate(self.pools)]), changed
 
     def apply_moves(self, moves: Mapping[int, int], changed: Mapping[int, PoolTimeline]) -> None:
@@ -110,7 +112,27 @@ class Assignment:
         made = Assignment.__new__(Assignment)
         made.columns, made.policy, made.option = self.columns, self.policy, list(self.option)
         made.pools, made.simulated, made._known = list(self.pools), self.simulated, self._known
+        made._without = self._without
         return made
+
+    def _simulate_members(self, pool: int, jobs: list[int], moves: Mapping[int, int]) -> PoolTimeline:
+        """Return the timeline of a pool after moves. One that a single job left is simulated once.
+
+        Args:
+            pool: index of the pool.
+            jobs: jobs of the pool after the moves, in start order.
+            moves: new options by job.
+        """
+        old = self.pools[pool]
+        if len(moves) > 1 or len(jobs) >= len(old.jobs):
+            return self._simulate_pool(pool, jobs, moves)
+        (job,) = moves
+        if self._without is not None and self._without[0] is old and self._without[1] == job:
+            self.simulated += len(jobs)
+            return self._without[2]
+        left = self._simulate_pool(pool, jobs, moves)
+        self._without = old, job, left
+        return left
 
     def _simulate_pool(self, pool: int, jobs: list[int], moves: Mapping[int, int]) -> PoolTimeline:
         """Return the simulated timeline of a pool.

@@ -93,16 +93,14 @@ def build_columns(problem: QueueProblem) -> QueueColumns:
     pool, gpus, seconds, cost, width = (
         np.concatenate([facts[index][row] for index in which] or [np.zeros(0)]) for row in range(5)
     )
-    kinds = dict[tuple[object, ...], int]()
+    # A class of equal jobs is what they need, and where they are.
+    kinds, needs = dict[tuple[tuple[object, ...], object, bool], int](), dict[tuple[object, ...], int]()
     kind = [
-        kinds.setdefault((index, *_list_class_properties(job)), len(kinds))
+        kinds.setdefault(((index, *_list_need_properties(job)), job.present, job.is_advised), len(kinds))
         for job, index in zip(jobs, which, strict=True)
     ]
-    needs = dict[tuple[object, ...], int]()
-    need = [
-        needs.setdefault((index, *_list_need_properties(job)), len(needs))
-        for job, index in zip(jobs, which, strict=True)
-    ]
+    need_of = [needs.setdefault(wants, len(needs)) for wants, _, _ in kinds]
+    need = [need_of[number] for number in kind]
     one_of = {number: job for job, number in zip(jobs, kind, strict=True)}
     shares = {number: isolated_s(job.options, problem.pools, len(jobs)) for number, job in one_of.items()}
     waited = [max(-job.arrival_s, 0.0) * job.is_running for job in jobs]
@@ -114,9 +112,7 @@ def build_columns(problem: QueueProblem) -> QueueColumns:
         arrival=np.array([job.arrival_s for job in jobs], dtype=float),
         due=np.array([horizon if job.deadline_s is None else job.deadline_s for job in jobs], dtype=float),
         alone=np.array([shares[number] for number in kind], dtype=float) + np.array(waited, dtype=float),
-        present=np.array(
-            [_find_present_option(job, some, start) for job, some, start in zip(jobs, given, first, strict=False)], int
-        ),
+        present=_find_present_options(jobs, which, list(equal), first[:-1]),
         is_running=np.array([job.is_running for job in jobs], dtype=np.int64),
         kind=np.array(kind, dtype=np.int64),
         need=np.array(need, dtype=np.int64),
@@ -160,21 +156,23 @@ def _add_move_time(option: JobOption, seconds: float) -> JobOption:
     return JobOption(option.pool, option.gpus, *ends, cost, option.plan, option.step_s)
 
 
-def _find_present_option(job: QueuedJob, options: Sequence[JobOption], start: int) -> int:
-    """Return the index of a job's present option in the arrays over options. If there is none, return -1.
+def _find_present_options(
+    jobs: Sequence[QueuedJob], which: Sequence[int], options: Sequence[Sequence[JobOption]], first: Ints
+) -> Ints:
+    """Return the index of each job's present option in the arrays over options, -1 for a job that has none, (n,).
 
     Args:
-        job: the job.
-        options: the options of the job.
-        start: index of its first option.
+        jobs: the jobs.
+        which: for each job, the index of its options among `options`.
+        options: the different options of the jobs.
+        first: index of each job's first option in the arrays, (n,).
     """
-    matches = (index for index, item in enumerate(options) if (item.pool, item.gpus) == job.present)
-    return next((int(start) + index for index in matches), -1)
-
-
-def _list_class_properties(job: QueuedJob) -> tuple[object, ...]:
-    """Return the properties that jobs of one class have in common, besides their options."""
-    return *_list_need_properties(job), job.present, job.is_advised
+    places = [dict[tuple[str, int] | None, int]() for _ in options]
+    for place, some in zip(places, options, strict=True):
+        for index, item in enumerate(some):
+            place.setdefault((item.pool, item.gpus), index)
+    found = np.array([places[one].get(job.present, -1) for one, job in zip(which, jobs, strict=True)], dtype=int)
+    return np.where(found < 0, -1, first + found)
 
 
 def _list_need_properties(job: QueuedJob) -> tuple[object, ...]:

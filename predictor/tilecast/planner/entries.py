@@ -5,6 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from operator import attrgetter
 from typing import TypeVar
 
 import numpy as np
@@ -14,6 +15,7 @@ from tilecast.planner.columns import QueueColumns, build_columns
 from tilecast.planner.policies import smith_ratio
 from tilecast.planner.problem import JobOption, QueuedJob, QueueProblem, UnplannedJob, check_problem, sort_jobs
 from tilecast.planner.solver import QueueSolution
+from tilecast.planner.totals import LateJob, find_lateness
 from tilecast.spec import Floats
 
 EFFORT = 50_000
@@ -36,6 +38,8 @@ class PoolEntry:
     finish_upper_s: float
     delayed: int = 0
     """Number of other jobs that end later than without the job."""
+    late_s: float | None = None
+    """Time by which the job ends after its deadline, 0 if it ends in time; None if it has no deadline."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +66,8 @@ class SubmittedJob:
     entries: tuple[PoolEntry, ...]
     refusal: UnplannedJob | None = None
     """Why the job cannot run at all, or that its deadline is past."""
+    late: LateJob | None = None
+    """How late the job ends where it finishes first, and what would make it on time; None if it ends in time."""
 
 
 def enter_job(solution: QueueSolution, job: QueuedJob | UnplannedJob) -> SubmittedJob:
@@ -88,8 +94,16 @@ def enter_job(solution: QueueSolution, job: QueuedJob | UnplannedJob) -> Submitt
     chosen = np.insert(np.array(solution.option, dtype=int) - old, row, 0) + columns.first[:-1]
     plans = _simulate_range(columns, solution, chosen.tolist())
     before = np.insert(solution.finish, row, np.inf)
-    entries = [_enter_pool(plans, row, option, before) for option in columns.options_of(row)]
-    return SubmittedJob(job.name, _keep_first_to_finish(entries), refusal)
+    due = float(columns.due[row])
+    entries = _keep_first_to_finish([_enter_pool(plans, row, option, before) for option in columns.options_of(row)])
+    if np.isfinite(due):
+        entries = tuple(replace(item, late_s=_count_late_seconds(columns, row, item.finish_s)) for item in entries)
+    return SubmittedJob(job.name, entries, refusal, find_lateness(columns, row, entries[0].finish_s))
+
+
+def _count_late_seconds(columns: QueueColumns, job: int, finish_s: float) -> float:
+    late = find_lateness(columns, job, finish_s)
+    return 0.0 if late is None else late.late_s
 
 
 def list_waiting_ends(solution: QueueSolution, effort: int = EFFORT) -> dict[int, tuple[PoolEnd, ...]]:
@@ -151,7 +165,7 @@ def _insert_job(solution: QueueSolution, job: QueuedJob) -> QueueColumns:
 def _simulate_range(columns: QueueColumns, solution: QueueSolution, option: Sequence[int]) -> tuple[Assignment, ...]:
     """Return the plan with all forecasts as they are, at the lower and at the upper ends of their ranges."""
     lower, upper = (
-        replace(columns, seconds=np.array([getattr(item, name) for item in columns.options]))
+        replace(columns, seconds=np.fromiter(map(attrgetter(name), columns.options), float, len(columns.options)))
         for name in ("lower_s", "upper_s")
     )
     return tuple(Assignment(each, solution.policy, list(option)) for each in (columns, lower, upper))

@@ -170,13 +170,15 @@ def check_problem(problem: QueueProblem) -> tuple[QueueProblem, tuple[UnplannedJ
     for job in problem.jobs:
         key = id(job.options), job.queue, job.present, job.is_running
         if key not in undominated_options:
-            undominated_options[key] = keep_pareto_options(
+            kept = keep_pareto_options(
                 job, [item for item in job.options if not _explain_impossible_option(job, item, by_name)]
             )
-        feasible = replace(job, options=undominated_options[key])
-        if not feasible.options:
+            undominated_options[key] = job.options if kept == job.options else kept
+        options = undominated_options[key]
+        if not options:
             refused.append(_refuse_job(job, by_name))
             continue
+        feasible = job if options is job.options else replace(job, options=options)
         if job.deadline_s is not None and job.deadline_s <= 0:
             remedy = "give it a later one; it is planned as if it had none"
             refused.append(UnplannedJob(job.name, "its deadline is past", remedy, is_left_out=False))

@@ -38,20 +38,20 @@ class FreeNodes:
         for node in range(len(self.free) - 1, -1, -1):
             self._by_free[self.free[node]][node] = None
 
-    @property
-    def room(self) -> int:
-        """Largest number of GPUs that a job could get now, on one node or on whole nodes."""
-        whole = len(self._by_free[self.per_node])
+    def find_room(self) -> int:
+        """Return the largest number of GPUs that a job could get now, on one node or on whole nodes."""
+        by_free, room = self._by_free, self.per_node
+        whole = by_free[room]
         if whole:
-            return whole * self.per_node
-        room = self.per_node - 1
-        while room and not self._by_free[room]:
+            return len(whole) * room
+        room -= 1
+        while room and not by_free[room]:
             room -= 1
         return room
 
     def has_room(self, gpus: int) -> bool:
         """Return whether a job of `gpus` GPUs could start now."""
-        return gpus <= self.room
+        return gpus <= self.find_room()
 
     def allocate(self, gpus: int) -> list[int]:
         """Allocate `gpus` free GPUs and return the indices of their nodes. The pool must have room for them."""
@@ -212,15 +212,20 @@ def _simulate_mixed(tasks: PoolTasks, state: QueueAdmission, made: PoolSimulatio
     lines, later = _build_lines(tasks)
     nodes, left, running, passed, place = state.nodes, state.left, state.running, state.passed, 0
     heads = {line: members[at] for line, members in lines.items() if (at := passed.get(line, 0)) < len(members)}
-    begin, order = made.begin, made.order
+    begin, order, push, pop = made.begin, made.order, heapq.heappush, heapq.heappop
+    allocate, release, find_room = nodes.allocate, nodes.release, nodes.find_room
+    due = state.started + SNAPSHOT_INTERVAL if ready is None else len(seconds) + 1
+    moment = state.at_s
     while True:
-        if ready is None and len(order) >= state.started + SNAPSHOT_INTERVAL:
-            state.started = len(order)
+        if len(order) >= due:
+            state.started, state.at_s = len(order), moment
+            due = len(order) + SNAPSHOT_INTERVAL
             made.moments.append(state.copy())
         while heads:
-            room, first, line = nodes.room, len(seconds), None
+            room = find_room()
             if not room:
                 break
+            first, line = len(seconds), None
             for other, head in heads.items():
                 if head < first and other[0] <= room and (not left or left.get(other[1], room) >= other[0]):
                     first, line = head, other
@@ -228,23 +233,24 @@ def _simulate_mixed(tasks: PoolTasks, state: QueueAdmission, made: PoolSimulatio
                 break
             size, queue = line
             passed[line] = at = passed.get(line, 0) + 1
-            if at < len(lines[line]):
-                heads[line] = lines[line][at]
+            members = lines[line]
+            if at < len(members):
+                heads[line] = members[at]
             else:
                 del heads[line]
             if queue in left:
                 left[queue] -= size
-            begin[first] = state.at_s
+            begin[first] = moment
             name = first if names is None else names[first]
             order.append(name)
-            heapq.heappush(running, (state.at_s + seconds[first], name, size, queue, nodes.allocate(size)))
+            push(running, (moment + seconds[first], name, size, queue, allocate(size)))
         if not running and place == len(later):
             return
         coming = later[place][0] if place < len(later) else math.inf
-        moment = state.at_s = min(running[0][0], coming) if running else coming
+        moment = min(running[0][0], coming) if running else coming
         while running and running[0][0] <= moment:
-            _, _, size, queue, taken = heapq.heappop(running)
-            nodes.release(size, taken)
+            _, _, size, queue, taken = pop(running)
+            release(size, taken)
             if queue in left:
                 left[queue] += size
         while place < len(later) and later[place][0] <= moment:

@@ -141,14 +141,24 @@ class LateJob:
 def list_late_jobs(solution: QueueSolution) -> list[LateJob]:
     """Return the jobs that end after they are due, the latest first."""
     columns = solution.columns
-    late = solution.finish - columns.due
-    rows = np.flatnonzero(solution.finish > columns.due * (1 + 1e-9))
-    found = []
-    for row in rows[np.argsort(-late[rows], kind="stable")].tolist():
-        fastest = min(columns.options_of(row), key=lambda item: (columns.seconds[item], columns.gpus[item]))
-        latest_s = float(columns.due[row] - columns.seconds[fastest])
-        found.append(LateJob(row, float(late[row]), columns.options[fastest], latest_s))
-    return found
+    rows = np.flatnonzero(solution.finish > columns.due * (1 + 1e-9)).tolist()
+    late = [find_lateness(columns, row, float(solution.finish[row])) for row in rows]
+    return sorted((item for item in late if item is not None), key=lambda item: -item.late_s)
+
+
+def find_lateness(columns: QueueColumns, job: int, finish_s: float) -> LateJob | None:
+    """Return how late a job ends, and what would make it on time. If it ends in time, return None.
+
+    Args:
+        columns: the queue.
+        job: row of the job.
+        finish_s: end of the job, in seconds from now.
+    """
+    due = float(columns.due[job])
+    if not finish_s > due * (1 + 1e-9):
+        return None
+    fastest = min(columns.options_of(job), key=lambda item: (columns.seconds[item], columns.gpus[item]))
+    return LateJob(job, finish_s - due, columns.options[fastest], due - float(columns.seconds[fastest]))
 
 
 def _simulate_with_seconds(solution: QueueSolution, seconds: Sequence[float]) -> Floats:

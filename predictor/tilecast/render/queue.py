@@ -10,7 +10,6 @@ from typing import Any
 from tilecast.planner.entries import PoolEntry, SubmittedJob
 from tilecast.planner.problem import JobOption, QueuedJob, UnplannedJob
 from tilecast.planner.references import REFERENCES
-from tilecast.planner.solver import QueueSolution
 from tilecast.planner.totals import LateJob, PlannedTimes, QueueReport, QueueTotals, list_late_jobs
 from tilecast.render import queue_page
 from tilecast.render.columns import align_columns, format_csv
@@ -195,22 +194,25 @@ def late_lines(queue_report: QueueReport) -> list[str]:
     jobs, lines = queue_report.solution.columns.problem.jobs, []
     late = list_late_jobs(queue_report.solution)
     for item in late[:_PAID]:
-        job, where = jobs[item.job], f"{item.fastest.gpus} GPUs of {item.fastest.pool}"
+        job = jobs[item.job]
         text = f"{job.name} ends {format_duration(item.late_s)} late"
-        if job.is_running:
-            text += ": it runs already, give it more time."
-        elif item.latest_start_s >= 0:
-            start = "at once" if item.latest_start_s < 1 else f"within {format_duration(item.latest_start_s)}"
-            text += f". It is on time if it starts {start} on {where}: give it a higher priority."
-        else:
-            text += (
-                f". No pool is fast enough: {where} take {format_duration(item.fastest.seconds)}. Give it "
-                f"{format_duration(-item.latest_start_s)} more, or fewer steps."
-            )
-        lines.append(text)
+        lines.append(f"{text}: it runs already, give it more time." if job.is_running else text + _late_remedy(item))
     if len(late) > _PAID:
         lines.append(f"{len(late) - _PAID} more end late by less than that.")
     return lines
+
+
+def _late_remedy(late: LateJob) -> str:
+    """Return what would make a waiting job on time, as the end of a sentence and a sentence."""
+    many = late.fastest.gpus > 1
+    where = f"{late.fastest.gpus} GPU{'s' * many} of {late.fastest.pool}"
+    if late.latest_start_s >= 0:
+        start = "at once" if late.latest_start_s < 1 else f"within {format_duration(late.latest_start_s)}"
+        return f". It is on time if it starts {start} on {where}: give it a higher priority."
+    return (
+        f". No pool is fast enough: {where} take{'' if many else 's'} {format_duration(late.fastest.seconds)}. Give it "
+        f"{format_duration(-late.latest_start_s)} more, or fewer steps."
+    )
 
 
 def payment_lines(queue_report: QueueReport) -> list[str]:
@@ -281,8 +283,17 @@ def _submitted_lines(submitted: SubmittedJob | None, currency: str) -> list[str]
     lines = [] if refusal is None else _refusal_lines([refusal])
     if entries:
         lines += align_columns(_ENTRY_TITLES, rows, ("GPUS", "START", "FINISH", "COST", "DELAYS"))
-        lines += wrap_text("", f"{name}, if it were submitted now, {describe_entries(entries)}.")
+        text = f"{name}, if it were submitted now, {describe_entries(entries)}{_describe_lateness(submitted)}"
+        lines += wrap_text("", text)
     return [*lines, ""]
+
+
+def _describe_lateness(submitted: SubmittedJob) -> str:
+    """Return how late one more job ends and what would help, or where it would be late, as the end of a sentence."""
+    if submitted.late is not None:
+        return f", {format_duration(submitted.late.late_s)} after its deadline{_late_remedy(submitted.late)}"
+    late = [f"{format_duration(item.late_s)} on {item.option.pool}" for item in submitted.entries if item.late_s]
+    return f", in time for its deadline. It would be late by {', '.join(late)}." if late else "."
 
 
 def _entry_cells(entry: PoolEntry, currency: str) -> tuple[str, ...]:
@@ -345,6 +356,7 @@ def queue_document(screen: QueueScreen) -> dict[str, object]:
     """Return the plan as JSON-compatible data."""
     queue_report = screen.report
     solution, what_if = queue_report.solution, screen.what_if
+    jobs = solution.columns.problem.jobs
     return {
         "schemaVersion": SCHEMA_VERSION,
         "policy": solution.policy.name,
@@ -358,7 +370,7 @@ def queue_document(screen: QueueScreen) -> dict[str, object]:
         "orders": {
             item.solution.order: _totals_document(item.plan) for item in (queue_report, screen.other_order) if item
         },
-        "late": [_late_document(solution, item) for item in list_late_jobs(solution)],
+        "late": [_late_document(jobs[item.job].name, item) for item in list_late_jobs(solution)],
         "gapRatio": solution.gap,
         "whatIf": None
         if what_if is None
@@ -391,10 +403,12 @@ def _submitted_document(submitted: SubmittedJob) -> dict[str, object]:
                 },
                 "cost": entry.option.cost,
                 "delayedJobs": entry.delayed,
+                "lateSeconds": entry.late_s,
             }
             for entry in submitted.entries
         ],
         "refusal": None if submitted.refusal is None else _unplanned_document(submitted.refusal),
+        "late": None if submitted.late is None else _late_document(submitted.name, submitted.late),
     }
 
 
@@ -407,9 +421,9 @@ def _unplanned_document(unplanned: UnplannedJob) -> dict[str, object]:
     }
 
 
-def _late_document(solution: QueueSolution, late: LateJob) -> dict[str, object]:
+def _late_document(name: str, late: LateJob) -> dict[str, object]:
     return {
-        "job": solution.columns.problem.jobs[late.job].name,
+        "job": name,
         "lateSeconds": late.late_s,
         "onTime": {
             "pool": late.fastest.pool,
