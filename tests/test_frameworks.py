@@ -231,7 +231,7 @@ def test_a_launcher_is_the_engines_and_keeps_what_the_framework_holds() -> None:
     ]
     unnamed = launcher_requests(job_of(None), "trainer")
     assert [request.workload.framework for request in unnamed] == ["huggingface", "accelerate"]
-    with pytest.raises(SpecError, match="deepspeed does not run nemo, .* use --launch megatron"):
+    with pytest.raises(SpecError, match=r"deepspeed does not run nemo, .* use --launch megatron"):
         launcher_requests(job, "deepspeed")
     sized = replace(job_of(None), workload=replace(job_of(None).workload, bucket_mib=25))
     assert [request.workload.framework for request in launcher_requests(sized, "trainer")] == ["huggingface"]

@@ -298,8 +298,8 @@ def _sharding(ranked: PrioritizedFacts, name: str, data: int | None) -> tuple[Fr
     if kind == "DEEPSPEED" or ranked.stated("deepspeed") or has_engine:
         # A script of its own may build a pipeline. Trainer and Accelerate give DeepSpeed the whole model.
         is_own = name == "deepspeed" or spell(ranked.find_option("deepspeed", "")) == "deepspeed-config"
-        framework: Framework = "deepspeed" if is_own else "huggingface-deepspeed"
-        return framework, int(ranked.get("plan.zero_stage", 0)), offload
+        engine: Framework = "deepspeed" if is_own else "huggingface-deepspeed"
+        return engine, int(ranked.get("plan.zero_stage", 0)), offload
     words = str(ranked.stated("fsdp") or "").replace(",", " ").lower()
     is_sharded = kind == "FSDP" or bool(ranked.stated("fsdp_wraps")) or words not in ("", "false", "none", "()", "[]")
     if ranked.stated("shards") and int(ranked.stated("shards")) > 1:

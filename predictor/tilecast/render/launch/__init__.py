@@ -58,8 +58,6 @@ class Launcher:
     frameworks: tuple[Framework, ...]
     """Frameworks whose forecast describes its jobs. The first one that can execute the plan is used."""
     write: Callable[[LaunchSetting], LaunchScript]
-    also: tuple[Framework, ...] = ()
-    """Frameworks that it runs too, only for jobs that name them."""
     executions: tuple[Execution, ...] = ("eager", "compiled")
     optimizers: tuple[Optimizer, ...] = _ALL
     attention: tuple[Attention, ...] = _ANY
@@ -74,6 +72,8 @@ class Launcher:
     """Whether it can set the data types of gradients and optimizer moments."""
     has_adapters: bool = True
     """Whether the training script can add LoRA adapters."""
+    also: tuple[Framework, ...] = ()
+    """Frameworks that it runs too, only for jobs that name them."""
     find_refusal: Callable[[LaunchSetting], str] = _no_refusal
     """Function that returns why a setting would not run as priced, or an empty string if it would."""
 
