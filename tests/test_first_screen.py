@@ -13,6 +13,9 @@ from tilecast.advice.values import format_excess, format_ratio
 from tilecast.explain import explain_plan
 from tilecast.hardware import instances
 from tilecast.inputs.gpu_list import parse_gpu_list
+from tilecast.inputs.job_options import JobOptions
+from tilecast.inputs.pools import PoolOptions
+from tilecast.public.advising import AdviceInputs, compute_advice
 from tilecast.render.table import advice_text
 from tilecast.render.wide import wide_text
 from tilecast.spec import PartialPlan, Workload
@@ -166,3 +169,47 @@ def test_the_launch_of_a_plan_with_memory_to_spare_warns_of_nothing() -> None:
     advice = tilecast.advise("gpt2-xl", seq=1024, batch=64, gpus="h100-sxm:8", framework="fsdp2")
     assert advice.best is not None and not advice.best.is_tight
     assert "run out of memory" not in advice.launch("fsdp2")
+
+
+def test_the_safer_plan_of_a_launcher_is_the_best_of_all_its_frameworks() -> None:
+    """A tight plan of DistributedDataParallel had one that needs 135 s beside it, where `fully_shard` takes 21 s."""
+    found = []
+    for model, gpus in (("qwen3-1.7b", "l40s:8"), ("qwen3-1.7b", "a100-80:8")):
+        job = JobOptions(model, {"seq": 4096, "batch": 256})
+        found.append(compute_advice(AdviceInputs(job, PoolOptions(gpus=gpus), launch="accelerate")).advice)
+    tight, roomy = found
+    assert tight.best is not None and tight.best.is_tight and tight.safer is not None
+    assert tight.safer.workload.framework == "accelerate" and tight.safer.step_s < 1.5 * tight.best.step_s
+    # As fast with memory to spare is better, whatever framework it needs.
+    assert roomy.best is not None and not roomy.best.is_tight and roomy.best.workload.framework == "accelerate"
+
+
+def test_a_run_time_stands_beside_its_number_of_steps() -> None:
+    screen = advice_text(advise(Request("x", replace(LLAMA, steps=10_000)), POOLS))
+    assert "RUN TIME" in screen and "  10,000 steps  " in screen.splitlines()[0]
+    assert "steps  " not in advice_text(advise(Request("x", LLAMA), POOLS)).splitlines()[0]
+
+
+def test_parts_of_nodes_among_the_trade_offs_are_explained() -> None:
+    """`3x4` stood in the list without a word."""
+    advice = advise(Request("x", LLAMA), parse_gpu_list("h100-sxm:16"))
+    parts = [offer for offer in advice.pareto if offer.nodes > 1 and 1 < offer.gpus_per_node < 8]
+    first = parts[0]
+    words = f"({first.nodes}x{first.gpus_per_node}: {first.nodes} groups of {first.gpus_per_node} GPUs)"
+    assert words in advice_text(advice).replace("\n            ", " ")
+
+
+@pytest.mark.parametrize(
+    ("gpus", "note"),
+    [
+        ("a100:8", "a100 is read as a100-40 (40 GiB), not a100-40-pcie, a100-80, a100-80-pcie."),
+        ("H100:8@ethernet-100", "h100 is read as h100-sxm (80 GiB), not h100-64, "),
+        ("a100-80:8", ""),
+        ("h200:8", ""),
+        ("p5.48xlarge:1", ""),
+    ],
+)
+def test_a_short_name_of_a_gpu_says_which_one_was_taken(gpus: str, note: str) -> None:
+    advice = compute_advice(AdviceInputs(JobOptions("gpt2", {"seq": 512, "batch": 64}), PoolOptions(gpus=gpus))).advice
+    found = [text for text in advice.notes if " is read as " in text]
+    assert [text[: len(note)] for text in found] == ([note] if note else [])

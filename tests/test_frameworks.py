@@ -231,13 +231,13 @@ def test_a_launcher_is_the_engines_and_keeps_what_the_framework_holds() -> None:
     ]
     unnamed = launcher_requests(job_of(None), "trainer")
     assert [request.workload.framework for request in unnamed] == ["huggingface", "accelerate"]
-    with pytest.raises(SpecError, match="deepspeed is not nemo"):
+    with pytest.raises(SpecError, match=r"deepspeed does not run nemo, .* use --launch megatron"):
         launcher_requests(job, "deepspeed")
     sized = replace(job_of(None), workload=replace(job_of(None).workload, bucket_mib=25))
     assert [request.workload.framework for request in launcher_requests(sized, "trainer")] == ["huggingface"]
     with pytest.raises(SpecError, match="fsdp2 has no buckets of a stated size"):
         launcher_requests(sized, "fsdp2")
-    with pytest.raises(SpecError, match="torchrun is not tensorflow"):
+    with pytest.raises(SpecError, match="torchrun does not run tensorflow"):
         launcher_requests(job_of("tensorflow"), "torchrun")
 
 

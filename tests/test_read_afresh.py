@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -40,7 +41,7 @@ def test_a_baseline_without_a_plan_says_which_plan_is_assumed(capsys: pytest.Cap
 def test_tight_memory_says_what_is_needed_and_what_may_be_taken(capsys: pytest.CaptureFixture[str]) -> None:
     job = ("advise", "llama-3-70b", "--seq", "4096", "--batch", "256", "--objective", "cost")
     text = screen(capsys, *job, "--gpus", "h100-sxm:100")
-    assert "memory is tight" in text and "Memory is tight: of 78.3 GiB it needs " in text
+    assert re.search(r"may not fit \(\d+ of 78 GiB\)", text) and "It may not fit: of 78.3 GiB it needs " in text
     assert "% price (memory to spare may cost 2%)" in text
     assert " needs " in text.partition("Why not")[2] and "exceeds" not in text
 

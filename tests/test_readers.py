@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 import tilecast
 from tilecast import readers, zoo
+from tilecast.advice import Advice
 from tilecast.inputs import launches
 from tilecast.inputs.job import read_job
 from tilecast.inputs.job_options import JobOptions
@@ -807,3 +808,59 @@ def test_a_command_as_text_may_have_lines_and_a_broken_one_is_an_error() -> None
     assert launches.split_command(lines) == GPT.split()
     with pytest.raises(SpecError, match=r"^command: is no command: no closing quotation; paste the whole command$"):
         tilecast.advise(None, command="torchrun 'pretrain_gpt.py", gpus="h100-sxm:8")
+
+
+RUN_CLM = (
+    "torchrun --nproc_per_node 8 run_clm.py --model_name_or_path llama-3.1-8b --per_device_train_batch_size 1 "
+    "--gradient_accumulation_steps 8 --bf16 --block_size 4096 --gradient_checkpointing --max_steps 1000 "
+)
+ZERO = '--deepspeed {"zero_optimization":{"stage":3}}'
+
+
+def advise_command(words: list[str], **options: Any) -> Advice:
+    return compute_advice(
+        AdviceInputs(JobOptions(None, command=words), PoolOptions(gpus="h100-sxm:12"), **options)
+    ).advice
+
+
+@pytest.mark.parametrize("said", [ZERO, "--fsdp full_shard"])
+def test_plans_for_a_trainer_command_are_plans_that_trainer_runs(said: str) -> None:
+    """Pipelines were among the trade-offs of a Trainer command with DeepSpeed, which gives it the whole model."""
+    advice = advise_command(RUN_CLM.split() + said.split())
+    assert len(advice.pareto) > 2
+    assert all(offer.plan.pipeline == offer.plan.expert == 1 for offer in (*advice.offers, *advice.pareto))
+
+
+def test_a_deepspeed_script_of_ones_own_may_have_pipelines() -> None:
+    words = [*RUN_CLM.replace("--model_name_or_path llama-3.1-8b", "").split(), "--deepspeed_config", ZERO.split()[1]]
+    own = readers.read_words(words, has_model=True)
+    assert (own.framework, readers.read_words(RUN_CLM.split() + ZERO.split()).framework) == (
+        "deepspeed",
+        "huggingface-deepspeed",
+    )
+
+
+def test_a_trainer_command_with_deepspeed_is_launched_by_trainer() -> None:
+    advice = advise_command(RUN_CLM.split() + ZERO.split(), launch="trainer")
+    assert advice.best is not None
+    script = write_launch("trainer", LaunchSetting.from_offer("x", advice.best))
+    assert script.command[-2:] == ["--deepspeed", "ds_config.json"]
+    config = json.loads(script.files["ds_config.json"])
+    assert config["zero_optimization"]["stage"] == advice.best.plan.zero_stage
+    assert config["optimizer"]["params"]["lr"] == "auto"
+    with pytest.raises(SpecError, match=r"accelerate does not run .* use --launch deepspeed or trainer"):
+        advise_command(RUN_CLM.split() + ZERO.split(), launch="accelerate")
+
+
+@pytest.mark.parametrize(
+    ("said", "change"),
+    [
+        ("--fsdp full_shard", "--fsdp full_shard -> shard_grad_op"),
+        ('--fsdp full_shard --fsdp_config {"version":2}', "reshard_after_forward true -> false in --fsdp_config"),
+        (ZERO, "zero_optimization.stage 3 -> 2"),
+    ],
+)
+def test_a_change_of_the_zero_stage_has_the_name_of_the_launchers_option(said: str, change: str) -> None:
+    reading = readers.read_words(RUN_CLM.split() + said.split())
+    before = Plan(data=8, zero_stage=3)
+    assert readers.list_changes(reading, before, replace(before, zero_stage=2)) == [change]

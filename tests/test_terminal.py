@@ -79,6 +79,16 @@ def on_terminal(folder: Path, *words: str, is_piped: bool = False, **environment
 
 @pytest.mark.slow
 @pytest.mark.parametrize("verb", LONG)
+def test_quiet_may_stand_before_the_verb(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--quiet", "show", "links"]) == 0
+    before = capsys.readouterr().out
+    assert main(["show", "links", "--quiet"]) == 0
+    assert before == capsys.readouterr().out
+    with pytest.raises(SystemExit):
+        main(["--quiet"])
+    assert "VERB: is missing" in capsys.readouterr().err
+
+
 def test_long_work_shows_its_progress_on_a_terminal_alone(
     verb: str, folder: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -118,7 +128,7 @@ def test_what_colours_mark_has_a_meaning(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.delenv("NO_COLOR", raising=False)
     monkeypatch.setenv("TERM", "xterm")
     text = """! the network is assumed
->  h100-sxm  2x8  memory is tight
+>  h100-sxm  2x8  may not fit (86 of 78 GiB)
 =  l4        1x8
 x  t4        no BF16 units
 > recommended; x cannot run the job
@@ -134,7 +144,7 @@ llama ends 5min late
     assert re.sub(r"\x1b\[[\d;]*m", "", painted) == text
     assert re.findall(r"\x1b\[([1-9][\d;]*)m([^\x1b]*)", painted) == [
         ("33", "! the network is assumed"),
-        ("1;32", ">  h100-sxm  2x8  memory is tight"),
+        ("1;32", ">  h100-sxm  2x8  may not fit (86 of 78 GiB)"),
         ("36", "=  l4        1x8"),
         ("31", "x  t4        no BF16 units"),
         ("33", "tight"),

@@ -103,8 +103,8 @@ LoraTargets = Literal["all", "attention"]
 LORA_TARGETS: tuple[LoraTargets, ...] = get_args(LoraTargets)
 Framework = Literal[
     "ddp", "fsdp2", "deepspeed", "megatron", "torchtitan", "nemo", "megatron-deepspeed", "lightning", "huggingface",
-    "accelerate", "composer", "litgpt", "torchtune", "detectron2", "jax", "tensorflow", "paddle", "oneflow", "mxnet",
-    "mindspore",
+    "accelerate", "huggingface-deepspeed", "composer", "litgpt", "torchtune", "detectron2", "jax", "tensorflow",
+    "paddle", "oneflow", "mxnet", "mindspore",
 ]  # fmt: skip
 """Framework that runs the training; `frameworks.toml` says which plans each one executes, and what it holds."""
 

@@ -12,6 +12,7 @@ from tilecast.advice.choose import Choice, Ranking
 from tilecast.advice.pricing import CandidatePlans, DetailedForecasts
 from tilecast.advice.sharing import SharingAdvice, sharing_options
 from tilecast.advice.values import Offer, Request, format_ratio
+from tilecast.hardware.boards import GIB
 from tilecast.search import Mask
 from tilecast.spec import Floats
 
@@ -55,7 +56,9 @@ def _explain_choice(request: Request, place: int, ranking: Ranking) -> Offer:
     offer = choice.offer()
     bound = BOUND_BY[offer.bottleneck]
     if offer.is_tight:
-        bound += "; memory is tight"
+        most, held = (round(size / GIB) for size in (offer.memory_upper_bytes, offer.memory_available_bytes))
+        # Rounding must not say that what may not fit does.
+        bound += f"; may not fit ({max(most, held + 1)} of {held} GiB)"
     if request.deadline_s is not None and (offer.finish_s or 0.0) * offer.upper_s / offer.step_s > request.deadline_s:
         bound += f"; {'misses' if (offer.finish_s or 0.0) > request.deadline_s else 'may miss'} the deadline"
     if request.target_step_s is not None and offer.upper_s > request.target_step_s:

@@ -59,7 +59,7 @@ _FIRST_STEPS = f"""\
 def main(arguments: Sequence[str] | None = None) -> int:
     """Parse the command line, run its verb and return the exit status."""
     _configure_streams()
-    given = list(sys.argv[1:] if arguments is None else arguments)
+    given = _move_flags(list(sys.argv[1:] if arguments is None else arguments))
     if not given:
         print(_FIRST_STEPS)
         return EXIT_BAD_INPUT
@@ -96,6 +96,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return status
 
 
+def _move_flags(given: Sequence[str]) -> list[str]:
+    """Return the arguments with `--quiet` behind the verb, where users may write it before."""
+    verb = next((place for place, word in enumerate(given) if word != "--quiet"), len(given))
+    return [*given[verb : verb + 1], *given[:verb], *given[verb + 1 :]]
+
+
 def _split_command(given: Sequence[str]) -> tuple[list[str], list[str]]:
     """Split the arguments of a verb at `--` into its own and the words of a launch command.
 
@@ -127,6 +133,7 @@ def build_parser(names: Sequence[str] = tuple(VERBS)) -> argparse.ArgumentParser
     """Return the parser of the command line. Only the verbs in `names` get their arguments, as this imports modules."""
     whole = OneLineErrorParser(prog="tilecast", description=_PURPOSE)
     whole.add_argument("--version", action="version", version=__version__)
+    whole.add_argument("--quiet", action="store_true", help="no progress and no warnings, before or behind the verb")
     verbs = whole.add_subparsers(dest="verb", required=True, metavar="VERB")
     for verb, purpose in VERBS.items():
         one = verbs.add_parser(verb, help=purpose, description=purpose[0].upper() + purpose[1:] + ".")

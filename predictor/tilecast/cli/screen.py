@@ -21,7 +21,7 @@ _MEANINGS = (
     r"(?m)^(?P<own>=  .*)$",
     r"(?m)^(?P<refused>x  .*)$",
     r"(?m)^(?P<warning>! .*)$",
-    r"(?P<warning>memory is tight|memory may run out)",
+    r"(?P<warning>may not fit(?: \(\d+ of \d+ GiB\))?|memory may run out)",
     r"(?m)^\S+ +(?P<warning>tight)  ",
     r"(?m)^\S+ +(?P<refused>no)  ",
     r"(?m)^(?P<refused>.* ends \S+ late\b)",

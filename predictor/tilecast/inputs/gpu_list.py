@@ -14,7 +14,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 
-from tilecast.hardware import Gpu, Link, Pool, find_gpu, find_link, instances
+from tilecast.hardware import Gpu, Link, Pool, find_gpu, find_link, instances, list_gpus
+from tilecast.hardware.boards import GIB
 from tilecast.spec import SpecError
 
 ASSUMED = "assumed"
@@ -45,6 +46,20 @@ def parse_gpu_list(text: str, links: Sequence[str] = ()) -> list[Pool]:
     if len({pool.name for pool in named}) < len(named):
         raise SpecError("--gpus", f"{text} names a GPU twice", "add its counts up")
     return named
+
+
+def describe_short_names(text: str) -> str:
+    """Return a sentence on the names of a GPU list that several products have, such as `a100`, or an empty string."""
+    parts: dict[str, None] = {}
+    for item in text.split(","):
+        short = _read_counts(item.partition("@")[0].strip()).name.casefold()
+        others = [name for name in sorted(list_gpus()) if name.startswith(f"{short}-")]
+        if not others or short in list_gpus() or instances.find_node_type(short) is not None:
+            continue
+        gpu = _find_gpu(short)
+        rest = ", ".join(name for name in others if name != gpu.name)
+        parts[f"{short} is read as {gpu.name} ({gpu.memory_bytes / GIB:.0f} GiB), not {rest}"] = None
+    return f"{'; '.join(parts)}." if parts else ""
 
 
 def assumed_pool(gpu: Gpu, count: int) -> Pool:

@@ -11,7 +11,7 @@ from functools import cache
 from typing import TYPE_CHECKING
 
 from tilecast.hardware import Pool
-from tilecast.inputs.gpu_list import ASSUMED, STATED, parse_gpu_list, set_links
+from tilecast.inputs.gpu_list import ASSUMED, STATED, describe_short_names, parse_gpu_list, set_links
 from tilecast.inputs.reading import InputWarning, read_text
 from tilecast.learning import calibration
 from tilecast.spec import SpecError
@@ -134,7 +134,9 @@ def pool_notes(options: PoolOptions, pools: Sequence[Pool]) -> tuple[str, ...]:
     if options.gpus:
         assumed = [pool for pool in pools if ASSUMED in pool.layers.values()]
         shapes = "; ".join(map(describe_nodes, assumed))
-        return (f"Assumed of --gpus: {shapes}. Give --nodes FILE for nodes of your own.",) if assumed else ()
+        names = describe_short_names(options.gpus)
+        nodes = f"Assumed of --gpus: {shapes}. Give --nodes FILE for nodes of your own." if assumed else ""
+        return tuple(note for note in (names, nodes) if note)
     guessed = [pool for pool in pools if pool.layers.get("interNode") == "default" and pool.max_nodes > 1]
     notes = [
         f"Assumed: {pool.inter.name} between nodes of {pool.name}, for neither a label, an instance type nor a GPUPool "

@@ -23,7 +23,6 @@ from tilecast.inputs.pools import PoolOptions
 from tilecast.recomputation import describe
 from tilecast.render import launch as launched
 from tilecast.render.launch import LAUNCHERS
-from tilecast.search import find_engine
 from tilecast.spec import Framework, PartialPlan, Plans, SpecError
 from tilecast.step.blocks import fused_attention
 
@@ -269,18 +268,35 @@ def _choose_advice(requests: Sequence[Request], pools: Sequence[Pool]) -> Advice
     """Return the best advice among requests that differ only in their framework.
 
     Advice is preferred if its framework can run the recommended plan. An earlier request wins, unless it has no
-    recommendation or a later one improves the objective by more than `_GAIN`.
+    recommendation, a later one improves the objective by more than `_GAIN`, or a later one improves it with memory to
+    spare where the earlier one is tight.
     """
     advices = [_advise_on_plan(request, pools) for request in requests]
     chosen, *others = [advice for advice in advices if _is_executable(advice)] or advices
     for other in others:
         if other.best is None:
             continue
-        if chosen.best is None or _objective_value(other, other.best) < (1 - _GAIN) * _objective_value(
-            chosen, chosen.best
-        ):
+        # Memory to spare is worth the wrapping without any gain.
+        is_roomier = chosen.best is not None and chosen.best.is_tight and not other.best.is_tight
+        least = 1.0 if is_roomier else 1 - _GAIN
+        if chosen.best is None or _objective_value(other, other.best) < least * _objective_value(chosen, chosen.best):
             chosen = other
-    return chosen
+    return replace(chosen, safer=_find_safer(chosen, advices))
+
+
+def _find_safer(chosen: Advice, advices: Sequence[Advice]) -> Offer | None:
+    """Return the best plan with memory to spare under any framework, if that of the recommendation is tight."""
+    best = chosen.best
+    if best is None or not best.is_tight:
+        return chosen.safer
+    shown = [chosen, *(advice for advice in advices if advice is not chosen and _is_executable(advice))]
+    roomy = [
+        offer
+        for advice in shown
+        for offer in (advice.safer, advice.best)
+        if offer is not None and not offer.is_tight and offer.pool.name == best.pool.name
+    ]
+    return min(roomy, key=lambda offer: _objective_value(chosen, offer), default=chosen.safer)
 
 
 def _is_executable(advice: Advice) -> bool:
@@ -375,11 +391,12 @@ def launcher_requests(request: Request, launcher: str) -> tuple[Request, ...]:
     """
     launched.check_launchable(launcher, request.workload)
     supported, asked = LAUNCHERS[launcher].frameworks, request.workload.framework
-    if asked is not None and (
-        find_engine(asked) not in map(find_engine, supported) or FRAMEWORKS[asked].host == "graph"
-    ):
-        problem = f"{launcher} is not {asked}, which spec.training.framework names"
-        raise SpecError("--launch", problem, "leave one of them out")
+    if asked is not None and not LAUNCHERS[launcher].runs(asked):
+        able = " or ".join(name for name, entry in LAUNCHERS.items() if entry.runs(asked))
+        problem = f"{launcher} does not run {asked}, the job's framework"
+        raise SpecError(
+            "--launch", problem, f"use --launch {able}, or leave one of them out" if able else "leave it out"
+        )
     named = supported if asked is None else (asked,)
     if request.workload.bucket_mib is not None:
         named = tuple(name for name in named if FRAMEWORKS[name].has_buckets)

@@ -9,6 +9,7 @@ from typing import Any
 from tilecast.launch_options.options_table import OptionTable
 from tilecast.readers.reading import LaunchReading
 from tilecast.recomputation import describe
+from tilecast.search import find_engine
 from tilecast.spec import Plan
 
 _DERIVED = ("data",)
@@ -34,9 +35,28 @@ def list_changes(reading: LaunchReading, before: Plan, after: Plan) -> list[str]
             changes.append(_format_change(option, entry, old, new, reading.origins.get(target) is not None))
         elif name == "expert_tensor" and after.expert_tensor == after.tensor:
             continue
+        elif name == "zero_stage" and (change := _format_shards(reading, old, new)):
+            changes.append(change)
         elif name != "gradient_accumulation":
             changes.append(f"{name.replace('_', ' ')} {_in_words(old)} -> {_in_words(new)}")
     return changes
+
+
+_SHARDS = (None, None, ("shard_grad_op", "hybrid_shard_zero2", "false"), ("full_shard", "hybrid_shard", "true"))
+"""Word of `--fsdp` by ZeRO stage, that of hybrid sharding, and the value of `reshard_after_forward`."""
+
+
+def _format_shards(reading: LaunchReading, old: object, new: object) -> str:
+    """Return the change of FSDP's own option from one ZeRO stage to another, or an empty string for other engines."""
+    before, after = (_SHARDS[stage] if isinstance(stage, int) else None for stage in (old, new))
+    if find_engine(reading.framework) != "fsdp2" or before is None or after is None:
+        return ""
+    if (config := reading.origins.get("fsdp_config")) is not None:
+        return f"reshard_after_forward {before[2]} -> {after[2]} in {config}"
+    if (option := reading.origins.get("fsdp")) is not None:
+        place = int("shardDegree" in reading.training)
+        return f"{option} {before[place]} -> {after[place]}"
+    return f"fsdp_reshard_after_forward {before[2]} -> {after[2]}"
 
 
 _BESIDE = ("deepspeed", "accelerate", "fsdp")

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tilecast import zoo
-from tilecast.launch_options.options_table import Facts, OptionTable, Setting
+from tilecast.launch_options.options_table import Facts, OptionTable, Setting, spell
 from tilecast.readers import models
 from tilecast.readers.documents import flatten, load_mapping
 from tilecast.readers.reading import LaunchReading, check_batch, data_degree, drop_none
@@ -111,7 +111,7 @@ def read_recipe(
     if training.get("quantization") == "int8" and zero >= 2:
         option = ranked.find_option("quantized", "quantization")
         ranked.facts[0].unpriced.setdefault(option, "bitsandbytes has no INT8 weights that ranks share")
-    if name == "deepspeed" or framework == "deepspeed":
+    if name == "deepspeed" or framework in ("deepspeed", "huggingface-deepspeed"):
         training.pop("weights", None)
     mode = ranked.get("plan.checkpointing", "none")
     plan = PartialPlan(
@@ -296,7 +296,10 @@ def _sharding(ranked: PrioritizedFacts, name: str, data: int | None) -> tuple[Fr
         return "jax", int(ranked.get("plan.zero_stage", 3)), offload
     has_engine = any(one.table.name == "deepspeed" for one in ranked.facts)
     if kind == "DEEPSPEED" or ranked.stated("deepspeed") or has_engine:
-        return "deepspeed", int(ranked.get("plan.zero_stage", 0)), offload
+        # A script of its own may build a pipeline. Trainer and Accelerate give DeepSpeed the whole model.
+        is_own = name == "deepspeed" or spell(ranked.find_option("deepspeed", "")) == "deepspeed-config"
+        engine: Framework = "deepspeed" if is_own else "huggingface-deepspeed"
+        return engine, int(ranked.get("plan.zero_stage", 0)), offload
     words = str(ranked.stated("fsdp") or "").replace(",", " ").lower()
     is_sharded = kind == "FSDP" or bool(ranked.stated("fsdp_wraps")) or words not in ("", "false", "none", "()", "[]")
     if ranked.stated("shards") and int(ranked.stated("shards")) > 1:

@@ -85,7 +85,9 @@ def advice_headline(advice: Advice) -> str:
     batch = f"{f'{amount:,}' if amount < 100_000 else format_count(amount)} {unit}/step"
     precision = advice.best.workload.precision if advice.best else workload.precision
     size = format_parameters(zoo.count_parameters(replace(workload, lora_rank=0)))
-    head = (advice.request.name, workload.model.name, f"{size} parameters", precision, batch)
+    planned = advice.best.workload if advice.best else workload
+    steps = [] if planned.steps is None else [f"{planned.steps:,} step{'s' * (planned.steps != 1)}"]
+    head = (advice.request.name, workload.model.name, f"{size} parameters", precision, batch, *steps)
     return "  ".join((*head, f"objective: {advice.request.objective}"))
 
 
@@ -193,15 +195,18 @@ def _pareto_lines(advice: Advice) -> list[str]:
     """Return text lines that list the Pareto set in time, cost and GPUs. For fewer than two plans, return none."""
     if len(advice.pareto) < 2:
         return []
-    parts = []
+    parts, groups = [], list[str]()
     for offer in advice.pareto:
+        if offer.nodes > 1 and offer.gpus_per_node not in (1, offer.pool.gpus_per_node) and not groups:
+            groups = [f"({offer.nodes}x{offer.gpus_per_node}: {offer.nodes} groups of {offer.gpus_per_node} GPUs)"]
         cost = offer.cost_per_1000_steps
         each = f" {format_money(cost, offer.pool.currency)}/1k steps" if cost is not None else ""
         size = offer.workload.global_batch
         batch = "" if size == advice.offers[0].workload.global_batch else f" batch {size}"
         where = f"{offer.pool.name} {offer.nodes}x{offer.gpus_per_node} {offer.plan}{batch}"
         parts.append(f"{where} {format_duration(offer.step_s)}{each}".replace(" ", _FIRM))
-    return [line.replace(_FIRM, " ") for line in wrap_text("Trade-offs  ", " | ".join(parts))]
+    text = " ".join([" | ".join(parts), *(note.replace(" ", _FIRM) for note in groups)])
+    return [line.replace(_FIRM, " ") for line in wrap_text("Trade-offs  ", text)]
 
 
 def _note_lines(advice: Advice) -> list[str]:
@@ -242,9 +247,7 @@ def _because_sentence(advice: Advice, best: Offer) -> str:
     room = ", and have memory to spare"
     if best.is_tight:
         needed, most, held = best.memory_bytes / GIB, best.memory_upper_bytes / GIB, best.memory_available_bytes / GIB
-        room = (
-            f". Memory is tight: of {held:.1f} GiB it needs {needed:.1f}, but PyTorch may take {most:.1f} and run out"
-        )
+        room = f". It may not fit: of {held:.1f} GiB it needs {needed:.1f}, but PyTorch may take {most:.1f} and run out"
     return f"Why: {first}; the GPUs spend {busy:.0%} of a step on compute{waits}{room}."
 
 

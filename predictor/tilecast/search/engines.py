@@ -95,7 +95,7 @@ class FrameworkFeatures:
         return fine
 
 
-_KEYS_OF_CELLS = ("cells", "since", "version")
+_KEYS_OF_CELLS = ("cells", "since", "version", "engine")
 """Keys of a table of `frameworks.toml` that `frameworks.Framework` reads, and `FrameworkFeatures` does not have."""
 
 
@@ -110,8 +110,18 @@ def _read_abilities(name: str, table: Mapping[str, Any]) -> FrameworkFeatures:
     )
 
 
+def _own_keys(name: str) -> dict[str, Any]:
+    """Return what a framework's own table says of the plans that it executes."""
+    return {key: value for key, value in frameworks.TABLES[name].items() if key not in _KEYS_OF_CELLS}
+
+
+_ABILITIES: Mapping[str, FrameworkFeatures] = {
+    name: _read_abilities(name, {**frameworks.TABLES[frameworks.FRAMEWORKS[name].engine], **_own_keys(name)})
+    for name in get_args(Framework)
+}
+"""Plans and options of every framework by name, those of its engine but for what its own table says."""
 FRAMEWORKS: Mapping[Framework, FrameworkFeatures] = {
-    name: _read_abilities(name, frameworks.TABLES[name]) for name in get_args(Framework) if name in frameworks.ENGINES
+    name: _ABILITIES[name] for name in get_args(Framework) if name in frameworks.ENGINES
 }
 """Plans and options of every framework that executes plans itself, by name.
 
@@ -120,8 +130,11 @@ Frameworks that run on another framework's engine are missing.
 
 
 def abilities(framework: Framework) -> FrameworkFeatures:
-    """Return the plans and options that a framework executes, itself or by the engine of another framework."""
-    return FRAMEWORKS[find_engine(framework)]
+    """Return the plans and options that a framework executes, itself or by the engine of another framework.
+
+    A framework may run fewer degrees of parallelism than its engine.
+    """
+    return _ABILITIES[framework]
 
 
 def find_engine(framework: Framework) -> Framework:

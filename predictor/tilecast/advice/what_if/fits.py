@@ -286,7 +286,9 @@ def _save_memory(request: Request, candidates: CandidatePlans, rejection: Reject
         for times in FURTHER if over <= MUCH * pool.gpu.memory_bytes else (*FURTHER, *FAR):
             nodes = pool.max_nodes * times
             yield Change("pool.maxNodes", nodes, "fits", describe_node_count(nodes, pool))
-    if workload.training and workload.offload == "none" and workload.framework in (None, "deepspeed", "megatron"):
+    framework = workload.framework
+    offloads = framework is None or "optimizer" in search.abilities(framework).offload
+    if workload.training and workload.offload == "none" and offloads:
         yield Change("training.offload", "optimizer", "fits", "optimizer states in the host's memory")
     if workload.samples_are_tokens and workload.model.trace is None:
         for length in (workload.sequence_length // part // TOKEN_MULTIPLE * TOKEN_MULTIPLE for part in (2, 4)):

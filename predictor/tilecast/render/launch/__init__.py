@@ -10,12 +10,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 from tilecast import frameworks, zoo
-from tilecast.frameworks import with_framework
+from tilecast.frameworks import FRAMEWORKS, with_framework
 from tilecast.launch_options.options_table import OptionTable
 from tilecast.render.launch import deepspeed, huggingface, megatron, pytorch, torchtitan
 from tilecast.render.launch.setting import LaunchScript, LaunchSetting
 from tilecast.render.units import format_duration, format_gibibyte_range, format_gibibytes
-from tilecast.search import FRAMEWORKS, abilities, find_engine
+from tilecast.search import abilities, find_engine
 from tilecast.spec import (
     PRECISIONS,
     Attention,
@@ -72,8 +72,15 @@ class Launcher:
     """Whether it can set the data types of gradients and optimizer moments."""
     has_adapters: bool = True
     """Whether the training script can add LoRA adapters."""
+    also: tuple[Framework, ...] = ()
+    """Frameworks that it runs too, only for jobs that name them."""
     find_refusal: Callable[[LaunchSetting], str] = _no_refusal
     """Function that returns why a setting would not run as priced, or an empty string if it would."""
+
+    def runs(self, framework: Framework) -> bool:
+        """Return whether it runs a framework that a job names, itself or by the engine that both have."""
+        own = map(find_engine, self.frameworks)
+        return framework in self.also or (find_engine(framework) in own and FRAMEWORKS[framework].host != "graph")
 
     @property
     def version(self) -> str:
@@ -124,6 +131,7 @@ LAUNCHERS: Mapping[str, Launcher] = {
         "trainer",
         ("huggingface", "accelerate"),
         huggingface.write_trainer_launch,
+        also=("huggingface-deepspeed",),
         precisions=("fp32", "tf32", "fp16", "bf16"),
         optimizers=("sgd", "momentum", "adam", "adamw"),
         reads_loss=True,
@@ -146,7 +154,7 @@ def write_launch(launcher: str, setting: LaunchSetting) -> LaunchScript:
     check_launchable(launcher, setting.workload)
     chosen = _with_framework(launcher, setting)
     framework = chosen.workload.framework
-    reason = find_unsupported_feature(find_engine(framework), chosen.workload, chosen.plan) if framework else ""
+    reason = find_unsupported_feature(framework, chosen.workload, chosen.plan) if framework else ""
     if reason := reason or LAUNCHERS[launcher].find_refusal(chosen):
         remedy = f"let the search keep to it: --launch {launcher} without --plan, or use another launcher"
         raise SpecError("--launch", f"{launcher} cannot run {setting.plan} as priced: {reason}", remedy)
@@ -293,7 +301,7 @@ def _check_types_and_loss(launcher: str, workload: Workload, entry: Launcher) ->
 
 def find_unsupported_feature(framework: Framework, workload: Workload, plan: Plan) -> str:
     """Return a sentence on the first feature of a plan that a framework lacks, or an empty string if it lacks none."""
-    supported = FRAMEWORKS[framework]
+    supported = abilities(framework)
     if workload.precision not in supported.precisions:
         return f"it has no {workload.precision}"
     if workload.offload not in supported.offload:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from tilecast import zoo
 from tilecast.launch_options.options_table import OptionTable
 from tilecast.render.launch import script
+from tilecast.render.launch.deepspeed import engine_config
 from tilecast.render.launch.setting import (
     PORT,
     SCRIPT,
@@ -35,6 +36,26 @@ def is_sharded(setting: LaunchSetting) -> bool:
     """Return whether the job trains with `fully_shard`, not with DistributedDataParallel."""
     framework = setting.workload.framework
     return framework is not None and find_engine(framework) == "fsdp2"
+
+
+def _is_deepspeed(setting: LaunchSetting) -> bool:
+    """Return whether the job trains with DeepSpeed's engine."""
+    framework = setting.workload.framework
+    return framework is not None and find_engine(framework) == "deepspeed"
+
+
+_AUTO = ("lr", "betas", "eps", "weight_decay")
+"""Parameters of the optimizer that Trainer fills into DeepSpeed's configuration."""
+
+
+def _deepspeed_config(setting: LaunchSetting) -> dict[str, object]:
+    """Return the content of `ds_config.json` for Trainer, which fills in the optimizer's hyperparameters."""
+    config = engine_config(setting)
+    optimizer = config.get("optimizer")
+    if isinstance(optimizer, dict) and setting.workload.optimizer in ("adam", "adamw"):
+        parameters = {**dict.fromkeys(_AUTO, "auto"), **optimizer.get("params", {})}
+        config["optimizer"] = {**optimizer, "params": parameters}
+    return config
 
 
 _FSDP: Values = {
@@ -239,9 +260,10 @@ _TRAINER: Values = {
         else None,
     "training.execution": lambda s: s.workload.execution,
     "exchange": lambda s: _SYNC_EACH_MICRO_BATCH if is_sharded(s) and s.plan.gradient_accumulation > 1 else None,
-    "training.bucketMiB": lambda s: None if is_sharded(s) else s.workload.bucket_mib,
+    "training.bucketMiB": lambda s: None if is_sharded(s) or _is_deepspeed(s) else s.workload.bucket_mib,
     "fsdp": is_sharded,
     "fsdp_config": lambda s: "fsdp.json" if is_sharded(s) else None,
+    "deepspeed": lambda s: "ds_config.json" if _is_deepspeed(s) else None,
 }  # fmt: skip
 """Function for each value of `launch_options/tables/trainer.toml` that is written."""
 
@@ -250,6 +272,8 @@ def write_trainer_launch(setting: LaunchSetting) -> LaunchScript:
     """Return a `torchrun` command for a script that reads `TrainingArguments` from its command line."""
     fsdp = OptionTable.read("fsdp").format_sections(_FSDP, setting)
     files = {"fsdp.json": json.dumps(fsdp, indent=2) + "\n"} if is_sharded(setting) else {}
+    if _is_deepspeed(setting):
+        files["ds_config.json"] = json.dumps(_deepspeed_config(setting), indent=2) + "\n"
     lines = ["(args,) = HfArgumentParser(TrainingArguments).parse_args_into_dataclasses()", *_model_lines(setting)]
     lines += script.model_lines(setting)
     if setting.plan.checkpointing == "selective":
