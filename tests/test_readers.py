@@ -456,11 +456,91 @@ def test_axolotl_says_the_bits_of_weights_and_moments(bits: int, optimizer: str,
     assert (workload.frozen_bits, workload.optimizer) == (bits, optimizer)
 
 
+AXOLOTL = FINE_TUNING["axolotl"]
+
+
+@pytest.mark.parametrize(
+    ("text", "offloaded", "checkpointing"),
+    [
+        (AXOLOTL, None, "full"),
+        # With adapters, offloading replaces recomputation, unless only its inputs leave or FSDP recomputes.
+        (AXOLOTL + "activation_offloading: true\n", 1.0, "none"),
+        (AXOLOTL.replace("checkpointing: true", "checkpointing: offload"), 1.0, "none"),
+        (AXOLOTL + "activation_offloading: hidden_states\n", 1.0, "full"),
+        (
+            AXOLOTL + "activation_offloading: true\nfsdp_config:\n  activation_checkpointing: true\n",
+            1.0,
+            "full",
+        ),
+        (AXOLOTL.replace("adapter: qlora\n", "") + "activation_offloading: true\n", 1.0, "full"),
+        (AXOLOTL + "activation_offloading: false\n", None, "full"),
+        (FINE_TUNING["torchtune"] + "enable_activation_offloading: true\n", 1.0, "full"),
+        (FINE_TUNING["trainer"] + "packing: true\nactivation_offloading: true\n", 1.0, "full"),
+        (
+            FINE_TUNING["trainer"].replace("checkpointing: true", "checkpointing: false")
+            + "packing: true\nactivation_offloading: true\n",
+            1.0,
+            "none",
+        ),
+    ],
+)
+def test_offloaded_activations_are_read(text: str, offloaded: float | None, checkpointing: str, tmp_path: Path) -> None:
+    (tmp_path / "job.yaml").write_text(text)
+    found = readers.read_file(str(tmp_path / "job.yaml"), gpus=8)
+    assert (found.training.get("offloadActivations"), found.plan.checkpointing) == (offloaded, checkpointing)
+    assert not found.unpriced
+    assert bool(found.notes) == (text.startswith("base_model") and checkpointing == "none")
+    workload = read_job(JobOptions(str(tmp_path / "job.yaml"), gpus=8)).request().workload
+    assert workload.offloaded_activations == (offloaded or 0.0)
+
+
+def test_a_missing_file_of_deepspeed_is_known_by_the_launchers_own_names(tmp_path: Path) -> None:
+    """The name of axolotl's zero2.json does not say that it keeps the optimizer on the host."""
+    text = AXOLOTL.replace("fsdp:\n  - full_shard\n  - auto_wrap\n", "deepspeed: deepspeed_configs/zero2.json\n")
+    (tmp_path / "job.yaml").write_text(text)
+    found = readers.read_file(str(tmp_path / "job.yaml"), gpus=8)
+    assert (found.plan.zero_stage, found.training["offload"]) == (2, "optimizer")
+    (note,) = found.notes
+    assert note.endswith("is not here: taken as axolotl's file of that name (ZeRO 2, optimizer on the host).")
+    (tmp_path / "deepspeed_configs").mkdir()
+    (tmp_path / "deepspeed_configs" / "zero2.json").write_text('{"zero_optimization": {"stage": 2}}')
+    found = readers.read_file(str(tmp_path / "job.yaml"), gpus=8)
+    assert (found.plan.zero_stage, found.training.get("offload"), found.notes) == (2, None, ())
+
+
+def test_axolotl_may_state_the_samples_of_a_rank(tmp_path: Path) -> None:
+    text = AXOLOTL.replace("gradient_accumulation_steps: 4", "batch_size: 6")
+    (tmp_path / "job.yaml").write_text(text)
+    assert readers.read_file(str(tmp_path / "job.yaml"), gpus=8).training["globalBatchSize"] == 48
+
+
 @pytest.mark.parametrize(
     ("file", "text", "problem"),
     [
         ("a.yaml", FINE_TUNING["axolotl"] + "rl: dpo\n", "rl: preference"),
-        ("a.yaml", FINE_TUNING["axolotl"] + "activation_offloading: true\n", "offload without a share is not priced"),
+        ("a.yaml", FINE_TUNING["axolotl"] + "activation_offloading: legacy\n", "'legacy' is not priced"),
+        (
+            "a.yaml",
+            FINE_TUNING["axolotl"].replace("gradient_checkpointing: true", "activation_offloading: true"),
+            "activation_offloading: axolotl offloads activations only with gradient_checkpointing",
+        ),
+        (
+            "a.yaml",
+            FINE_TUNING["torchtune"].replace("activation_checkpointing", "activation_offloading"),
+            "enable_activation_offloading: torchtune offloads activations only with enable_activation_checkpointing",
+        ),
+        (
+            "a.yaml",
+            FINE_TUNING["axolotl"] + "deepspeed: conf/zero3.json\n",
+            "zero3.json: cannot be read, and a name is",
+        ),
+        (
+            "a.yaml",
+            FINE_TUNING["axolotl"] + "deepspeed: deepspeed_configs/zero3_bf16_cpuoffload_params.json\n",
+            "beside an optimizer on the GPU are not priced",
+        ),
+        ("a.yaml", FINE_TUNING["axolotl"] + "qat:\n  weight_dtype: int4\n", "quantization-aware training"),
+        ("a.yaml", FINE_TUNING["axolotl"] + "batch_size: 6\n", "batch_size: 6 is not 4 (accumulation) x 2"),
         ("a.yaml", FINE_TUNING["axolotl"] + "load_in_8bit: true\n", "QLoRA has weights in 4 bits"),
         ("a.yaml", FINE_TUNING["axolotl"].replace("qlora", "lora") + "load_in_8bit: true\n", "INT8 weights that ranks"),
         ("a.yaml", FINE_TUNING["axolotl"].replace("adapter: qlora", "load_in_4bit: true"), "without adapters are not"),
