@@ -339,6 +339,89 @@ def test_literal_variables_of_a_script_are_resolved(tmp_path: Path, text: str) -
     assert script_plan(tmp_path, text) == ("dp=4,tp=2,mb=1", 8)
 
 
+PLAIN = GPT.removeprefix("torchrun --nproc-per-node 8 ")
+
+
+def with_header(options: str, command: str) -> str:
+    return "#!/bin/bash\n#SBATCH --job-name=x\n" + "".join(f"#SBATCH {one}\n" for one in options.split(";")) + command
+
+
+@pytest.mark.parametrize(
+    ("text", "gpus"),
+    [
+        (with_header("--nodes=2;--gpus-per-node=8;--ntasks-per-node=8", "srun python " + PLAIN), 16),
+        (with_header("-N 2;--gres=gpu:h100:8 # all of them", "srun python " + PLAIN), 16),
+        (with_header("-N2 --gres=gpu:8(S:0-1),nvme:1", "srun python " + PLAIN), 16),
+        (with_header("--mail-type ALL --nodes 2;--gpus=16", "srun python " + PLAIN), 16),
+        (with_header("-G h100:16", "srun python " + PLAIN), 16),
+        (with_header("-N 2;-n 16;--gpus-per-task=1", "srun python " + PLAIN), 16),
+        (with_header("-N 2;--gres=gpu:h100:8", "srun --ntasks-per-node=1 " + GPT), 16),
+        (with_header("-N 2;--gpus-per-node=8;--ntasks-per-node=8", "srun -n 2 --mem 0 " + GPT), 16),
+        (with_header("-N 2", GPT.replace("torchrun", "srun torchrun --nnodes=$SLURM_NNODES")), 16),
+        (with_header("-N 4", GPT.replace("torchrun", "srun -N 1 -n 1 -w $node torchrun --nnodes 4")), 32),
+        (with_header("-N 2-4;--gpus-per-node=8", GPT.replace("torchrun", "torchrun --nnodes 2")), 16),
+        (with_header("-N {{ nodes }};--gres=gpu:8", GPT), 8),
+        # Slurm reads no line behind the first command.
+        (with_header("-N 2", GPT + "\n#SBATCH -N 4\n"), 16),
+        ("#SBATCH -N 2\n##SBATCH -N 4\n" + GPT, 16),
+        (
+            with_header(
+                "-N 2;-n 16;--gres=gpu:8", "srun python " + PLAIN + "--global-batch-size $((4 * SLURM_NTASKS))"
+            ),
+            16,
+        ),
+    ],
+)
+def test_nodes_and_gpus_of_slurm_are_read(tmp_path: Path, text: str, gpus: int) -> None:
+    assert script_plan(tmp_path, text) == (f"dp={gpus // 2},tp=2,mb=1", gpus)
+
+
+@pytest.mark.parametrize(
+    ("text", "field", "problem"),
+    [
+        (
+            with_header("--gres=gpu:4;--gpus-per-node=8", GPT),
+            "#SBATCH --gres",
+            "is 4 GPUs a node, and --gpus-per-node is 8",
+        ),
+        (with_header("-N 3;--gpus=16", GPT), "#SBATCH --gpus", "16 GPUs are no multiple of 3 nodes"),
+        (with_header("--nodes=four", GPT), "#SBATCH --nodes", "'four' is no count"),
+        (with_header("--nodes=0", GPT), "#SBATCH --nodes", "'0' is no count"),
+        (with_header("-N 2", GPT.replace("torchrun", "torchrun --nnodes=4")), "--nnodes", "says 4, and Slurm gives 2"),
+        (with_header("--gpus-per-node=4", GPT), "torchrun", "starts 8 processes a node, and Slurm gives 4 GPUs"),
+        (
+            with_header("-G 8", GPT.replace("torchrun", "torchrun --nnodes=2")),
+            "torchrun",
+            "starts 16 processes, and Slurm gives 8 GPUs",
+        ),
+        (with_header("--ntasks-per-node=8", "srun " + GPT), "torchrun", "srun starts it 8 times on each node"),
+        (
+            with_header("", "srun --ntasks-per-node=4 --gpus-per-node 8 python " + PLAIN),
+            "srun",
+            "starts 4 tasks on each",
+        ),
+    ],
+)
+def test_contradictions_to_slurm_are_refused(tmp_path: Path, text: str, field: str, problem: str) -> None:
+    (tmp_path / "run.sh").write_text(text)
+    with pytest.raises(SpecError) as caught:
+        readers.read_file(str(tmp_path / "run.sh"))
+    assert (caught.value.field.rpartition(": ")[2], problem in caught.value.problem) == (field, True), caught.value
+
+
+def test_a_sourced_file_may_change_values_that_are_set_before_it(tmp_path: Path) -> None:
+    def notes(text: str) -> tuple[str, ...]:
+        (tmp_path / "run.sh").write_text(text)
+        return readers.read_file(str(tmp_path / "run.sh")).notes[1:]
+
+    told = "is sourced and not read: it may change values that the script sets before it."
+    before = f"TP=2\nsource conf/env.sh\nsource more.sh\n{GPT}--lr $TP"
+    assert notes(before) == (f"conf/env.sh {told}",)
+    assert notes(f"source env.sh\nTP=2\n{GPT}--lr $TP") == ()
+    assert notes(f"TP=2\nsource venv/bin/activate\n{GPT}--lr $TP") == ()
+    assert notes(with_header("-N 1", f"source env.sh\n{GPT}")) == ()
+
+
 def test_a_branch_that_only_a_run_would_take_is_unknown(tmp_path: Path) -> None:
     text = 'TP=2\nif [ "$MODE" = big ]; then TP=4; fi\n' + GPT + "--tensor-model-parallel-size $TP"
     with pytest.raises(SpecError, match="not literal"):
