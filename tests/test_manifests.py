@@ -143,6 +143,7 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
     (job(training=[1]), "spec.training", "a mapping with globalBatchSize"),
     (job(model="gpt2"), "spec.model", "a mapping with preset or"),
     (job(model={"preset": "llama-2-7bb"}), "spec.model.preset", "did you mean llama-2-7b?"),
+    (job(model={"preset": "me/My-9B"}), "spec.model.preset", "give its config.json as model.huggingFace"),
     (job(model={"preset": "x" * 64}), "spec.model.preset", "architecture"),
     (job(model={}), "spec.model", "preset: llama-2-7b"),
     (job(model={"transformer": {}}), "spec.model.transformer.layers", "add it"),

@@ -56,6 +56,18 @@ async def test_a_job_whose_command_is_not_known_says_why() -> None:
         assert READING not in store.annotations()
 
 
+async def test_a_model_of_the_hub_is_answered_with_what_to_do() -> None:
+    store = JobStore()
+    async with serving(store) as running:
+        command = f"torchrun --nproc-per-node 8 {TRAINER}".replace("meta-llama/Llama-3.1-8B", "me/My-9B")
+        running.cache.put_object(unannotated(store, command))
+        await until(lambda: store.annotations().get(APPLIED), "the job to be let go")
+        await until(lambda: store.events, "an Event")
+        message = store.events_seen()[0][1]
+        assert "me/My-9B is no preset, and the operator does not ask the Hugging Face Hub" in message
+        assert "annotate tilecast.dev/model: configmap:NAME/config.json" in message
+
+
 @pytest.mark.parametrize("allowed", [False, True])
 async def test_config_maps_are_read_only_where_the_settings_allow_it(allowed: bool) -> None:
     store = JobStore()

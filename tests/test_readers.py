@@ -340,6 +340,89 @@ def test_literal_variables_of_a_script_are_resolved(tmp_path: Path, text: str) -
     assert script_plan(tmp_path, text) == ("dp=4,tp=2,mb=1", 8)
 
 
+PLAIN = GPT.removeprefix("torchrun --nproc-per-node 8 ")
+
+
+def with_header(options: str, command: str) -> str:
+    return "#!/bin/bash\n#SBATCH --job-name=x\n" + "".join(f"#SBATCH {one}\n" for one in options.split(";")) + command
+
+
+@pytest.mark.parametrize(
+    ("text", "gpus"),
+    [
+        (with_header("--nodes=2;--gpus-per-node=8;--ntasks-per-node=8", "srun python " + PLAIN), 16),
+        (with_header("-N 2;--gres=gpu:h100:8 # all of them", "srun python " + PLAIN), 16),
+        (with_header("-N2 --gres=gpu:8(S:0-1),nvme:1", "srun python " + PLAIN), 16),
+        (with_header("--mail-type ALL --nodes 2;--gpus=16", "srun python " + PLAIN), 16),
+        (with_header("-G h100:16", "srun python " + PLAIN), 16),
+        (with_header("-N 2;-n 16;--gpus-per-task=1", "srun python " + PLAIN), 16),
+        (with_header("-N 2;--gres=gpu:h100:8", "srun --ntasks-per-node=1 " + GPT), 16),
+        (with_header("-N 2;--gpus-per-node=8;--ntasks-per-node=8", "srun -n 2 --mem 0 " + GPT), 16),
+        (with_header("-N 2", GPT.replace("torchrun", "srun torchrun --nnodes=$SLURM_NNODES")), 16),
+        (with_header("-N 4", GPT.replace("torchrun", "srun -N 1 -n 1 -w $node torchrun --nnodes 4")), 32),
+        (with_header("-N 2-4;--gpus-per-node=8", GPT.replace("torchrun", "torchrun --nnodes 2")), 16),
+        (with_header("-N {{ nodes }};--gres=gpu:8", GPT), 8),
+        # Slurm reads no line behind the first command.
+        (with_header("-N 2", GPT + "\n#SBATCH -N 4\n"), 16),
+        ("#SBATCH -N 2\n##SBATCH -N 4\n" + GPT, 16),
+        (
+            with_header(
+                "-N 2;-n 16;--gres=gpu:8", "srun python " + PLAIN + "--global-batch-size $((4 * SLURM_NTASKS))"
+            ),
+            16,
+        ),
+    ],
+)
+def test_nodes_and_gpus_of_slurm_are_read(tmp_path: Path, text: str, gpus: int) -> None:
+    assert script_plan(tmp_path, text) == (f"dp={gpus // 2},tp=2,mb=1", gpus)
+
+
+@pytest.mark.parametrize(
+    ("text", "field", "problem"),
+    [
+        (
+            with_header("--gres=gpu:4;--gpus-per-node=8", GPT),
+            "#SBATCH --gres",
+            "is 4 GPUs a node, and --gpus-per-node is 8",
+        ),
+        (with_header("-N 3;--gpus=16", GPT), "#SBATCH --gpus", "16 GPUs are no multiple of 3 nodes"),
+        (with_header("--nodes=four", GPT), "#SBATCH --nodes", "'four' is no count"),
+        (with_header("--nodes=0", GPT), "#SBATCH --nodes", "'0' is no count"),
+        (with_header("-N 2", GPT.replace("torchrun", "torchrun --nnodes=4")), "--nnodes", "says 4, and Slurm gives 2"),
+        (with_header("--gpus-per-node=4", GPT), "torchrun", "starts 8 processes a node, and Slurm gives 4 GPUs"),
+        (
+            with_header("-G 8", GPT.replace("torchrun", "torchrun --nnodes=2")),
+            "torchrun",
+            "starts 16 processes, and Slurm gives 8 GPUs",
+        ),
+        (with_header("--ntasks-per-node=8", "srun " + GPT), "torchrun", "srun starts it 8 times on each node"),
+        (
+            with_header("", "srun --ntasks-per-node=4 --gpus-per-node 8 python " + PLAIN),
+            "srun",
+            "starts 4 tasks on each",
+        ),
+    ],
+)
+def test_contradictions_to_slurm_are_refused(tmp_path: Path, text: str, field: str, problem: str) -> None:
+    (tmp_path / "run.sh").write_text(text)
+    with pytest.raises(SpecError) as caught:
+        readers.read_file(str(tmp_path / "run.sh"))
+    assert (caught.value.field.rpartition(": ")[2], problem in caught.value.problem) == (field, True), caught.value
+
+
+def test_a_sourced_file_may_change_values_that_are_set_before_it(tmp_path: Path) -> None:
+    def notes(text: str) -> tuple[str, ...]:
+        (tmp_path / "run.sh").write_text(text)
+        return readers.read_file(str(tmp_path / "run.sh")).notes[1:]
+
+    told = "is sourced and not read: it may change values that the script sets before it."
+    before = f"TP=2\nsource conf/env.sh\nsource more.sh\n{GPT}--lr $TP"
+    assert notes(before) == (f"conf/env.sh {told}",)
+    assert notes(f"source env.sh\nTP=2\n{GPT}--lr $TP") == ()
+    assert notes(f"TP=2\nsource venv/bin/activate\n{GPT}--lr $TP") == ()
+    assert notes(with_header("-N 1", f"source env.sh\n{GPT}")) == ()
+
+
 def test_a_branch_that_only_a_run_would_take_is_unknown(tmp_path: Path) -> None:
     text = 'TP=2\nif [ "$MODE" = big ]; then TP=4; fi\n' + GPT + "--tensor-model-parallel-size $TP"
     with pytest.raises(SpecError, match="not literal"):
@@ -457,11 +540,91 @@ def test_axolotl_says_the_bits_of_weights_and_moments(bits: int, optimizer: str,
     assert (workload.frozen_bits, workload.optimizer) == (bits, optimizer)
 
 
+AXOLOTL = FINE_TUNING["axolotl"]
+
+
+@pytest.mark.parametrize(
+    ("text", "offloaded", "checkpointing"),
+    [
+        (AXOLOTL, None, "full"),
+        # With adapters, offloading replaces recomputation, unless only its inputs leave or FSDP recomputes.
+        (AXOLOTL + "activation_offloading: true\n", 1.0, "none"),
+        (AXOLOTL.replace("checkpointing: true", "checkpointing: offload"), 1.0, "none"),
+        (AXOLOTL + "activation_offloading: hidden_states\n", 1.0, "full"),
+        (
+            AXOLOTL + "activation_offloading: true\nfsdp_config:\n  activation_checkpointing: true\n",
+            1.0,
+            "full",
+        ),
+        (AXOLOTL.replace("adapter: qlora\n", "") + "activation_offloading: true\n", 1.0, "full"),
+        (AXOLOTL + "activation_offloading: false\n", None, "full"),
+        (FINE_TUNING["torchtune"] + "enable_activation_offloading: true\n", 1.0, "full"),
+        (FINE_TUNING["trainer"] + "packing: true\nactivation_offloading: true\n", 1.0, "full"),
+        (
+            FINE_TUNING["trainer"].replace("checkpointing: true", "checkpointing: false")
+            + "packing: true\nactivation_offloading: true\n",
+            1.0,
+            "none",
+        ),
+    ],
+)
+def test_offloaded_activations_are_read(text: str, offloaded: float | None, checkpointing: str, tmp_path: Path) -> None:
+    (tmp_path / "job.yaml").write_text(text)
+    found = readers.read_file(str(tmp_path / "job.yaml"), gpus=8)
+    assert (found.training.get("offloadActivations"), found.plan.checkpointing) == (offloaded, checkpointing)
+    assert not found.unpriced
+    assert bool(found.notes) == (text.startswith("base_model") and checkpointing == "none")
+    workload = read_job(JobOptions(str(tmp_path / "job.yaml"), gpus=8)).request().workload
+    assert workload.offloaded_activations == (offloaded or 0.0)
+
+
+def test_a_missing_file_of_deepspeed_is_known_by_the_launchers_own_names(tmp_path: Path) -> None:
+    """The name of axolotl's zero2.json does not say that it keeps the optimizer on the host."""
+    text = AXOLOTL.replace("fsdp:\n  - full_shard\n  - auto_wrap\n", "deepspeed: deepspeed_configs/zero2.json\n")
+    (tmp_path / "job.yaml").write_text(text)
+    found = readers.read_file(str(tmp_path / "job.yaml"), gpus=8)
+    assert (found.plan.zero_stage, found.training["offload"]) == (2, "optimizer")
+    (note,) = found.notes
+    assert note.endswith("is not here: taken as axolotl's file of that name (ZeRO 2, optimizer on the host).")
+    (tmp_path / "deepspeed_configs").mkdir()
+    (tmp_path / "deepspeed_configs" / "zero2.json").write_text('{"zero_optimization": {"stage": 2}}')
+    found = readers.read_file(str(tmp_path / "job.yaml"), gpus=8)
+    assert (found.plan.zero_stage, found.training.get("offload"), found.notes) == (2, None, ())
+
+
+def test_axolotl_may_state_the_samples_of_a_rank(tmp_path: Path) -> None:
+    text = AXOLOTL.replace("gradient_accumulation_steps: 4", "batch_size: 6")
+    (tmp_path / "job.yaml").write_text(text)
+    assert readers.read_file(str(tmp_path / "job.yaml"), gpus=8).training["globalBatchSize"] == 48
+
+
 @pytest.mark.parametrize(
     ("file", "text", "problem"),
     [
         ("a.yaml", FINE_TUNING["axolotl"] + "rl: dpo\n", "rl: preference"),
-        ("a.yaml", FINE_TUNING["axolotl"] + "activation_offloading: true\n", "offload without a share is not priced"),
+        ("a.yaml", FINE_TUNING["axolotl"] + "activation_offloading: legacy\n", "'legacy' is not priced"),
+        (
+            "a.yaml",
+            FINE_TUNING["axolotl"].replace("gradient_checkpointing: true", "activation_offloading: true"),
+            "activation_offloading: axolotl offloads activations only with gradient_checkpointing",
+        ),
+        (
+            "a.yaml",
+            FINE_TUNING["torchtune"].replace("activation_checkpointing", "activation_offloading"),
+            "enable_activation_offloading: torchtune offloads activations only with enable_activation_checkpointing",
+        ),
+        (
+            "a.yaml",
+            FINE_TUNING["axolotl"] + "deepspeed: conf/zero3.json\n",
+            "zero3.json: cannot be read, and a name is",
+        ),
+        (
+            "a.yaml",
+            FINE_TUNING["axolotl"] + "deepspeed: deepspeed_configs/zero3_bf16_cpuoffload_params.json\n",
+            "beside an optimizer on the GPU are not priced",
+        ),
+        ("a.yaml", FINE_TUNING["axolotl"] + "qat:\n  weight_dtype: int4\n", "quantization-aware training"),
+        ("a.yaml", FINE_TUNING["axolotl"] + "batch_size: 6\n", "batch_size: 6 is not 4 (accumulation) x 2"),
         ("a.yaml", FINE_TUNING["axolotl"] + "load_in_8bit: true\n", "QLoRA has weights in 4 bits"),
         ("a.yaml", FINE_TUNING["axolotl"].replace("qlora", "lora") + "load_in_8bit: true\n", "INT8 weights that ranks"),
         ("a.yaml", FINE_TUNING["axolotl"].replace("adapter: qlora", "load_in_4bit: true"), "without adapters are not"),

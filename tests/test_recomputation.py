@@ -22,7 +22,7 @@ from tilecast.recomputation import (
     join_modules,
     split_modules,
 )
-from tilecast.spec import PartialPlan, Plan, Plans, SpecError, Workload
+from tilecast.spec import Framework, PartialPlan, Plan, Plans, SpecError, Workload
 
 H100 = find_gpu("h100-sxm")
 POOL = Pool("h100", H100, 8, 16, find_link(H100.intra_link), find_link("infiniband-ndr-8x400"))
@@ -334,6 +334,49 @@ def test_offloading_needs_a_framework_that_does_it() -> None:
     assert len(plans) and {*plans.pipeline.tolist()} == {1} and {*plans.checkpointing.tolist()} == {0}
     with pytest.raises(SpecError, match=r"training.offloadActivations: torchtitan keeps activations on the GPU"):
         search.enumerate_plans(offloaded(replace(LLAMA, framework="torchtitan"), 0.5), POOL)
+
+
+def test_saved_tensors_wait_for_their_copy_to_the_host() -> None:
+    """torchtune and TRL keep the last five saved tensors on the GPU, one for each layer that is recomputed."""
+    plan = Plan(micro_batch=4, gradient_accumulation=2, zero_stage=3, data=8, checkpointing="full")
+    plans = Plans.from_plans(plan)
+
+    def working(framework: Framework, share: float) -> float:
+        workload = replace(LLAMA, framework=framework, offloaded_activations=share)
+        sharded = zoo.build_sharded_graph(workload, plans)
+        return float(memory.FootprintTable.from_plans(workload, sharded, plans, H100).micro.layer_working[0])
+
+    each = 4 * 8192 * 4096 * 2
+    assert working("torchtune", 1.0) - working("torchtune", 0.0) == 5 * each
+    assert working("accelerate", 0.5) - working("accelerate", 0.0) == 2.5 * each
+    assert working("jax", 1.0) - working("jax", 0.0) == 2 * each
+
+
+@pytest.mark.parametrize("framework", ["torchtune", "huggingface", "accelerate", "deepspeed", "ddp"])
+def test_hooks_on_saved_tensors_offload_with_any_recomputation(framework: Framework) -> None:
+    workload = offloaded(replace(LLAMA, framework=framework), 1.0)
+    plans = search.enumerate_plans(workload, POOL)
+    assert {0, 2} <= {*plans.checkpointing.tolist()}
+
+
+def test_offloaded_activations_are_billed_to_the_host(capsys: pytest.CaptureFixture[str]) -> None:
+    """32 layers keep 8192 x 4096 x 2 bytes each of a micro-batch that is recomputed, which is 2 GiB."""
+    job = ["advise", "llama-3.1-8b", "--seq", "8192", "--batch", "8", "--gpus", "h100-sxm:8"]
+    plan = ["--framework", "torchtune", "--plan", "zero=3,mb=1,ac=full"]
+    assert main([*job, *plan, "--offload-activations", "1"]) == 0
+    assert "Offloaded activations take at most 2.0 GiB a GPU, 16 GiB a node" in " ".join(
+        capsys.readouterr().out.split()
+    )
+    assert main([*job, *plan]) == 0
+    assert "Offloaded" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("launcher", ["torchrun", "fsdp2", "deepspeed", "trainer", "accelerate"])
+def test_a_launcher_that_cannot_offload_activations_says_so(launcher: str, capsys: pytest.CaptureFixture[str]) -> None:
+    job = ["advise", "llama-3.1-8b", "--seq", "2048", "--batch", "64", "--gpus", "h100-sxm:8"]
+    assert main([*job, "--offload-activations", "1", "--launch", launcher]) == 2
+    error = capsys.readouterr().err
+    assert "is not told here of training.offloadActivations; leave it out, or launch it by megatron" in error
 
 
 def test_megatron_offloads_whole_layers(capsys: pytest.CaptureFixture[str]) -> None:

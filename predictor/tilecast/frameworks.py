@@ -125,6 +125,9 @@ class Framework:
     """Operators of selective recomputation: the attention core, or all but attention and every second product."""
     recomputes_last_product: bool
     """Whether full recomputation of a layer also repeats its last product, whose output no gradient needs."""
+    layers_in_transfer: float
+    """Number of layers whose activations are on the GPU while they are copied to or from the host, if all layers are
+    recomputed and their activations offloaded."""
     copies_shards: bool
     """Whether ZeRO copies weights out of the buffer of a gather, and gradients into that of a scatter."""
     fuses_norms: bool

@@ -634,8 +634,10 @@ def _micro_batch_bytes(workload: Workload, sharded: ShardedGraph, plans: Plans) 
         again = np.minimum(whole, layer_working + whole - _largest_kept_bytes(sharded, code))
         layer_working = np.where(named, again, layer_working)
     if workload.offloaded_activations:
-        # Activations of one layer are on their way to or from the host while another layer runs.
-        layer_working = layer_working + workload.offloaded_activations * 2 * _largest_kept_bytes(sharded, code)
+        # Activations of one layer are on their way to or from the host while another layer runs. Of a layer that is
+        # recomputed, a framework counts the one tensor that it saves, rather than the layer.
+        layers = np.where(code == FULL, frameworks.find_framework(workload).layers_in_transfer, 2.0)
+        layer_working = layer_working + workload.offloaded_activations * layers * _largest_kept_bytes(sharded, code)
     layer_working = layer_working + copied
     early, later, late = _stage_activation_bytes(sharded, plans, kept)
     early = early + first + np.where(plans.pipeline > 1, 0.0, last)
@@ -675,6 +677,14 @@ def _activation_bytes(plans: Plans, micro: _MicroBatchBytes, schedule: Schedule 
     """Return the bytes of the activations of all micro-batches in flight on the fullest stage, (n,)."""
     first, second = micro_batches_in_flight(plans, schedule)
     return np.maximum(np.maximum(micro.early * first + micro.tail, micro.later * second), micro.late)
+
+
+def host_activation_bytes(workload: Workload, sharded: ShardedGraph, plans: Plans) -> Floats:
+    """Return the most bytes of offloaded activations that a GPU has in the memory of its host, (n,)."""
+    away = [workload.offloaded_activations * one for one in zoo.list_layer_saved_bytes(workload, sharded, plans)]
+    early, later, late = _stage_activation_bytes(sharded, plans, away)
+    first, second = micro_batches_in_flight(plans, workload.pipeline_schedule)
+    return np.maximum(np.maximum(early * first, later * second), late)
 
 
 def micro_batches_in_flight(plans: Plans, schedule: Schedule | None = None) -> tuple[Floats, Floats]:

@@ -318,7 +318,10 @@ def _read_manifest(
             text += " (the chart's jobs.readConfigMaps and rbac.readConfigMaps let the operator read it)"
         return _Reading(why_unread=text)
     if found.model is None and not has_model:
-        return _Reading(why_unread=f"{found.where}: {found.launch.model_name} is no preset")
+        # The annotation may also be left out if the pod mounts the file beside its model's path.
+        remedy = f"put its config.json in a ConfigMap and annotate {jobs.MODEL}: configmap:NAME/config.json"
+        text = f"{found.launch.model_name} is no preset, and the operator does not ask the Hugging Face Hub"
+        return _Reading(why_unread=f"{found.where}: {text} ({remedy})")
     return _Reading({"model": found.model, "training": found.training}, reading=found.format_annotation())
 
 

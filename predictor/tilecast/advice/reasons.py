@@ -7,14 +7,14 @@ from dataclasses import replace
 
 import numpy as np
 
-from tilecast import zoo
+from tilecast import memory, zoo
 from tilecast.advice.choose import Choice, Ranking
 from tilecast.advice.pricing import CandidatePlans, DetailedForecasts
 from tilecast.advice.sharing import SharingAdvice, sharing_options
 from tilecast.advice.values import Offer, Request, format_ratio
 from tilecast.hardware.boards import GIB
 from tilecast.search import Mask
-from tilecast.spec import Floats
+from tilecast.spec import Floats, Plans
 
 
 def explain_choices(request: Request, ranking: Ranking) -> tuple[Offer, ...]:
@@ -29,6 +29,7 @@ def describe_offers(request: Request, offers: Sequence[Offer]) -> tuple[str, ...
         *_note_changed_inputs(request, offers),
         *_note_unused_schedule(request, offers),
         *_note_input_pipeline(offers),
+        *_note_host_memory(offers),
     )
 
 
@@ -234,6 +235,18 @@ def _note_input_pipeline(offers: Sequence[Offer]) -> list[str]:
         f"{without / stated:.0%} of the {_format_rate(stated)} samples/s that the input pipeline of each node delivers"
     )
     return [f"The step takes {text}."] if without > NEAR * stated else []
+
+
+def _note_host_memory(offers: Sequence[Offer]) -> list[str]:
+    """Return a list with a note on the host memory that offloaded activations take, if the job has any."""
+    if not offers or not offers[0].workload.offloaded_activations:
+        return []
+    best = offers[0]
+    plans = Plans.from_plans(best.plan)
+    sharded = zoo.build_sharded_graph(best.workload, plans)
+    each = float(memory.host_activation_bytes(best.workload, sharded, plans)[0])
+    text = f"{each / 2**30:.1f} GiB a GPU, {each * best.gpus_per_node / 2**30:.0f} GiB a node"
+    return [f"Offloaded activations take at most {text}, in page-locked memory of the host."]
 
 
 def _format_rate(per_s: float) -> str:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from tilecast.launch_options.options_table import UNKNOWN
 from tilecast.readers.shell import Script
+from tilecast.readers.slurm import Allocation, read_options
 from tilecast.spec import SpecError
 
 
@@ -27,6 +28,8 @@ class LaunchLine:
     """Options of the launcher itself."""
     computed: frozenset[str] = frozenset()
     """Options of the launcher whose values are not literal."""
+    step: Allocation | None = None
+    """Counts that `srun` states in front of the launcher or program. None if the command has no `srun`."""
 
     @property
     def world(self) -> int | None:
@@ -75,19 +78,58 @@ def find_launch(script: Script) -> LaunchLine:
 
 
 def _with_batch_lines(line: LaunchLine, script: Script) -> LaunchLine:
-    """Return a launch line with the counts of `#SBATCH` lines where it states none."""
-    asked = script.nodes
-    per_node = line.gpus_per_node or asked.get("gpus") or (asked.get("tasks") if not line.launcher else None)
-    nodes = line.nodes or asked.get("nodes")
-    return replace(line, nodes=nodes, gpus_per_node=per_node)
+    """Return a launch line with the counts of `#SBATCH` lines and of srun where it states none.
+
+    Raises:
+        SpecError: it contradicts them.
+    """
+    asked = script.batch if line.step is None else script.batch.under(line.step)
+    where = f"{script.name}: " if script.name else ""
+    stated = next((key for key in ("nnodes", "num-nodes", "num-machines") if key in line.options), "")
+    # A loop may start srun once for each node.
+    known = {script.batch.nodes, asked.nodes} - {None}
+    if line.nodes and known and line.nodes not in known and ":" not in line.options.get(stated, ""):
+        problem = f"says {line.nodes}, and Slurm gives {' or '.join(map(str, known))} nodes"
+        raise SpecError(f"{where}--{stated}", problem, "correct one of them")
+    nodes = line.nodes or asked.nodes
+    room = asked.gpus_per_node
+    if room and line.gpus_per_node and line.gpus_per_node > room:
+        problem = f"starts {line.gpus_per_node} processes a node, and Slurm gives {room} GPUs"
+        raise SpecError(f"{where}{line.launcher}", problem, "correct one of them")
+    whole = room * nodes if room and nodes else asked.gpus
+    if whole and line.world and line.world > whole:
+        problem = f"starts {line.world} processes, and Slurm gives {whole} GPUs"
+        raise SpecError(f"{where}{line.launcher}", problem, "correct one of them")
+    tasks = asked.tasks_per_node
+    if line.step is not None and tasks and tasks > 1:
+        if line.launcher:
+            problem = f"srun starts it {tasks} times on each node"
+            raise SpecError(f"{where}{line.launcher}", problem, "give srun --ntasks-per-node=1")
+        if room and tasks != room:
+            problem = f"starts {tasks} tasks on each node, and Slurm gives {room} GPUs"
+            raise SpecError(f"{where}srun", problem, "correct --ntasks-per-node or the GPUs")
+    per_node = line.gpus_per_node or room or (None if line.launcher else tasks)
+    gpus = line.gpus
+    if gpus is None and per_node is None and not line.launcher:
+        gpus = asked.gpus
+    return replace(line, nodes=nodes, gpus_per_node=per_node, gpus=gpus)
 
 
 def read_command(words: Sequence[str], where: str) -> LaunchLine | None:
     """Return what a command launches, or None if it launches no training.
 
     Raises:
-        SpecError: the launcher's counts are no numbers.
+        SpecError: the counts of the launcher or of srun are no numbers, or contradict each other.
     """
+    line = _find_program(words, where)
+    place = next((place for place, word in enumerate(words[:40]) if word.rpartition("/")[2] == "srun"), None)
+    if line is None or place is None:
+        return line
+    return replace(line, step=read_options(words[place + 1 :], f"{where}: srun" if where else "srun"))
+
+
+def _find_program(words: Sequence[str], where: str) -> LaunchLine | None:
+    """Return the launcher and the program of a command, without what `srun` states."""
     has_python = False
     for place, word in enumerate(words):
         name = word.rpartition("/")[2]

@@ -88,7 +88,7 @@ def read_recipe(
     gpus = ranked.stated("world.gpus") or gpus
     if (devices := ranked.stated("world.devices")) and int(devices) > 0:
         gpus = int(devices) * _degree(ranked, "world.nodes", where)
-    _add_files(ranked, read_text, where)
+    notes = _add_files(ranked, read_text, where)
     if name == "maxtext":
         _add_mesh(ranked.facts[0], gpus)
     tensor, pipeline, context = (_degree(ranked, f"plan.{one}", where) for one in ("tensor", "pipeline", "context"))
@@ -113,7 +113,18 @@ def read_recipe(
         ranked.facts[0].unpriced.setdefault(option, "bitsandbytes has no INT8 weights that ranks share")
     if name == "deepspeed" or framework in ("deepspeed", "huggingface-deepspeed"):
         training.pop("weights", None)
+        if ranked.stated("offload_parameters") and not ranked.stated("offload_optimizer"):
+            option = ranked.find_option("offload_parameters", "offload_param")
+            reason = "weights on the host beside an optimizer on the GPU are not priced"
+            ranked.facts[0].unpriced.setdefault(option, reason)
     mode = ranked.get("plan.checkpointing", "none")
+    if name == "axolotl" and any(one.option == "gradient_checkpointing" and one.text == "offload" for one in settings):
+        ranked.facts[0].values.setdefault("offloaded", "saved")
+        ranked.facts[0].origins.setdefault("offloaded", "gradient_checkpointing")
+    if ranked.stated("offloaded"):
+        training["offloadActivations"] = 1.0
+        mode, because = _recompute_offloaded(ranked, name, mode, bool(training.get("loraRank")), where)
+        notes += because
     plan = PartialPlan(
         data=data,
         tensor=tensor,
@@ -125,7 +136,7 @@ def read_recipe(
         checkpointing=mode,
         sequence_parallel=name == "maxtext" and tensor > 1,
     )
-    accumulation = _degree(ranked, "accumulation", where)
+    accumulation = _accumulation(ranked, micro, where)
     if data is not None and "globalBatchSize" not in training:
         training["globalBatchSize"] = micro * accumulation * data
     check_batch(training.get("globalBatchSize"), micro, data, where, "batch")
@@ -144,8 +155,38 @@ def read_recipe(
         model_name=_model_name(ranked, where or "command"),
         gpus=gpus,
         gpus_per_node=gpus_per_node,
+        notes=tuple(notes),
         **ranked.fields(),
     )
+
+
+def _recompute_offloaded(
+    ranked: PrioritizedFacts, name: str, mode: str, has_adapters: bool, where: str
+) -> tuple[str, list[str]]:
+    """Return what a job recomputes that offloads activations, and a list with a note if that is not what it states.
+
+    Args:
+        ranked: what the recipe says.
+        name: its table of options.
+        mode: the recomputation that it states.
+        has_adapters: whether the job trains adapters.
+        where: name of the recipe in errors.
+
+    Raises:
+        SpecError: the launcher offloads activations only with recomputation, and the recipe states none.
+    """
+    option = ranked.find_option("offloaded", "offloaded")
+    if mode == "none" and name != "trl":
+        checks = "enable_activation_checkpointing" if name == "torchtune" else "gradient_checkpointing"
+        problem = f"{ranked.facts[0].table.title} offloads activations only with {checks}"
+        raise SpecError(f"{where}: {option}" if where else option, problem, f"set {checks}, or leave {option} out")
+    # axolotl, core/builders/base.py and loaders/model.py: with adapters, offloading replaces recomputation, unless FSDP
+    # recomputes on its own.
+    stated_by = ranked.find_option("plan.checkpointing", "")
+    replaces = name == "axolotl" and has_adapters and ranked.stated("offloaded") == "saved"
+    if replaces and stated_by == "gradient_checkpointing":
+        return "none", [f"With adapters, axolotl's {option} offloads activations in place of recomputing them."]
+    return mode, []
 
 
 def _check_update(facts: Facts, settings: Sequence[Setting], is_within: bool) -> None:
@@ -180,6 +221,26 @@ def _degree(ranked: PrioritizedFacts, target: str, where: str) -> int:
     return value
 
 
+def _accumulation(ranked: PrioritizedFacts, micro: int, where: str) -> int:
+    """Return the micro-batches of a step. axolotl may state the samples of a rank in their place.
+
+    Raises:
+        SpecError: the samples of a rank are no multiple of the micro-batch, or contradict the number of micro-batches.
+    """
+    steps = _degree(ranked, "accumulation", where)
+    if ranked.stated("batch_of_rank") is None:
+        return steps
+    batch = _degree(ranked, "batch_of_rank", where)
+    stated = ranked.stated("accumulation")
+    if batch % micro or (stated is not None and steps * micro != batch):
+        option = ranked.find_option("batch_of_rank", "batch_size")
+        problem = f"{batch} is no multiple of a micro-batch of {micro}"
+        if stated is not None:
+            problem = f"{batch} is not {steps} (accumulation) x {micro} (micro-batch)"
+        raise SpecError(f"{where}: {option}" if where else option, problem, "leave it out")
+    return batch // micro
+
+
 def _micro_batch(ranked: PrioritizedFacts, where: str) -> int:
     if (each := ranked.stated("per_device")) is not None:
         # MaxText counts samples by device, also by those that share a sample.
@@ -200,11 +261,15 @@ def _micro_batch(ranked: PrioritizedFacts, where: str) -> int:
     return int(micro)
 
 
-def _add_files(ranked: PrioritizedFacts, read_text: ReadText, where: str) -> None:
-    """Add what the files say that a source names: DeepSpeed's configuration, and Trainer's of FSDP."""
+def _add_files(ranked: PrioritizedFacts, read_text: ReadText, where: str) -> list[str]:
+    """Add what the files say that a source names: DeepSpeed's configuration, and Trainer's of FSDP.
+
+    Return notes on files that are not here and are known by their names.
+    """
+    notes: list[str] = []
     path = ranked.stated("deepspeed")
     if path:
-        values = _deepspeed_values(str(path), read_text)
+        values = _deepspeed_values(str(path), read_text, ranked.facts[0].table, notes)
         table = OptionTable.read("deepspeed")
         found = [setting for setting in flatten(values) if setting.text.lower() != "auto" and setting.values != (None,)]
         ranked.facts.append(table.read_facts(found, str(path)[:60]))
@@ -213,9 +278,7 @@ def _add_files(ranked: PrioritizedFacts, read_text: ReadText, where: str) -> Non
         values = load_mapping(path if str(path).lstrip().startswith("{") else read_text(str(path)), str(path)[:60])
         plain = {key.removeprefix("fsdp_"): value for key, value in values.items()}
         ranked.facts.append(OptionTable.read("fsdp").read_facts(flatten(plain), str(path)[:60]))
-
-
-_STAGE = re.compile(r"z(?:ero)?[-_]?([0-3])(?!\d)", re.IGNORECASE)
+    return notes
 
 
 def _add_mesh(facts: Facts, gpus: int | None) -> None:
@@ -260,20 +323,40 @@ _AXES: Mapping[str, tuple[int, int]] = {
 """MaxText's default of the degree of each axis, within nodes and between them."""
 
 
-def _deepspeed_values(path: str, read_text: ReadText) -> dict[str, Any]:
-    """Return DeepSpeed's configuration. That of a missing file is the ZeRO stage in its name, as in zero3.json."""
+def _deepspeed_values(path: str, read_text: ReadText, table: OptionTable, notes: list[str]) -> dict[str, Any]:
+    """Return DeepSpeed's configuration. A missing file is known if the launcher has one of that name.
+
+    Args:
+        path: the file, or its text.
+        read_text: function that reads a file.
+        table: the launcher's options, with the names of its files.
+        notes: list to which a note on a missing file is added.
+
+    Raises:
+        SpecError: the file cannot be read, and the launcher has none of that name.
+    """
     if path.lstrip().startswith("{"):
         return load_mapping(path, "deepspeed")
     try:
         return load_mapping(read_text(path), path)
     except SpecError as error:
-        stage = _STAGE.search(path.rpartition("/")[2])
-        if error.problem != "cannot be read" or stage is None:
+        if error.problem != "cannot be read":
             raise
-    zero: dict[str, Any] = {"stage": int(stage[1])}
-    if "offload" in path:
-        zero["offload_param" if "all" in path or stage[1] == "3" else "offload_optimizer"] = {"device": "cpu"}
+        files: Mapping[str, Mapping[str, Any]] = table.facts.get("deepspeed_files", {})
+        known = next((one for name, one in files.items() if f"/{path}".endswith(f"/{name}")), None)
+        if known is None:
+            problem = "cannot be read, and a name is no proof of a ZeRO stage"
+            raise SpecError(path[:120], problem, "put the file where the launch looks for it") from None
+    zero: dict[str, Any] = {"stage": known["stage"]}
+    zero |= {f"offload_{part}": {"device": known[key]} for key, part in _HOST_PARTS.items() if key in known}
+    host = "".join(f", {key} on the host" for key in _HOST_PARTS if key in known)
+    text = f"{path[:120]} is not here: taken as {table.title}'s file of that name (ZeRO {known['stage']}{host})."
+    notes.append(text)
     return {"zero_optimization": zero}
+
+
+_HOST_PARTS: Mapping[str, str] = {"optimizer": "optimizer", "weights": "param"}
+"""DeepSpeed's name of what lives on the host, by the name in a table of its files."""
 
 
 def _sharding(ranked: PrioritizedFacts, name: str, data: int | None) -> tuple[Framework, int, str | None]:

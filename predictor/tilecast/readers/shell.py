@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 from tilecast.launch_options.options_table import UNKNOWN
+from tilecast.readers.slurm import Allocation, read_header
 from tilecast.spec import SpecError
 
 MAX_BYTES = 2**20
@@ -103,8 +104,11 @@ class Script:
     variables: dict[str, str | list[str]] = field(default_factory=dict)
     commands: list[list[str]] = field(default_factory=list)
     files: dict[str, str] = field(default_factory=dict)
-    nodes: dict[str, int] = field(default_factory=dict)
+    batch: Allocation = field(default_factory=Allocation)
     """Counts that `#SBATCH` lines request."""
+    given: frozenset[str] = frozenset()
+    """Variables that have a value before the script begins."""
+    notes: list[str] = field(default_factory=list)
     functions: dict[str, _Function] = field(default_factory=dict)
     subshells: list[dict[str, str | list[str] | None]] = field(default_factory=list)
     """Values before each subshell that is open."""
@@ -163,31 +167,15 @@ def read_script(
         raise SpecError(f"{name}: line {long}", f"is longer than {MAX_LINE // 1024} KiB", "break it into lines")
     script = Script(name, {**(variables or {})}, has_unread=has_unread)
     script.parameters = None if arguments is None else [*arguments]
-    _read_batch_lines(text, script)
+    script.batch = read_header(text, name)
+    script.variables |= script.batch.list_variables()
+    script.given = frozenset(script.variables)
     _Reader(script, text.replace("\r\n", "\n")).run()
     script.has_ended = False
     for function in [one for one in script.functions.values() if not one.called]:
         # A call may be computed: what such a function launches counts, but its variables are unknown.
         _Reader(script, function.body, 1, None, None if arguments is None else [REST]).run()
     return script
-
-
-_BATCH = re.compile(r"^#SBATCH\s+(?:--?)([A-Za-z-]+)[= ]+(\S+)", re.MULTILINE)
-_BATCH_KEYS = {
-    "nodes": "nodes", "N": "nodes", "gpus-per-node": "gpus", "gres": "gpus", "ntasks-per-node": "tasks",
-}  # fmt: skip
-
-
-def _read_batch_lines(text: str, script: Script) -> None:
-    for key, value in _BATCH.findall(text):
-        count = re.search(r"(\d{1,6})$", value)
-        if key in _BATCH_KEYS and count:
-            script.nodes[_BATCH_KEYS[key]] = int(count[1])
-    if "nodes" in script.nodes:
-        for name in ("SLURM_NNODES", "SLURM_JOB_NUM_NODES"):
-            script.variables[name] = str(script.nodes["nodes"])
-    if "gpus" in script.nodes:
-        script.variables["SLURM_GPUS_ON_NODE"] = str(script.nodes["gpus"])
 
 
 class _Pieces:
@@ -575,6 +563,9 @@ class _Reader:
         if words[0] in ("source", ".") and len(words) > 1 and words[1].rpartition("/")[2] not in _ACTIVATIONS:
             # The file is not read, and may set any variable.
             self.script.has_unread = True
+            if not self.script.notes and self.script.variables.keys() - self.script.given:
+                text = f"{words[1].replace(UNKNOWN, '$')[:60]} is sourced and not read"
+                self.script.notes.append(f"{text}: it may change values that the script sets before it.")
         if words[0] == "shift":
             self._shift(words[1] if len(words) > 1 else "1", runs)
             return True

@@ -407,7 +407,8 @@ def read_file(name: str, *, gpus: int | None = None, has_model: bool = False) ->
         return _read_configurations({name: text}, Folder(path.parent), gpus, has_model)
     script = read_script(text, name)
     line = find_launch(script)
-    return read_line(line, name, Folder(path.parent, script.files), gpus, has_model)
+    reading = read_line(line, name, Folder(path.parent, script.files), gpus, has_model)
+    return replace(reading, notes=(*reading.notes, *script.notes))
 
 
 def read_line(line: LaunchLine, where: str, folder: Files, gpus: int | None, has_model: bool) -> LaunchReading:

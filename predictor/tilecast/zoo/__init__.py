@@ -415,6 +415,9 @@ def auto_model_suffix(model: Model) -> str | None:
     return "" if model.towers else family
 
 
+_HUB_NAME = re.compile(r"[\w.-]{1,96}/[\w.-]{1,96}")
+
+
 def find_preset(name: str) -> Model:
     """Return the published model with this name.
 
@@ -435,6 +438,10 @@ def find_preset(name: str) -> Model:
     near = None if begun else _find_nearest(keys[-1])
     meant = _format_choice(begun) if begun else table[near] if near else ""
     hint = f"did you mean {meant}?" if meant else "`tilecast show models` lists them"
+    if not meant and _HUB_NAME.fullmatch(name):
+        hint += (
+            "; of a model on the Hugging Face Hub, give its config.json as model.huggingFace, inline or in a ConfigMap"
+        )
     raise SpecError("model.preset", f"unknown model {name!r}", hint)
 
 

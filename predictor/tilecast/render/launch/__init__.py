@@ -74,6 +74,8 @@ class Launcher:
     """Whether the training script can add LoRA adapters."""
     also: tuple[Framework, ...] = ()
     """Frameworks that it runs too, only for jobs that name them."""
+    offloads_activations: bool = False
+    """Whether it can set the offloading of activations to the host."""
     find_refusal: Callable[[LaunchSetting], str] = _no_refusal
     """Function that returns why a setting would not run as priced, or an empty string if it would."""
 
@@ -109,6 +111,7 @@ LAUNCHERS: Mapping[str, Launcher] = {
         optimizers=("sgd", "momentum", "adam", "adamw"),
         requests_types=True,
         has_adapters=False,
+        offloads_activations=True,
         find_refusal=megatron.refusal_reason,
     ),
     "torchtitan": Launcher(
@@ -282,6 +285,10 @@ def _check_types_and_loss(launcher: str, workload: Workload, entry: Launcher) ->
     """Raise SpecError if a launcher cannot set the job's loss chunks, or its types of weights, gradients or moments."""
     if workload.loss_chunks != 1:
         raise SpecError("--launch", f"{launcher} is not told here of training.lossChunks", "leave it out")
+    if workload.offloaded_activations and not entry.offloads_activations:
+        able = " or ".join(name for name, one in LAUNCHERS.items() if one.offloads_activations)
+        text = f"{launcher} is not told here of training.offloadActivations"
+        raise SpecError("--launch", text, f"leave it out, or launch it by {able}")
     if not workload.is_mixed:
         return
     own = frameworks.FRAMEWORKS[workload.framework or entry.frameworks[0]]
