@@ -303,6 +303,15 @@ def sums_whole_gradients(workload: Workload, plans: Plans) -> npt.NDArray[np.boo
     return np.asarray((plans.pipeline > 1) & find_framework(workload).sums_in_pipelines)
 
 
+def keeps_gathered_weights(workload: Workload, plans: Plans) -> npt.NDArray[np.bool_]:
+    """Return whether weights that a backward pass gathered stay whole until the next forward pass has read them, (n,).
+
+    The rule is of plans under ZeRO 3. Their forward passes spread the weights (PyTorch,
+    distributed/pipelining/stage.py backward_maybe_with_nosync: set_reshard_after_backward(False)).
+    """
+    return np.asarray((plans.zero_stage >= 3) & sums_whole_gradients(workload, plans))
+
+
 def holds_fp8_weights_only(workload: Workload) -> bool:
     """Return whether an FP8 or MXFP8 job has no 16-bit copy of the weights of its layers.
 
