@@ -191,7 +191,7 @@ def test_pipelines_of_torchtitan_exchange_gradients_once_a_step() -> None:
 
 
 def test_pipelines_of_torchtitan_keep_weights_whole_from_a_backward_to_the_next_forward_pass() -> None:
-    """Of m micro-batches, m + 1 passes gathered weights instead of 2 m, and the last pass left a whole stage gathered."""
+    """Every pass was priced with a gather, and a stage's weights were never billed whole."""
     workload = replace(GPT, framework="torchtitan")
     plan = Plan(data=4, pipeline=2, micro_batch=1, gradient_accumulation=8, zero_stage=3, checkpointing="full")
     explanation, priced = explained(workload, plan)

@@ -107,6 +107,8 @@ class Framework:
     loss_chunks: float
     """Number of chunks into which the logits are cut; one of them is in the loss at a time."""
     upcasts_logits: UpcastLogits
+    converts_outputs: bool
+    """Whether logits that autocast leaves in 16 bits are copied to FP32 when the model returns them."""
     """Models whose loss reads logits in FP32 where weights are in 16 bits alone, as it does in mixed precision."""
     unties_embeddings: bool
     """Whether the output layer has a separate weight although the published model shares that of the embedding."""
