@@ -190,6 +190,23 @@ def test_pipelines_of_torchtitan_exchange_gradients_once_a_step() -> None:
     assert gradient_exchanges(explanation)[0][0] == "gradients, once a step"
 
 
+def test_pipelines_of_torchtitan_keep_weights_whole_from_a_backward_to_the_next_forward_pass() -> None:
+    """Every pass was priced with a gather, and a stage's weights were never billed whole."""
+    workload = replace(GPT, framework="torchtitan")
+    plan = Plan(data=4, pipeline=2, micro_batch=1, gradient_accumulation=8, zero_stage=3, checkpointing="full")
+    explanation, priced = explained(workload, plan)
+    assert gradient_exchanges(explanation)[1][3] == "1"
+    whole, kept = explanation.gathered_bytes, float(priced.footprint.activations[0])
+    assert whole - kept < float(priced.footprint.working[0]) < whole + kept
+    never, other = explained(workload, replace(plan, zero_stage=2))
+    assert never.gathers == 0
+    # Without a forward pass that spreads weights, every second gather goes.
+    alone = replace(plan, pipeline=1, data=8)
+    twice, _ = explained(workload, alone)
+    assert twice.gathers == 2
+    assert other.step_s[0] < priced.step_s[0]
+
+
 def test_an_explanation_does_not_depend_on_what_was_priced_before() -> None:
     plan = Plan(data=2, tensor=5, micro_batch=4, gradient_accumulation=8)
     alone, priced = explained(GPT, plan)

@@ -107,6 +107,8 @@ class Framework:
     loss_chunks: float
     """Number of chunks into which the logits are cut; one of them is in the loss at a time."""
     upcasts_logits: UpcastLogits
+    converts_outputs: bool
+    """Whether logits that autocast leaves in 16 bits are copied to FP32 when the model returns them."""
     """Models whose loss reads logits in FP32 where weights are in 16 bits alone, as it does in mixed precision."""
     unties_embeddings: bool
     """Whether the output layer has a separate weight although the published model shares that of the embedding."""
@@ -304,6 +306,15 @@ def frozen_weight_bits(workload: Workload) -> float:
 def sums_whole_gradients(workload: Workload, plans: Plans) -> npt.NDArray[np.bool_]:
     """Return whether each plan sums whole gradients and exchanges them once a step, at any ZeRO stage, (n,)."""
     return np.asarray((plans.pipeline > 1) & find_framework(workload).sums_in_pipelines)
+
+
+def keeps_gathered_weights(workload: Workload, plans: Plans) -> npt.NDArray[np.bool_]:
+    """Return whether weights that a backward pass gathered stay whole until the next forward pass has read them, (n,).
+
+    The rule is of plans under ZeRO 3. Their forward passes spread the weights (PyTorch,
+    distributed/pipelining/stage.py backward_maybe_with_nosync: set_reshard_after_backward(False)).
+    """
+    return np.asarray((plans.zero_stage >= 3) & sums_whole_gradients(workload, plans))
 
 
 def holds_fp8_weights_only(workload: Workload) -> bool:

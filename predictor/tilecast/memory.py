@@ -242,6 +242,8 @@ class FootprintTable:
     """Whether gradients are allocated before the backward pass, even of a single micro-batch."""
     frees_casts: bool
     """Whether 16-bit copies of weights that a layer caches are freed with the activations that it recomputes."""
+    keeps_gathered: bool
+    """Whether weights that ZeRO 3 gathers for a backward pass stay whole in any of the plans."""
 
     @classmethod
     def from_plans(
@@ -277,6 +279,7 @@ class FootprintTable:
         return cls(
             workload, framework.memory_error, cached, plans, alike, degrees, states.with_constants(), context,
             activations, micro.with_constants(), holds, frees,
+            bool(frameworks.keeps_gathered_weights(workload, replace(some, zero_stage=np.full(len(some), 3))).any()),
         )  # fmt: skip
 
     def on_gpu(self, gpu: Gpu) -> FootprintTable:
@@ -343,7 +346,13 @@ class FootprintTable:
         at_end = end > activations + begin
         gradients = np.where(at_end, states.gradients, held)
         kept, working = np.where(at_end, micro.first, activations), np.where(at_end, layer + states.reduced, begin)
-        working = working + states.gathered
+        gathered = states.gathered
+        if self.keeps_gathered:
+            # The weights of a stage are whole when a backward pass ends, which has freed the activations of one
+            # micro-batch of one piece of the stage. The next forward pass spreads them.
+            freed = np.where(at_end, 0.0, micro.early / plans.virtual_stages)
+            gathered = np.maximum(gathered, states.whole - freed)
+        working = working + gathered
         parameters = states.parameters + casts
         if self.frees_casts:
             # Copies that are freed may be more than all scratch memory of that moment.
@@ -395,6 +404,8 @@ class _StateBytes(Columns):
     """Gradients of the blocks behind the layers."""
     optimizer: Floats
     gathered: Floats
+    whole: Floats
+    """Weights that stay whole from a backward pass to the next forward pass under ZeRO 3."""
     reduced: Floats
     """Whole gradient of a block before ZeRO spreads it."""
     update: Floats
@@ -475,13 +486,15 @@ def _state_bytes(workload: Workload, sharded: ShardedGraph, plans: Plans, gpu: G
     layer = _gather_largest(sharded, [item.parameters for item in sharded.graph.layers], len(plans))
     blocks = np.minimum(block, parameters) + (framework.gathered_blocks - 1) * np.minimum(layer, parameters)
     gathered = np.where(plans.zero_stage >= 3, blocks * sharded.gathered_bytes(workload, plans), 0.0)
+    keeps = frameworks.keeps_gathered_weights(workload, plans) & workload.training
+    whole_weights = np.where(keeps, parameters * sharded.gathered_bytes(workload, plans), 0.0)
     # The buffer from which a block's whole gradient is reduced exists beside it, in the type of the shards.
     spreads = workload.training and framework.weights in ("sharded", "pure")
     whole = np.minimum(layer, parameters) * trainable * (workload.weight_bytes + per_parameter.gradient)
     reduced = np.where((plans.zero_stage >= 2) & (plans.replicas > 1) & spreads, whole, 0.0)
     return _StateBytes(
         zero if offloads else held, zero if offloads else casts, gradients, bucketed, head, optimizer, gathered,
-        reduced, update,
+        whole_weights, reduced, update,
         _buffer_bytes(workload, sharded, plans, per_parameter, parameters * trainable),
     )  # fmt: skip
 

@@ -83,12 +83,13 @@ def _read_mmdetection(name: str, row: Row) -> Table | None:
     if "rcnn" in words.replace("-", ""):
         cascade = {"cascade": 3} if "cascade" in words else {}
     elif words.startswith("htc"):
-        cascade = {"cascade": 3, "semantic_classes": 183}
+        cascade = {"cascade": 3, "semantic_classes": 183, "hybrid": True}
     else:
         return None
     masks = "mask" in words or words.startswith("htc")
     head = {"mask_heads": 3 if cascade else 1, "scored_masks": "scoring" in words} if masks else {}
     given = "precomputed" in words or re.search(r"\bfast rcnn|fast r-cnn", words) is not None
+    head |= {"balanced": "libra" in words, "pooling_branches": 2 * ("mdpool" in words) or int("dpool" in words)}
     family = "mask-rcnn" if masks else "faster-rcnn"
     return {"family": family, "proposals": 512, "given_proposals": given, **dims, **cascade, **head}
 
@@ -166,7 +167,8 @@ def _read_mmaction(name: str, row: Row) -> Table | None:
         clips, frames = int(clip[3] or 1) if clip else 8, 1 if flow or not clip else int(clip[1])
         frames = int(stated[1]) if (stated := _FRAMES.search(notes)) else clips * frames
         resnet = _resnet(depth[1] if depth else "50")
-        return {"family": "resnet", **table, **resnet, "frames": frames, "shifts": kind in _SHIFTED}
+        moves = {"shifts": kind in _SHIFTED, "interlaces": kind == "tin"}
+        return {"family": "resnet", **table, **resnet, "frames": frames, **moves}
     if not clip:
         return None
     images = int(clip[1]) * int(clip[3] or 1)

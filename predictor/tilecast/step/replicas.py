@@ -247,6 +247,8 @@ class _Passes:
     """Whether every micro-batch gathers the weights under ZeRO 2."""
     scatters: Ints
     """Number of micro-batches that scatter gradients under ZeRO 2 and 3."""
+    warms_up: Ints
+    """Number of micro-batches whose forward pass gathers the weights under ZeRO 3."""
 
 
 def replica_seconds(
@@ -270,6 +272,7 @@ def replica_seconds(
         float(overlap.hides_gradients(workload)),
         reshards_weights(workload, replace(plans, zero_stage=np.full(len(plans), 2))),
         np.where(sums, 1, plans.gradient_accumulation) if sums.any() else plans.gradient_accumulation,
+        np.minimum(plans.pipeline, plans.gradient_accumulation),
     )
     formulas = (_seconds_at_zero_0, _seconds_at_zero_1, _seconds_at_zero_2, _seconds_at_zero_3)
     visible = _Visible.from_passes(passes, sync)
@@ -338,7 +341,10 @@ def _seconds_at_zero_2(passes: _Passes, sync: SyncSeconds, visible: _Visible) ->
 def _seconds_at_zero_3(passes: _Passes, sync: SyncSeconds, _: _Visible) -> tuple[Floats, Floats]:
     """Return the exposed and the total seconds under ZeRO 3.
 
-    Every pass gathers the weights block by block, and gradients are scattered behind the backward pass.
+    Every pass gathers the weights block by block, and gradients are scattered behind the backward pass. Where a stage
+    sums whole gradients, its weights also stay whole between a backward and the next forward pass. Then p forward
+    passes of the first stage gather them, and of the m backward passes those that follow a forward pass: m + 1 gathers
+    in all (PyTorch, distributed/pipelining/stage.py, backward_maybe_with_nosync).
     """
     both = sync.gather_s + sync.scatter_s
     forward = overlap.exposed_seconds(sync.gather_s, sync.gathered, passes.forward_s)
@@ -349,5 +355,8 @@ def _seconds_at_zero_3(passes: _Passes, sync: SyncSeconds, _: _Visible) -> tuple
     sums = passes.repeats - passes.scatters
     if sums.any():
         alone = overlap.exposed_seconds(sync.gather_s, sync.gathered, passes.backward_s)
-        exposed_s, all_s = exposed_s - sums * (backward - alone), all_s - sums * sync.scatter_s
+        kept = passes.repeats - passes.warms_up + 1
+        summed_s = passes.warms_up * forward + (kept - 1) * alone + backward
+        gathered_s = (passes.repeats + 1) * sync.gather_s + sync.scatter_s
+        exposed_s, all_s = np.where(sums > 0, summed_s, exposed_s), np.where(sums > 0, gathered_s, all_s)
     return exposed_s, all_s

@@ -79,8 +79,14 @@ def weight_copy_bytes(workload: Workload, held: HeldWeights, plans: Plans) -> Fl
 
 
 def gathers_per_micro_batch(workload: Workload, plans: Plans) -> Floats:
-    """Return the number of times that a micro-batch gathers the weights that ZeRO spreads, (n,)."""
-    return np.where(plans.zero_stage >= 3, 2.0, np.where(reshards_weights(workload, plans), 1.0, 0.0))
+    """Return the number of times that a micro-batch gathers the weights that ZeRO spreads, (n,).
+
+    Where the weights of a backward pass stay whole for the next forward pass, a micro-batch gathers them once. Once
+    more in a step is left out.
+    """
+    gathers = np.where(plans.zero_stage >= 3, 2.0, np.where(reshards_weights(workload, plans), 1.0, 0.0))
+    keeps = frameworks.keeps_gathered_weights(workload, plans) & (plans.gradient_accumulation > 1)
+    return np.where(keeps, 1.0, gathers)
 
 
 def reshards_weights(workload: Workload, plans: Plans) -> npt.NDArray[np.bool_]:

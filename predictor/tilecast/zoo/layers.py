@@ -544,6 +544,8 @@ def logit_bytes(numerics: Numerics, *, returned: bool = True) -> tuple[float, fl
     (tensor_parallel/cross_entropy.py). An `upcast` loss keeps FP32 logits and a shifted copy, and turns the copy into
     the gradient in place. A `fused` loss keeps the logits and writes the gradient in their type. If the loss processes
     the logits in chunks, only one chunk's gradients exist at a time.
+
+    The training loop may get a copy of the logits in FP32 as well (`returned_copy`).
     """
     if not numerics.training:
         return numerics.element, 4.0
@@ -552,8 +554,8 @@ def logit_bytes(numerics: Numerics, *, returned: bool = True) -> tuple[float, fl
     if numerics.loss == "parallel":
         return 4.0, numerics.element
     if numerics.loss == "upcast":
-        return 8.0, numerics.element
-    kept = (numerics.element if returned else 0.0) + numerics.loss_element
+        return 8.0 + numerics.returned_copy, numerics.element
+    kept = (numerics.element + numerics.returned_copy if returned else 0.0) + numerics.loss_element
     return kept, 2 * numerics.loss_element / numerics.loss_chunks
 
 

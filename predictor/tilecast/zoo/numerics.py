@@ -48,6 +48,8 @@ class Numerics:
     """Number of chunks that the loss cuts the logits into."""
     loss_element: float
     """Bytes of a logit in the loss."""
+    returned_copy: float
+    """Bytes per logit of the FP32 copy that a training loop gets, beside the logits, if the model returns 16 bits."""
     keeps_softmax_input: bool
     """Whether a softmax over pixels keeps its input, besides its output, for its gradient."""
     product_input: float
@@ -125,6 +127,7 @@ class Numerics:
             loss=_choose_loss(workload, framework.loss),
             loss_chunks=framework.loss_chunks,
             loss_element=element if framework.weights == "pure" and not _upcasts_logits(workload, framework) else 4.0,
+            returned_copy=_count_returned_bytes(workload, framework),
             keeps_softmax_input=framework.keeps_softmax_input,
             frozen_input=framework.quantized_input_bytes if quantizes else 0.0,
             product_input=ELEMENT_BYTES[workload.precision] if keeps_fp8 else element,
@@ -147,8 +150,10 @@ def _choose_loss(workload: Workload, usual: Loss) -> Loss:
     if "loss" in fuse.passes(workload):
         return "fused"
     if frameworks.has_fused_kernels(workload) and usual == "eager":
-        # Fused kernels in Hugging Face's Llama and its like read the FP32 logits that these shift and copy.
-        upcasts = workload.model.rms_norm and _upcasts_logits(workload, frameworks.find_framework(workload))
+        # Fused kernels in Hugging Face's Llama and its like read the FP32 logits that these shift and copy. Beside
+        # quantized weights autocast makes FP32 logits for them.
+        reads_wide = workload.model.rms_norm or workload.frozen_bits < 16
+        upcasts = reads_wide and _upcasts_logits(workload, frameworks.find_framework(workload))
         return "upcast" if upcasts else "parallel"
     return usual
 
@@ -161,6 +166,15 @@ def _upcasts_logits(workload: Workload, framework: Framework) -> bool:
     """
     chosen = framework.upcasts_logits
     return chosen == "all" or (chosen == "llama" and (workload.model.rms_norm or workload.frozen_bits < 16))
+
+
+def _count_returned_bytes(workload: Workload, framework: Framework) -> float:
+    """Return the bytes per logit of the FP32 copy that the training loop gets of logits in 16 bits.
+
+    They are measured for adapters beside quantized weights, in a model whose loss leaves the logits as they are.
+    """
+    leaves = framework.upcasts_logits == "llama" and not workload.model.rms_norm
+    return 4.0 if framework.converts_outputs and leaves and workload.frozen_bits < 16 and workload.is_mixed else 0.0
 
 
 def _count_extra_score_bytes(workload: Workload, framework: Framework, autocasts: bool) -> float:

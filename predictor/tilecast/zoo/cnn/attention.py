@@ -33,6 +33,24 @@ def add_dense_on_kept(net: NetworkBuilder, tokens: float, inputs: int, outputs: 
     net.parameters += inputs * outputs + (outputs if bias else 0)
 
 
+def add_pixel_attention(net: NetworkBuilder, keys: float, inner: int) -> None:
+    """Add unfused attention of all pixels to `keys` keys per sample, over `inner` channels, without the last product.
+
+    Queries, keys and values are products of the current tensor. The softmax keeps the scores.
+    """
+    width, pixels = net.channels, float(net.size[1] * net.size[2])
+    add_dense(net, pixels, width, inner)
+    add_dense_on_kept(net, pixels, width, inner)
+    add_dense_on_kept(net, pixels, width, inner)
+    net.batched_matmul(pixels, keys, float(inner))
+    net.pointwise("softmax", net.batch * pixels * keys, reads=2.0, absorbed=False)
+    net.batched_matmul(pixels, float(inner), keys)
+    scores = 2 * keys if net.numerics.keeps_softmax_input else keys
+    net.keep_elements(net.batch * pixels * (scores + 3 * inner))
+    net.raise_peak(2.0 * net.batch * pixels * keys)
+    net.channels = inner
+
+
 def add_residual(net: NetworkBuilder, tokens: float, width: int) -> None:
     """Add the sum of a sublayer's input and output."""
     net.pointwise("residual", net.batch * tokens * width, reads=2.0, backward=(2.0, 1.0))

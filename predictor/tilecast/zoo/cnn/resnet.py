@@ -51,6 +51,8 @@ class Residual(Images):
     """Whether the stem has three 3x3 convolutions in place of one of 7x7."""
     shifts: bool = False
     """Whether blocks read a part of their channels from the images before and after (TSM, arXiv 1811.08383)."""
+    interlaces: bool = False
+    """Whether learned offsets and weights also move a quarter of the channels in time (TIN, arXiv 2001.06499)."""
     deformable: bool = False
     """Whether the middle convolutions of the later stages read where offsets say (arXiv 1703.06211)."""
 
@@ -130,6 +132,11 @@ def add_block(
         # Forward, the moved eighths and their zeros are made, and all parts joined. Backward, each of three parts fills
         # a whole tensor with zeros and copies its gradient into it, and the three are added.
         net.pointwise("shift", reads=3 / 2, writes=3 / 2, absorbed=False, backward=(5.0, 6.0))
+    if dims.interlaces:
+        # The two images nearest to an offset are moved, weighted and added, and the sum is weighted: three products
+        # keep a quarter each (mmaction2, resnet_tin.py, linear_sampler and TemporalInterlace).
+        net.keep_elements(3 / 4 * net.elements)
+        net.pointwise("interlace", 3 / 4 * net.elements, kernels=3, absorbed=False)
     if dims.bottleneck:
         groups = dims.groups
         inner = width * dims.group_width * groups // 64

@@ -340,16 +340,7 @@ def _add_attention(kind: _Attention, net: NetworkBuilder, dims: Segmenter, featu
     pixels = float(shape[1][1] * shape[1][2])
     keys = float(shape[1][1] + shape[1][2]) if kind.is_cross else float(kind.keys or pixels)
     for _ in range(kind.maps):
-        attention.add_dense(net, pixels, width, inner)
-        attention.add_dense_on_kept(net, pixels, width, inner)
-        attention.add_dense_on_kept(net, pixels, width, inner)
-        net.batched_matmul(pixels, keys, float(inner))
-        net.pointwise("softmax", net.batch * pixels * keys, reads=2.0, absorbed=False)
-        net.batched_matmul(pixels, float(inner), keys)
-        scores = 2 * keys if net.numerics.keeps_softmax_input else keys
-        net.keep_elements(net.batch * pixels * (scores + 3 * inner))
-        net.raise_peak(2.0 * net.batch * pixels * keys)
-        net.shape = inner, shape[1]
+        attention.add_pixel_attention(net, keys, inner)
         net.conv_norm_act(width, 1, activation="none")
         net.add_branch()
     if kind.codes:

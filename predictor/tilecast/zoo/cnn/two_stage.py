@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from tilecast import constants
-from tilecast.zoo.cnn import resnet
+from tilecast.zoo.cnn import attention, resnet
 from tilecast.zoo.cnn.builder import NetworkBuilder, Shape
 from tilecast.zoo.cnn.detection import (
     MATCHING,
@@ -34,6 +34,8 @@ _SHAPES = 3
 """Number of aspect ratios of anchors."""
 _REGION = 14
 """Side of a region of the usual size, in pixels of the features."""
+_PER_OBJECT_REGION = 4.0
+"""Regions that training samples for each one with an object."""
 _NEIGHBOURS = 4
 _PROPOSING = 40.0
 """Kernels that clip, select and suppress the proposals of one image (detectron2, proposal_utils.py)."""
@@ -49,6 +51,9 @@ class TwoStage(Detector):
 
     region_stage: bool = False
     """Whether the fourth stage of the ResNet runs on every region, not on the image."""
+    balanced: bool = False
+    """Whether the levels of the pyramid are joined, refined by attention of all pixels, and added back (Libra R-CNN,
+    arXiv 1904.02701, section 3.2)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
@@ -69,6 +74,12 @@ class RegionCnn(TwoStage):
     """Whether a further head predicts how good a mask is (arXiv 1903.00241)."""
     semantic_classes: int = 0
     """Categories of every pixel of the image; 0: pixels are not classified."""
+    hybrid: bool = False
+    """Whether regions also read features of classified pixels, and each head for masks those of the heads before it
+    (HTC, arXiv 1901.07518)."""
+    pooling_branches: int = 0
+    """Predictions that shape the pooling of a region: 1 is offsets of its samples (arXiv 1703.06211, section 2.2), 2
+    also their weights (arXiv 1811.11168, section 3.2)."""
 
 
 def build_rpn(net: NetworkBuilder, dims: TwoStage) -> None:
@@ -89,29 +100,50 @@ def build_mask_rcnn(net: NetworkBuilder, dims: RegionCnn) -> None:
 
     Mask heads run on a quarter of the regions in training and on 100 regions otherwise. A head has four convolutions,
     unless the fourth ResNet stage runs on the regions (`region_stage`), and then doubles each side. If
-    `semantic_classes` is set, another head classifies every pixel of the image.
+    `semantic_classes` is set, another head classifies every pixel of the image or, if `hybrid`, of the second level.
     """
     levels = _add_feature_levels(net, dims)
     if not dims.given_proposals:
         _add_region_proposals(net, dims, levels)
+    if dims.hybrid:
+        _add_fused_semantics(net, levels, dims.semantic_classes)
     _add_box_head(net, dims, levels)
     net.run_on_host("crop", dims.mask_heads * _CROPPING * net.batch)
     with _over_object_regions(net, dims):
-        for _ in range(dims.mask_heads):
-            _add_mask_head(net, dims, levels)
-    if dims.semantic_classes:
+        for before in range(dims.mask_heads):
+            _add_mask_head(net, dims, levels, before)
+    if dims.semantic_classes and not dims.hybrid:
         _add_segmentation_head(net, levels[:4], dims.semantic_classes)
 
 
-def _add_mask_head(net: NetworkBuilder, dims: RegionCnn, levels: list[Shape]) -> None:
-    """Add a head that predicts a mask per class for each region and, if `scored_masks`, a score of the mask."""
+def _add_mask_head(net: NetworkBuilder, dims: RegionCnn, levels: list[Shape], before: int) -> None:
+    """Add a head that predicts a mask per class for each region and, if `scored_masks`, a score of the mask.
+
+    If `hybrid`, the convolutions of the `before` heads before it run again, each on the sum of the region and of what
+    the one before returned (arXiv 1901.07518, section 3.2; mmdet, HTCMaskHead).
+    """
     if dims.region_stage:
         net.shape = 2048, (1, 7, 7)
+        # Regions with objects are an index into the features of all. Its gradient fills a tensor of them all, beside
+        # that of the boxes, and the two are summed.
+        net.raise_peak(3.0 * (net.batch * _PER_OBJECT_REGION) * (2048 * 7 * 7))
     else:
         _add_roi_align(net, levels[0][0], 14)
-        for _ in range(4):
-            add_pyramid_conv(net, 3, normed=dims.head_norm)
-            net.activate()
+        if dims.hybrid:
+            _add_roi_align(net, levels[0][0], 14)
+            net.add_branch()
+        for head in range(before + 1 if dims.hybrid else 1):
+            weights = net.parameters
+            if head:
+                net.conv(PYRAMID, 1, bias=True)
+                net.activate()
+                net.keep_output()
+                net.add_branch()
+            for _ in range(4):
+                add_pyramid_conv(net, 3, normed=dims.head_norm)
+                net.activate()
+            if dims.hybrid and head < before:
+                net.parameters = weights  # they are counted with the head that has them
     features = net.shape
     net.up_conv(PYRAMID)
     net.activate()
@@ -163,7 +195,15 @@ def _add_box_head(net: NetworkBuilder, dims: RegionCnn, levels: list[Shape]) -> 
             net.fixed_norms = False
             net.global_mean()
         else:
+            if dims.pooling_branches:
+                _add_pooling_branches(net, dims, levels)
             _add_roi_align(net, levels[0][0], 7)
+            if dims.hybrid:
+                _add_roi_align(net, levels[0][0], 14)
+                net.keep_output()  # the mean of each 2 x 2 pixels reads it again
+                net.shape = levels[0][0], (1, 7, 7)
+                net.pointwise("mean", reads=4.0, absorbed=False, backward=(1.0, 4.0))
+                net.add_branch()
             for _ in range(4 * dims.head_norm):
                 add_pyramid_conv(net, 3, normed=True)
                 net.activate()
@@ -179,6 +219,26 @@ def _add_box_head(net: NetworkBuilder, dims: RegionCnn, levels: list[Shape]) -> 
     net.batch = images
 
 
+def _add_pooling_branches(net: NetworkBuilder, dims: RegionCnn, levels: list[Shape]) -> None:
+    """Add the dense layers that predict offsets, and weights, of samples of a region from a pooling without them.
+
+    Each of the four levels from which regions are cropped has its own layers, and a quarter of the regions is assumed
+    to be on each (mmdet, DeformRoIPoolingPack and ModulatedDeformRoIPoolingPack).
+    """
+    regions = net.batch
+    net.batch = regions / len(levels[:4])
+    for _ in levels[:4]:
+        _add_roi_align(net, levels[0][0], 7)
+        entry, samples = net.shape, net.size[1] * net.size[2]
+        for hidden, outputs in ((2, 2 * samples), (1, samples))[: dims.pooling_branches]:
+            net.shape = entry
+            for _ in range(hidden):
+                net.dense(1024)
+                net.activate()
+            net.dense(outputs)
+    net.batch = regions
+
+
 @contextmanager
 def _over_object_regions(net: NetworkBuilder, dims: RegionCnn) -> Iterator[None]:
     """Run the layers that are added inside this context once per region that contains an object.
@@ -186,7 +246,7 @@ def _over_object_regions(net: NetworkBuilder, dims: RegionCnn) -> Iterator[None]
     Their number per image is a quarter of `proposals` in training and 100 otherwise.
     """
     images = net.batch
-    net.batch = images * (dims.proposals / 4 if net.numerics.training else 100.0)
+    net.batch = images * (dims.proposals / _PER_OBJECT_REGION if net.numerics.training else 100.0)
     yield
     net.batch = images
 
@@ -203,6 +263,58 @@ def _add_segmentation_head(net: NetworkBuilder, levels: list[Shape], classes: in
     net.cross_entropy()
 
 
+def _add_fused_semantics(net: NetworkBuilder, levels: list[Shape], classes: int) -> None:
+    """Add a head that classifies pixels of the second level and returns features for the regions.
+
+    All levels are resized to the second one, projected and summed. Four convolutions follow (arXiv 1901.07518, section
+    3.3; mmdet, FusedSemanticHead).
+    """
+    size = levels[1][1]
+    for index, level in enumerate(levels):
+        if index == 1:
+            net.continue_from(level)
+        else:
+            net.shape = PYRAMID, size
+            net.resize(level[1][1] * level[1][2] / (size[1] * size[2]))
+        net.conv(PYRAMID, 1, bias=True)
+        net.activate()
+        net.keep_output()
+        if index:
+            net.add_branch()
+    for _ in range(4):
+        net.conv(PYRAMID, 3, bias=True)
+        net.activate()
+    features = net.shape
+    net.conv(classes, 1, bias=True)
+    net.cross_entropy()
+    net.continue_from(features)
+    net.conv(PYRAMID, 1, bias=True)
+    net.activate()
+
+
+def _balance_levels(net: NetworkBuilder, levels: list[Shape]) -> None:
+    """Add the mean of all levels at the size of the third, its refinement by attention, and its sum with each level.
+
+    Finer levels are pooled by their maximum, which keeps its input and the index of each maximum (mmdet, BFP).
+    """
+    middle = levels[2]
+    for index, level in enumerate(levels):
+        net.shape = level
+        if index < 2:
+            net.keep_output()
+        net.shape = middle
+        net.pointwise("pool" if index < 2 else "resize")
+        net.add_branch()
+    pixels = middle[1][1] * middle[1][2]
+    attention.add_pixel_attention(net, float(pixels), PYRAMID)
+    net.conv(PYRAMID, 1, bias=True)
+    net.add_branch()
+    for level in levels:
+        net.shape = level
+        net.resize(pixels / (level[1][1] * level[1][2]))
+        net.add_branch()
+
+
 def _add_feature_levels(net: NetworkBuilder, dims: TwoStage) -> list[Shape]:
     """Add the ResNet and return the shapes of the feature maps from which regions are cropped.
 
@@ -217,7 +329,10 @@ def _add_feature_levels(net: NetworkBuilder, dims: TwoStage) -> list[Shape]:
         return levels[-1:]
     pyramid = add_feature_pyramid(net, levels, normed=dims.head_norm)
     channels, (_, height, width) = pyramid[-1]
-    return [*pyramid, (channels, (1, -(-height // 2), -(-width // 2)))]
+    levels = [*pyramid, (channels, (1, -(-height // 2), -(-width // 2)))]
+    if dims.balanced:
+        _balance_levels(net, levels)
+    return levels
 
 
 def _add_region_proposals(net: NetworkBuilder, dims: TwoStage, levels: list[Shape]) -> None:

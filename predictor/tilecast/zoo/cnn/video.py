@@ -143,15 +143,22 @@ def _add_factored(net: NetworkBuilder, out: int, stride: int) -> None:
 
 
 def _add_nonlocal(net: NetworkBuilder) -> None:
-    """Add a non-local block, whose pixels attend to a pooled clip (arXiv 1711.07971, section 3.2)."""
+    """Add a non-local block, whose pixels attend to a pooled clip (arXiv 1711.07971, section 3.2).
+
+    The poolings of keys and values keep their inputs and an index of eight bytes for each output.
+    """
     shape, inner = net.shape, net.channels // 2
     pixels = float(shape[1][0] * shape[1][1] * shape[1][2])
+    scores = pixels * pixels / 4
     for _ in range(3):
         net.continue_from(shape)
         net.conv(inner, 1, bias=True)
     for rows, cols, depth in ((pixels, pixels / 4, float(inner)), (pixels, float(inner), pixels / 4)):
         net.batched_matmul(rows, cols, depth)
-    net.keep_elements(net.batch * pixels * (pixels / 4 + 3 * inner))
+    net.pointwise("softmax", net.batch * scores, reads=2.0, absorbed=False)
+    pooled = pixels / 4 * 2 * inner * (1.0 + 8.0 / net.numerics.element)
+    net.keep_elements(net.batch * (scores * (1.0 + net.numerics.keeps_softmax_input) + pooled + 3 * pixels * inner))
+    net.raise_peak(2.0 * net.batch * scores)
     net.shape = inner, shape[1]
     net.conv_norm_act(shape[0], 1, activation="none")
     net.add_branch()
