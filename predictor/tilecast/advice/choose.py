@@ -457,7 +457,7 @@ def adds_recomputation_to_measured(candidates: CandidatePlans, eligible: Mask) -
 
 
 def _fits_whole(candidates: CandidatePlans, fraction: float) -> Mask:
-    """Return which plans, (n,), have a sample for every GPU and a job that fits `fraction` of a GPU's memory unsplit."""
+    """Return which plans, (n,), fit `fraction` of a GPU's memory unsplit and have a sample for every GPU."""
     most = fraction * candidates.pool.gpu.memory_bytes
     unsplit = [_UNSPLIT_BYTES.get(workload, partial(_unsplit_bytes, workload)) for workload in candidates.variants]
     fits = np.array(unsplit) <= most

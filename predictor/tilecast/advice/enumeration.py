@@ -197,7 +197,7 @@ def job_variants(request: Request, pool: Pool, most_batches: int = MAX_BATCHES) 
 
 
 def _batches_in_range(request: Request) -> list[int]:
-    """Return at most `MAX_BATCHES` global batches of the job's range, ascending. Each is a multiple of its micro-batch."""
+    """Return at most `MAX_BATCHES` global batches of the job's range, ascending, that its micro-batch divides."""
     if request.batches is None:
         return []
     low, high = request.batches

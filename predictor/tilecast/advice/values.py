@@ -15,8 +15,7 @@ from tilecast.spec import PartialPlan, Plan, Plans, Precision, SpecError, Worklo
 from tilecast.zoo.model_flops import count_model_flops
 
 Decision: TypeAlias = Literal["best", "host", "memory", "price", "time", "simplicity"]
-"""Rule that decided for a plan: best forecast, less waiting for the host, memory to spare, price, time or simplicity.
-"""
+"""Rule that decided for a plan: forecast, less waiting for the host, memory to spare, price, time or simplicity."""
 
 
 def require(is_met: object, field: str, problem: str, remedy: str) -> None:
@@ -38,7 +37,7 @@ def round_up(seconds: float) -> float:
 
 
 def format_excess(over_bytes: float) -> str:
-    """Return the bytes by which a plan exceeds memory as text with at least two significant digits, such as `310 MiB`."""
+    """Return excess bytes as text with at least two significant digits, such as `310 MiB`."""
     unit, name = (2**30, "GiB") if over_bytes >= 2**30 else (2**20, "MiB")
     size = over_bytes / unit
     return f"{size:.1f} {name}" if size < 100 else f"{size:,.0f} {name}"

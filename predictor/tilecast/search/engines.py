@@ -1,4 +1,4 @@
-"""Tests of whether a training framework executes a plan, by its table in `frameworks.toml`."""
+"""Tell whether a training framework can execute a plan, from its table in `frameworks.toml`."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class FrameworkFeatures:
     precisions: Sequence[str]
     offload: Sequence[str]
     holds: Sequence[Weights]
-    """Ways to store weights in 16-bit training, besides the framework's default."""
+    """Ways to store weights in 16-bit training, other than the framework's default."""
     source: str
     sequence_parallel: Sequence[bool] = (False,)
     """Allowed values of sequence parallelism (splitting norms and residuals) in plans with tensor parallelism."""
@@ -48,10 +48,12 @@ class FrameworkFeatures:
     """Whether expert parallelism may spread experts over tensor-parallel ranks too, not only over data ranks."""
 
     hybrid_shards: bool = False
-    """Whether the framework has hybrid sharding (HSDP), in which every group of ranks holds all shards."""
+    """Whether the framework has hybrid sharding (HSDP), in which every group of ranks together holds all shards."""
     offload_activations: Literal["none", "alone", "any"] = "none"
-    """Plans in which the framework can offload activations to the host. `alone` stands for plans without pipeline and
-    recomputation."""
+    """Kinds of plans in which the framework can offload activations to the host.
+
+    `alone` means without pipeline and recomputation.
+    """
     modules: Sequence[str] = ()
     """Modules of a layer that the framework can recompute without the rest of the layer, in any combination."""
     policies: Mapping[str, str] = field(default_factory=dict)
@@ -96,11 +98,11 @@ class FrameworkFeatures:
 
 
 _KEYS_OF_CELLS = ("cells", "since", "version")
-"""Keys of a table of `frameworks.toml` that `frameworks.Framework` reads, and `FrameworkFeatures` does not have."""
+"""Keys of a `frameworks.toml` table that only `frameworks.Framework` reads."""
 
 
 def _read_abilities(name: str, table: Mapping[str, Any]) -> FrameworkFeatures:
-    """Return the plans and options that a framework executes, from its table in `frameworks.toml`."""
+    """Return what a framework executes, from its table in `frameworks.toml`."""
     abilities = {name: value for name, value in table.items() if name not in _KEYS_OF_CELLS}
     schedules = (
         frameworks.FRAMEWORKS[name].schedules if "pipeline" in abilities["parallelism"] else frozenset[Schedule]()
@@ -113,14 +115,14 @@ def _read_abilities(name: str, table: Mapping[str, Any]) -> FrameworkFeatures:
 FRAMEWORKS: Mapping[Framework, FrameworkFeatures] = {
     name: _read_abilities(name, frameworks.TABLES[name]) for name in get_args(Framework) if name in frameworks.ENGINES
 }
-"""Plans and options of every framework that executes plans itself, by name.
+"""Features of every framework that executes plans itself, by name.
 
-Frameworks that run on another framework's engine are missing.
+Frameworks that run on another framework's engine are absent.
 """
 
 
 def abilities(framework: Framework) -> FrameworkFeatures:
-    """Return the plans and options that a framework executes, itself or by the engine of another framework."""
+    """Return the features of a framework, which may be those of another framework's engine."""
     return FRAMEWORKS[find_engine(framework)]
 
 

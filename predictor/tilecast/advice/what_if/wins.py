@@ -376,7 +376,7 @@ def _find_winning_speeds(
 
 
 def _find_lowest_speed(wins: Callable[[int], bool]) -> float | None:
-    """Return the lowest speed in `SPEEDS` for which `wins` is true. If it is false for the highest speed, return None."""
+    """Return the lowest speed in `SPEEDS` for which `wins` is true. If it is false for the highest, return None."""
     last = len(SPEEDS) - 1
     return float(SPEEDS[bisect_integers(wins, 0, last)]) if wins(last) else None
 
