@@ -476,8 +476,7 @@ def _compute_network_bandwidth(group: RankGroup, inter: Link, *, scattered: bool
 
 
 def _evaluate_by_domain(seconds_on: Callable[[Link], Floats], group: RankGroup, intra: Link) -> Floats:
-    """Return the seconds of groups on the link inside a node, or on the link beyond its domain if they exceed the
-    domain.
+    """Return the seconds of groups on the link inside a node, or on the link beyond its domain for larger groups.
 
     Args:
         seconds_on: function from a link to the seconds of the groups on this link.

@@ -91,8 +91,7 @@ GPU_RANGES: tuple[tuple[float, str], ...] = ((1, "1"), (8, "2-8"), (64, "9-64"),
 
 
 GroupKey: TypeAlias = tuple[str, ...]
-"""GPU, precision, family, range of GPU counts and workload, from coarse to fine. A shorter key names a coarser group.
-"""
+"""GPU, precision, family, range of GPU counts and workload. A shorter key names a coarser group."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,7 +186,7 @@ class Calibration:
         return {item.group: item for item in self.corrections}
 
     def find_workload_correction(self, gpu: str, workload: Workload, gpus: int) -> Correction:
-        """Return the correction for a workload on `gpus` GPUs, including the ratio for its framework and model family."""
+        """Return the correction for a workload on `gpus` GPUs, including the ratio for its framework and family."""
         if not self.corrections:
             return Correction()
         correction = self.find_group_correction(

@@ -79,8 +79,9 @@ class ContributorEstimate:
         return float(np.linalg.norm(self._pull(mean, shift)))
 
     def find_shift_length(self, mean: Floats, shift: float) -> float:
-        """Return the root mean square of this contributor's shift over its directions, each weighted by its
-        information.
+        """Return the root mean square of this contributor's shift over its directions.
+
+        Each direction is weighted by its information.
 
         Args:
             mean: mean of the contributor's effects, (k,).

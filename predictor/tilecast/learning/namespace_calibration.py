@@ -29,9 +29,7 @@ from tilecast.learning.consensus import Consensus, find_consensus
 from tilecast.spec import Floats
 
 MAX_JUMP = 1.5
-"""Factor between a run's deviation and that of earlier runs beyond which the run is in doubt, until another confirms
-it.
-"""
+"""Largest factor between a run's deviation and that of earlier runs that needs no confirmation by another run."""
 AGREEMENT = 1.25
 """Largest factor between the deviations of two runs that agree."""
 MIN_CONFIRMING_RUNS = 2
@@ -120,14 +118,13 @@ def keep_accepted_runs(runs: Sequence[Run]) -> list[Run]:
 
 
 def quarantine_reasons(runs: Sequence[Run]) -> list[str]:
-    """Return why each run of a namespace is excluded from learning:
+    """Return why each run of a namespace is excluded from learning, or "" if it is not.
 
-    "Absurd", "Unconfirmed", or "" if it is not excluded.
-
-    An absurd run differs from its forecast by more than the factor `MAX_RATIO`. An unconfirmed run differs by more than
-    the factor `MAX_JUMP` from the median of the earlier runs of its pool, and fewer than `MIN_CONFIRMING_RUNS` runs of
-    the pool, itself included, agree with it. The first `DRIFT_WINDOW // 2` runs of a pool are neither checked nor
-    counted as agreeing. Only the newest `DRIFT_WINDOW` runs of a pool are checked.
+    The reason is "Absurd" or "Unconfirmed". An absurd run differs from its forecast by more than the factor
+    `MAX_RATIO`. An unconfirmed run differs by more than the factor `MAX_JUMP` from the median of the earlier runs of
+    its pool, and fewer than `MIN_CONFIRMING_RUNS` runs of the pool, itself included, agree with it. The first
+    `DRIFT_WINDOW // 2` runs of a pool are neither checked nor counted as agreeing. Only the newest `DRIFT_WINDOW` runs
+    of a pool are checked.
 
     Args:
         runs: the runs, oldest first.
