@@ -44,7 +44,7 @@ footer{margin-top:48px;font-size:13px;color:var(--soft)}
 
 
 def html_page(title: str, body: Sequence[str]) -> str:
-    """Return a complete HTML page. `body` holds its elements as markup, and empty strings are left out."""
+    """Return a complete HTML page. `body` has its elements as markup. Empty strings are left out."""
     return (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width,initial-scale=1">\n'

@@ -14,11 +14,11 @@ from tilecast.render.units import format_duration
 
 _WIDTH, _LEFT, _RIGHT, _AXIS = 1080.0, 60.0, 20.0, 44.0
 _LEAST_HEIGHT, _MOST_HEIGHT, _GPU = 80.0, 320.0, 6.0
-"""Least and most pixels of a chart's height, and the pixels of a GPU between these limits."""
+"""Least and largest height of a chart in pixels, and the height of one GPU between these limits."""
 MOST_BARS = 300
-"""Most jobs that a pool's chart shows. They are the jobs that start first."""
+"""Most jobs in a pool's chart. The jobs that start first are shown."""
 _LETTER, _LINE = 6.6, 12.0
-"""Pixels of a letter's width and of a line's height."""
+"""Width of a letter and height of a line, in pixels."""
 _UNITS = ((86_400.0, "d"), (3_600.0, "h"), (60.0, "min"), (1.0, "s"))
 _ROUND = (1.0, 2.0, 3.0, 5.0, 6.0, 10.0, 12.0, 15.0, 20.0, 30.0)
 
@@ -74,7 +74,7 @@ def _figures_table(caption: str, titles: Sequence[str], rows: Sequence[Sequence[
 
 
 def _gantt_chart(queue_report: QueueReport, pool: int) -> str:
-    """Return an HTML figure of a pool's GPUs over time, with a bar as high as its GPUs for each job.
+    """Return an HTML figure of a pool's GPUs over time. The height of a job's bar is its number of GPUs.
 
     `pool` is the index of the pool.
     """
@@ -108,9 +108,9 @@ def _gantt_chart(queue_report: QueueReport, pool: int) -> str:
 
 
 def assign_lanes(jobs: Sequence[tuple[float, float, int]]) -> list[list[tuple[int, int]]]:
-    """Return the lanes of a chart that each job takes, as (first, end) pairs. A lane stands for a GPU.
+    """Return the lanes that each job occupies in a chart, as (first, end) pairs. A lane is one GPU.
 
-    A job takes the lowest lanes that are free from its start to its end, which need not be neighbours.
+    A job gets the lowest lanes that are free from its start to its end. They need not be adjacent.
 
     Args:
         jobs: start, end and number of GPUs of each job, by ascending start.
@@ -132,7 +132,7 @@ def assign_lanes(jobs: Sequence[tuple[float, float, int]]) -> list[list[tuple[in
 
 
 def choose_ticks(end_s: float) -> tuple[list[float], str]:
-    """Return at most ten round moments from 0 to `end_s`, in seconds, and the unit in which all of them are written."""
+    """Return at most ten round times from 0 to `end_s`, in seconds, and the unit in which to write them."""
     size, unit = next(((size, unit) for size, unit in _UNITS if end_s >= 3 * size), _UNITS[-1])
     steps = (factor * power for power in (1, 10, 100, 1_000, 10_000) for factor in _ROUND)
     step = size * next((step for step in steps if end_s <= 9 * size * step), end_s / size)
@@ -156,7 +156,7 @@ def _time_axis(end: float, bottom: float) -> list[str]:
 
 
 def _gpu_axis(gpus: int, height: float) -> list[str]:
-    """Return grid lines and labels at round numbers of GPUs, of which lane 0 is at the bottom."""
+    """Return grid lines and labels at round numbers of GPUs. Lane 0 is at the bottom."""
     step = max(1, 2 ** int(np.ceil(np.log2(max(gpus, 1) / 5))))
     parts = [charts.muted_text(_LEFT - 8, height + 34, "GPUs", "end")]
     for count in range(0, gpus + 1, step):
@@ -174,12 +174,12 @@ def _job_bars(
     bottom: float,
     end: float,
 ) -> str:
-    """Return SVG for one job: a bar for each group of its lanes, a line over the range of its end, and a tooltip.
+    """Return the SVG elements of one job: a bar for each group of lanes, a line over its end's range, and a tooltip.
 
     Args:
         queue_report: the plan.
         times: start and end of the job.
-        pieces: lanes of the job, as `assign_lanes` returns them.
+        pieces: lanes of the job, from `assign_lanes`.
         lane: height of a lane in pixels.
         bottom: pixel coordinate of the lower end of lane 0.
         end: last second of the axis.

@@ -1,4 +1,4 @@
-"""Options of a Ray task or actor: a label selector, and the selectors to fall back on.
+"""Write the options of a Ray task or actor: a label selector, and selectors to fall back on.
 
 https://docs.ray.io/en/latest/ray-core/scheduling/labels.html
 """
@@ -18,7 +18,7 @@ from tilecast.render.dialects.parts import (
 
 
 def write_options(advice: Advice) -> str:
-    """Return Python text that sets OPTIONS, for `.options(**OPTIONS)` of the task or actor that each node runs."""
+    """Return Python text that sets OPTIONS. Pass it as `.options(**OPTIONS)` to the task or actor that each node runs."""
     alike = list_alike(advice, _has_same_shape) if advice.offers else ()
     shown = {json.dumps(_write_selector(one)): one for one in reversed(alike)}
     offers = [one for one in alike if one in shown.values()]
@@ -43,6 +43,6 @@ def _has_same_shape(offer: Offer, best: Offer) -> bool:
 
 
 def _write_selector(offer: Offer) -> dict[str, str]:
-    """Return the labels that Ray itself gives to nodes like those of an offer's pool."""
+    """Return labels that Ray sets itself on nodes like those of an offer's pool."""
     market = {"ray.io/market-type": "spot"} if is_spot(offer.pool) else {}
     return {"ray.io/accelerator-type": find_gpu_names(offer.pool.gpu).ray, **market}

@@ -28,8 +28,7 @@ Shape: TypeAlias = tuple[int, Size]
 _SMOOTH = ("silu", "hard-swish", "prelu", "leaky-relu", "gelu", "tanh")
 
 _TRANSFORMED = 4.0
-"""Ratio of elements in Winograd's transforms to the elements they read and write: 4 x 4 for 2 x 2 (arXiv 1509.09308).
-"""
+"""Ratio of elements in Winograd's transforms to those they read and write: 4 x 4 for 2 x 2 (arXiv 1509.09308)."""
 _TRANSFORMED_CHANNELS = 1024
 """Least channels at which cuDNN holds Winograd's transforms in memory in FP32.
 

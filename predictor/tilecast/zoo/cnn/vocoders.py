@@ -19,15 +19,15 @@ _SCALES = ((128, 15, 1, 1), (128, 41, 2, 4), (256, 41, 2, 16), (512, 41, 4, 16),
            (1024, 5, 1, 1))  # fmt: skip
 """Channels, kernel, stride and groups of each convolution of a discriminator of sound at one scale."""
 _PASSES = 4
-"""Passes of the discriminators per step: over real and over generated sound, once to train them and once for the
-generator.
+"""Passes of the discriminators per step.
+
+They read real and generated sound, once to train the discriminators and once to train the generator.
 """
 
 _MELS, _HOP, _WINDOW = 80, 256, 1024
 """Number of bands of the mel spectrogram, and its hop and window in samples."""
 _GROUP, _FLOWS, _EARLY_EVERY, _EARLY = 8, 12, 4, 2
-"""Samples per vector, number of flows, flows between two early outputs, and channels that leave at each early output.
-"""
+"""Samples per vector, number of flows, flows between two early outputs, and channels per early output."""
 _LAYERS = 8
 
 
