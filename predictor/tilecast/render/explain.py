@@ -207,7 +207,7 @@ def gradient_exchanges(explanation: Explanation) -> list[tuple[str, str, float, 
 
 
 def _sync_lines(explanation: Explanation) -> list[str]:
-    """Return table lines that compare ways to sum gradients (all-reduce, parameter servers), the job's own way first."""
+    """Return table lines that compare ways to sum gradients, such as all-reduce. The job's own way is first."""
     if not explanation.syncs:
         return []
     rows = [(format_duration(one.seconds), format_duration(one.step_s), _name_sync(one)) for one in explanation.syncs]

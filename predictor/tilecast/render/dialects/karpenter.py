@@ -26,8 +26,9 @@ _NODE_CLASSES: Mapping[str, tuple[str, str]] = {
     "azure": ("karpenter.azure.com", "AKSNodeClass"),
     "gcp": ("karpenter.k8s.gcp", "GCENodeClass"),
 }
-"""API group and kind of the node class of each cloud (karpenter-provider-aws, karpenter-provider-azure,
-karpenter-provider-gcp: pkg/apis).
+"""API group and kind of the node class of each cloud.
+
+Sources: karpenter-provider-aws, karpenter-provider-azure, karpenter-provider-gcp, each pkg/apis.
 """
 _RESERVED = ("kubernetes.io", "k8s.io", "karpenter.sh", "karpenter.k8s.aws", "karpenter.azure.com")
 """Label domains that a NodePool template must not set (karpenter: pkg/apis/v1/labels.go)."""

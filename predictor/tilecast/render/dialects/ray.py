@@ -18,7 +18,7 @@ from tilecast.render.dialects.parts import (
 
 
 def write_options(advice: Advice) -> str:
-    """Return Python text that sets OPTIONS. Pass it as `.options(**OPTIONS)` to the task or actor that each node runs."""
+    """Return Python text that sets OPTIONS, for `.options(**OPTIONS)` of the task or actor that each node runs."""
     alike = list_alike(advice, _has_same_shape) if advice.offers else ()
     shown = {json.dumps(_write_selector(one)): one for one in reversed(alike)}
     offers = [one for one in alike if one in shown.values()]

@@ -31,7 +31,7 @@ def _list_flavors() -> Mapping[str, tuple[str, str]]:
 
 
 def _local_batch(setting: LaunchSetting) -> int:
-    """Return `local_batch_size`: samples per micro-batch, or with a pipeline, samples of all micro-batches of a step."""
+    """Return `local_batch_size`: samples per micro-batch, or with a pipeline, of all micro-batches of a step."""
     plan = setting.plan
     return plan.micro_batch * (plan.gradient_accumulation if plan.pipeline > 1 else 1)
 
@@ -43,7 +43,7 @@ def _pipeline_schedule(setting: LaunchSetting) -> str:
 
 
 def _layer_interval(setting: LaunchSetting) -> str | None:
-    """Return n as text if every n-th layer is recomputed. Return None if the job does not set which layers."""
+    """Return n as text if every n-th layer is recomputed, or None if the job sets no number of recomputed layers."""
     layers = setting.workload.recompute_layers
     return None if layers is None else str(_stage_layers(setting) // layers)
 
