@@ -54,10 +54,9 @@ class _Board:
         return cls("-".join(stem), **found)
 
     def find_nominal_gb(self, gpu: Gpu) -> float:
-        """Return the memory size in GB from the product string, or the GPU's memory in GiB if that is missing or far
-        off.
+        """Return the memory size in GB from the product string, or else the GPU's memory in GiB.
 
-        A size is far off if it is the host's memory.
+        A size that is far off is ignored, because it is the host's memory.
         """
         whole = gpu.memory_bytes / GIB
         return self.memory_gb if self.memory_gb and _is_nearly_equal(self.memory_gb, whole) else whole
@@ -75,8 +74,7 @@ def read_boards() -> BoardsFile:
 
 
 def derive_board(product: str, table: Mapping[str, Gpu]) -> Gpu | None:
-    """Return the board with a product string, derived from a shipped GPU, or the shipped GPU itself if the two are
-    equal.
+    """Return the board with a product string, derived from a shipped GPU, or the shipped GPU if it is equal.
 
     Return None if no shipped GPU has the chip and form factor in the string, or if the string names neither memory nor
     power nor clock.

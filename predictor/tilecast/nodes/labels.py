@@ -12,7 +12,9 @@ from tilecast.hardware import normalise_product
 from tilecast.nodes.quantities import parse_count
 
 MEMORY_TOLERANCE = 0.1
-"""Largest relative difference of memory sizes that mean one GPU. Sources differ by up to 7 % (L4: 22888 to 24576 MiB).
+"""Largest relative difference of memory sizes that mean one GPU. Sources differ by up to 7 %.
+
+For L4 they have 22888 to 24576 MiB.
 """
 
 

@@ -171,9 +171,7 @@ def _read_device(document: Mapping[str, Any], where: str) -> PublishedDevice:
 
 @lru_cache(maxsize=1024)
 def _intern_device(device: PublishedDevice) -> PublishedDevice:
-    """Return an equal device from an earlier call if there is one, otherwise this device, so that equal devices share
-    memory.
-    """
+    """Return an equal device from an earlier call, or else this device, so that equal devices share memory."""
     return device
 
 

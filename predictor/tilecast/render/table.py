@@ -133,7 +133,7 @@ _DECISIONS: dict[str, str] = {
 
 
 def describe_ties(advice: Advice) -> str:
-    """Return a sentence on tied plans: their number, what decided, and how far the recommendation is behind the best."""
+    """Return a sentence on tied plans: their number, what decided, and how far the recommended one is behind."""
     others = f"{advice.ties} other plans are" if advice.ties > 1 else "One other plan is"
     others = f"At least {others}" if advice.ties >= MAX_TIED - 1 else others
     behind = "" if advice.tie_ratio < 1.0005 else f", {advice.tie_ratio - 1:.1%} behind the best forecast"
