@@ -168,7 +168,7 @@ class Placer:
         return workloads
 
     async def _place_workloads(self, workloads: Sequence[Document], job: Job, placement: Placement) -> bool:
-        """Write a node selection into the Workloads that Kueue has not decided about. Return whether any has changed."""
+        """Write a node selection into the Workloads that Kueue has not decided about. Return whether any changed."""
         return await self._change_workloads(
             workloads, lambda workload: patches.make_workload_patch(workload, job, placement)
         )
@@ -176,7 +176,7 @@ class Placer:
     async def _change_workloads(
         self, workloads: Sequence[Document], change: Callable[[Document], list[patches.Operation]]
     ) -> bool:
-        """Patch the Workloads that Kueue has not decided about. Return whether any has changed."""
+        """Patch the Workloads that Kueue has not decided about. Return whether any changed."""
         undecided = (item for item in workloads if not patches.is_reserved(item))
         differing = [(item, operations) for item in undecided if (operations := change(item))]
         for item, operations in differing:

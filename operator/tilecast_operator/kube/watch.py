@@ -34,7 +34,7 @@ class WatchDelays:
     """Wait after a request that ended normally. So a proxy that ends every request at once is not flooded."""
     retry_first_s: float = 0.5
     retry_most_s: float = 5.0
-    """Longest wait after an error; `retry_s` is the shortest."""
+    """Longest wait after an error; `retry_first_s` is the first."""
 
 
 PACE = WatchDelays()

@@ -69,8 +69,9 @@ class RunCourse:
 
 
 def name_stage(status: Mapping[str, Any]) -> tuple[object, ...] | None:
-    """Return a value that changes when the progress in a TrainJob's status should be read again, or None without
-    progress.
+    """Return a value that changes when the progress in a TrainJob's status should be read again.
+
+    Return None without progress.
     """
     trainer = status.get("trainerStatus")
     if not isinstance(trainer, Mapping):

@@ -32,7 +32,7 @@ NODE_CLAIM = "authentication.kubernetes.io/node-name"
 RECENT = 32
 """Number of newest reports over which the median is taken."""
 GROUP = 5
-"""Parts of the key that names a forecast's group."""
+"""Number of parts in the key of a forecast's group."""
 MAX_PLAUSIBLE_RATIO = 100.0
 """Largest ratio of step and forecast, either way. Beyond it, the step is in another unit or of another job."""
 MAX_BODY_BYTES = 16384
@@ -299,7 +299,7 @@ class StepWindow:
 
     @property
     def observations(self) -> int:
-        """Number of observations that the reports count for in learning, by the weight of their source, at least one."""
+        """Number of observations that the reports count for in learning, by the weight of their source, at least 1."""
         return max(1, int(self.samples * SOURCE_WEIGHTS.get(self.latest.source, 1.0)))
 
     def has_newest_report(self, report: StepReport) -> bool:

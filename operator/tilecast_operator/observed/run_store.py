@@ -48,7 +48,10 @@ class RunStore:
     def restore_runs(
         self, pool: str, runs: Iterable[ObservedRun], forgotten: Sequence[tuple[ForgetRequest, str]] = ()
     ) -> None:
-        """Add the saved runs of a pool, except forgotten ones and those of which the store has an equal or newer state."""
+        """Add the saved runs of a pool, except forgotten ones.
+
+        A run is not added if the store has an equal or newer state of it.
+        """
         if forgotten:
             known = self._forgotten.setdefault(pool, [])
             known += [item for item in forgotten if item not in known]
