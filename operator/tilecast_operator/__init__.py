@@ -1,1 +1,1 @@
-"""The Kubernetes operator around `tilecast`."""
+"""The Kubernetes operator of Tilecast."""

@@ -1,6 +1,6 @@
-"""Adviser that finds the advice for a job, or the reason why there is none. Equal requests are read and searched once.
+"""Find the advice for a job, or the reason why there is none. Equal requests are read and searched once.
 
-Reading and searching run in threads, so that the event loop goes on. Work that waits for a thread needs a permit
+Reading and searching run in threads, so that the event loop is not blocked. Work that waits for a thread needs a permit
 (`FairLimiter`).
 """
 
@@ -60,24 +60,24 @@ ReadRequest: TypeAlias = Callable[[str, training_job.TrainingJobSpec, bytes | No
 log = logging.getLogger("tilecast")
 
 READERS = 2
-"""Questions that are read at once: with two, a slow one does not hold up the other."""
+"""Number of jobs that are read at once. With two, a slow one does not delay all others."""
 
 UNPRICED: Any = {"mode": True, "observation_query": True, "training": {"checkpoint_seconds", "restart_seconds"}}
-"""Fields of a spec that no outcome depends on."""
+"""Fields of a spec that affect no advice."""
 
 
 class Advisor:
-    """Adviser on the current pools. Belongs to one event loop.
+    """Advisor on the current pools. Belongs to one event loop.
 
     Args:
         reader: Client that reads ConfigMaps.
         searches: Runner of searches.
-        on_search: Called with each advice and the seconds of its search.
-        threads: Number of threads that read and price beside the searches.
+        on_search: Function to call with each advice and the seconds of its search.
+        threads: Number of threads for reading and pricing, besides the searches.
         size: Number of cached results of each kind.
-        interruptions: Searches that were interrupted.
+        interruptions: Interrupted searches.
         journal: Journal in which an object is noted while a thread reads it.
-        read: Function that makes a request of a spec and the content of its ConfigMap.
+        read: Function that makes a request from a spec and the content of its ConfigMap.
     """
 
     def __init__(
@@ -92,7 +92,7 @@ class Advisor:
         read: ReadRequest = training_job.to_request,
     ) -> None:
         self.problem: str | None = "the utilization model is not loaded yet"
-        """Why no advice can be given; None if it can."""
+        """Why no advice can be given, or None."""
         self._reader = reader
         self._searches = searches
         self._interruptions = interruptions or InterruptedSearches()
@@ -125,11 +125,11 @@ class Advisor:
         self._report, self._of_namespace = report, of_namespace
 
     def over_budget(self) -> Mapping[str, float]:
-        """Return the namespaces over their budget of search time, each with its seconds of the last minute."""
+        """Return the namespaces over their budget of search time, each with its seconds in the last minute."""
         return self._searches.turns.find_namespaces_over_budget()
 
     def find_namespaces_behind_others(self) -> Mapping[str, float]:
-        """Return the namespaces over budget, with used seconds. If no other namespace searched lately, return none."""
+        """Return the namespaces over budget with their used seconds, or none if no other namespace searched lately."""
         return self._searches.turns.find_namespaces_behind_others()
 
     async def run_in_thread(self, function: Callable[..., ResultT], *arguments: object) -> ResultT:
@@ -141,7 +141,7 @@ class Advisor:
         """Load the utilization model by a search for a small job, once.
 
         Raises:
-            SpecError: the model cannot be read, is not the expected one, or the search broke its limits.
+            SpecError: the model cannot be read, is not the expected one, or the search exceeded its limits.
         """
         if self.problem is None:
             return
@@ -194,10 +194,10 @@ class Advisor:
     async def add_runs(
         self, search_inputs: SearchInputs, find_runs: FindRuns, skip_digest: str | None = None
     ) -> SearchInputs:
-        """Return the question with earlier runs of its job.
+        """Return the search inputs with earlier runs of the job.
 
         Args:
-            search_inputs: The question as it was read.
+            search_inputs: The search inputs without runs.
             find_runs: Function that returns the runs of workloads, given by their digests, newest first.
             skip_digest: Digest of runs. Runs with this digest are not priced.
         """
@@ -219,7 +219,7 @@ class Advisor:
         return replace(search_inputs, own=own, runs_hash=digest if own.own.runs else "")
 
     async def hash_inputs(self, search_inputs: SearchInputs) -> str | None:
-        """Return the digest of all inputs of the advice, without a search. If there is no advice, return None."""
+        """Return the digest of all inputs of the advice, without a search, or None if there is no advice."""
         pools, request = self.list_pools(search_inputs), search_inputs.request
         if not pools or isinstance(request, AdviceRefusal):
             return None
@@ -294,12 +294,12 @@ class Advisor:
             return await self.run_in_thread(partial(forecast_run, search_inputs.request, pool, gpus, plan, **chosen))
 
     def list_pools(self, search_inputs: SearchInputs) -> Sequence[Pool]:
-        """Return the pools, corrected for the question's namespace and by the job's earlier runs."""
+        """Return the pools, corrected for the job's namespace and by its earlier runs."""
         report = self._of_namespace.get(search_inputs.namespace, self._report)
         return () if report is None else search_inputs.own.correct_pools(report.pools)
 
     def _make_advice_key(self, search_inputs: SearchInputs) -> Hashable:
-        """Return the cache key of an advice outcome. It is made of the request, the pools and the measured runs."""
+        """Return the cache key of an advice outcome, made from the request, the pools and the measured runs."""
         return search_inputs.key, self.versions.get_version(search_inputs.namespace), search_inputs.own.own
 
     async def _compute_once(
@@ -323,7 +323,7 @@ class Advisor:
     async def _get_config_map(
         self, namespace: str, reference: training_job.ModelReference
     ) -> Mapping[str, Any] | AdviceRefusal | None:
-        """Return the ConfigMap of a reference, or why it cannot be read. If it does not exist, return None."""
+        """Return the ConfigMap of a reference, or why it cannot be read. Return None if it does not exist."""
         try:
             return await self._reader.get(f"/api/v1/namespaces/{namespace}/configmaps/{reference.name}")
         except ApiError as error:
@@ -354,7 +354,7 @@ class Advisor:
 
 
 async def _catch_errors(work: Awaitable[ResultT]) -> ResultT | AdviceRefusal:
-    """Return the result of `work`. If it fails, return the outcome that declines the job. Raise interruptions."""
+    """Return the result of `work`. If it fails, return the refusal of the job. Raise interruptions."""
     try:
         return await work
     except SearchInterruptedError:

@@ -1,4 +1,4 @@
-"""Assembly of the operator from the cache, the writer, the runtime and the controllers."""
+"""Assemble the operator from the cache, the writer, the runtime and the controllers."""
 
 from __future__ import annotations
 
@@ -62,11 +62,13 @@ from tilecast_operator.settings import Settings
 from tilecast_operator.timings import ControllerDelays
 
 WORKERS = 512
-"""Keys that are worked on at once: so many that a job waits for its own search only, which jobs with equal questions
-share. One namespace has half of them at most."""
+"""Number of keys that are worked on at once, one namespace having at most half.
+
+It is so large that a job waits only for its own search, which jobs with equal requests share.
+"""
 
 ALTERNATIVES = re.compile(r"(; known: |, or use one of ).*", re.DOTALL)
-"""End of an error's text that names what there is instead, such as the pools of this moment."""
+"""Pattern of the end of an error's text that lists what exists instead, such as the present pools."""
 
 DEFAULT_TIMINGS = ControllerDelays()
 
@@ -193,9 +195,9 @@ class Assembly:
         self.runtime.add(NODES, self.settings.settle_s)
 
     async def stop(self) -> None:
-        """Write the reports that were accepted, then stop everything.
+        """Write the accepted reports, then stop everything.
 
-        Other pending writes are computed again at the next start, or by the replica that leads next.
+        Other pending writes are computed again at the next start, or by the next leader.
         """
         await self.observations.flush_reports()
         self.leadership.stop_leading()
@@ -214,15 +216,15 @@ class Assembly:
             self.runtime.take_over(everything)
 
     def set_pod_usage(self, used: Mapping[str, int] | None) -> None:
-        """Set the GPUs that pods hold, by node. None means unknown."""
+        """Set the number of GPUs that pods hold, by node. None means unknown."""
         self.capacity.set_pod_usage(used)
 
     def unhealthy(self) -> str | None:
-        """Return why the process should be restarted. If all is well, return None."""
+        """Return why the process should be restarted, or None."""
         return self.runtime.unhealthy() or self.lists.find_stale_watch(self.settings.stall_s)
 
     def unready(self) -> str | None:
-        """Return why there can be no advice yet. If there can be advice, return None."""
+        """Return why there can be no advice yet, or None."""
         return self.advisor.problem or (None if self.pools.report is not None else "nodes are not read yet")
 
 

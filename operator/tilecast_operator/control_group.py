@@ -1,7 +1,7 @@
-"""Memory limit of the container, and the processes that the kernel killed in it, from its control group.
+"""Read the container's memory limit, and the number of processes killed in it, from its control group.
 
-Control groups v2 and v1 have other files (Linux, Documentation/admin-guide/cgroup-v2.rst and cgroup-v1/memory.rst). A
-container sees its own group at the root.
+Control groups v2 and v1 have different files (Linux, Documentation/admin-guide/cgroup-v2.rst and cgroup-v1/memory.rst).
+A container sees its own group at the root.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from pathlib import Path
 ROOT = Path("/sys/fs/cgroup")
 MIB = 2**20
 UNLIMITED_BYTES = 1 << 60
-"""Limits from here on are none: v1 writes the largest multiple of a page, v2 the word `max`."""
+"""Values from here on mean no limit: v1 has the largest multiple of a page, v2 the word `max`."""
 
 
 def read_memory_limit_bytes(root: Path) -> int | None:
-    """Return the container's memory limit in bytes. If it has none or it is unknown, return None."""
+    """Return the container's memory limit in bytes, or None if it has none or it is unknown."""
     for name in ("memory.max", "memory/memory.limit_in_bytes"):
         text = _read_file(root / name).strip()
         if text:
@@ -24,9 +24,9 @@ def read_memory_limit_bytes(root: Path) -> int | None:
 
 
 def describe_memory_shortage(memory_mib: int, root: Path) -> str:
-    """Return why the container's limit is too low for a process of `memory_mib`. If it suffices, return an empty text.
+    """Return why the container's limit is too low for a process of `memory_mib`, or an empty text if it suffices.
 
-    Control groups v2 may end the whole container, the operator included, where one of its processes takes too much.
+    With control groups v2, a process that uses too much memory may end the whole container, including the operator.
     """
     limit_bytes = read_memory_limit_bytes(root)
     if limit_bytes is None or limit_bytes >= memory_mib * MIB:
@@ -38,7 +38,7 @@ def describe_memory_shortage(memory_mib: int, root: Path) -> str:
 
 
 def count_oom_kills(root: Path) -> int:
-    """Return how many of the container's processes the kernel killed for lack of memory. If unknown, return 0."""
+    """Return how many of the container's processes the kernel killed for lack of memory, or 0 if unknown."""
     for name in ("memory.events", "memory/memory.oom_control"):
         for line in _read_file(root / name).splitlines():
             key, _, count = line.partition(" ")

@@ -1,4 +1,4 @@
-"""Free GPUs of each pool: by Kueue's quotas if the pool has a flavor, otherwise by the running pods.
+"""Count the free GPUs of each pool: by Kueue's quotas if the pool has a flavor, otherwise by the running pods.
 
 Advice does not depend on them, except for the condition CapacityAvailable.
 """
@@ -22,10 +22,10 @@ class FreeGpus:
 
     gpus: int
     source: str
-    """Kueue or Pods."""
+    """Source of the number: Kueue or Pods."""
     flavor: str = ""
     nodes: Mapping[int, int] | None = None
-    """Number of nodes by their number of free GPUs; None if only the sum is known."""
+    """Number of nodes for each number of free GPUs. None if only the sum is known."""
 
     def fits_plan(self, nodes: int, gpus_per_node: int) -> bool:
         """Return whether a plan on `nodes` nodes with `gpus_per_node` GPUs each could start now."""
@@ -41,7 +41,7 @@ class GpuUsage:
     queues: Mapping[str, Quotas] = field(default_factory=dict)
     flavors: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     used: Mapping[str, int] | None = None
-    """GPUs that pods hold, by node; None if pods are not read."""
+    """Number of GPUs that pods hold, by node. None if pods are not read."""
 
     def count_free_gpus(self, pools: Iterable[FoundPool], nodes: Mapping[str, Node]) -> dict[str, FreeGpus]:
         """Return the free GPUs of each pool, by name. Pools with an unknown number are absent."""

@@ -1,4 +1,4 @@
-"""Interrupted searches and the times of their next tries."""
+"""Interrupted searches, and when each is tried again."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from tilecast_operator.outcome import SEARCH_INTERRUPTED, AdviceRefusal
 from tilecast_operator.search_process import Cause, SearchInterruptedError
 
 FIRST_S, FACTOR, MOST_S = 60.0, 4.0, 6 * 3600.0
-"""Seconds before the second try, the factor by which each further wait is longer, and the longest wait in seconds."""
+"""Seconds before the second attempt, factor of each further wait, and longest wait in seconds."""
 MOST = 4096
-"""Questions that are remembered; the oldest are forgotten first."""
+"""Most searches that are remembered. The oldest are forgotten first."""
 
 _LESS = "ask for less: fewer constraints left open, precisions or batch sizes, or a smaller model"
 REMEDIES: Mapping[Cause, str] = {
@@ -26,11 +26,11 @@ REMEDIES: Mapping[Cause, str] = {
 
 @dataclass(frozen=True, slots=True)
 class Interruption:
-    """Last interruption of a search."""
+    """The last interruption of a search."""
 
     tries: int
     due_s: float
-    """When the search is tried again, in seconds of the monotonic clock."""
+    """Time of the next attempt, by the monotonic clock, in seconds."""
     answer: AdviceRefusal
 
 
@@ -40,7 +40,7 @@ def find_retry_wait_s(tries: int) -> float:
 
 
 class InterruptedSearches:
-    """Interrupted searches by key of the question. Belongs to one event loop.
+    """Interrupted searches, by search key. Belongs to one event loop.
 
     Args:
         clock: Unix time for texts, in seconds.
@@ -53,14 +53,14 @@ class InterruptedSearches:
         self._known: OrderedDict[Hashable, Interruption] = OrderedDict()
 
     def find_refusal(self, search_key: Hashable) -> AdviceRefusal | None:
-        """Return the refusal to give if an interrupted search must still wait before it is tried again, or None."""
+        """Return the refusal to give as long as an interrupted search must wait for its next attempt, or None."""
         known = self._known.get(search_key)
         if known is None or known.due_s <= self._monotonic():
             return None
         return replace(known.answer, again_s=known.due_s - self._monotonic())
 
     def add_interruption(self, search_key: Hashable, error: SearchInterruptedError) -> AdviceRefusal:
-        """Record an interruption. Return the refusal that holds until the next attempt."""
+        """Record an interruption. Return the refusal that applies until the next attempt."""
         before = self._known.pop(search_key, None)
         tries = 1 if before is None else before.tries + 1
         pause_s = find_retry_wait_s(tries)

@@ -1,9 +1,9 @@
-"""Handlers that kopf calls: each puts the object that it is given into the cache and returns.
+"""Handlers that kopf calls. Each puts its object into the cache and returns.
 
-There are only `event` handlers. They put no finalizer and no annotation on an object, so that no deletion of a job
-waits for this process, and an object that they miss is listed again later. Nothing uses kopf's indices: for each
-indexed object kopf wakes the tasks of all objects, which takes minutes for thousands of nodes. Optional kinds are
-watched only where the settings say so.
+There are only `event` handlers. They add no finalizer and no annotation to an object, so that no deletion of a job
+waits for this process. An object that they miss is listed again later. Nothing uses kopf's indices: for each indexed
+object kopf wakes the tasks of all objects, which takes minutes for thousands of nodes. Optional kinds are watched only
+if the settings say so.
 """
 
 from __future__ import annotations
@@ -36,16 +36,20 @@ from tilecast_operator.settings import Settings, from_environment
 
 WATCH_SERVER_S = 600
 WATCH_CLIENT_S = 660
-"""Seconds after which the server ends a watch, and the client if the server does not. A watch begins anew every ten
-minutes in case a proxy dropped it silently."""
+"""Seconds after which the client ends a watch if the server has not.
+
+A watch is renewed every ten minutes, in case a proxy has dropped it silently.
+"""
 CHUNK = 500
 EXIT_S = 25
-"""Longest time for an orderly exit, in seconds; below the 30 s that a pod is granted."""
+"""Longest time for an orderly exit, in seconds, below the 30 s that a pod has."""
 YOUNG = 10_000
-"""Allocations minus deallocations at which Python looks for reference cycles. Most objects of a request are freed
-without that search."""
+"""Allocations minus deallocations at which Python searches for reference cycles.
+
+Most objects of a request are freed without that search.
+"""
 THREADS = 2
-"""Threads for handlers that are not coroutines; there are no such handlers."""
+"""Number of threads for handlers that are not coroutines. There are no such handlers."""
 
 try:
     OWN = from_environment(os.environ)
@@ -97,7 +101,7 @@ async def cleanup(memo: kopf.Memo, **_: Any) -> None:
 
 @kopf.on.login()
 async def login(memo: kopf.Memo, **kwargs: Any) -> kopf.ConnectionInfo | None:
-    """Log in for kopf and for our own client: as the pod, or with a kubeconfig."""
+    """Log in to the API server for kopf and for the operator's own client, as the pod or with a kubeconfig."""
     info = credentials.read_credentials(kwargs)
     memo.api.log_in(lambda: credentials.to_connection(credentials.read_credentials(kwargs)))
     return info
@@ -112,7 +116,7 @@ async def update_cache(type: str | None, memo: kopf.Memo, body: kopf.Body, **_: 
 def iterate_watched_kinds(settings: Settings) -> Iterable[str]:
     """Yield the kinds of objects that are watched through kopf.
 
-    Nodes and pods are not among them: kopf would read their heartbeats one by one.
+    Nodes and pods are not among them, because kopf would parse every heartbeat.
     """
     yield from (gpu_pool.KIND, training_job.KIND)
     if settings.jobs:
@@ -156,15 +160,15 @@ recursion.set_recursion_limit()
 class NoDiffBaseStorage(kopf.DiffBaseStorage):
     """Storage of kopf that keeps no copy of the last handled state of an object.
 
-    Kopf would copy every object of every event for that record, including its status; `event` handlers never use it.
+    kopf would copy every object of every event, including its status. `event` handlers never use the copy.
     """
 
     def build(self, **_: Any) -> kopf.BodyEssence:
-        """Return an empty record: nothing in an object is worth recording."""
+        """Return an empty record."""
         return kopf.BodyEssence()
 
     def fetch(self, **_: Any) -> kopf.BodyEssence | None:
-        """Return None: there is no record."""
+        """Return None, because there is no record."""
         return None
 
     def store(self, **_: Any) -> None:
@@ -172,7 +176,7 @@ class NoDiffBaseStorage(kopf.DiffBaseStorage):
 
 
 def configure_kopf(kopf_settings: kopf.OperatorSettings, operator_settings: Settings) -> None:
-    """Configure kopf to leave no trace on anybody's object and to retry without end."""
+    """Configure kopf to write nothing to users' objects and to retry without end."""
     kopf_settings.peering.standalone = True
     kopf_settings.posting.enabled = False
     kopf_settings.posting.loggers = False

@@ -23,26 +23,26 @@ REASONS = (
 
 @dataclass(frozen=True, slots=True)
 class AdviceRefusal:
-    """Reason why a job gets no advice. `reason` is stable CamelCase. `message` has the problem and the remedy."""
+    """Why a job gets no advice. `reason` is stable CamelCase. `message` has the problem and the remedy."""
 
     reason: str
     message: str
     again_s: float = 0.0
-    """Seconds after which the question is worth asking again; 0 if that does not depend on time."""
+    """Seconds after which a new attempt may succeed. 0 if that does not depend on time."""
 
 
 AdviceOutcome: TypeAlias = Advice | AdviceRefusal
 
 
 def get_ready_reason(outcome: AdviceOutcome) -> str:
-    """Return the reason of the condition Ready that an advice outcome gives."""
+    """Return the reason of the condition Ready for an advice outcome."""
     if isinstance(outcome, AdviceRefusal):
         return outcome.reason
     return "Advised" if outcome.best else "NoFittingPlan"
 
 
 def get_ready_message(outcome: AdviceOutcome) -> str:
-    """Return the message of the condition Ready that an advice outcome gives."""
+    """Return the message of the condition Ready for an advice outcome."""
     if isinstance(outcome, AdviceRefusal):
         return outcome.message[:MAX_MESSAGE]
     best = outcome.best
@@ -58,7 +58,7 @@ def is_internal_error(outcome: AdviceOutcome) -> bool:
 
 
 def find_interruption(outcome: AdviceOutcome) -> AdviceRefusal | None:
-    """Return the refusal if the search was interrupted. For any other advice outcome, return None."""
+    """Return an advice outcome if it is the refusal of an interrupted search, otherwise None."""
     return outcome if isinstance(outcome, AdviceRefusal) and outcome.reason == SEARCH_INTERRUPTED else None
 
 
@@ -74,7 +74,7 @@ def decline_failed(error: Exception) -> AdviceRefusal:
 
 
 def decline_without_pools(report: NodesReport | None) -> AdviceRefusal:
-    """Return the refusal that declines a job because the cluster has no known pool."""
+    """Return the refusal of a job because the cluster has no known pool."""
     if report is None:
         return AdviceRefusal("NoPools", "nodes are not read yet")
     try:

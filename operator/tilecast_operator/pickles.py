@@ -1,4 +1,4 @@
-"""Pickles of values without the objects that the reader already has."""
+"""Pickle values without the objects that the reader already has."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ class _Unpickler(pickle.Unpickler):
 
 
 def dump(value: object, shared: Sequence[object]) -> bytes:
-    """Return a pickle of a value without the objects in `shared`. `load` needs equal objects in equal order."""
+    """Return a pickle of a value without the objects in `shared`. `load` needs equal objects in the same order."""
     numbers = {id(one): number for number, one in enumerate(shared)}
     return _pickle(value, lambda part: numbers.get(id(part)))
 
 
 def load(data: bytes, shared: Sequence[object]) -> Any:
-    """Return the value of a pickle that `dump` made."""
+    """Return the value in a pickle from `dump`."""
     return _Unpickler(io.BytesIO(data), shared).load()
 
 
 def measure_pickled_size(value: object, shared: type | tuple[type, ...]) -> int:
-    """Return the size in bytes of a value's pickle, without parts of the types in `shared`."""
+    """Return the size of a value's pickle in bytes, without parts of the types in `shared`."""
     return len(_pickle(value, lambda part: 0 if isinstance(part, shared) and part is not value else None))
 
 

@@ -1,4 +1,4 @@
-"""Asks a Prometheus for the measured steps and the GPUs of jobs, one after the other."""
+"""Query Prometheus for the measured steps and the GPUs of jobs, one job at a time."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ log = logging.getLogger("tilecast")
 
 
 class QuerySource(Protocol):
-    """Observations of jobs, as far as polling needs them."""
+    """Object that has a Prometheus query for each job, and takes the responses."""
 
     def queries(self) -> Iterable[tuple[Key, str]]:
         """Return the Prometheus query of every job that may have a measured step."""
@@ -28,7 +28,7 @@ class QuerySource(Protocol):
 
 
 async def poll_steps(settings: Settings, observations: QuerySource) -> None:
-    """Query Prometheus for what a source asks of every job, once in each interval, without end."""
+    """Send all queries of a source to Prometheus, once in each interval, without end."""
     url = f"{settings.prometheus_url.rstrip('/')}/api/v1/query"
     timeout = aiohttp.ClientTimeout(total=settings.request_timeout_s)
     # Use a proxy if HTTP_PROXY, HTTPS_PROXY and NO_PROXY name one.

@@ -1,4 +1,4 @@
-"""Rows of the queue plan, and the planning problem that they make at a given time."""
+"""Rows of the queue plan, and the planning problem that they give at a certain time."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ from tilecast_operator.kube.kinds import Key
 Place: TypeAlias = tuple[str, int]
 """A pool and a number of GPUs."""
 Holdings: TypeAlias = Mapping[tuple[str, str], int]
-"""GPUs by pool and ClusterQueue; the queue is empty if pods are counted."""
+"""Number of GPUs held, by pool and ClusterQueue. The ClusterQueue is empty if pods are counted."""
 
 
 @dataclass(frozen=True, slots=True)
 class QueueRow:
-    """Waiting or running job in the queue plan. Times are Unix time, in seconds."""
+    """A waiting or running job in the queue plan. Times are Unix time, in seconds."""
 
     key: Key
     options: tuple[JobOption, ...]
-    """Options of the whole run."""
+    """Options for the whole run."""
     created_s: float
     weight: float = 1.0
-    """Weight of the job's namespace."""
+    """Weight of the job from its namespace."""
     own_weight: float = 1.0
     """Weight of the job itself, which orders the jobs of its namespace."""
     priority: int = 0
@@ -41,37 +41,37 @@ class QueueRow:
     queue: str = ""
     """ClusterQueue of the job."""
     quotas: tuple[tuple[str, int], ...] = ()
-    """Most GPUs that the queue can have, by pool."""
+    """Most GPUs that the queue can use, by pool."""
     place: Place | None = None
-    """Pool and GPUs on which the job runs or was placed; None if that is open."""
+    """Pool and GPUs on which the job runs or was placed. None if they are open."""
     began_s: float | None = None
-    """When the job started; None while it waits."""
+    """Time at which the job started. None while it waits."""
     is_endless: bool = False
-    """Whether the end of the job is unknown: it then counts as ended after the upper end of its forecast."""
+    """Whether the end of the job is unknown. It then counts as ended at the upper end of its forecast."""
 
     @property
     def name(self) -> str:
-        """Name of the job in the plan, made of kind, namespace and name."""
+        """Name of the job in the plan, made from kind, namespace and name."""
         return make_plan_name(self.key)
 
 
 def make_plan_name(key: Key) -> str:
-    """Return the name of a job in the plan, made of kind, namespace and name."""
+    """Return the name of a job in the plan, made from kind, namespace and name."""
     return f"{key.kind}/{key.namespace}/{key.name}"
 
 
 def parse_plan_name(name: str) -> Key | None:
-    """Return the key of the job that has a name in the plan. If the name is that of a namespace, return None."""
+    """Return the key of the job with a name in the plan. If the name is that of a namespace, return None."""
     parts = name.split("/")
     return Key(*parts) if len(parts) == 3 else None
 
 
 @dataclass(frozen=True, slots=True)
 class PlannedQueue:
-    """Queue plan, and the jobs that it leaves out."""
+    """A queue plan, and the jobs that it leaves out."""
 
     report: QueueReport | None = None
-    """The plan; None if there is no job to plan."""
+    """The plan. None if there is no job to plan."""
     refused: tuple[UnplannedJob, ...] = ()
     problem: str = ""
     """Why there is no plan at all."""
@@ -79,7 +79,7 @@ class PlannedQueue:
 
 @dataclass(frozen=True, slots=True)
 class QueueState:
-    """State of the queue: the inputs of a plan except the time and the previous plan."""
+    """State of the queue: all inputs of a plan except the time and the previous plan."""
 
     rows: Sequence[QueueRow] = ()
     refused: Sequence[UnplannedJob] = ()
@@ -168,7 +168,7 @@ def plan_rows(state: QueueState, policy: str, previous_places: Mapping[str, Plac
 
 
 def _make_queued_job(row: QueueRow, previous_place: Place | None, now_s: float) -> QueuedJob | None:
-    """Return the job of a row at a given time. If the job counts as ended, return None."""
+    """Return the job of a row at a certain time, or None if the job counts as ended."""
     waits = row.began_s is None
     is_open = waits and row.place is None
     options = row.options if is_open else tuple(item for item in row.options if (item.pool, item.gpus) == row.place)

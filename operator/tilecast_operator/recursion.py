@@ -1,8 +1,8 @@
-"""Recursion limit and stack size of the processes of the operator.
+"""Recursion limit and stack size of the operator's processes.
 
-The API server accepts documents that are nested 10,000 deep, and Python reads 1,000 by default: one such object, and a
-watch would never report anything else again. Only the JSON parser may meet those levels; `untrusted.cut` removes them
-right after it.
+The API server accepts documents that are nested 10,000 levels deep, and Python parses 1,000 by default. One such
+object, and a watch would never report anything again. Only the JSON parser may meet such depths.
+`untrusted.empty_below_depth` removes deep levels right after it.
 """
 
 from __future__ import annotations
@@ -14,16 +14,19 @@ import threading
 from tilecast_operator.settings import RECURSION_LIMIT
 
 STACK_BYTES = 8 * 2**20
-"""The usual stack of a process, in bytes. Threads have less if the stack of the process has no limit."""
+"""Usual stack of a process, in bytes. Threads have less if the stack of the process has no limit."""
 CALL_BYTES = 700
-"""Stack for one call that the recursion limit counts, in bytes. Python's own functions in C take less: its JSON parser
-140 bytes, `repr` of a mapping 220, of an object by `__repr__` 520, `map` 640 (CPython 3.11 on x86-64)."""
+"""Bytes of stack for one call that counts towards the recursion limit.
+
+Python's own functions in C take less: its JSON parser 140 bytes, `repr` of a mapping 220, of an object by `__repr__`
+520, `map` 640 (CPython 3.11 on x86-64).
+"""
 
 
 def set_recursion_limit() -> None:
     """Set the recursion limit of this process, and a matching stack size for its future threads.
 
-    A smaller stack than usual is made larger if the process may do so; otherwise the limit is lower.
+    A smaller stack than usual is enlarged if the process may do so. Otherwise the limit is lower.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_STACK)
     if soft != resource.RLIM_INFINITY and soft < STACK_BYTES:

@@ -1,4 +1,4 @@
-"""Forwarding of reports that reach another replica to the leader, with their tokens."""
+"""Forward reports that reach another replica to the leader, with their tokens."""
 
 from __future__ import annotations
 
@@ -14,10 +14,9 @@ from tilecast_operator.kube.lease import Election, Leadership
 from tilecast_operator.observed.reports import RefusedReport
 
 RELAYED = "Tilecast-Relayed"
-"""Header of a report that a replica passes on, with the leader's name in the Lease. Such a report is not passed on
-again."""
+"""Header of a forwarded report with the leader's name in the Lease. Such a report is not forwarded again."""
 CLIENT = "Tilecast-Client"
-"""Header of a report that a replica passes on, with the address of the original sender."""
+"""Header of a forwarded report with the address of the original sender."""
 TIMEOUT_S = 15.0
 
 
@@ -26,7 +25,7 @@ class ReportForwarder:
 
     Args:
         leadership: leadership of this replica.
-        election: knows the leader's address, or None if there is only one replica.
+        election: election that knows the leader's address, or None if there is only one replica.
         certificate: file of the certificate that all replicas serve, empty without TLS.
     """
 
@@ -36,10 +35,10 @@ class ReportForwarder:
         self._certificate = certificate
         self._session: aiohttp.ClientSession | None = None
         self._tls: tuple[int, str, ssl.SSLContext] | None = None
-        """When the certificate's file was written (ns), its text, and the TLS context that trusts it."""
+        """Time (ns) and text of the certificate's file, and the TLS context that trusts it."""
 
     def find_client_address(self, request: web.Request) -> str:
-        """Return the IP address of the client that sent a report, also if another replica forwarded the report.
+        """Return the IP address of the client that sent a report, even if another replica forwarded it.
 
         The header with that address is trusted only if another header has this replica's name in the Lease. Clients
         cannot read the Lease, so a client cannot pretend to be many clients.
@@ -80,7 +79,7 @@ class ReportForwarder:
             await self._session.close()
 
     def _find_leader_tls(self) -> ssl.SSLContext | bool:
-        """Return a TLS context that trusts the current certificate and the previous certificate.
+        """Return a TLS context that trusts the current and the previous certificate.
 
         All requests share one context, because a connection is only reused by requests with the same context.
         """
@@ -95,7 +94,7 @@ class ReportForwarder:
 
 
 def _make_tls_context(*pem_chains: str) -> ssl.SSLContext:
-    """Return a TLS context that trusts exactly the first certificate of each PEM chain, at any host name.
+    """Return a TLS context that trusts exactly the first certificate of each PEM chain, for any host name.
 
     All replicas serve the first certificate, because they mount one Secret. The other certificates of a chain belong to
     authorities, which also sign certificates of other servers.

@@ -41,12 +41,12 @@ from tilecast_operator.settings import check_lease_name
 
 UNINSTALLED = "Uninstalled"
 OPERATOR_DOWN = "OperatorDown"
-"""Values of `tilecast.dev/applied` on a job that is released here: for good, or because nobody leads."""
+"""Values of `tilecast.dev/applied` on a job that is released here: at an uninstall, or because nobody leads."""
 OLDER_THAN_S = 120.0
 REQUEST_S = 30.0
 PAGE = 500
 TRIES = 5
-"""Tries of a patch, which fails when somebody else edits the job at the same time."""
+"""Number of attempts of a patch, which fails if somebody else edits the job at the same time."""
 PASSES = 4
 _ADMISSION = "/apis/admissionregistration.k8s.io"
 
@@ -59,10 +59,10 @@ class Release:
 
     Args:
         api: client of the cluster.
-        print_line: prints one line for each released job and for each error.
-        is_dry: whether to print what would be done without doing it.
+        print_line: function that prints one line for each released job and for each error.
+        is_dry: whether to only print what would be done.
         selector: selector of the namespaces whose jobs are released, or None for all.
-        lease: the Lease that must stay unrenewed, or None if it does not matter whether the operator lives.
+        lease: the Lease that must stay unrenewed, or None if the operator may be alive.
         pause_s: seconds between two passes.
     """
 
@@ -101,7 +101,7 @@ class Release:
             await asyncio.sleep(self.pause_s)
 
     async def _select_namespaces(self) -> bool:
-        """Store the names of the namespaces that the selector matches. Return False if they cannot be listed."""
+        """Store the names of the namespaces that the selector selects. Return False if they cannot be listed."""
         if self.selector is None:
             return True
         try:
@@ -186,7 +186,7 @@ class Release:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line. See the module's docstring."""
+    """Run the command line that the module's docstring describes."""
     options = _parser().parse_args(arguments)
     try:
         selector = LabelSelector.from_json(options.namespace_selector, "--namespace-selector")

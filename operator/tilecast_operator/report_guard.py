@@ -1,4 +1,4 @@
-"""Checks before a report is read: the client is within its limits, and the token could be valid."""
+"""Check a report before it is read: its client must be within its limits, and its token could be valid."""
 
 from __future__ import annotations
 
@@ -17,9 +17,12 @@ from tilecast import untrusted
 from tilecast_operator.observed.reports import AUDIENCE, RefusedReport
 
 BURST_S = 10.0
-"""A client that was quiet may send at once what it may otherwise send in this time, in seconds."""
+"""Seconds of a client's allowed rate that it may send at once after it was quiet."""
 MAX_IN_FLIGHT = 8
-"""Reports of one client at a time: fewer than TokenReviews at a time, so that no client takes them all."""
+"""Most concurrent reports of one client.
+
+It is below the number of concurrent TokenReviews, so that no client takes all.
+"""
 MAX_TOKEN = 8192
 SKEW_S = 60.0
 ACCOUNT = "system:serviceaccount:"
@@ -30,11 +33,11 @@ class ReportGuard:
     """Guard that refuses reports before their body is read. Belongs to one event loop.
 
     Args:
-        rate: reports that a client may send, in 1/s.
+        rate: reports per second that a client may send.
         clock: Unix time of the API server, in seconds.
-        on_refusal: called with the outcome of each refusal.
+        on_refusal: function to call with the outcome of each refusal.
         timer: monotonic time, in seconds.
-        max_clients: largest number of clients whose rates are remembered.
+        max_clients: most clients whose rates are remembered.
     """
 
     rate: float
@@ -46,7 +49,7 @@ class ReportGuard:
     def __post_init__(self) -> None:
         self._most = max(1.0, self.rate * BURST_S)
         self._left: OrderedDict[str, tuple[float, float]] = OrderedDict()
-        """Reports that a client may send and since when, by client; the client seen last comes last."""
+        """Number of reports that each client may still send, and since when. The client seen last comes last."""
         self._in_flight: dict[str, int] = {}
 
     @contextmanager
@@ -59,7 +62,7 @@ class ReportGuard:
             token: its bearer token.
 
         Raises:
-            RefusedReport: the report is not read, and why.
+            RefusedReport: the report is not read. The message says why.
         """
         client = _client_network(address)
         try:
@@ -95,7 +98,7 @@ def _make_rate_error(wait_s: int) -> RefusedReport:
 
 
 def _client_network(address: str) -> str:
-    """Return the IPv4 address, or the /64 network of the IPv6 address, that limits count as one client."""
+    """Return the IPv4 address, or the /64 network of the IPv6 address, that counts as one client."""
     try:
         host = ipaddress.ip_address(address.partition("%")[0])
     except ValueError:
@@ -109,7 +112,7 @@ def require_token(token: str, namespace: str, now_s: float) -> None:
     """Check the claims of a token. A TokenReview verifies its signature later.
 
     Raises:
-        RefusedReport: it cannot be a token of the namespace for our audience that is valid now.
+        RefusedReport: it cannot be a token of the namespace for Tilecast's audience that is valid now.
     """
     if not token:
         raise RefusedReport("unauthenticated", 401, "there is no bearer token; project one with audience tilecast")

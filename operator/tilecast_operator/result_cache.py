@@ -1,4 +1,4 @@
-"""Cache of the newest results of slow computations, bounded in number and in bytes."""
+"""Cache of the newest results of slow computations, limited in number and in bytes."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ log = logging.getLogger("tilecast")
 ResultT = TypeVar("ResultT")
 
 MOST_BYTES = 16 * 2**20
-"""Largest size of a memo: the bytes of its pickled results, without the pools, which the operator has anyway."""
+"""Largest size of a cache in bytes of pickled results. Pools do not count, because the operator has them anyway."""
 
 
 class ResultCache(Generic[ResultT]):
     """Cache of results by key. Concurrent requests for one key share one computation.
 
-    The least recently used finished results are dropped when there are too many, or they are too large. A failure is
-    not kept.
+    If there are too many results, or they are too large, the least recently used finished ones are dropped. Failures
+    are not cached.
 
     Args:
         size: Largest number of results.
-        shared: Types of the parts that results share with other objects. These parts do not count.
+        shared: Types of parts that results share with other objects. These parts do not count.
     """
 
     def __init__(self, size: int, shared: tuple[type, ...] = (Pool,)) -> None:
@@ -37,7 +37,7 @@ class ResultCache(Generic[ResultT]):
         self._results: OrderedDict[Hashable, asyncio.Future[ResultT]] = OrderedDict()
         self._weights: dict[asyncio.Future[ResultT], int] = {}
         self.bytes = 0
-        """Bytes of the results that are kept."""
+        """Bytes of the cached results."""
 
     def __len__(self) -> int:
         return len(self._results)

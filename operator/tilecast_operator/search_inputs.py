@@ -13,33 +13,33 @@ from tilecast_operator.outcome import AdviceRefusal
 
 @dataclass(frozen=True, slots=True)
 class SearchInputs:
-    """Inputs of the search for a job's plans, except the GPU pools. For an unreadable job `request` has the reason."""
+    """Inputs of the search for a job's plans, except the pools. If the job cannot be read, `request` has the reason."""
 
     key: bytes
     request: Request | AdviceRefusal
     has_config_map: bool = False
-    """Whether part of the question is in a ConfigMap, which is not watched."""
+    """Whether part of the request is in a ConfigMap, which is not watched."""
     namespace: str = ""
     is_held: bool = False
     """Whether the start of a job waits for the advice."""
     own: EarlierRuns = field(default_factory=EarlierRuns)
     """Earlier runs of the job."""
     runs_hash: str = ""
-    """Digest of these runs and of everything else that decides the job's alternatives; empty if there are no runs."""
+    """Digest of these runs and of everything else that affects the job's alternatives. Empty without runs."""
 
     @property
     def permit_request(self) -> PermitRequest:
-        """Request under which the search waits for a permit."""
+        """Request for a permit to search."""
         return PermitRequest(self.namespace, self.is_held)
 
 
 @dataclass(frozen=True, slots=True)
 class PoolVersions:
-    """Version numbers of the pools with the corrections learned from runs. A change gives a new number."""
+    """Version numbers of the pools, including corrections learned from runs. A change gives a new number."""
 
     numbers: Mapping[str, int]
-    """Numbers by namespace with runs of its own; the empty name has the number for all other namespaces."""
+    """Number for each namespace with runs of its own. The empty name has the number for all others."""
 
     def get_version(self, namespace: str) -> int:
-        """Return the version number of a namespace's pools. Without pools, return 0."""
+        """Return the version number of a namespace's pools, or 0 without pools."""
         return self.numbers.get(namespace, self.numbers.get("", 0))

@@ -1,8 +1,8 @@
-"""Process that carries out one call at a time under limits of time and memory, and is replaced when it breaks one.
+"""Process that runs one call at a time under limits of time and memory, and is replaced when it exceeds one.
 
 Each process has its own pipe, and one thread waits for it. `ProcessPoolExecutor` (which cannot end a call before Python
-3.14) and `pebble.ProcessPool` share one pipe and one lock among their processes: one that the kernel kills while it
-holds the lock loses the calls of all others.
+3.14) and `pebble.ProcessPool` share one pipe and one lock among their processes. If the kernel kills one of these while
+it holds the lock, the calls of all others are lost.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from tilecast_operator import control_group, pickles, recursion
 
 Cause: TypeAlias = Literal["timeout", "memory", "died"]
 CAUSES: tuple[Cause, ...] = ("timeout", "memory", "died")
-"""Why a process was replaced: its call took too long or too much memory, or the process ended for another reason."""
+"""Causes for replacing a process: its call took too long or too much memory, or it ended for another reason."""
 
 BOOT_S = 300.0
-"""Longest time in which a new process loads its modules, in seconds, on a machine whose cores are all busy."""
+"""Longest time for a new process to load its modules, in seconds, even if all cores are busy."""
 MIB = 2**20
 OUT_OF_MEMORY = 77
-"""Exit status of a process that reached its memory limit: it may have no memory left to report that."""
+"""Exit status of a process that reached its memory limit. It may have no memory left to report that."""
 
 log = logging.getLogger("tilecast")
 
@@ -43,30 +43,32 @@ class SearchLimits:
 
     seconds: float = 30.0
     memory_mib: int = 640
-    """Limit of the process's private, writable memory (`RLIMIT_DATA`). The address space would say less: libraries and
-    the stacks of threads map twice what they use."""
+    """Limit of the process's private, writable memory (`RLIMIT_DATA`) in MiB.
+
+    The address space would say less, because libraries and thread stacks map twice what they use.
+    """
 
 
 class SearchInterruptedError(Exception):
-    """Error of a search that was ended before it had a result."""
+    """Error that a search ended before it had a result."""
 
     def __init__(self, cause: Cause, text: str) -> None:
         super().__init__(cause, text)
         self.cause = cause
         self.text = text
-        """Limit that the call broke, or how the process ended."""
+        """Limit that the call exceeded, or how the process ended."""
 
     def __str__(self) -> str:
         return self.text
 
 
 class SearchProcess:
-    """Process that calls a function under limits on time and memory. Only one thread uses it at a time.
+    """Process that calls a function under limits of time and memory. Only one thread may use it at a time.
 
     Args:
         function: The function. Its module is loaded before the first call.
         limits: Limits of each call.
-        restarted: Called with the cause whenever the process was replaced.
+        restarted: Function to call with the cause whenever the process was replaced.
     """
 
     def __init__(
@@ -97,11 +99,11 @@ class SearchProcess:
     def call_function(self, *arguments: object) -> Any:
         """Call the function in the process and return its result, or raise its error.
 
-        A call whose process died is tried again in a new process within the time limit. So is a call that ran out of
-        memory in a process that was used before, because such a process keeps memory from earlier calls.
+        If its process died, the call is repeated in a new process within the time limit. So is a call that ran out of
+        memory in a process that was used before, because such a process keeps memory of earlier calls.
 
         Raises:
-            SearchInterruptedError: The call broke a limit, or the process ended.
+            SearchInterruptedError: The call exceeded a limit, or the process ended.
         """
         data = pickles.dump(arguments, ())
         self._wait_until_ready()
@@ -169,7 +171,7 @@ class SearchProcess:
         return f"signal {-status}" if status is not None and status < 0 else f"exit status {status}"
 
     def _replace(self, cause: Cause, text: str) -> SearchInterruptedError:
-        """Start a new process in place of this one. Return the error that gives the cause."""
+        """Replace the process by a new one. Return the error that gives the cause."""
         self._process.kill()
         self._process.join()
         self._pipe.close()
@@ -181,7 +183,7 @@ class SearchProcess:
 
 
 def _serve_calls(pipe: Connection, function: Callable[..., Any], memory_mib: int) -> None:
-    """Carry out calls from a pipe until its other end is closed."""
+    """Run calls from a pipe until its other end is closed."""
     _prepare_process(memory_mib)
     pipe.send_bytes(b"")
     while True:

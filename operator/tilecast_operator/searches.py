@@ -1,6 +1,6 @@
-"""Runner of searches in threads of the operator, or in search processes if there are cores for them.
+"""Run searches in threads of the operator, or in search processes if there are cores for them.
 
-Among the waiting searches of a namespace the shortest goes first.
+Among the waiting searches of a namespace, the shortest goes first.
 """
 
 from __future__ import annotations
@@ -28,25 +28,27 @@ Advise: TypeAlias = Callable[[Request, Sequence[Pool]], Advice]
 log = logging.getLogger("tilecast")
 
 PATIENCE = 50.0
-"""A search waits for shorter ones of its namespace that came up to this many times its own length later, and for none
-that came after those."""
+"""Time after its arrival in which shorter searches of its namespace can still overtake a search.
+
+It is a multiple of the search's expected length.
+"""
 MOST_PATIENCE_S = 2.0
-"""Longest of these times, in seconds, however long the search is."""
+"""Longest such time in seconds, however long the search is."""
 NEWEST = 0.2
 """Weight of the newest search in the expected duration of its kind."""
 
 
 class SearchRunner:
-    """Runner of searches beside the event loop.
+    """Runner of searches outside the event loop.
 
     Args:
-        advise: The search. A function of a module if it runs in processes.
-        threads: Threads of the operator, used without processes.
-        processes: Processes for searches. With 0 the limits cannot be enforced.
+        advise: The search. It must be a module's function if it runs in processes.
+        threads: Threads of the operator, used if there are no processes.
+        processes: Number of search processes. With 0 the limits cannot be enforced.
         limits: Limits of each search in a process.
-        restarted: Called with the cause whenever a process was replaced, in a thread.
-        budget_s: Seconds of searches that a namespace may use in a minute before it waits behind the others.
-        journal: Journal in which the object that asks is noted while a thread of this process searches.
+        restarted: Function to call, in a thread, with the cause whenever a process was replaced.
+        budget_s: Seconds of searches per minute that a namespace may use before it waits behind the others.
+        journal: Journal in which the requesting object is noted while a thread of this process searches.
     """
 
     def __init__(
@@ -71,9 +73,12 @@ class SearchRunner:
         for process in self._processes:
             self._idle.put(process)
         self.turns = FairLimiter(processes + 1 if processes else threads, budget_s)
-        """Turns of the searches: one more than processes, so that each process finds its next search at hand."""
+        """Limiter of concurrent searches.
+
+        It allows one more than there are processes, so that each has its next search ready.
+        """
         self._began: dict[object, float] = {}
-        """When each search under way began."""
+        """Time at which each current search began."""
         self._expected_s: dict[Hashable, float] = {}
         """Expected duration of a search, by kind."""
 
@@ -89,11 +94,11 @@ class SearchRunner:
         Args:
             request: The request.
             pools: The pools to search.
-            on_search: Called with the advice and the seconds of the search without its wait.
+            on_search: Function to call with the advice and the seconds of the search without its wait.
             key: The key under which permits are requested.
 
         Raises:
-            SearchInterruptedError: The search broke a limit of its process, or its process ended twice.
+            SearchInterruptedError: The search exceeded a limit of its process, or its process ended twice.
         """
         kind = (request.workload.model.family, request.precisions, request.batches is None, len(pools))
         expected_s = self._expected_s.get(kind, 0.0)
@@ -123,7 +128,7 @@ class SearchRunner:
         return sum(process.resident_bytes for process in self._processes)
 
     def find_longest_running_s(self) -> float:
-        """Return the seconds for which the oldest current search has run. Without any search, return 0."""
+        """Return the seconds for which the oldest current search has run, or 0 without any search."""
         began = min(self._began.copy().values(), default=None)
         return 0.0 if began is None else time.monotonic() - began
 

@@ -1,4 +1,4 @@
-"""Label selectors of Kubernetes, which choose the namespaces whose jobs an operator answers."""
+"""Label selectors of Kubernetes, which select the namespaces that an operator handles."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ class LabelSelector(ApiModel):
 
     @classmethod
     def from_json(cls, text: str, field: str) -> LabelSelector | None:
-        """Return the selector in a JSON text. If it is empty or selects everything, return None.
+        """Return the selector in a JSON text, or None if it selects everything or the text is empty.
 
         Args:
             text: the JSON.
-            field: name of the setting whose value the text is.
+            field: name of the setting that contains the text.
 
         Raises:
-            SpecError: the text is no selector.
+            SpecError: the text is not a selector.
         """
         remedy = 'write {"matchLabels": {"shard": "a"}}'
         try:

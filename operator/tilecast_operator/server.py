@@ -19,22 +19,25 @@ from tilecast.spec import SpecError
 from tilecast_operator.observed.reports import MAX_BODY_BYTES, RefusedReport
 
 IDLE_S = 75.0
-"""Seconds that a connection is kept between requests."""
+"""Seconds for which a connection is kept between requests."""
 ANY = "::"
-"""The host that means every address of both families."""
+"""Host that stands for every address of IPv4 and IPv6."""
 
 Check = Callable[[], str | None]
-"""Returns what is wrong, or None."""
+"""Function that returns a problem, or None."""
 ScoreReport = Callable[[str, str, str, bytes], Awaitable[None]]
-"""Takes namespace and name of a job, the token and the body of a report; raises RefusedReport."""
+"""Function that takes a job's namespace and name, and a report's token and body. It may raise RefusedReport."""
 AdmitReport = Callable[[str, str, str], AbstractContextManager[None]]
-"""Takes a client's address, the namespace and the token; raises RefusedReport if the report is not to be read."""
+"""Function that takes a client's address, a namespace and a token. It raises RefusedReport to refuse a report."""
 
 FindClientAddress = Callable[[web.Request], str]
-"""Returns the address of the client that sent a report."""
+"""Function that returns the address of the client that sent a report."""
 
 ForwardReport = Callable[[web.Request, bytes], Awaitable[web.Response | None]]
-"""Answers a report on behalf of another replica; None if this replica has to answer it. Raises RefusedReport."""
+"""Function that returns the response of another replica to a report, or None if this replica must handle it.
+
+It may raise RefusedReport.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,24 +45,27 @@ class ClientLimits:
     """Limits on the connections and requests of clients."""
 
     body_s: float = 10.0
-    """Longest time that a report may take to arrive, in seconds: a client that sends a byte a minute cannot hold a
-    connection."""
+    """Seconds within which a report must arrive. So a client that sends a byte a minute cannot hold a connection."""
     request_s: float = 10.0
-    """Time in which a TLS handshake, or the first whole request of a connection, must be complete, in seconds."""
+    """Seconds within which a TLS handshake, or the first whole request of a connection, must be complete."""
     connections: int = 1024
     closed_at_once: int = 64
-    """Connections without a request under way that are closed when there are too many, least recently used first. So a
-    client that opens many connections shuts out no probe and no other client."""
+    """Number of idle connections, least recently used first, to close when there are too many connections.
+
+    So a client that opens many connections blocks no probe and no other client.
+    """
     renew_s: float = 30.0
-    """Seconds between two looks at the certificate."""
+    """Seconds between two checks of the certificate's file."""
     served_after_s: float = 120.0
-    """Seconds that a renewed certificate is in its file before it is served. By then it has reached every replica, so
-    that each trusts it before it meets it."""
+    """Seconds for which a renewed certificate must be in its file before it is served.
+
+    By then it has reached every replica, so each trusts it before it meets it.
+    """
 
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """Address to listen on, with host, port, TLS files and limits on clients."""
+    """Address on which to listen, with host, port, TLS files and limits on clients."""
 
     host: str
     port: int
@@ -77,7 +83,7 @@ class HttpServer:
         self._unused: set[asyncio.BaseProtocol] = set()
         """Connections without a whole request so far."""
         self._idle: dict[web.RequestHandler, None] = {}
-        """Connections without a request under way, the most recently used last; some are closed by now."""
+        """Connections without a current request, the most recently used last. Some may be closed by now."""
         self._server: asyncio.Server | None = None
         self._renewal: asyncio.Task[None] | None = None
 
@@ -90,7 +96,7 @@ class HttpServer:
     async def track_use(
         self, request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
     ) -> web.StreamResponse:
-        """Handle a request, and mark its connection as in use meanwhile."""
+        """Handle a request, with its connection marked as in use."""
         connection = request.protocol
         self._unused.discard(connection)
         self._idle.pop(connection, None)
@@ -167,7 +173,7 @@ class HttpServer:
         return times[0], times[1]
 
     async def _renew_certificate(self, tls: ssl.SSLContext, loaded: tuple[int, int]) -> None:
-        """Load a renewed certificate for new connections. Try an unreadable certificate again later."""
+        """Load a renewed certificate for new connections. If it cannot be read, try again later."""
         files = Path(self._address.certificate), Path(self._address.key)
         newest, since_s = loaded, time.monotonic()
         while True:
@@ -189,7 +195,7 @@ class _RefusingProtocol(asyncio.Protocol):
 
 
 async def _respond_empty(_: web.Request, __: bytes) -> None:
-    """Return None, which means that this replica handles the report."""
+    """Return None, which means that this replica handles the report itself."""
 
 
 def _remote_address(request: web.Request) -> str:
@@ -206,7 +212,7 @@ async def start_server(
     forward_report: ForwardReport = _respond_empty,
     find_client_address: FindClientAddress = _remote_address,
 ) -> HttpServer:
-    """Start a server, which serves until its `cleanup()`."""
+    """Start a server. It serves until its `cleanup()` is called."""
 
     async def serve_metrics(request: web.Request) -> web.Response:
         encode, content_type = choose_encoder(request.headers.get("Accept", ""))

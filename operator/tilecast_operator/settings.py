@@ -14,7 +14,7 @@ from tilecast.spec import SpecError
 from tilecast_operator.selector import LabelSelector
 
 RECURSION_LIMIT = 11_000
-"""Calls within calls: the API server takes documents that are nested 10,000 deep. See `recursion`."""
+"""Recursion limit. The API server accepts documents that are nested 10,000 levels deep. See `recursion`."""
 
 
 def _setting(default: float | str | bool, text: str) -> Any:
@@ -127,12 +127,12 @@ class Settings:
 
 
 def from_environment(environment: Mapping[str, str]) -> Settings:
-    """Return the settings of an environment.
+    """Return the settings in an environment.
 
-    Unknown variables are ignored: Kubernetes itself sets some that begin with the name of a Service.
+    Unknown variables are ignored, because Kubernetes itself sets some that begin with the name of a Service.
 
     Raises:
-        SpecError: A variable has a value of the wrong kind or out of range.
+        SpecError: A variable has a value of the wrong type or out of range.
     """
     known = {name_variable(item): item for item in fields(Settings)}
     values: dict[str, Any] = {
@@ -148,7 +148,7 @@ def check_lease_name(text: str, field_name: str) -> str:
     """Return a text unchanged if it is empty or the `namespace/name` of a Lease.
 
     Raises:
-        SpecError: The text is something else.
+        SpecError: The text has another form.
     """
     if text and not _LEASE.fullmatch(text):
         remedy = "write namespace/name of a Lease, or nothing"

@@ -1,18 +1,20 @@
 """Choose the cheapest strategy of each link of a chain under a memory budget, and cut a chain into even stages.
 
-A link has the cost of its strategy and the cost of the change from the strategy of the previous link (a Markov chain).
-Without a budget, Viterbi's algorithm finds the cheapest path. Memory couples all links: it is summed over them, and the
-largest working memory of any link is added. Then the search goes over labels (cost and memory of the beginning of a
-path, one list for each strategy of its last link), as for resource-constrained shortest paths (Irnich and Desaulniers,
-2005):
+A link costs its strategy, plus the change from the strategy of the previous link (a Markov chain). Without a budget,
+Viterbi's algorithm finds the cheapest path. Memory couples all links: it is summed over them, and the largest working
+memory of any link is added. The search then extends labels, as for resource-constrained shortest paths (Irnich and
+Desaulniers, 2005). A label is the cost and the memory of the beginning of a path. Each strategy of the last link has
+its own list of labels:
 
-* a label is dropped if another label with the same strategy beats it in cost and in memory: any ending suits both;
+* a label is dropped if another label with the same strategy beats it in cost and in memory, since any ending suits
+both;
 * a label is dropped if it cannot become cheaper than a known path. The bound is Lagrange's: for a price μ >= 0 of a
   byte, cost + μ (memory - budget) over the best ending is never more than the true cost of a path that fits.
 
 Both rules keep an optimal path, so the answer is exact. Costs are counted in picoseconds and memory in bytes, as
-integers: sums are exact, and equal beginnings compare as equal. If more than `MOST_LABELS` are alive at a link, those
-with the least bound stay, and the least bound among the dropped ones limits how far from the optimum the answer can be.
+integers: sums are exact, and equal beginnings compare as equal. If more than `MOST_LABELS` labels remain at a link,
+those with the smallest bounds are kept. The smallest bound among the others limits how far from the optimum the answer
+can be.
 
 `cheapest` and `cut` are the entry points.
 """
@@ -27,7 +29,7 @@ import numpy.typing as npt
 from tilecast.spec import Floats, Ints
 
 MOST_LABELS = 1000
-"""Most labels that are kept alive at a link. Exact answers need far fewer."""
+"""Most labels that are kept at a link. Exact answers need far fewer."""
 PICO = 1e12
 
 
@@ -137,7 +139,7 @@ class _IntegerChain:
     def with_workspace_limit(self, cap: int) -> _IntegerChain | None:
         """Return the chain without strategies that need more than `cap` bytes of working memory.
 
-        Its budget is what `cap` bytes leave. The result is None if no path fits.
+        Its budget is reduced by `cap` bytes. The result is None if no path fits.
         """
         allowed = self.allowed & (self.working <= cap)
         part = _IntegerChain(self.cost, self.change, self.memory, self.working, allowed, self.budget - cap)
@@ -171,12 +173,11 @@ class _IntegerChain:
         return int(cost), int(self.memory[links, path].sum())
 
     def solve_dual(self) -> tuple[float, float, _Solution]:
-        """Return the best bound in picoseconds, the price of a byte that gives it, and the cheapest path that fits.
+        """Return the best lower bound in picoseconds, the byte price that gives it, and the cheapest path found.
 
-        Only the paths that the search passes are considered.
-
-        The price moves along the lower hull of the points (memory, cost). It starts from a path on either side of the
-        budget, and takes the slope of the line between both paths until no path lies under the line.
+        The search considers only the paths on its way, and returns the cheapest that fits. The price moves along the
+        lower hull of the points (memory, cost). It starts from one path on either side of the budget, and takes the
+        slope of the line between the two paths until no path lies under the line.
         """
         bound, rich, rich_bytes = self.solve_relaxed(0.0)
         if rich_bytes <= self.budget:
@@ -211,10 +212,10 @@ class _IntegerChain:
         return best
 
     def search_labels(self, byte_price: float, known: float) -> tuple[_Solution | None, float]:
-        """Return the cheapest path that fits and costs less than `known`, and the least bound of the dropped labels.
+        """Return the cheapest path that fits and costs less than `known`, and the smallest bound of the dropped labels.
 
-        Costs are in picoseconds. The path is None if there is none. The bound is infinite if no label was dropped for
-        want of room.
+        Costs are in picoseconds. The path is None if there is none. The bound is infinite if `MOST_LABELS` dropped no
+        label.
         """
         count, width = self.cost.shape
         ending = np.zeros((count, width))
@@ -258,7 +259,7 @@ class _IntegerChain:
 
 
 def _select_undominated(strategy: Ints, memory: Ints, cost: Ints) -> npt.NDArray[np.intp]:
-    """Return the rows that no other row of equal strategy beats in memory and cost. Of equal rows, keep the first."""
+    """Return the rows that no other row with the same strategy beats in memory and cost. Keep one of equal rows."""
     if not len(cost):
         return np.zeros(0, np.intp)
     order = np.lexsort((cost, memory, strategy))
@@ -269,13 +270,13 @@ def _select_undominated(strategy: Ints, memory: Ints, cost: Ints) -> npt.NDArray
 
 
 def cut(cost: Floats, fits: npt.NDArray[np.bool_], stages: int) -> Ints | None:
-    """Return the first link of each stage, (stages,), for N links cut so that the costliest stage costs least.
+    """Return the first link of each stage, (stages,), so that the costliest stage costs least, or None if nothing fits.
 
-    It uses dynamic programming over the last cut: best(k, i) is the minimum over j < i of the larger one of
-    best(k - 1, j) and the cost of links j to i. The result is None if no cut fits.
+    It uses dynamic programming over the last cut: best(k, i) is the minimum over j < i of the larger one of best(k - 1,
+    j) and the cost of links j to i.
 
     Args:
-        cost: of each link, (N,).
+        cost: cost of each link, (N,).
         fits: whether links from (row) up to and without (column) fit the k-th stage, (stages, N + 1, N + 1).
         stages: number of stages. Each has at least one link.
     """

@@ -1,4 +1,4 @@
-"""Numbers that were fitted or that describe libraries and architectures, from `constants.toml`, in SI units."""
+"""Constants from `constants.toml`, in SI units: fitted numbers, and properties of libraries and architectures."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class FusedAttention:
     least_compute_capability: float
     most_compute_capability: float
     reads_fp32: bool
-    """Whether it has kernels over tensors in FP32."""
+    """Whether it has kernels for FP32 tensors."""
     times: Mapping[str, Mapping[str, float]]
 
     def runs_on(self, gpu: Gpu, *, is_mixed: bool) -> bool:
@@ -50,7 +50,7 @@ class FusedAttention:
 
 @dataclass(frozen=True, slots=True)
 class TileTable:
-    """Tile sizes that a library chooses from, and the fraction of the peak that the inner loop of each reaches."""
+    """Tile sizes that a library chooses from, and the fraction of peak that each tile's inner loop reaches."""
 
     candidates: tuple[tuple[int, int, float], ...]
     prologue_k: float
@@ -66,7 +66,7 @@ class SplitK:
 
 @dataclass(frozen=True, slots=True)
 class KernelConstants:
-    """Properties of GPUs and their libraries, which `constants.toml` describes one by one."""
+    """Properties of GPUs and their libraries. `constants.toml` describes each field."""
 
     extrapolation_spread: float
     tensor_core_capability: float
@@ -88,7 +88,7 @@ class KernelConstants:
 
 @dataclass(frozen=True, slots=True)
 class NcclConstants:
-    """Properties of NCCL, which `constants.toml` describes one by one."""
+    """Properties of NCCL. `constants.toml` describes each field."""
 
     tree_share: float
     pat_share: float
@@ -99,12 +99,12 @@ class NcclConstants:
 
 @dataclass(frozen=True, slots=True)
 class ChannelBuffers:
-    """Bytes of the buffers of all channels that NCCL opens."""
+    """Bytes of the buffers for all channels that NCCL opens."""
 
     communicator_bytes: float
-    """Buffers of a parallel dimension that communicates."""
+    """Buffers of one dimension of parallelism that communicates."""
     peer_bytes: float
-    """Buffers of each peer of a node in an all-to-all. Peers on other nodes share the buffers of the network."""
+    """Buffers per peer in the same node for an all-to-all. Peers on other nodes share the network's buffers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +120,7 @@ class DeviceMemory:
 
 @dataclass(frozen=True, slots=True)
 class ResidentThreads:
-    """Threads that a multiprocessor can hold, and exceptions as pairs of compute capability and threads."""
+    """Threads that a multiprocessor can hold. Exceptions are pairs of compute capability and threads."""
 
     usual: int
     other: tuple[tuple[float, int], ...]
@@ -132,7 +132,7 @@ class ResidentThreads:
 
 @dataclass(frozen=True, slots=True)
 class HostRates:
-    """Rates at which a host copies and updates weights, for each of its GPUs."""
+    """Rates at which a host copies and updates weights, per GPU."""
 
     copy_bytes_per_s: float
     update_bytes_per_s: float
@@ -140,7 +140,7 @@ class HostRates:
 
 @dataclass(frozen=True, slots=True)
 class HostLink:
-    """Bytes per second of copies between a GPU and its host, and exceptions as pairs of compute capability and rate."""
+    """Bytes per second of copies between a GPU and its host. Exceptions are pairs of compute capability and rate."""
 
     usual: float
     other: tuple[tuple[float, float], ...]
@@ -152,7 +152,7 @@ class HostLink:
 
 @dataclass(frozen=True, slots=True)
 class HostStepModel:
-    """Parameters of the law by which the host time of a step grows with the number of weight tensors."""
+    """Parameters of the host time per step as a function of the number of weight tensors."""
 
     usual_tensors: float
     fixed_share: float
@@ -168,58 +168,61 @@ class Constants:
     collective_s: Mapping[str, float]
     step_s: Mapping[str, float]
     gradient_s: Mapping[str, float]
-    """Host time per weight tensor whose gradient the replicas wait for."""
+    """Host time per weight tensor while data-parallel ranks wait for its gradient."""
     send_share: float
     slowdown: float
     tensor_share: float
     pipelined_share: float
     expert_share: float
     dispatch_share: float
-    """Share of the multiprocessors that an exchange of tokens beside other computation takes."""
+    """Share of the multiprocessors that an exchange of tokens takes from computation beside it."""
     regular_odd_part: float
-    """Largest odd factor of a side of a product that is not irregular."""
+    """Largest odd factor at which a side of a matrix product still counts as regular."""
     irregular: float
     fp8_cublas: float
-    """Factor on products in FP8 that cuBLASLt runs on a GPU whose FP8 products were measured."""
+    """Factor on FP8 products that cuBLASLt runs, on a GPU whose FP8 products were measured."""
     unaligned: float
-    """FLOP per cycle and multiprocessor of a product on tensor cores for each number that it loads at once, where a row
-    of a matrix is no whole number of words."""
+    """FLOP per cycle and multiprocessor of tensor-core products whose rows are not a whole number of words.
+
+    The key is how many numbers are loaded at once.
+    """
     joules_per_flop: Mapping[str, float]
-    """Energy of a FLOP on tensor cores in a step, by architecture."""
+    """Energy per FLOP on tensor cores during a step, by architecture."""
     implicit: float
     jitter: float
-    """Relative spread of step times between ranks with similar samples; `uneven_jitter` is for other samples."""
+    """Relative spread of step times between ranks with samples of similar length. `uneven_jitter` is for other samples.
+    """
     uneven_jitter: float
     attention: Mapping[str, FusedAttention]
     """Libraries of fused attention by name."""
     optimizer_efficiency: float
     memory: Mapping[str, float]
-    """Factor on the seconds of kernels bound by memory on the GPU of `vector_flop_per_byte`, by host."""
+    """Factor on the seconds of memory-bound kernels, by host, on the GPU that `vector_flop_per_byte` describes."""
     vector_flop_per_byte: float
-    """FP32 FLOP per byte of memory traffic of the GPU that `memory` is for."""
+    """FP32 FLOP per byte of memory traffic of the GPU to which `memory` was fitted."""
     vector_exponent: float
     factor: Mapping[str, float]
-    """Factor on the seconds of each of `step.blocks.FACTORS`."""
+    """Factor on the seconds of each part in `step.blocks.FACTORS`."""
     kernels: KernelConstants
     tiles: Mapping[str, TileTable]
     """Tiles by the units that run them."""
     split_k: SplitK
     nccl: NcclConstants
     channel_buffers: Mapping[str, ChannelBuffers]
-    """Buffers of NCCL by prefix of the name of a GPU's link: the first match counts, and the last is the default."""
+    """NCCL's buffers by prefix of the GPU's link name. The first match counts, and the last entry is the default."""
     device_memory: DeviceMemory
     resident_threads: ResidentThreads
     host: HostRates
     host_link: HostLink
     host_step: HostStepModel
     contention: float
-    """Bandwidth of the link over that of the memory on the GPU that `slowdown` is for."""
+    """Ratio of link bandwidth to memory bandwidth on the GPU to which `slowdown` was fitted."""
     sharing: Mapping[str, float]
-    """Widening of the 90 % range by the way in which jobs share a GPU, as a logarithm."""
+    """Widening of the 90 % range, as a logarithm, by the way in which jobs share a GPU."""
 
     @classmethod
     def from_table(cls, table: Mapping[str, Any]) -> Constants:
-        """Return the content of a table that is structured like the file.
+        """Return the constants in a table with the structure of the file.
 
         Raises:
             SpecError: a key is missing or unknown, or a number has no source. The message names file and key.
@@ -277,16 +280,16 @@ class RangeWidths:
     communication: float
     host: float
     slow_host: float
-    """Logarithm of the factor by which a slow host is slower than forecast."""
+    """Logarithm of the factor by which a slow host is slower than the forecast assumes."""
     kernels: float
     plans: float
     unmeasured: Mapping[str, float]
-    """Width by precision whose products were not measured."""
+    """Width for each precision whose products were not measured."""
     unstated: Mapping[str, float]
 
     @classmethod
     def from_table(cls, table: Mapping[str, Any]) -> RangeWidths:
-        """Return the widths in a table that is structured like the file.
+        """Return the widths in a table with the structure of the file.
 
         Raises:
             SpecError: a key is missing or unknown, or a number has no source. The message names file and key.

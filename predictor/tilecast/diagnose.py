@@ -1,9 +1,9 @@
 """Find the part of a forecast that is most probably wrong, given the measured step.
 
-Each part has an independent log-normal error with a half-width from `uncertainty`. If one part alone is wrong, its true
+Each part has an independent log-normal error with a half-width from `uncertainty`. If only one part is wrong, its true
 time is its forecast plus the difference between measured and forecast step. The most probable cause is the part whose
-needed time is the fewest standard errors away. Properties missing from the job's description are a cause of their own,
-which scales the whole step.
+true time would be the fewest standard errors away from its forecast. Properties missing from the job's description are
+a cause of their own, which scales the whole step.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from tilecast.hardware import Pool
 from tilecast.spec import Plan, Plans, Workload
 
 _HALF_WIDTH = NormalDist().inv_cdf(0.95)
-"""Standard errors in the half-width of a 90 % range."""
+"""Half-width of a 90 % range in standard errors."""
 PLAUSIBLE = _HALF_WIDTH
-"""Standard errors up to which a cause explains a measurement: the ends of its 90 % range."""
+"""Most standard errors at which a cause can explain a measurement: the ends of its 90 % range."""
 UNSTATED = "unstated"
-"""Name of the cause that is no line: data loading, clocks, memory formats, another job on the node."""
+"""Cause that is not a part of the forecast: data loading, clocks, memory formats, another job on the node."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,9 +32,9 @@ class Suspect:
     """A part of the breakdown, or `UNSTATED`."""
     forecast_s: float
     needed_s: float
-    """Seconds that it would have to take; zero or less where no time of this line can explain the measurement."""
+    """Seconds that the part would need to take. Zero or less if no time of this part can explain the measurement."""
     standard_errors: float
-    """Distance of these seconds from the forecast; infinite where they are not positive."""
+    """Distance of `needed_s` from the forecast. Infinite if `needed_s` is not positive."""
 
     @property
     def is_plausible(self) -> bool:
@@ -43,14 +43,14 @@ class Suspect:
 
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
-    """A measured step beside its forecast."""
+    """A measured step compared with its forecast."""
 
     measured_s: float
     forecast_s: float
     lower_s: float
     upper_s: float
     suspects: tuple[Suspect, ...]
-    """Lines with an error of their own, the most probable first."""
+    """Parts with an error of their own, the most probable first."""
     unstated: Suspect
 
     @property

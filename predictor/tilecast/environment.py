@@ -9,10 +9,7 @@ from tilecast.kernels import utilization
 
 
 def apply_environment(environment: Mapping[str, str]) -> None:
-    """Use the links and the utilization model that environment variables name.
-
-    Use the shipped ones if they are unset.
-    """
+    """Use the links and the utilization model that environment variables name, or else the shipped ones."""
     hardware.set_link_folder(environment.get(hardware.LINKS, ""))
     model, sha256 = environment.get(utilization.MODEL, ""), environment.get(utilization.MODEL_SHA256, "")
     utilization.use_model(model, sha256.strip().lower())

@@ -1,7 +1,7 @@
-"""Breakdown of the step time of one plan into operators, exchanges and sums.
+"""Break down the step time of one plan into operators, exchanges and sums.
 
-All times come from `step`. The part that `step` knows only as a sum (synchronisation of gradients) is the remainder of
-the other parts.
+All times come from `step`. `step` has the synchronisation of gradients only as a sum, so it is what remains after the
+other parts.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Bound = Literal["compute", "memory"]
 
 @dataclass(frozen=True, slots=True)
 class PricedOperator:
-    """Operator of the model on one rank. Equal operators of several blocks are counted together.
+    """An operator of the model on one rank. Equal operators of several blocks are counted together.
 
     Seconds and counts are those of one micro-batch through all stages.
     """
@@ -40,9 +40,9 @@ class PricedOperator:
     precision: str
     dims: Mapping[str, float]
     runs: float
-    """Number of runs, with repetitions of its block and recomputation."""
+    """Number of runs, including repetitions of its block and recomputation."""
     seconds: float
-    """Seconds of all its runs together."""
+    """Seconds of all runs together."""
     flops: float
     """FLOPs of one run."""
     moved_bytes: float
@@ -50,9 +50,9 @@ class PricedOperator:
     roofline_s: float
     """Least time of one run that the GPU's peaks allow."""
     kernel_s: float
-    """Forecast of one run alone; `seconds` is runs times this times all corrections."""
+    """Forecast of one isolated run. `seconds` is `runs` times this times all corrections."""
     corrections: Mapping[str, float]
-    """Factors from the kernel alone to a run in a step, by the name of the constant."""
+    """Factors between the isolated kernel and a run in a step, by name of constant."""
     bound: Bound
     tile: tuple[int, int]
     tiles: int
@@ -81,27 +81,27 @@ class PricedExchange:
     group: str
     ranks: int
     size_bytes: float
-    """The whole buffer of one rank."""
+    """Bytes of the whole buffer of one rank."""
     runs: float
     seconds: float
-    """Seconds of all its runs together."""
+    """Seconds of all exchanges together."""
     exposed: float
-    """Share that computation does not hide."""
+    """Share of the seconds that computation does not hide."""
 
 
 @dataclass(frozen=True, slots=True)
 class SyncForecast:
-    """A way of summing gradients over replicas."""
+    """Forecast with one way of summing gradients over data-parallel ranks."""
 
     gradient_sync: GradientSync
     server_updates: ServerUpdates | None
-    """None without servers."""
+    """How servers wait for workers. None without servers."""
     servers: int
-    """Number of parameter servers; 0 without servers."""
+    """Number of parameter servers, or 0."""
     seconds: float
-    """Seconds of all gradients of a step on the wire, before computation hides any of them."""
+    """Seconds to transfer all gradients of a step, before computation hides any of them."""
     step_s: float
-    """Forecast of the step with it."""
+    """Forecast of the step with this way."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,15 +115,15 @@ class StepSums:
     stage_s: float
     """Operators and copies of a micro-batch on the fullest stage."""
     exchanged_s: float
-    """Exchanges of a micro-batch on that stage and with the next stage that computation does not hide."""
+    """Exchanges of a micro-batch, on that stage and with the next, that computation does not hide."""
     contended_s: float
-    """Extra time of kernels that run beside the synchronisation of gradients."""
+    """Extra time of kernels that run during the synchronisation of gradients."""
     gradients_s: float
-    """Synchronisation of gradients and weights that computation does not hide, and waiting for weights."""
+    """Synchronisation of gradients and weights that computation does not hide, plus waits for weights."""
     waited: float
-    """Time of the slowest rank over the mean of all."""
+    """Time of the slowest rank divided by the mean over ranks."""
     correction: float
-    """Factor on the step that is learned from runs on the cluster."""
+    """Factor on the step, learned from runs on the cluster."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,25 +134,24 @@ class Explanation:
     precision: str
     plan: Plan
     operators: tuple[PricedOperator, ...]
-    """Operators, the costliest first."""
+    """Operators, the most expensive first."""
     exchanges: tuple[PricedExchange, ...]
     gradient_bytes: float
-    """Bytes of one rank's gradients on the wire; 0 where no other rank holds the same weights."""
+    """Bytes of one rank's gradients that are exchanged. 0 if no other rank holds the same weights."""
     sums_whole_gradients: bool
-    """Whether ranks sum whole gradients at any ZeRO stage, and exchange them once a step."""
+    """Whether ranks sum whole gradients and exchange them once per step, at any ZeRO stage."""
     gathers: int
-    """Number of times that a micro-batch gathers weights; those gathered once a step, after the update, do not
-    count."""
+    """Number of times that a micro-batch gathers weights. A gather once per step, after the update, does not count."""
     gathered_bytes: float
-    """Bytes of the weights that it gathers each time; 0 where it gathers none."""
+    """Bytes of the weights gathered each time, or 0."""
     syncs: tuple[SyncForecast, ...]
-    """Ways in which replicas can sum gradients, the job's own way first; empty where no rank sums whole gradients."""
+    """Ways in which ranks can sum gradients, the job's own way first. Empty if no rank sums whole gradients."""
     model_flops: float
     """FLOPs of one optimizer step over all ranks, without recomputation."""
     mfu: float
-    """Model FLOPs utilization: `model_flops` over what the peaks of all GPUs allow in a step."""
+    """Model FLOPs utilization: `model_flops` over the FLOPs that all GPUs could do in a step at their peak."""
     copied_s: float
-    """Seconds of a micro-batch in which weights and gradients are copied and summed beside the operators."""
+    """Seconds per micro-batch for copying and summing weights and gradients, which are not operators."""
     sums: StepSums
 
     @property
@@ -162,7 +161,7 @@ class Explanation:
 
     @property
     def balance(self) -> float:
-        """FLOP per byte above which the GPU's peak bounds a kernel. Below it, memory bandwidth does."""
+        """FLOP per byte above which a kernel is bound by the GPU's peak, and below which by memory bandwidth."""
         return self.gpu.peak(self.precision) / self.gpu.memory_bandwidth_bytes_per_s
 
 
@@ -225,7 +224,7 @@ _WAYS: Sequence[tuple[GradientSync, ServerUpdates]] = (
 
 
 def _gradient_syncs(workload: Workload, plans: Plans, sharded: ShardedGraph, pool: Pool) -> tuple[SyncForecast, ...]:
-    """Return the plan's forecasts with each way to sum gradients."""
+    """Return the plan's forecast for each way to sum gradients."""
     if not workload.training or int(plans.replicas[0]) == 1 or int(plans.zero_stage[0]) > 0:
         return ()
     priced, inputs = blocks.kernel_seconds(workload, sharded, pool.gpu), StepInputs.from_plans(sharded, plans, pool)
@@ -312,7 +311,7 @@ def _price_operators(
 
 
 _NEARLY = 1 - 1e-9
-"""Tolerance for the rounding of two computations of the same roofline."""
+"""Relative tolerance for rounding between two computations of the same roofline."""
 
 
 def _price_exchanges(workload: Workload, plans: Plans, sharded: ShardedGraph, pool: Pool) -> tuple[PricedExchange, ...]:

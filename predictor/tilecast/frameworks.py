@@ -1,7 +1,7 @@
-"""Properties of training frameworks, from `frameworks.toml`, such as their storage of weights and fused kernels.
+"""Properties of training frameworks, from `frameworks.toml`, such as storage of weights and fused kernels.
 
-`step`, `memory` and the models all read the same record, so that all of them price the same behaviour. A framework may
-behave differently from a version on; `find_framework` returns the record of the version that a job states.
+`step`, `memory` and the models all read the same record, so that all of them price the same behaviour. Behaviour may
+change with a version. `find_framework` returns the record of the version that a job states.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ from tilecast.spec import Framework as FrameworkName
 Gradients = Literal["weights", "fp32", "fp32-with-bf16", "fp32-in-bf16"]
 Loss = Literal["eager", "parallel", "upcast", "fused"]
 UpcastLogits = Literal["none", "llama", "all"]
-"""Models whose logits a framework casts to FP32: none, those written like Llama (with RMS norm), or all."""
+"""Models whose logits a framework casts to FP32: none, Llama-like ones (with RMS norm), or all."""
 Composed = Literal["rmsnorm", "layernorm", "channelnorm", "gelu", "tanh-gelu", "dropout"]
 
 
 @dataclass(frozen=True, slots=True)
 class AttentionChoice:
-    """Library of fused attention, and the GPUs on which a framework uses it. Its name is a key in `constants.toml`."""
+    """A library of fused attention, by its name in `constants.toml`, and the GPUs on which a framework uses it."""
 
     library: str
     least: float
-    """Least compute capability."""
+    """Smallest compute capability."""
     most: float = np.inf
     """Largest compute capability."""
 
@@ -52,7 +52,7 @@ class AttentionChoice:
 
 
 UNSET = "unset"
-"""Name of the table for a job that names no framework: the states of arXiv 1910.02054."""
+"""Name of the table for jobs without a framework. It has the states of arXiv 1910.02054."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,181 +64,195 @@ class Framework:
     """Storage of a weight: 16 bit with an FP32 master (`master`), FP32 with a 16-bit cast (`autocast`), FP32 shards
     that are gathered in 16 bit (`sharded`), or 16 bit alone, with its optimizer states (`pure`)."""
     gradients: Gradients
-    """Type of a gradient: that of the held weight, FP32, FP32 unless the job is in FP16, or FP32 in BF16 jobs alone."""
+    """Type of a gradient: that of the stored weight, FP32, FP32 unless the job is in FP16, or FP32 only in BF16 jobs.
+    """
     gradient_copies: float
-    """Copies of a gradient that replicas hold: 2 if gradients are copied into buckets and out of them."""
+    """Copies of a gradient on a data-parallel rank. It is 2 if gradients are copied into buckets and back."""
     keeps_softmax_input: bool
-    """Whether a softmax keeps its input, besides its output, for its gradient."""
+    """Whether a softmax keeps its input for the backward pass, besides its output."""
     holds_gradients: bool
-    """Whether gradients stay allocated between steps. Others are allocated in the backward pass, as activations are
-    freed, and freed by the update."""
+    """Whether gradients stay allocated between steps.
+
+    Otherwise they are allocated in the backward pass, while activations are freed, and freed by the update.
+    """
     shards_gradients: bool
     """Whether a rank keeps only its part of the gradients under ZeRO 2. Each micro-batch scatters them in any case."""
     sums_in_pipelines: bool
-    """Whether each stage of a pipeline sums the gradients of all micro-batches whole and exchanges them once a step, at
-    any ZeRO stage."""
+    """Whether each pipeline stage sums the whole gradients of all micro-batches and exchanges them once per step.
+
+    If so, it does at any ZeRO stage.
+    """
     reshards_weights: bool
     """Whether ZeRO 2 gathers weights before every forward pass, rather than once after the update of the step."""
     bucket_elements: float
-    """Elements of the buckets that reduce gradients and gather weights, unless `bucket_mib` states their size."""
+    """Elements per bucket in which gradients are reduced and weights gathered, unless `bucket_mib` sets a size."""
     bucket_elements_per_replica: float
-    """Elements of a bucket per replica, used if that gives more elements."""
+    """Elements per bucket and data-parallel rank, used if that gives larger buckets."""
     bucket_mib: tuple[float, ...]
-    """Size of the first bucket and of the others, in MiB, infinite for one bucket. Without a size and a number of
-    elements, a bucket holds the gradients of a block."""
+    """Size of the first bucket and of the others, in MiB. Infinite means one bucket for all gradients.
+
+    Without a size and a number of elements, a bucket holds the gradients of a block.
+    """
     sized_stages: tuple[int, ...]
-    """ZeRO stages whose buckets can have a stated size."""
+    """ZeRO stages at which users can set the bucket size."""
     bucket_copies: tuple[float, ...]
-    """Number of buckets that are held beside the gradients, by ZeRO stage."""
+    """Number of buckets that exist in addition to the gradients, by ZeRO stage."""
     gathered_blocks: float
-    """Number of blocks of a ZeRO-3 model that are whole at once."""
+    """Number of blocks of a ZeRO-3 model whose weights are gathered at once."""
     wgrad_placeholders: bool
-    """Whether weights get an unused gradient beside the accumulated one."""
+    """Whether weights have an unused gradient tensor in addition to the accumulated gradient."""
     pads_vocabulary: bool
-    """Whether the vocabulary is padded, so that tensor cores read logits and the output layer in whole words."""
+    """Whether the vocabulary is padded, so that tensor cores can read logits and the output layer in whole words."""
     composed: frozenset[Composed]
-    """Operators written as chains of element-wise ones, unless a compiler fuses them: `zoo.layers.CHAINS`."""
+    """Operators (`zoo.layers.CHAINS`) that run as chains of element-wise operators, unless a compiler fuses them."""
     fuses: frozenset[PassName]
-    """Passes of `fuse.PASSES` that run with any execution."""
+    """Passes of `fuse.PASSES` that run in every execution."""
     fused_kernels: bool
-    """Whether its own kernels fuse bias, activation, dropout, mask and softmax, unless the workload says otherwise."""
+    """Whether its hand-written kernels fuse bias, activation, dropout, mask and softmax, unless the workload says
+    otherwise.
+    """
     loss: Loss
-    """Tensors that the cross-entropy keeps; `zoo.layers.logit_bytes` explains each value."""
+    """Tensors that the cross-entropy keeps. `zoo.layers.logit_bytes` explains each value."""
     loss_chunks: float
-    """Number of chunks into which the logits are cut; one of them is in the loss at a time."""
+    """Number of chunks into which the logits are cut. Only one chunk at a time is in the loss."""
     upcasts_logits: UpcastLogits
     converts_outputs: bool
     """Whether logits that autocast leaves in 16 bits are copied to FP32 when the model returns them."""
-    """Models whose loss reads logits in FP32 where weights are in 16 bits alone, as it does in mixed precision."""
+    """Models whose loss reads FP32 logits even if weights exist only in 16 bits. With mixed precision, all do."""
     unties_embeddings: bool
-    """Whether the output layer has a separate weight although the published model shares that of the embedding."""
+    """Whether the output layer has its own weight even if the published model shares the embedding's."""
     quantized_input_bytes: float
-    """Bytes that a product with a quantized weight keeps of each element of its input."""
+    """Bytes per input element that a product with a quantized weight keeps for the backward pass."""
     adapter_dropout: bool
-    """Whether dropout precedes the adapters of LoRA, unless a job says otherwise."""
+    """Whether dropout precedes LoRA adapters, unless a job says otherwise."""
     quantized_bits: float
-    """Bits of a frozen weight of a layer that is quantized to 4 bits, with its scales."""
+    """Bits per frozen weight of a layer in 4-bit quantization, including scales."""
     attention: tuple[AttentionChoice, ...]
-    """Libraries that run attention, in the order in which it tries them; none if attention is two products around a
-    softmax."""
+    """Attention libraries in the order in which they are tried. Empty if attention is two products around a softmax."""
     flash: tuple[AttentionChoice, ...]
-    """The same if a job asks for FlashAttention."""
+    """Like `attention`, if a job asks for FlashAttention."""
     selective: Literal["attention", "operators"]
-    """Operators of selective recomputation: the attention core, or all but attention and every second product."""
+    """Operators that selective recomputation repeats: the attention core, or all but attention and every second
+    product.
+    """
     recomputes_last_product: bool
-    """Whether full recomputation of a layer also repeats its last product, whose output no gradient needs."""
+    """Whether full recomputation of a layer repeats its last product too, although no gradient needs its output."""
     layers_in_transfer: float
     """Number of layers whose activations are on the GPU while they are copied to or from the host, if all layers are
     recomputed and their activations offloaded."""
     copies_shards: bool
-    """Whether ZeRO copies weights out of the buffer of a gather, and gradients into that of a scatter."""
+    """Whether ZeRO copies weights out of the gather buffer, and gradients into the scatter buffer."""
     fuses_norms: bool
-    """Whether a norm is part of the dense product after it, so that it is not recomputed on its own."""
+    """Whether a norm is part of the dense product after it, so that it is not recomputed separately."""
     optimizer: Literal["fused", "fused-adam", "foreach"]
-    """Whether the update is one kernel for many tensors, or one kernel for each operation on lists of tensors, which
-    needs a temporary of every weight's square root. With "fused-adam" only Adam's is one kernel. A job can choose
-    otherwise (`fuse.passes`)."""
+    """Kernels of the weight update.
+
+    It is one kernel for many tensors, or one kernel per operation on lists of tensors, which needs a temporary of every
+    weight's square root. With "fused-adam" only Adam's update is one kernel. A job can choose otherwise
+    (`fuse.passes`).
+    """
     updates_in_backward: bool
-    """Whether, on one GPU without accumulation, weights are updated in the backward pass, with states paged to the
-    host."""
+    """Whether, on one GPU without accumulation, the backward pass updates weights, with states paged to the host."""
     casts_gradients: bool
-    """Whether an FP32 copy of each gradient in 16 bit is held for the update, spread like the optimizer's states."""
+    """Whether the update keeps an FP32 copy of each 16-bit gradient, sharded like the optimizer's states."""
     upcasts_gradients: bool
-    """Whether the update of masters makes FP32 copies of gradients in 16 bit, and frees them at its end."""
+    """Whether the update makes temporary FP32 copies of 16-bit gradients."""
     moments: StatePrecision | None
-    """Type of the optimizer's moments; None for that of the weights that it updates."""
+    """Type of the optimizer's moments. None for the type of the weights that it updates."""
     context_bytes: float
-    """Bytes that loaded libraries and their workspaces take outside the allocator, without any communicator."""
+    """Bytes that loaded libraries and their workspaces use outside the allocator, without communicators."""
     table_gradients: Literal["rows", "whole"]
-    """Whether the gradient of a shared embedding table has only the rows of the batch, or those of the whole table."""
+    """Whether the gradient of a shared embedding table has only the rows of the batch, or all rows."""
     table_sharding: Literal["table-wise", "row-wise"]
-    """How ranks share embedding tables; row-wise, each rank looks up a part of the vectors of all samples."""
+    """How ranks share embedding tables. If row-wise, each rank looks up a part of the vectors of all samples."""
     allocator: Literal["caching", "expandable", "planned"]
-    """Whether memory is allocated block by block, which leaves gaps, in segments that grow, or planned ahead."""
+    """How memory is allocated: block by block, which leaves gaps, in segments that grow, or planned ahead."""
     memory_error: float
-    """Half the width of the range of a run's memory, as a share of the bill."""
+    """Half-width of the range of a run's memory, as a share of the forecast."""
     fp8_weight_bytes: float
-    """Bytes of the FP8 copies of a weight of the layers, beside the weight itself."""
+    """Bytes per weight of the FP8 copies of layers' weights, in addition to the weight itself."""
     fp8_weights_alone: bool
-    """Whether, in an FP8 job, the two bytes held per weight of the layers are FP8 by rows and FP8 by columns."""
+    """Whether, in an FP8 job, layers' weights exist only as two FP8 copies, by rows and by columns."""
     nvfp4_layers_in_bf16: float
-    """Number of layers of an NVFP4 job whose products stay in BF16."""
+    """Number of layers whose products stay in BF16 in an NVFP4 job."""
     fp8_products: Literal["cublas", "cutlass"]
     """Library that runs the products of an FP8 job."""
     fp8_inputs: bool
     """Whether an FP8 job keeps the inputs of its matrix products in FP8."""
     fp8_cast_launches: float
-    """Host time of a cast of one operand to FP8 on GPUs without MXFP8, in launches."""
+    """Host time of casting one operand to FP8 on GPUs without MXFP8, in kernel launches."""
     overlap: bool
-    """Whether gradients are reduced behind the backward pass below ZeRO 3, which always gathers ahead."""
+    """Whether gradients are reduced during the backward pass at ZeRO stages below 3. ZeRO 3 always overlaps."""
     tensor_overlap: Literal["none", "backward", "both"]
-    """Passes that hide exchanges of tensor parallelism; without sequence parallelism at most the backward pass."""
+    """Passes that hide tensor-parallel exchanges. Without sequence parallelism, at most the backward pass does."""
     host: Literal["python", "graph"]
     """Program that launches kernels in eager execution: Python code for each operator, or a compiled executor."""
     clips_gradients: bool
-    """Whether the norm of all gradients is computed and limited in every step."""
+    """Whether every step computes and clips the norm of all gradients."""
     dense_convolution: float
-    """Factor on the time of convolutions of one group in FP32, over that of the kernels that cuDNN picks today."""
+    """Factor on the time of FP32 convolutions with one group, relative to the kernels that cuDNN picks today."""
     grouped_convolution: float
-    """The same for convolutions of several groups."""
+    """Like `dense_convolution`, with several groups."""
     image_loss_launches: tuple[float, ...]
-    """Kernels, forward and backward, with which the loss of a one-stage detector runs for each image."""
+    """Kernels per image, forward and backward, in the loss of a one-stage detector."""
     zero_tensor_us: tuple[float, ...]
-    """Host time that a tensor of weights costs a micro-batch by ZeRO stage, in microseconds. That of stage 2 adds to
-    the step. That of stage 3 includes all launches, and the GPU computes meanwhile."""
+    """Host time per weight tensor and micro-batch in microseconds, by ZeRO stage.
+
+    That of stage 2 adds to the step. That of stage 3 includes all launches, and the GPU computes meanwhile.
+    """
     grouped_products: Literal["one", "each"]
-    """Whether the products of all experts of a rank are one kernel, or one kernel for each expert."""
+    """Whether the products of all experts of a rank are one kernel. Otherwise each expert has its own."""
     overlaps_sends: bool
-    """Whether the sends of interleaved stages run beside computation."""
+    """Whether the sends of interleaved stages run during computation."""
     schedules: frozenset[Schedule]
     """Schedules of pipelines."""
     states_layouts: bool
-    """Whether a job can state the layers of every stage."""
+    """Whether a job can set the layers of every stage."""
     counts_ends: bool
-    """Whether embedding and loss count as layers of the pipeline where the layers alone do not divide."""
+    """Whether embedding and loss count as layers of the pipeline if the layers alone do not divide evenly."""
     autocasts_experts: bool
-    """Whether autocast casts what the products of experts read, where weights are held in FP32."""
+    """Whether autocast casts the inputs of experts' products, if weights are stored in FP32."""
     expert_dispatch: ExpertDispatch
-    """How tokens get to the ranks of their experts; a job can choose otherwise (`expert_dispatch`)."""
+    """How tokens are sent to the ranks of their experts. A job can choose otherwise (`expert_dispatch`)."""
     expert_overlap: ExpertOverlap
-    """Computation beside which tokens get to their experts; a job can choose otherwise (`expert_overlap`)."""
+    """Computation during which tokens are sent to their experts. A job can choose otherwise (`expert_overlap`)."""
     router_launches: tuple[float, ...]
-    """Number of kernels that choose the experts of tokens, after the router's product, forward and backward."""
+    """Number of kernels that choose experts after the router's product, forward and backward."""
     router_group_launches: tuple[float, ...]
-    """Number of further kernels if experts are chosen from some of their groups, forward and backward."""
+    """Number of further kernels if experts are chosen within groups, forward and backward."""
     latent_rotary_launches: tuple[float, ...]
     """Number of kernels that rotate queries and keys of latent attention, forward and backward."""
     permutation_launches: tuple[float, ...]
     """Number of kernels that sort tokens by expert and back, forward and backward."""
     engine: str
-    """Name of the framework whose plans it runs: itself, or another."""
+    """Name of the framework whose plans it runs: itself or another."""
     sources: Mapping[str, str]
-    """Source of each cell."""
+    """Source of each value."""
 
     @property
     def has_buckets(self) -> bool:
-        """Whether gradients are reduced in buckets of a size that can be chosen, rather than block by block."""
+        """Whether gradients are reduced in buckets of a chosen size, rather than block by block."""
         return self.bucket_elements > 0 or self.bucket_mib[1] > 0
 
     def allows_bucket_size(self, plans: Plans) -> npt.NDArray[np.bool_]:
-        """Return whether each plan's buckets can have a stated size, (n,).
+        """Return whether users can set the bucket size of each plan, (n,).
 
-        It is true also if no replica exchanges any gradients.
+        It is also true if no gradients are exchanged.
         """
         return np.asarray(np.isin(plans.zero_stage, self.sized_stages) | (plans.data * plans.context == 1))
 
     @property
     def gradients_stage(self) -> int:
-        """ZeRO stage from which on a rank keeps and sums only its part of the gradients."""
+        """Lowest ZeRO stage at which a rank keeps and sums only its part of the gradients."""
         return 2 if self.shards_gradients else 3
 
     @property
     def fused_accumulation(self) -> bool:
-        """Whether the product that computes the gradient of a weight adds it to the accumulated one."""
+        """Whether the product that computes a weight's gradient also adds it to the accumulated gradient."""
         return self.wgrad_placeholders
 
     def has_fp32_gradients(self, workload: Workload) -> bool:
-        """Return whether gradients of a job in 16 bit are kept in FP32."""
+        """Return whether gradients of a 16-bit job are kept in FP32."""
         if self.gradients == "weights":
             return HELD_BYTES[self.weights] == 4.0
         if self.gradients == "fp32-in-bf16":
@@ -246,19 +260,16 @@ class Framework:
         return self.gradients == "fp32" or workload.precision != "fp16"
 
     def state_bytes(self, workload: Workload) -> float:
-        """Return how many bytes of a weight the optimizer's update reads and writes.
-
-        With a master copy, these are its bytes.
-        """
+        """Return the bytes per weight of the copy that the optimizer updates: the master copy, if there is one."""
         return 2.0 if workload.is_mixed and self.weights == "pure" else 4.0
 
     def moment_bytes(self, workload: Workload) -> float:
-        """Return the bytes of a moment that an optimizer keeps in full precision."""
+        """Return the bytes per moment for an optimizer that does not quantize its moments."""
         return self.state_bytes(workload) if self.moments is None else STATE_BYTES[self.moments]
 
 
 HELD_BYTES: Mapping[Weights, float] = {"master": 2.0, "autocast": 4.0, "sharded": 4.0, "pure": 2.0}
-"""Bytes of a weight as a framework holds it in 16-bit training, by `Framework.weights`."""
+"""Bytes of a weight in 16-bit training, by `Framework.weights`."""
 
 
 def has_fused_kernels(workload: Workload) -> bool:
@@ -270,8 +281,8 @@ def has_fused_kernels(workload: Workload) -> bool:
 def attention_choices(workload: Workload) -> tuple[AttentionChoice, ...]:
     """Return the libraries of fused attention that a workload's framework tries, in its order.
 
-    A job may name one library. XLA runs what it runs for JAX, and hand-written kernels of a job without such a
-    framework are Megatron's.
+    A job may name one library. With XLA, the libraries are those that XLA runs for JAX. For hand-written kernels
+    without a framework that has any, they are Megatron's.
     """
     if workload.attention not in ("auto", "flash", "eager"):
         return (AttentionChoice(workload.attention, 0.0),)
@@ -286,17 +297,17 @@ def attention_choices(workload: Workload) -> tuple[AttentionChoice, ...]:
 
 
 def gradient_bytes(workload: Workload) -> float:
-    """Return the bytes of a gradient that is summed over micro-batches, held and sent."""
+    """Return the bytes of a gradient that is summed over micro-batches, stored and sent."""
     return 4.0 if not workload.is_mixed or find_framework(workload).has_fp32_gradients(workload) else 2.0
 
 
 def shares_frozen_weights(workload: Workload) -> bool:
-    """Return whether ranks can share frozen weights (ZeRO 2 and 3). bitsandbytes has no INT8 weights that are split."""
+    """Return whether ranks can shard frozen weights (ZeRO 2 and 3). bitsandbytes cannot shard INT8 weights."""
     return workload.frozen_bits != 8
 
 
 def frozen_weight_bits(workload: Workload) -> float:
-    """Return the bits of a frozen, quantized weight of a layer, with its scales.
+    """Return the bits per frozen, quantized weight of a layer, including scales.
 
     The scales of INT8, an FP32 number for each row of a weight (bitsandbytes, nn/modules.py Int8Params), are left out.
     """
@@ -304,7 +315,7 @@ def frozen_weight_bits(workload: Workload) -> float:
 
 
 def sums_whole_gradients(workload: Workload, plans: Plans) -> npt.NDArray[np.bool_]:
-    """Return whether each plan sums whole gradients and exchanges them once a step, at any ZeRO stage, (n,)."""
+    """Return whether each plan sums whole gradients and exchanges them once per step at any ZeRO stage, (n,)."""
     return np.asarray((plans.pipeline > 1) & find_framework(workload).sums_in_pipelines)
 
 
@@ -318,10 +329,10 @@ def keeps_gathered_weights(workload: Workload, plans: Plans) -> npt.NDArray[np.b
 
 
 def holds_fp8_weights_only(workload: Workload) -> bool:
-    """Return whether an FP8 or MXFP8 job has no 16-bit copy of the weights of its layers.
+    """Return whether an FP8 or MXFP8 job has no 16-bit copy of its layers' weights.
 
-    The framework determines it. Without a framework, it is true with hand-written kernels, which are Transformer
-    Engine's as in MLPerf's code.
+    The framework decides. Without a framework, it is true with hand-written kernels, which are Transformer Engine's as
+    in MLPerf's code.
     """
     own = workload.framework is None and has_fused_kernels(workload)
     return workload.precision in ("fp8", "mxfp8") and (own or find_framework(workload).fp8_weights_alone)
@@ -343,11 +354,11 @@ _TUPLES = (
     "image_loss_launches",
     "zero_tensor_us",
 )
-"""Cells that are lists."""
+"""Properties that are lists."""
 
 
 def name_versions(framework: str) -> str:
-    """Return the product whose version numbers a framework's versions are, such as "PyTorch"."""
+    """Return the product by whose versions a framework is identified, such as "PyTorch"."""
     return str(TABLES[framework]["version"]["of"])
 
 
@@ -357,13 +368,13 @@ def assumed_version(framework: str) -> str:
 
 
 def first_version(framework: str, precision: str) -> str | None:
-    """Return the first version of a framework with a precision. Return None if every version has the precision."""
+    """Return the first version of a framework that supports a precision, or None if every version does."""
     found = TABLES[framework]["version"].get("brought", {}).get(precision)
     return None if found is None else str(found)
 
 
 def parse_version(text: str) -> tuple[int, ...]:
-    """Return the numbers of a version: (25, 4) for "25.04". Last numbers that are 0 are dropped.
+    """Return the numbers of a version: (25, 4) for "25.04". Trailing zeros are dropped.
 
     Raises:
         SpecError: the text is no version.
@@ -393,7 +404,7 @@ def _cells_at(name: str, version: str | None) -> dict[str, Any]:
 
 
 def _find_engine_version(name: str, version: str | None) -> str | None:
-    """Return the version of the engine that comes with a framework's version. None is the engine's assumed version."""
+    """Return the version of the engine that a framework's version includes. None means the engine's assumed version."""
     if name_versions(name) == name_versions(TABLES[name].get("engine", name)):
         return version
     return next((change["engine"] for change in _changes_until(name, version)[::-1] if "engine" in change), None)
@@ -421,13 +432,16 @@ def read_framework(name: str, version: str | None = None) -> Framework:
 
 
 FRAMEWORKS: Mapping[str, Framework] = {name: read_framework(name) for name in TABLES}
-"""Every framework by name, and `UNSET`, each at the version that it assumes."""
+"""Every framework by name, and `UNSET`, each at its assumed version."""
 ENGINES: tuple[str, ...] = tuple(name for name, item in FRAMEWORKS.items() if item.engine == name and name != UNSET)
 """Frameworks that do not run on top of another one."""
 
 
 def find_framework(workload: Workload) -> Framework:
-    """Return the framework of a workload at its version and with its precisions. Without one, return the defaults."""
+    """Return the framework of a workload, at its version and with its precisions.
+
+    Without a framework, return the defaults.
+    """
     name = workload.framework or UNSET
     if not (workload.is_mixed and workload.training):
         return read_framework(name, workload.framework_version)
@@ -443,7 +457,7 @@ def _with_recipe(
     gradients: StatePrecision | None,
     moments: StatePrecision | None,
 ) -> Framework:
-    """Return a framework record with a job's precisions. Precisions that are None follow the framework.
+    """Return a framework record with a job's precisions. A precision that is None stays that of the framework.
 
     If `weights` differ from the framework's, gradients without a precision have the precision of the weights.
     """
@@ -455,7 +469,7 @@ def _with_recipe(
 
 
 def expert_dispatch(workload: Workload) -> ExpertDispatch:
-    """Return how tokens get to the ranks of their experts. If the job does not say, its framework decides."""
+    """Return how tokens are sent to the ranks of their experts. If the job does not say, its framework decides."""
     return workload.expert_dispatch or find_framework(workload).expert_dispatch
 
 
@@ -467,7 +481,7 @@ def expert_overlap(workload: Workload) -> ExpertOverlap:
 def with_framework(workload: Workload, name: FrameworkName) -> Workload:
     """Return the workload with another framework.
 
-    The version is kept only if the versions of both frameworks are those of one product, such as PyTorch.
+    The version is kept only if both frameworks are identified by versions of one product, such as PyTorch.
     """
     before = workload.framework
     keeps = before is not None and name_versions(before) == name_versions(name)

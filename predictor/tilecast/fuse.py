@@ -76,12 +76,12 @@ def passes(workload: Workload) -> frozenset[PassName]:
 
 
 def is_kept(op: Op, passes: frozenset[PassName]) -> bool:
-    """Return whether an operator is part of a graph after fusion passes, which are given by name."""
+    """Return whether an operator remains in a graph after the named fusion passes."""
     return op.unless not in passes and (op.only is None or op.only in passes)
 
 
 def apply_passes(graph: Graph, passes: frozenset[PassName]) -> Graph:
-    """Return a graph after fusion passes. Drop operators that these passes replace or that only other passes add."""
+    """Return a graph after fusion passes, without operators that these passes replace or that only other passes add."""
 
     def fuse_blocks(blocks: tuple[Block, ...]) -> tuple[Block, ...]:
         return tuple(replace(block, ops=tuple(op for op in block.ops if is_kept(op, passes))) for block in blocks)

@@ -187,7 +187,7 @@ class KernelTable:
         return len(self.kind)
 
     def groups(self) -> Sequence[tuple[KernelType, npt.NDArray[np.intp], Dims]]:
-        """Return every kind in the table, with the indexes of its kernels and their dimensions by name."""
+        """Return every kind in the table, with the indices and the dimensions, by name, of its kernels."""
         groups = []
         for code, name in enumerate(KIND_NAMES):
             rows = np.flatnonzero(self.kind == code)
@@ -308,8 +308,11 @@ class Op:
     only: PassName | None = None
     """Fusion pass that adds the operator. None if the operator is part of eager execution."""
     host_paced: bool = False
-    """Whether the host reads results of the GPU between the kernels, as where boxes are matched. The GPU then waits for
-    every launch: the operator takes no less than its launches do, and no other kernel hides them."""
+    """Whether the host reads GPU results between the kernels, for instance to match boxes.
+
+    Then the GPU waits for every launch: the operator takes at least as long as its launches, and no other kernel hides
+    them.
+    """
 
 
 # The largest published model, the U-Net of Stable Diffusion XL, has 4,851.
@@ -384,16 +387,20 @@ class Block:
     frozen_parameters: Floats = field(default_factory=lambda: np.zeros(1))
     """Parameters among `parameters` that have neither gradient nor optimizer state (LoRA's base weights)."""
     positions: tuple[int, ...] = ()
-    """Positions of the repetitions among the layers of the model, from 0. Empty if the repetitions come one after
-    another behind the previous block."""
+    """Positions of the repetitions among the layers of the model, from 0.
+
+    Empty if the repetitions directly follow the previous block.
+    """
     table_parameters: Floats = field(default_factory=lambda: np.zeros(1))
-    """Parameters of embedding tables in FP32, which `parameters` does not count. A step reads and updates only the rows
-    of its samples, by operators of the block. So the whole table has no gradient."""
+    """Parameters of FP32 embedding tables, which `parameters` does not count.
+
+    A step reads and updates only the rows of its samples, by operators of the block. So the table has no dense
+    gradient.
+    """
     remembered_bytes: Floats = field(default_factory=lambda: np.zeros(1))
-    """Bytes that the block reads from earlier layers besides its input, such as the output of an encoder."""
+    """Bytes that the block reads from earlier blocks in addition to its input, such as an encoder's output."""
     freed_bytes: Mapping[str, Floats] = field(default_factory=dict)
-    """Bytes among `activation_bytes` that are freed if a module is recomputed, (S,), by the names of
-    `recomputation.MODULES`."""
+    """Bytes of `activation_bytes` that recomputing a module frees, (S,), by name in `recomputation.MODULES`."""
 
     def kept_bytes(self, code: int) -> Floats:
         """Return the bytes of activations that stay until the backward pass under a recomputation code, (S,).
@@ -440,7 +447,7 @@ class Graph:
     counts_ends: bool = False
     """Whether embedding and loss may count as layers when layers are split over stages (`layout.split_layers`)."""
     is_folded: bool = False
-    """Whether the job's pipeline schedule leaves the first and the last piece of the model on the first rank."""
+    """Whether the job's pipeline schedule puts both the first and the last piece of the model on the first rank."""
     layout: tuple[int, ...] = ()
     """Layers of each virtual stage, in the order of a forward pass. Empty if the job sets no pipeline layout."""
     stage_kinds: dict[tuple[int, bool], Floats] = field(init=False, default_factory=dict, compare=False, repr=False)
@@ -474,7 +481,7 @@ class Graph:
         return [place for _, place in placed]
 
     def kernels(self) -> tuple[KernelTable, list[npt.NDArray[np.intp]]]:
-        """Return the distinct kernels of all operators, and for each operator its S row indexes into them.
+        """Return the distinct kernels of all operators, and for each operator S row indices into these kernels.
 
         Operators are in the order of `blocks`.
         """

@@ -32,10 +32,10 @@ def split_layers(layers: int, pipeline: int, *, counts_ends: bool) -> tuple[int,
 
 
 def count_end_layers(layers: int, pipeline: int) -> int:
-    """Return 2 if embedding and loss must count as layers to make all stages equal, or 1 if the loss alone must.
+    """Return how many ends must count as layers to make all stages equal: 2 (embedding and loss), 1 (loss) or 0.
 
-    Return 0 if the layers alone divide evenly by the stages. Also return 0 if counting them does not make the stages
-    equal, or leaves a stage without a layer.
+    Return 0 if the layers alone divide evenly by the stages. Also return 0 if counting the ends does not make the
+    stages equal, or leaves a stage without a layer.
     """
     if layers % pipeline == 0:
         return 0
@@ -110,11 +110,11 @@ class ScheduleCosts:
     virtual: tuple[int, int]
     """Least and most virtual stages of a pipeline rank."""
     filled: float = 0.0
-    """Multiple of W by which the schedule shortens the bubble, per stage."""
+    """Multiple of W by which the schedule shortens the bubble per stage."""
     is_bidirectional: bool = False
     """Whether micro-batches enter the pipeline at both of its ends."""
     extra_in_flight: float | None = None
-    """Micro-batches in flight on every stage, beyond the number of stages. None stands for the numbers of 1F1B."""
+    """Micro-batches in flight on every stage, beyond the number of stages. None means the numbers of 1F1B."""
     weight_copies: float = 1.0
     """Copies of the weights that a rank holds."""
     least_rounds: int = 0
@@ -155,11 +155,11 @@ def find_schedule_costs(schedule: Schedule | None) -> ScheduleCosts:
 
 
 def list_schedule_costs(codes: Ints, own: Schedule | None) -> list[tuple[ScheduleCosts, Ints | None]]:
-    """Return the costs of each schedule of n plans, and the rows of its plans. None stands for all rows.
+    """Return the costs of each schedule that n plans use, with the rows of its plans, or None for all rows.
 
     Args:
         codes: the column `Plans.schedule`, (n,).
-        own: the job's schedule, which plans without a schedule of their own have.
+        own: the job's schedule, for plans without a schedule of their own.
     """
     if not codes.any():
         return [(find_schedule_costs(own), None)]
@@ -169,5 +169,5 @@ def list_schedule_costs(codes: Ints, own: Schedule | None) -> list[tuple[Schedul
 
 
 def is_folded(schedule: Schedule | None) -> bool:
-    """Return whether a schedule leaves the first and the last piece of the model on the first rank."""
+    """Return whether a schedule puts both the first and the last piece of the model on the first rank."""
     return schedule in FOLDED_SCHEDULES

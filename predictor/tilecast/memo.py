@@ -39,10 +39,10 @@ class Memo(Generic[Value]):
 
 
 def once(make: Callable[[], Value]) -> Callable[[], Value]:
-    """Return a function that calls `make` at its first call, and returns that result at every call.
+    """Return a function that calls `make` at its first call and returns that result at every call.
 
-    Threads that call it at the same time wait for one of them, and get the same object. With `functools.cache` each
-    would make its own.
+    If threads call it at the same time, one of them makes the result and all get the same object. `functools.cache`
+    would let each make its own.
     """
     lock, results = threading.Lock(), list[Value]()
 

@@ -1,22 +1,23 @@
 """Itemised memory of the fullest GPU of a plan, in bytes.
 
-Static bytes per parameter follow ZeRO (arXiv 1910.02054, section 3 and 5) and what the framework holds
-(`tilecast.frameworks`): weights and gradients, and the optimizer's master weights and moments. Stage 1 spreads the
-optimizer over the data-parallel ranks, stage 2 the gradients too, stage 3 the weights. Embedding tables that are
-updated row by row have no gradients, and their weights and moments are in FP32. Activations are those of the graph
-(arXiv 2205.05198), times the micro-batches in flight: min(m, p) on the first of p 1F1B stages. Where images differ in
-size, a job is billed at its largest batch.
+Static bytes per parameter follow ZeRO (arXiv 1910.02054, section 3 and 5) and the framework's data types
+(`tilecast.frameworks`): weights, gradients, and the optimizer's master weights and moments. Stage 1 shards the
+optimizer's states over the data-parallel ranks, stage 2 also the gradients, stage 3 also the weights. Embedding tables
+that are updated row by row have no gradients, and their weights and moments are in FP32. Activations are those of the
+graph (arXiv 2205.05198), times the micro-batches in flight: min(m, p) on the first of p 1F1B stages. If images differ
+in size, memory is that of the largest batch.
 
-The bill is of the fullest moment of a step. Most frameworks allocate the gradients of a layer when the backward pass
-has freed the activations of the layers behind it, and free them in the update. So gradients stand beside all
-activations only where a framework holds them between steps, or where several micro-batches add to them. The moments are
-the start of the backward pass, its last layer, and the update, when activations and 16-bit copies of weights are gone.
+The memory is that of the fullest moment of a step. Most frameworks allocate a layer's gradients after the backward pass
+has freed the activations of the layers behind it, and free them in the update. So gradients and all activations exist
+together only if a framework keeps gradients between steps, or if several micro-batches add to them. The moments that
+are compared are the start of the backward pass, its last layer, and the update, when activations and 16-bit copies of
+weights are gone.
 
-Three figures of a run can be measured, and the bill forecasts each: the bytes of tensors (`Footprint.allocated`,
-PyTorch's max_memory_allocated), what the allocator holds (`reserved`, max_memory_reserved) and what the device reports
-(`device`, nvidia-smi).
+Three figures of a run can be measured, and each is forecast: the bytes of tensors (`Footprint.allocated`, PyTorch's
+max_memory_allocated), what the allocator holds (`reserved`, max_memory_reserved) and what the device reports (`device`,
+nvidia-smi).
 
-`Footprint` is the bill. `footprint` computes it; `FootprintTable` does so for many plans at once.
+`Footprint` has the itemised bytes. `footprint` computes it. `FootprintTable` does so for many plans at once.
 """
 
 from __future__ import annotations
@@ -55,18 +56,18 @@ Figure = Literal["allocated", "reserved", "device"]
 
 @dataclass(frozen=True, slots=True)
 class _OptimizerStates:
-    """States that an optimizer keeps per trainable weight besides the master copy, and temporaries of its update."""
+    """What an optimizer stores per trainable weight in addition to the master copy, and temporaries of its update."""
 
     moments: float
-    """Moments of a weight of the layers, in the type of moments."""
+    """Number of moments per weight of the layers, in the type of moments."""
     end_moments: float
-    """Moments of a weight before or after the layers, in the type of moments."""
+    """Number of moments per weight before or after the layers, in the type of moments."""
     quantized_bytes: float = 0.0
-    """Bytes of states whose type the optimizer determines."""
+    """Bytes per weight of states whose type the optimizer fixes."""
     lists: float = 0.0
-    """Copies of all moments that an update needs unless it is fused."""
+    """Copies of all moments that an update needs, unless it is fused."""
     tensors: float = 0.0
-    """Copies of the largest weight, in FP32, that an update needs."""
+    """FP32 copies of the largest weight that an update needs."""
 
 
 # Adafactor keeps a mean for each row and column (arXiv 1804.04235, section 3). Muon keeps one moment of the matrices of
@@ -84,9 +85,9 @@ _OPTIMIZERS: Mapping[str, _OptimizerStates] = {
 
 @dataclass(frozen=True, slots=True)
 class Footprint:
-    """Bytes of the fullest rank of each plan at the fullest moment of a step, every column (n,).
+    """Bytes on the fullest rank of each plan at the fullest moment of a step. Every column is (n,).
 
-    `total`, which the plan needs to run, is the sum of all columns except `cached`.
+    `total`, the bytes that the plan needs to run, is the sum of all columns except `cached`.
     """
 
     parameters: Floats
@@ -95,14 +96,14 @@ class Footprint:
     activations: Floats
     working: Floats
     buffers: Floats
-    """Buffers of a framework for communication, and placeholders for gradients."""
+    """Communication buffers and gradient placeholders of the framework."""
     fragmentation: Floats
     context: Floats
-    """Bytes of libraries and communicators, outside the allocator."""
+    """Bytes of libraries and communicators outside the allocator."""
     cached: Floats
-    """Bytes that the allocator also holds while the GPU has room: unused blocks and workspaces."""
+    """Further bytes that the allocator holds while the GPU has room: unused blocks and workspaces."""
     error: float
-    """Half the width of the range as a share of the bill (`Framework.memory_error`)."""
+    """Half-width of the range as a share of the forecast (`Framework.memory_error`)."""
 
     @property
     def allocated(self) -> Floats:
@@ -126,7 +127,7 @@ class Footprint:
 
     @property
     def device(self) -> Floats:
-        """Bytes in use that the device reports if the allocator has memory to spare, without `stack_bytes`."""
+        """Bytes in use that the device reports if the GPU has memory to spare, without `stack_bytes`."""
         return self.reserved + self.context
 
     @property
@@ -136,31 +137,31 @@ class Footprint:
 
     @property
     def upper_bytes(self) -> Floats:
-        """Upper end of the range of the memory of a run in which the allocator never has to release any."""
+        """Upper end of the range of a run's memory, if the allocator never has to release any."""
         return upper_bytes(self.device, self.error)
 
     def figure_range(self, figure: Figure) -> tuple[Floats, Floats]:
         """Return both ends of the range of one of the three measured figures, (n,) each.
 
-        The range goes from the least bytes of the plan to the bytes that an allocator with room holds, widened by the
-        bill's error.
+        The range goes from the plan's least bytes to the bytes that an allocator with room holds. It is widened by
+        `error`.
         """
         least = {"allocated": self.allocated, "reserved": self.least, "device": self.total}
         return least[figure] * (1.0 - self.error), getattr(self, figure) * (1.0 + self.error)
 
     def items(self, row: int) -> dict[str, float]:
-        """Return the bytes of each item in the memory bill of one row. The items sum to the row's `total`."""
+        """Return the bytes of each item of one row. The items sum to the row's `total`."""
         names = (item.name for item in fields(self) if item.name not in ("cached", "error"))
         return {name: float(getattr(self, name)[row]) for name in names}
 
 
 def upper_bytes(device: Floats, error: float) -> Floats:
-    """Return the upper end of the range of a run's memory from the bytes on the device and the error of the bill."""
+    """Return the upper end of the range of a run's memory, from its bytes on the device and the relative error."""
     return device * (1.0 + error)
 
 
 def usable_bytes(gpu: Gpu) -> float:
-    """Return the bytes of a GPU that a job can use: its memory without the driver's part and the context's stacks."""
+    """Return the bytes of a GPU's memory that a job can use, without the driver's part and the context's stacks."""
     return gpu.memory_bytes * constants.shipped_constants().device_memory.usable_share - stack_bytes(gpu)
 
 
@@ -171,11 +172,11 @@ def stack_bytes(gpu: Gpu) -> float:
 
 
 _DEGREES = ("data", "tensor", "pipeline", "context", "expert", "expert_tensor")
-"""Dimensions of parallelism that each have a communicator."""
+"""Dimensions of parallelism that have a communicator each."""
 
 
 def channel_buffers(gpu: Gpu | None) -> ChannelBuffers:
-    """Return the buffers of NCCL's channels on a GPU. If `gpu` is None, return those on the fastest kind of link."""
+    """Return the sizes of NCCL's channel buffers on a GPU. If `gpu` is None, they are for the fastest kind of link."""
     link, known = gpu.intra_link if gpu else "", constants.shipped_constants().channel_buffers
     return next((known[prefix] for prefix in known if link.startswith(prefix)), [*known.values()][-1])
 
@@ -202,25 +203,24 @@ def _library_bytes(workload: Workload, groups: Floats, experts: Ints, gpu: Gpu |
 def footprint(
     workload: Workload, sharded: ShardedGraph, plans: Plans, gpu: Gpu | None = None, *, updates: bool = True
 ) -> Footprint:
-    """Return the memory bill of each plan's fullest rank.
+    """Return the memory of each plan's fullest rank.
 
     Args:
         workload: job.
         sharded: graph and the shard of each plan.
         plans: n plans.
         gpu: GPU, whose link determines the memory of communicators.
-        updates: whether the update is one of the moments of a step that are compared, beside those of its passes.
+        updates: whether to compare the weight update with the passes when looking for the fullest moment of a step.
     """
     return FootprintTable.from_plans(workload, sharded, plans, gpu).rows(slice(None), updates=updates)
 
 
 @dataclass(frozen=True, slots=True)
 class FootprintTable:
-    """Memory bills of a table of plans.
+    """Memory of the plans of a table.
 
-    Plans share the parts that are equal, and `rows` returns the bills of some plans.
-
-    Each formula is evaluated once for all plans that are equal in the columns it reads.
+    Each formula is evaluated once for all plans that are equal in the columns it reads. `rows` returns the memory of
+    selected plans.
     """
 
     workload: Workload
@@ -228,20 +228,20 @@ class FootprintTable:
     cached_fraction: float
     plans: Plans
     alike: DistinctRows
-    """Groups of neighbouring plans of `Plans.distinct_splits`."""
+    """Groups of neighbouring plans from `Plans.distinct_splits`."""
     degrees: DistinctRows
-    """Rows of `alike` with distinct degrees."""
+    """Rows of `alike` with distinct degrees of parallelism."""
     states: _StateBytes
-    """Weights, gradients and optimizer states of the rows of `degrees` at ZeRO 0, then at ZeRO 1, 2 and 3."""
+    """Weights, gradients and optimizer states for each row of `degrees`, at ZeRO 0, then at ZeRO 1, 2 and 3."""
     context: Floats
-    """Bytes of libraries and communicators of the rows of `degrees`."""
+    """Bytes of libraries and communicators for each row of `degrees`."""
     activations: DistinctRows
-    """Rows of `alike` with distinct shard, recomputation and pipeline, which decide the bytes of a micro-batch."""
+    """Rows of `alike` with distinct shard, recomputation and pipeline, on which the bytes of a micro-batch depend."""
     micro: _MicroBatchBytes
     holds_gradients: bool
-    """Whether gradients are allocated before the backward pass, even of a single micro-batch."""
+    """Whether gradients are allocated before the backward pass, even with a single micro-batch."""
     frees_casts: bool
-    """Whether 16-bit copies of weights that a layer caches are freed with the activations that it recomputes."""
+    """Whether cached 16-bit copies of a layer's weights are freed with the activations that it recomputes."""
     keeps_gathered: bool
     """Whether weights that ZeRO 3 gathers for a backward pass stay whole in any of the plans."""
 
@@ -254,7 +254,7 @@ class FootprintTable:
         gpu: Gpu | None,
         splits: DistinctRows | None = None,
     ) -> FootprintTable:
-        """Return the shared parts of the bills of a table of plans. `splits` is `plans.distinct_splits()`, if known."""
+        """Return the memory of a table of plans. `splits` is `plans.distinct_splits()`, if known."""
         workload, sharded = _with_largest_images(workload, sharded, plans)
         framework = frameworks.find_framework(workload)
         alike = plans.distinct_splits() if splits is None else splits
@@ -283,7 +283,7 @@ class FootprintTable:
         )  # fmt: skip
 
     def on_gpu(self, gpu: Gpu) -> FootprintTable:
-        """Return the bills on another GPU with equal `reads_both_layouts`."""
+        """Return the memory of the same plans on another GPU with equal `reads_both_layouts`."""
         plans = self.plans.take(self.alike.first[self.degrees.first])
         return replace(self, context=context_bytes(self.workload, plans, gpu))
 
@@ -292,7 +292,7 @@ class FootprintTable:
         return self.context[self.degrees.index[self.alike.index[rows]]]
 
     def rows(self, rows: slice | Rows, *, updates: bool = True) -> Footprint:
-        """Return the bills of some plans. They are for the fullest moment of a step, or for its passes alone."""
+        """Return the memory of some plans at the fullest moment of a step, or only of its passes without `updates`."""
         return replace(self._evaluate_rows(rows, updates=updates), context=self.context_of(rows))
 
     def allocator_bytes(self, rows: slice | Rows) -> tuple[Floats, Floats]:
@@ -302,7 +302,7 @@ class FootprintTable:
         return least, least + bill.cached
 
     def _evaluate_rows(self, rows: slice | Rows, *, updates: bool) -> Footprint:
-        """Return the bills of some plans as `rows` does, but without libraries and communicators."""
+        """Return the memory of some plans like `rows`, but without libraries and communicators."""
         plans, place = self.plans.take(rows), self.alike.index[rows]
         stage = np.clip(plans.zero_stage, 0, 3)  # a table may state any number
         states = self.states.take(stage * len(self.degrees) + self.degrees.index.take(place))
@@ -372,9 +372,9 @@ class FootprintTable:
 
 
 def _with_largest_images(workload: Workload, sharded: ShardedGraph, plans: Plans) -> tuple[Workload, ShardedGraph]:
-    """Return the job and its graph, with images of the largest size if their size varies.
+    """Return the job and its graph, with all images of the largest size if their size varies.
 
-    Memory is billed at the largest batch, whereas seconds are priced at the average batch.
+    Memory is that of the largest batch, whereas seconds are those of the average batch.
     """
     if (sides := _largest_image(workload.model)) is None:
         return workload, sharded
@@ -396,18 +396,18 @@ class _StateBytes(Columns):
 
     parameters: Floats
     casts: Floats
-    """16-bit copies of weights, which live until the backward pass has read them."""
+    """16-bit copies of weights, which exist until the backward pass has read them."""
     gradients: Floats
     bucketed: Floats
-    """Buckets of gradients that are held between steps."""
+    """Gradient buckets that stay allocated between steps."""
     head_gradients: Floats
-    """Gradients of the blocks behind the layers."""
+    """Gradients of the blocks after the layers."""
     optimizer: Floats
     gathered: Floats
     whole: Floats
     """Weights that stay whole from a backward pass to the next forward pass under ZeRO 3."""
     reduced: Floats
-    """Whole gradient of a block before ZeRO spreads it."""
+    """Whole gradient of a block, before ZeRO shards it."""
     update: Floats
     """Temporary tensors of the weight update."""
     buffers: Floats
@@ -415,16 +415,16 @@ class _StateBytes(Columns):
 
 @dataclass(frozen=True, slots=True)
 class _ParameterBytes:
-    """Bytes of each copy of one trainable parameter, and of its gradient and optimizer states."""
+    """Bytes per trainable parameter of each copy, the gradient and the optimizer states."""
 
     weight: float
     cast: float
-    """Copy of the weight that matrix products read; 0 where they read the weight."""
+    """Copy of the weight that matrix products read. 0 if they read the weight itself."""
     gradient: float
     master: float
     moment: float
     update: float
-    """Copy of the gradient that the update reads; 0 where it reads the gradient."""
+    """Copy of the gradient that the update reads. 0 if it reads the gradient itself."""
 
     @classmethod
     def from_framework(cls, workload: Workload, framework: Framework) -> _ParameterBytes:
@@ -445,7 +445,7 @@ def _state_bytes(workload: Workload, sharded: ShardedGraph, plans: Plans, gpu: G
     per_parameter, zero = _ParameterBytes.from_framework(workload, framework), np.zeros(len(plans))
 
     def spread(stage_from: int) -> Floats:
-        """Return the parameters of which a rank holds a state that ZeRO spreads from a stage on, (n,)."""
+        """Return how many parameters' state a rank stores, if ZeRO shards that state from a stage on, (n,)."""
         return np.where(plans.zero_stage >= stage_from, own, parameters)
 
     tables = sharded.sum_fullest_stage("table_parameters", plans)
@@ -500,9 +500,9 @@ def _state_bytes(workload: Workload, sharded: ShardedGraph, plans: Plans, gpu: G
 
 
 def _held_parameters(workload: Workload, sharded: ShardedGraph, plans: Plans) -> tuple[Floats, Floats]:
-    """Return the parameters of the fullest rank before and after ZeRO partitions them, (n,) each.
+    """Return the number of parameters on the fullest rank before and after ZeRO shards them, (n,) each.
 
-    A schedule may hold the weights of a stage on two ranks, whose states ZeRO spreads over both.
+    A schedule may put the weights of a stage on two ranks. ZeRO then shards the states over both.
     """
     parameters, own = sharded.held_parameters(plans)
     copies = np.ones(len(plans))
@@ -514,7 +514,7 @@ def _held_parameters(workload: Workload, sharded: ShardedGraph, plans: Plans) ->
 def _weight_bytes(
     workload: Workload, sharded: ShardedGraph, plans: Plans, per_parameter: _ParameterBytes, gpu: Gpu | None
 ) -> Floats:
-    """Return the bytes of all weights, and their copies, that a rank holds, (n,)."""
+    """Return the bytes of all weights and their copies on a rank, (n,)."""
     parameters, own = _held_parameters(workload, sharded, plans)
     trainable, framework = sharded.trainable_fraction(plans), frameworks.find_framework(workload)
     resident = np.where(plans.zero_stage >= 3, own, parameters)
@@ -527,9 +527,10 @@ def _weight_bytes(
 
 
 def _cast_bytes(workload: Workload, sharded: ShardedGraph, plans: Plans, per_parameter: _ParameterBytes) -> Floats:
-    """Return the bytes of the 16-bit copies of weights that live while a step needs them, (n,).
+    """Return the bytes of the 16-bit copies of weights that exist while a step needs them, (n,).
 
-    Autocast copies the weights of products alone, which those of an embedding are not unless the head shares them.
+    Autocast copies only the weights of matrix products. An embedding's weights are among them only if the head shares
+    them.
     """
     if not (workload.training and per_parameter.cast):
         return np.zeros(len(plans))
@@ -551,11 +552,11 @@ def reads_both_layouts(gpu: Gpu) -> bool:
 
 
 def _fp8_bytes(workload: Workload, framework: Framework, gpu: Gpu | None) -> float:
-    """Return the bytes that quantized copies add to a weight of a layer.
+    """Return the bytes per weight that quantized copies add to a layer.
 
-    FP8 products on Hopper and Ada read a copy by columns besides the copy by rows. Those on Blackwell read either copy
+    FP8 products on Hopper and Ada read one copy by rows and one by columns. Those on Blackwell can use either copy
     (Transformer Engine, pytorch/csrc/extensions/util.cpp: non_tn_fp8_gemm_supported). In MXFP8 and NVFP4 the blocks of
-    the two copies differ, so both are held (pytorch/tensor/mxfp8_tensor.py, nvfp4_tensor.py).
+    the two copies differ, so both are stored (pytorch/tensor/mxfp8_tensor.py, nvfp4_tensor.py).
     """
     if not workload.is_quantized:
         return 0.0
@@ -570,7 +571,7 @@ def _fp8_bytes(workload: Workload, framework: Framework, gpu: Gpu | None) -> flo
 def _buffer_bytes(
     workload: Workload, sharded: ShardedGraph, plans: Plans, per_parameter: _ParameterBytes, trainable: Floats
 ) -> Floats:
-    """Return the bytes of the framework's buffers for communication, and of placeholders for gradients, (n,).
+    """Return the bytes of the framework's communication buffers and gradient placeholders, (n,).
 
     `trainable` is the number of a rank's parameters with gradients, (n,).
     """
@@ -598,9 +599,9 @@ def _buffer_bytes(
 class _MicroBatchBytes(Columns):
     """Bytes of one micro-batch, (n,).
 
-    The first stage keeps `early` of each micro-batch in flight, a later one `later`, and the last one `late` of one
-    micro-batch. Without a pipeline, `early` has all activations. The other columns but `head` and `tail` are scratch
-    memory.
+    The first stage keeps `early` for each micro-batch in flight, a later stage keeps `later`, and the last stage keeps
+    `late` for one micro-batch. Without a pipeline, `early` has all activations. The other columns except `head` and
+    `tail` are scratch memory.
     """
 
     early: Floats
@@ -611,12 +612,13 @@ class _MicroBatchBytes(Columns):
     layer_working: Floats
     head_working: Floats
     head: Floats
-    """Activations of the blocks after the layers if the first stage has them, or 0."""
+    """Activations of the blocks after the layers if the first stage has these blocks, otherwise 0."""
     tail: Floats
-    """Activations of these blocks that the first stage of a pipeline keeps of one micro-batch, beside `early`."""
+    """Activations of these blocks that the first stage of a pipeline keeps for one micro-batch, in addition to `early`.
+    """
     workspace: Floats
     recomputed: Floats
-    """Share of the layers that is recomputed whole, which is no number of bytes."""
+    """Share of the layers that is recomputed in full. It is a fraction, not bytes."""
 
 
 def _micro_batch_bytes(workload: Workload, sharded: ShardedGraph, plans: Plans) -> _MicroBatchBytes:
@@ -667,10 +669,10 @@ def _micro_batch_bytes(workload: Workload, sharded: ShardedGraph, plans: Plans) 
 def _stage_activation_bytes(
     sharded: ShardedGraph, plans: Plans, layers: Sequence[Floats]
 ) -> tuple[Floats, Floats, Floats]:
-    """Return the bytes that the layers of the first, a later and the last stage keep of one micro-batch, (n,) each.
+    """Return the bytes that the layers of the first, a later and the last stage keep per micro-batch, (n,) each.
 
-    `layers` has the bytes of one layer of each block, (n,). Of the later stages it is the one that keeps most, as if it
-    were the second one, which has most micro-batches in flight.
+    `layers` has the bytes of one layer of each block, (n,). The later stage is the one that keeps most. It is treated
+    as the second stage, which has more micro-batches in flight than any stage after it.
     """
     graph = sharded.graph
     if not graph.has_stages:
@@ -687,7 +689,7 @@ def _stage_activation_bytes(
 
 
 def _activation_bytes(plans: Plans, micro: _MicroBatchBytes, schedule: Schedule | None) -> Floats:
-    """Return the bytes of the activations of all micro-batches in flight on the fullest stage, (n,)."""
+    """Return the bytes of activations of all micro-batches in flight on the fullest stage, (n,)."""
     first, second = micro_batches_in_flight(plans, schedule)
     return np.maximum(np.maximum(micro.early * first + micro.tail, micro.later * second), micro.late)
 
@@ -703,10 +705,10 @@ def host_activation_bytes(workload: Workload, sharded: ShardedGraph, plans: Plan
 def micro_batches_in_flight(plans: Plans, schedule: Schedule | None = None) -> tuple[Floats, Floats]:
     """Return how many micro-batches the first and the second stage have in flight, (n,) each.
 
-    The unit is a micro-batch of all layers of a stage. Stage k of 1F1B keeps p - k of them. With v pieces on each stage
-    there are v - 1 rounds of p pieces, and two pieces for each later stage (Megatron-Core,
-    pipeline_parallel/schedules.py: get_pp_rank_microbatches). Under schedules with stages from both ends of the model
-    on a rank, all ranks have equally many.
+    A number counts micro-batches through all layers of a stage. Stage k of 1F1B has p - k in flight. With v pieces on
+    each stage there are v - 1 rounds of p pieces, and two pieces for each later stage (Megatron-Core,
+    pipeline_parallel/schedules.py: get_pp_rank_microbatches). Under schedules that put stages from both ends of the
+    model on a rank, all ranks have equally many.
     """
     pieces, count = plans.virtual_stages, plans.gradient_accumulation.astype(float)
     laws = list_schedule_costs(plans.schedule, schedule)
@@ -731,6 +733,6 @@ def _largest_kept_bytes(sharded: ShardedGraph, code: Ints) -> Floats:
 
 
 def _gather_largest(sharded: ShardedGraph, columns: list[Floats], rows: int) -> Floats:
-    """Return the largest value of some columns over shards, for each of n plans, (n,), or 0 without columns."""
+    """Return the largest value of some columns over shards, for each of n plans, (n,). Without columns, return 0."""
     gathered = [sharded.expand_to_plans(column) for column in columns]
     return np.maximum.reduce(gathered) if gathered else np.zeros(rows)

@@ -31,8 +31,10 @@ class Dimensions:
     """
 
     stated: tuple[str, ...] = ()
-    """Names of the stated dimensions, in the order of statement. Digests cover only these, so that a new dimension with
-    a default changes no digest."""
+    """Names of the stated dimensions, in the order in which they were stated.
+
+    Digests cover only these, so that a new dimension with a default changes no digest.
+    """
 
     def __eq__(self, other: object) -> bool:
         return type(self) is type(other) and self._field_values() == other._field_values()
@@ -49,11 +51,11 @@ class Dimensions:
 
     @property
     def caps_scores(self) -> bool:
-        """Whether a function caps the scores of attention, which PyTorch's fused attention cannot."""
+        """Whether a function caps attention scores, which PyTorch's fused attention does not support."""
         return False
 
     def problems(self, model: Model) -> Iterator[Problem]:
-        """Yield the dimensions that contradict other dimensions of the model."""
+        """Yield a problem for each dimension that contradicts other dimensions of the model."""
         yield from ()
 
     def unmeasured(self, *counted: str) -> Iterator[Problem]:
@@ -75,18 +77,18 @@ class Dimensions:
 
 @dataclass(frozen=True, slots=True)
 class Projector:
-    """Two dense layers that turn the tokens of a tower into tokens of the model."""
+    """Two dense layers that turn a tower's tokens into tokens of the model."""
 
     inner: float
-    """Outputs of the first layer."""
+    """Number of outputs of the first layer."""
     inputs: float
     """Width of the tower's tokens."""
     tokens: float
-    """Tokens of a sample that it reads."""
+    """Tokens per sample that it reads."""
     outputs: float | None = None
-    """Outputs of the second layer; None if there is only the first layer."""
+    """Number of outputs of the second layer. None if there is only the first layer."""
     count: float | None = None
-    """Number of projectors, which read different layers of the tower (DeepStack, arXiv 2406.04334); None for one."""
+    """Number of projectors, which read different layers of the tower (DeepStack, arXiv 2406.04334). None means one."""
 
     def document(self) -> dict[str, float]:
         """Return the stated dimensions by name, for digests."""
@@ -109,7 +111,7 @@ class Model:
     ffn_hidden: int = 0
     vocab: int = 0
     positions: int = 0
-    """Learned position embeddings; 0 where positions are rotary, relative or ALiBi."""
+    """Number of learned position embeddings. 0 if positions are rotary, relative or ALiBi."""
     gated_mlp: bool = False
     rms_norm: bool = False
     rotary: bool = False
@@ -122,14 +124,16 @@ class Model:
     trace: Trace | None = None
     """Operators of a model of family "traced", which has no dimensions of its own."""
     towers: tuple[Model, ...] = ()
-    """Encoders of images or sound whose output the model reads and that are trained with it."""
+    """Encoders of images or sound, trained with the model, whose output it reads."""
     projector: Projector | None = None
     """Layers between a tower and the model that reads it."""
     notes: tuple[str, ...] = ()
-    """Sentences about assumptions on the model, or parts of it that are not priced."""
+    """Sentences about assumptions on the model, and about parts that are not priced."""
     auto: str | None = None
-    """Part after `AutoModel` in the name of the Transformers class that returns the loss; empty if there is no such
-    class, None for the usual class of the family."""
+    """Part after `AutoModel` in the name of the Transformers class that returns the loss.
+
+    Empty if there is no such class. None for the usual class of the family.
+    """
 
     def get_dimensions(self, kind: type[DimensionsT]) -> DimensionsT:
         """Return the dimensions that only the model's family has, which must be of the given class.
@@ -142,7 +146,7 @@ class Model:
         return self.dimensions
 
     def with_dimensions(self, **changes: Any) -> Model:
-        """Return the model with some dimensions of its family changed. Changed dimensions count as stated."""
+        """Return the model with some of its family's dimensions changed. Changed dimensions count as stated."""
         stated = tuple(dict.fromkeys((*self.dimensions.stated, *changes)))
         return replace(self, dimensions=replace(self.dimensions, **changes, stated=stated))
 

@@ -1,4 +1,4 @@
-"""Objectives, and the quantities that they minimise: one record each, with all that depends on it."""
+"""Objectives and the quantities that they minimise. One record each has everything that depends on it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Quantity:
-    """Quantity of a step that an objective minimises: its seconds, or something that every GPU consumes over time."""
+    """Amount per step that an objective minimises: seconds, or something that every GPU uses up over time."""
 
     name: str
     less: str
@@ -25,17 +25,18 @@ class Quantity:
     worse_code: str
     """Code of plans that are not recommended because they have more of the quantity."""
     gain: str
-    """Format string of a better plan's gain, from `ratio` (new amount over old)."""
+    """Format string for the gain of a better plan. `ratio` is the new amount over the old."""
     per_gpu_hour: Callable[[Pool], float | None] | None = None
-    """Function from a pool to the amount that one of its GPUs uses per hour, if known; None for plain seconds."""
+    """Function from a pool to the amount that one of its GPUs uses per hour, if known. None if the quantity is seconds.
+    """
     if_unknown: tuple[str, str, str] = ("", "", "")
-    """Code, message and remedy of the rejection of a pool where `per_gpu_hour` is None."""
+    """Code, message and remedy of the rejection of a pool for which `per_gpu_hour` is unknown."""
     winning_changes: tuple[Literal["nodes", "links", "price"], ...] = ("links",)
-    """Changes of a pool that are tried, in this order, to make the pool the recommended one."""
+    """Changes that are tried, in this order, to make a pool the recommended one."""
     noun: str = ""
-    """Word for the quantity in ratios, as in `1.4x the time`; empty if it is the name."""
+    """Word for the quantity in ratios, as in `1.4x the time`. Empty if it is the name."""
     amount_format: str = ""
-    """Format string of the amount for 1000 steps, to be added to reasons; empty if offers have a field for it."""
+    """Format string that adds the amount for 1000 steps to reasons. Empty if offers have a field for it."""
 
     @property
     def measure(self) -> str:
@@ -92,15 +93,15 @@ class ObjectiveRecord:
     fewest_gpus: bool = False
     """Whether the number of GPUs is minimised first."""
     is_whole_run: bool = False
-    """Whether the quantity of the whole run is minimised, whose length must be known; otherwise that of a step."""
+    """Whether the quantity is that of the whole run, whose length must be known, rather than of a step."""
     bound: Literal["", "deadlineSeconds", "budget"] = ""
-    """Field of the job that bounds the plans. Other objectives exclude no plan by it."""
+    """Field of the job that limits the plans. Other objectives exclude no plan by it."""
     missed: str = ""
-    """Code of plans that exceed that bound."""
+    """Code of plans that exceed this limit."""
 
     @property
     def counterpart(self) -> Quantity:
-        """Tie-breaking quantity: the price if the objective minimises seconds, otherwise the seconds."""
+        """Quantity that breaks ties: the price if the objective minimises seconds, otherwise the seconds."""
         return PRICE if self.quantity is SECONDS else SECONDS
 
     @property

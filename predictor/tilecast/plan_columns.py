@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class PlanColumn:
-    """Names, descriptions and allowed values of one column of `spec.Plans`, which is also a field of `spec.Plan`."""
+    """One column of `spec.Plans`, which is also a field of `spec.Plan`: its names, description and allowed values."""
 
     name: str
     """Name of the column in Python."""

@@ -37,7 +37,7 @@ PARTS: Mapping[str, frozenset[str]] = {
     "mlp": frozenset({"mlp_act"}),
     "moe": frozenset({"moe_act", "shared_experts"}),
 }
-"""Modules that lie inside another module, by the name of the outer module. Recomputing it recomputes them too."""
+"""Modules inside another module, by the name of the outer module. Recomputing the outer module recomputes them too."""
 
 
 def _is_minimal(names: frozenset[str]) -> bool:
@@ -65,13 +65,13 @@ _CODES: Mapping[Checkpointing, int] = {name: code for code, name in enumerate(RE
 BY_CODE: npt.NDArray[np.bool_] = np.array(
     [*[[False] * len(MODULES)] * len(CHECKPOINTING), *[[name in names for name in MODULES] for names in _SETS]]
 )
-"""Whether the set of modules with each code contains each module, (codes, modules). Rows of modes are False."""
+"""Whether each code's set of modules contains each module, (codes, modules). Rows of modes are False."""
 
 
 def join_modules(names: Iterable[str]) -> Checkpointing:
     """Return the setting that recomputes some modules, for instance `layernorm+moe_act`.
 
-    A module that lies inside another of the modules is left out, because the outer module recomputes it.
+    A module inside another of the given modules is left out, because the outer module recomputes it.
 
     Raises:
         KeyError: a name is not a module of `MODULES`, or `names` is empty.

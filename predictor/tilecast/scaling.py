@@ -1,4 +1,4 @@
-"""Seconds of the fastest step on each pool, as a function of the number of GPUs."""
+"""Seconds of the fastest step on each pool, for each number of GPUs."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class FastestPlan:
     step_s: float
     lower_s: float
     upper_s: float
-    """Ends of the 90 % range of the step."""
+    """Upper end of the 90 % range of the step. `lower_s` is the lower end."""
     cost_per_1000_steps: float | None
 
 

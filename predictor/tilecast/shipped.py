@@ -1,7 +1,8 @@
-"""Read the TOML files that ship with Tilecast, beside the modules that use them.
+"""Read the TOML files that ship with Tilecast, next to the modules that use them.
 
-`read_table` reads any file. `NumbersFile` reads a file of numbers, and refuses a number without a source and an unknown
-key. A table states the source of its numbers as `source`, or each number has its own: `name = [number, "source"]`.
+`read_table` reads any file. `NumbersFile` reads a file of numbers, and refuses an unknown key or a number without a
+source. A table states the source of all its numbers as `source`, or each number has its own: `name = [number,
+"source"]`.
 """
 
 from __future__ import annotations
@@ -54,8 +55,8 @@ class NumbersFile:
         """Return the values of a table without their sources. Lists become tuples.
 
         Args:
-            path: the path of the table. The source of a table that contains it counts for it too.
-            keys: the keys that the table must have besides `source`, and no others. Any keys if None.
+            path: the path of the table. The source of an enclosing table counts for it too.
+            keys: the keys that the table must have besides `source`, and no others. None allows any keys.
 
         Raises:
             SpecError: a key is missing or unknown, or a value has no source. The message names file and key.
@@ -86,7 +87,7 @@ class NumbersFile:
         """Return the values of a table as a dataclass that has a field for each key.
 
         Raises:
-            SpecError: as in `read_values`, or a value is no number although its field is one.
+            SpecError: as in `read_values`, or a value is no number although the field's type is one.
         """
         types = {item.name: item.type for item in fields(kind)}  # type: ignore[arg-type]
         found = self.read_values(path, types)

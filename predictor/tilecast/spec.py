@@ -1,8 +1,8 @@
 """Models, workloads and plans: what is trained, and how it is split over GPUs.
 
 A `Model` has the dimensions of an architecture, a `Workload` says how it is trained, and `Plans` is a table of ways to
-split that work over GPUs. A plan table consists of columns: every formula of the predictor takes and returns one number
-per row, and a single plan is a table of one row.
+split that work over GPUs. Every formula of the predictor takes and returns columns, with one number per row. A single
+plan is a table of one row.
 
 All docstrings of the predictor use these symbols:
 
@@ -40,11 +40,11 @@ Rows: TypeAlias = npt.NDArray[np.intp]
 Precision = Literal["fp32", "tf32", "fp16", "bf16", "fp8", "mxfp8", "nvfp4"]
 PRECISIONS: tuple[Precision, ...] = get_args(Precision)
 QUANTIZED: tuple[Precision, ...] = ("fp8", "mxfp8", "nvfp4")
-"""Precisions in which products of layers read operands of 8 or 4 bits, and everything else stays in BF16."""
+"""Precisions in which layers' products read operands of 8 or 4 bits. Everything else stays in BF16."""
 ELEMENT_BYTES: Mapping[str, float] = {
     "fp32": 4.0, "tf32": 4.0, "fp16": 2.0, "bf16": 2.0, "fp8": 1.0, "mxfp8": 1.0 + 1.0 / 32, "nvfp4": 0.5 + 1.0 / 16,
 }  # fmt: skip
-"""Bytes of one element as the matrix units read it, with the scales of its block.
+"""Bytes per element that the matrix units read, including the scale of the element's block.
 
 MXFP8 has a scale of one byte for 32 elements (OCP Microscaling Formats, version 1.0), NVFP4 one for 16 (and an FP32
 scale for each tensor: arXiv 2509.25149, section 2). Activations of such jobs stay in BF16.
@@ -54,49 +54,63 @@ Optimizer = Literal["none", "sgd", "momentum", "adam", "adamw", "lamb", "adafact
 OPTIMIZERS: tuple[Optimizer, ...] = get_args(Optimizer)
 Weights = Literal["master", "autocast", "sharded", "pure"]
 WEIGHTS: tuple[Weights, ...] = get_args(Weights)
-"""Storage of a weight in 16-bit training: in 16 bit with an FP32 master, in FP32 with a 16-bit cast, in FP32 shards
-that are gathered in 16 bit, or in 16 bit alone, with its optimizer states."""
+"""Ways to store a weight in 16-bit training.
+
+In order: 16 bits with an FP32 master, FP32 with a 16-bit cast, FP32 shards that are gathered in 16 bits, or 16 bits
+alone, also for optimizer states.
+"""
 StatePrecision = Literal["fp32", "bf16", "fp16", "fp8"]
 STATE_BYTES: Mapping[StatePrecision, float] = {"fp32": 4.0, "bf16": 2.0, "fp16": 2.0, "fp8": 1.0}
-"""Bytes of an element of a gradient or of an optimizer's moment."""
+"""Bytes per element of a gradient or of an optimizer's moment."""
 Offload = Literal["none", "optimizer", "parameters"]
-"""States in the memory of the host: none, the optimizer's states with their update (ZeRO-Offload, arXiv 2101.06840), or
-the parameters too (ZeRO-Infinity, arXiv 2104.07857)."""
+"""What is kept in the host's memory.
+
+None, the optimizer's states with their update (ZeRO-Offload, arXiv 2101.06840), or also the parameters (ZeRO-Infinity,
+arXiv 2104.07857).
+"""
 Execution = Literal["eager", "compiled", "cudaGraphs", "xla"]
 EXECUTIONS: tuple[Execution, ...] = get_args(Execution)
 Attention = Literal[
     "auto", "flash", "eager", "cudnn", "flash1", "flash2", "flash3", "flash4", "flex", "memoryEfficient"
 ]  # fmt: skip
 ATTENTIONS: tuple[Attention, ...] = get_args(Attention)
-"""What runs attention: what the framework chooses, its FlashAttention, two products around a softmax, or one library,
-a key of `attention` in `constants.toml`."""
+"""Implementations of attention that a job can name.
+
+They are the framework's choice, its FlashAttention, two products around a softmax, or one library, a key of `attention`
+in `constants.toml`.
+"""
 MemoryFormat = Literal["contiguous", "channelsLast"]
 MEMORY_FORMATS: tuple[MemoryFormat, ...] = get_args(MemoryFormat)
-"""Layout of images in memory, in PyTorch's words: channel by channel (NCHW) or pixel by pixel (NHWC)."""
+"""Layout of images in memory, by PyTorch's names: channel by channel (NCHW) or pixel by pixel (NHWC)."""
 GradientSync = Literal["allReduce", "parameterServer"]
 GRADIENT_SYNCS: tuple[GradientSync, ...] = get_args(GradientSync)
-"""Ways in which replicas sum gradients: among themselves, or by separate servers on the network."""
+"""Ways to sum gradients over data-parallel ranks: among themselves, or by separate servers on the network."""
 ServerUpdates = Literal["synchronous", "asynchronous"]
 SERVER_UPDATES: tuple[ServerUpdates, ...] = get_args(ServerUpdates)
-"""Whether a parameter server waits for the gradients of all replicas, or for none."""
+"""Whether a parameter server waits for the gradients of all workers, or for none."""
 Schedule = Literal["1f1b", "interleaved", "zeroBubble", "interleavedZeroBubble", "zbv", "dualPipe", "dualPipeV"]
 PIPELINE_SCHEDULES: tuple[Schedule, ...] = get_args(Schedule)
 """Orders in which a pipeline's stages run the passes of micro-batches; `tilecast.layout.SCHEDULES` has their costs."""
 SCHEDULE_CODES: Mapping[Schedule | None, int] = {name: code for code, name in enumerate((None, *PIPELINE_SCHEDULES))}
-"""Number that stands for each schedule in the column `Plans.schedule`; None, the job's own schedule, is 0."""
+"""Code of each schedule in the column `Plans.schedule`. None, which means the job's own schedule, is 0."""
 FOLDED_SCHEDULES: tuple[Schedule, ...] = ("zbv", "dualPipeV")
-"""Schedules that run through the ranks and back, so that the first rank holds the first and the last piece."""
+"""Schedules that run through the ranks and back, so that the first rank has both the first and the last piece."""
 ExpertDispatch = Literal["allToAll", "allGather", "deepEP", "hybridEP"]
 EXPERT_DISPATCHES: tuple[ExpertDispatch, ...] = get_args(ExpertDispatch)
-"""Ways in which tokens get to the ranks of their experts and back: NCCL's grouped sends, a gather of all tokens, or
-DeepEP and HybridEP, which send a token once to a node and once to a rank."""
+"""Ways to send tokens to the ranks of their experts and back.
+
+In order: NCCL's grouped sends, a gather of all tokens, or DeepEP and HybridEP, which send a token once per node and
+once per rank.
+"""
 ExpertOverlap = Literal["none", "microBatch"]
 EXPERT_OVERLAPS: tuple[ExpertOverlap, ...] = get_args(ExpertOverlap)
-"""Computation beside which tokens get to experts: none, or that of another micro-batch (DualPipe, arXiv 2412.19437)."""
+"""Computation during which tokens are sent to experts: none, or another micro-batch's (DualPipe, arXiv 2412.19437)."""
 Quantization = Literal["nf4", "int8"]
 QUANTIZATIONS: tuple[Quantization, ...] = get_args(Quantization)
-"""Types of frozen weights of layers, other than 16 bits: 4-bit NormalFloat (QLoRA, arXiv 2305.14314, section 3), and
-8-bit integers (LLM.int8(), arXiv 2208.07339)."""
+"""Types of frozen weights of layers, other than 16 bits.
+
+They are 4-bit NormalFloat (QLoRA, arXiv 2305.14314, section 3) and 8-bit integers (LLM.int8(), arXiv 2208.07339).
+"""
 FROZEN_BITS: Mapping[Quantization | None, int] = {None: 16, "int8": 8, "nf4": 4}
 """Bits of a frozen weight of the layers, without scales."""
 LoraTargets = Literal["all", "attention"]
@@ -106,7 +120,7 @@ Framework = Literal[
     "accelerate", "huggingface-deepspeed", "composer", "litgpt", "torchtune", "detectron2", "jax", "tensorflow",
     "paddle", "oneflow", "mxnet", "mindspore",
 ]  # fmt: skip
-"""Framework that runs the training; `frameworks.toml` says which plans each one executes, and what it holds."""
+"""Framework that runs the training. `frameworks.toml` says which plans it executes and what it stores."""
 
 
 PassName: TypeAlias = str
@@ -137,12 +151,12 @@ class SpecError(ValueError):
 class SearchTooLargeError(SpecError):
     """Refusal of a job that needs a larger search than allowed.
 
-    The decision depends on counts alone, so that it is equal on every machine.
+    The decision depends only on counts, so that it is the same on every machine.
     """
 
     @classmethod
     def from_counts(cls, field: str, number: int, limit: int, noun: str, remedy: str) -> SearchTooLargeError:
-        """Return the error for a `number` of `noun` above a `limit`."""
+        """Return the error for `number` of `noun`, which is above `limit`."""
         return cls(field, f"{number:,} {noun} are more than the {limit:,} that one search prices", remedy)
 
 
@@ -155,34 +169,38 @@ class Workload:
     global_batch: int
     precision: Precision = "bf16"
     training: bool = True
-    """False prices a forward pass alone (inference prefill)."""
+    """Whether the job trains. False means only a forward pass (inference prefill)."""
     optimizer: Optimizer = "adamw"
     weights: Weights | None = None
-    """Storage of weights in 16-bit training; None takes the framework's."""
+    """Storage of weights in 16-bit training. None for the framework's default."""
     gradient_precision: StatePrecision | None = None
-    """Type in which gradients are summed, held and reduced; None takes the framework's."""
+    """Type in which gradients are summed, stored and reduced. None for the framework's default."""
     moment_precision: StatePrecision | None = None
-    """Type of the optimizer's moments; None takes that of its weights."""
+    """Type of the optimizer's moments. None for that of its weights."""
     micro_batch: int | None = None
     checkpointing: Checkpointing | None = None
-    """None leaves the choice to the search."""
+    """Recomputation. None leaves the choice to the search."""
     shard_degree: int | None = None
-    """Data-parallel ranks that share weights, gradients and states under ZeRO; groups of so many hold copies of them.
-    None means that all ranks share them."""
+    """Data-parallel ranks over which ZeRO shards weights, gradients and states. Each such group has a full copy.
+
+    None means all ranks.
+    """
     offloaded_activations: float = 0.0
-    """Share of the activations of layers that waits for the backward pass in the host's memory."""
+    """Share of the layers' activations that is kept in the host's memory until the backward pass."""
     recompute_layers: int | None = None
-    """Layers of each pipeline stage that full recomputation applies to; None means all of them."""
+    """Layers of each pipeline stage that full recomputation applies to. None means all."""
     attention: Attention = "auto"
     execution: Execution = "eager"
     memory_format: MemoryFormat = "contiguous"
-    """Layout of images and of weights of convolutions; compilers choose for themselves."""
+    """Layout of images and of weights of convolutions. Compilers choose for themselves."""
     input_samples_per_s: float | None = None
-    """Samples that the input pipeline of each node delivers per second; None leaves it out of the step."""
+    """Samples per second that the input pipeline of each node delivers. None means that it never limits the step."""
     steps: int | None = None
     fused_kernels: bool | None = None
-    """Whether hand-written kernels fuse bias, activation, dropout, mask and softmax, as Megatron's do, even where the
-    framework launches eagerly; None is what the framework has (`frameworks.has_fused_kernels`)."""
+    """Whether hand-written kernels, such as Megatron's, fuse bias, activation, dropout, mask and softmax.
+
+    They do so even in eager execution. None for the framework's default (`frameworks.has_fused_kernels`).
+    """
     fused_loss: bool = False
     """Whether a hand-written loss reads the logits in place, as those of flash-attn and Apex do."""
     compiled_loss: bool = True
@@ -191,35 +209,43 @@ class Workload:
     """Whether the weight update is one kernel per parameter group, rather than one per arithmetic step."""
     offload: Offload = "none"
     loss_chunks: int = 1
-    """Pieces in which the output layer and the loss run one after the other, so that only one piece's logits exist."""
+    """Pieces in which the output layer and the loss run in sequence, so that only one piece's logits exist at a time.
+    """
     lora_rank: int = 0
-    """0 trains every parameter; otherwise only adapters of this rank on the linear layers."""
+    """Rank of the LoRA adapters on linear layers, the only weights that are trained. 0 trains every parameter."""
     lora_targets: LoraTargets = "all"
     """Linear layers with adapters: all, or only the projections of attention."""
     frozen_bits: int = 16
-    """Bits of a frozen weight of the layers under LoRA: 16, 8 in INT8 (LLM.int8(), arXiv 2208.07339), or 4 in NF4
-    (QLoRA, arXiv 2305.14314, section 3) with scales, whose bits depend on the framework
-    (`frameworks.Framework.quantized_bits`)."""
+    """Bits per frozen weight of the layers under LoRA: 16, 8 or 4.
+
+    8 is INT8 (LLM.int8(), arXiv 2208.07339), 4 is NF4 (QLoRA, arXiv 2305.14314). Bits of scales depend on the framework
+    (`frameworks.Framework.quantized_bits`).
+    """
     framework: Framework | None = None
-    """Framework that limits the plans to those it executes; None allows the plans of any framework."""
+    """Framework that must be able to execute the plans. None allows the plans of any framework."""
     framework_version: str | None = None
-    """Version of what `frameworks.toml` counts for the framework, such as "2.6" of PyTorch or "25.04" of NeMo; None is
-    the version that it assumes."""
+    """Version by which `frameworks.toml` identifies the framework, such as "2.6" of PyTorch or "25.04" of NeMo.
+
+    None for the version that it assumes.
+    """
     expert_dispatch: ExpertDispatch | None = None
-    """None takes the framework's."""
+    """How tokens are sent to experts. None for the framework's default."""
     expert_overlap: ExpertOverlap | None = None
-    """None takes the framework's."""
+    """Computation that hides this exchange. None for the framework's default."""
     overlap: bool = True
-    """Whether gradient synchronisation runs behind the backward pass (bucketed, as DDP and FSDP do)."""
+    """Whether gradients are reduced during the backward pass (in buckets, as DDP and FSDP do)."""
     bucket_mib: int | None = None
-    """Size of the buckets in which gradients are reduced, in MiB; None takes the framework's."""
+    """Size of gradient buckets in MiB. None for the framework's default."""
     pipeline_schedule: Schedule | None = None
-    """Order of the passes in a pipeline; None is 1F1B, interleaved where stages have several pieces."""
+    """Order of the passes in a pipeline. None means 1F1B, interleaved if stages have several pieces."""
     pipeline_layout: str | None = None
-    """Layers of each virtual stage in Megatron's words (`tilecast.layout.parse_layout`); None is the framework's."""
+    """Layers of each virtual stage in Megatron's notation (`tilecast.layout.parse_layout`).
+
+    None for the framework's default.
+    """
     gradient_sync: GradientSync = "allReduce"
     parameter_servers: int | None = None
-    """Number of servers that sum gradients, each on a node of its own; None means one for each node of the replicas."""
+    """Number of servers that sum gradients, each on a node of its own. None means one for each node with workers."""
     server_updates: ServerUpdates = "synchronous"
 
     @property
@@ -234,12 +260,12 @@ class Workload:
 
     @property
     def weight_bytes(self) -> float:
-        """Bytes of a weight and of a gradient in the precision of the layers: 2 in mixed precision, else 4."""
+        """Bytes per weight and per gradient in the precision of the layers: 2 in mixed precision, otherwise 4."""
         return 2.0 if self.is_mixed else 4.0
 
     @property
     def tokens_per_step(self) -> int:
-        """Tokens (or images, where the sequence length is 1) consumed by one optimizer step."""
+        """Tokens that one optimizer step consumes, or images if the sequence length is 1."""
         return self.global_batch * self.sequence_length
 
     @property
@@ -250,7 +276,7 @@ class Workload:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """One row of `Plans` in readable form: the degrees, in Megatron's words."""
+    """One row of `Plans` in readable form, with Megatron's names for the degrees."""
 
     data: int = 1
     tensor: int = 1
@@ -265,7 +291,7 @@ class Plan:
     virtual_stages: int = 1
     expert_tensor: int = 1
     schedule: Schedule | None = None
-    """Order of the passes in the pipeline; None is `Workload.pipeline_schedule`."""
+    """Order of the passes in the pipeline. None means `Workload.pipeline_schedule`."""
 
     @property
     def gpus(self) -> int:
@@ -299,7 +325,7 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class PartialPlan:
-    """Plan as a user states it.
+    """A plan as a user states it.
 
     Degrees that are not stated are 1. Data parallelism takes the remaining GPUs. Other columns stay open.
     """
@@ -321,9 +347,9 @@ class PartialPlan:
     def parse(cls, text: str, field: str) -> PartialPlan:
         """Parse a plan such as `tp=2,dp=8,zero=1,mb=1,ac=full`, or `zero1-dp8,tp2,mb1,ac-full` as tables print it.
 
-        The two forms can be mixed, and spaces can replace commas. A plan with a micro-batch is complete, as tables
-        print it, and the columns that it leaves out are off. In a plan without a micro-batch they stay open, as
-        `zero=auto` says for one column. `field` is the name of the plan in errors.
+        The two forms can be mixed, and spaces can replace commas. A plan with a micro-batch is complete, and columns
+        that it leaves out are off. In a plan without a micro-batch they stay open. `zero=auto` leaves one column open.
+        `field` is the name of the plan in errors.
 
         Raises:
             SpecError: a key is unknown or given twice, or a value is no count.
@@ -350,21 +376,21 @@ class PartialPlan:
 
 
 _OFF: Mapping[str, object] = {name: column.off for name, column in PLAN_COLUMNS.items() if column.off is not None}
-"""Values of the columns that a complete plan leaves out."""
+"""Values of columns that a complete plan leaves out."""
 _PRINTED = re.compile(r"(?:zero([123])-)?dp(\d+)|fsdp(?:-dp)?(\d+)|(e?tp|[pcev]p|mb|zero)(\d+)|ac-([a-z_+]+)|(sp)")
-"""A part of the short form of a plan."""
+"""Regular expression of one part of a plan's short form."""
 _SCHEDULES: Mapping[str, Schedule] = {name.lower(): name for name in PIPELINE_SCHEDULES}
-"""Schedules by their names in lower case, in which plans are read."""
+"""Schedules by their names in lower case."""
 
 
 def _parse_assignment(text: str) -> list[tuple[str, str]]:
-    """Return key and value of `tp=2`. `fsdp=8` gives two pairs."""
+    """Return the key and the value of a text such as `tp=2`. `fsdp=8` gives two pairs."""
     key, _, value = (part.strip() for part in text.partition("="))
     return [("dp", value), ("zero", "3")] if key == "fsdp" else [(key, value)]
 
 
 def _parse_printed_part(text: str, field: str) -> list[tuple[str, str]]:
-    """Return keys and values of a part of the short form."""
+    """Return the keys and values of one part of a plan's short form."""
     if text in _SCHEDULES:
         return [("schedule", text)]
     part = _PRINTED.fullmatch(text)
@@ -411,7 +437,7 @@ class Columns:
     """Base class of tables. Each field is a column or another table, and all columns have the same length."""
 
     def take(self, rows: Rows | npt.NDArray[np.bool_] | slice) -> Self:
-        """Return the chosen rows, in the order given."""
+        """Return the chosen rows, in the given order."""
         values = [getattr(self, name) for name in self.__dataclass_fields__]
         if isinstance(rows, slice):
             return type(self)(*[value.take(rows) if isinstance(value, Columns) else value[rows] for value in values])
@@ -419,7 +445,7 @@ class Columns:
         return type(self)(*[_take_values(value, places) for value in values])
 
     def with_constants(self) -> Self:
-        """Return the columns, of which those with one value throughout store it once. They are read-only."""
+        """Return the columns, with a column of equal values stored as one value. They are read-only."""
         columns = [getattr(self, name) for name in self.__dataclass_fields__]
         return type(self)(
             *[repeat_number(one[:1].copy(), len(one)) if len(one) and (one == one[0]).all() else one for one in columns]
@@ -427,23 +453,23 @@ class Columns:
 
 
 def _take_values(column: Any, places: npt.NDArray[Any]) -> Any:
-    """Return the values of a column, or of a group of columns, at some places."""
+    """Return the values of a column, or of a group of columns, at the indices `places`."""
     is_constant = isinstance(column, np.ndarray) and column.strides == (0,)
     return repeat_number(column[:1], len(places)) if is_constant else column.take(places)
 
 
 def repeat_number(number: npt.NDArray[Any], count: int) -> npt.NDArray[Any]:
-    """Return a read-only column that repeats one number, (1,), without storing it more than once, (count,)."""
+    """Return a read-only column that repeats one number `count` times, (count,), but stores it once."""
     number.setflags(write=False)
     return np.ndarray((count,), number.dtype, number, strides=(0,))
 
 
 @dataclass(frozen=True, slots=True)
 class DistinctRows:
-    """Distinct rows of some columns.
+    """The k distinct rows among n rows of some columns.
 
-    A formula is evaluated on `first`, one row of each kind, shape (k,), and its results are spread to all rows by
-    `index`, the place of each row among them, shape (n,).
+    A formula is evaluated on the rows `first`, (k,). `index`, (n,), is the place of each row among the distinct ones,
+    and spreads the results to all rows.
     """
 
     first: Rows
@@ -454,10 +480,10 @@ class DistinctRows:
 
 
 def distinct_rows(*columns: Ints) -> DistinctRows:
-    """Return the distinct rows of integer columns of shape (n,), in the order of their values.
+    """Return the distinct rows of integer columns (n,), sorted by their values.
 
-    Equal neighbours count once, and each row is identified by one number, in which every column is a digit. So a sort
-    is needed only where the values are sparse.
+    Equal neighbours are merged first. Then each row is encoded as one number, with a digit for every column, and a sort
+    is needed only if these codes are sparse.
     """
     rows, heads = len(columns[0]), _run_starts(columns)
     if not rows:
@@ -487,7 +513,7 @@ def distinct_neighbours(*columns: Ints) -> DistinctRows:
 
 
 def _run_starts(columns: Sequence[Ints]) -> Rows:
-    """Return the indexes of rows that differ from the row before. Columns have shape (n,). Row 0 always counts."""
+    """Return the indices of the rows that differ from the row before. Columns have shape (n,). Row 0 always counts."""
     differs = np.zeros(len(columns[0]), bool)
     differs[:1] = True
     for column in columns:
@@ -496,7 +522,7 @@ def _run_starts(columns: Sequence[Ints]) -> Rows:
 
 
 _ROOM = 1 << 14
-"""Number of codes up to which a table of all of them is always used, instead of a sort."""
+"""Number of possible codes up to which a lookup table is always used instead of a sort."""
 
 
 def _renumber_codes(code: Rows, size: int) -> tuple[Rows, int]:
@@ -517,7 +543,7 @@ _HOLDINGS = np.array([1 if name in FOLDED_SCHEDULES else 2 * (name == "dualPipe"
 
 
 def holdings_of(schedule: Ints) -> Ints:
-    """Return a number for the stages that each schedule leaves on a rank, (n,). `schedule` has `SCHEDULE_CODES`.
+    """Return a code for the set of stages that each schedule puts on a rank, (n,). `schedule` has `SCHEDULE_CODES`.
 
     It is 1 for a first and a last piece (`FOLDED_SCHEDULES`), 2 for two whole stages (DualPipe), and otherwise 0.
     """
@@ -528,10 +554,10 @@ def holdings_of(schedule: Ints) -> Ints:
 class Plans(Columns):
     """A table of plans as integer columns, each of shape (n,).
 
-    `expert` x `expert_tensor` divides `data` x `tensor` (experts fold over those ranks, as in Megatron-Core, where the
-    ranks that share an expert are neighbours); `checkpointing` holds
-    indexes into `recomputation.RECOMPUTED`; `gradient_accumulation` is the number of micro-batches per rank and
-    optimizer step; `schedule` holds values of `SCHEDULE_CODES`.
+    `expert` x `expert_tensor` divides `data` x `tensor`. Experts are spread over these ranks as in Megatron-Core, and
+    ranks that share an expert are neighbours. `checkpointing` has indices into `recomputation.RECOMPUTED`.
+    `gradient_accumulation` is the number of micro-batches per rank and optimizer step. `schedule` has values of
+    `SCHEDULE_CODES`.
     """
 
     data: Ints
@@ -552,9 +578,9 @@ class Plans(Columns):
         return len(self.data)
 
     def distinct_splits(self, *columns: Ints) -> DistinctRows:
-        """Return groups of neighbouring rows that differ in ZeRO stage, virtual stages and pipeline schedule only.
+        """Return groups of neighbouring rows that differ only in ZeRO stage, virtual stages and pipeline schedule.
 
-        Rows of a group are also equal in the further `columns`, (n,), and in `stage_holdings`.
+        Rows of a group are also equal in the given `columns`, (n,), and in `stage_holdings`.
         """
         open_names = ("zero_stage", "virtual_stages", "schedule")
         names = (item.name for item in fields(self) if item.name not in open_names)
@@ -563,27 +589,30 @@ class Plans(Columns):
 
     @property
     def stage_holdings(self) -> Ints:
-        """Return a number for the stages that the schedule leaves on a rank, (n,), by `holdings_of`."""
+        """Return a code for the set of stages that the schedule puts on a rank, (n,), from `holdings_of`."""
         return holdings_of(self.schedule)
 
     @property
     def gpus(self) -> Ints:
-        """Ranks that each plan runs on, shape (n,)."""
+        """Number of ranks of each plan, (n,)."""
         return self.data * self.tensor * self.pipeline * self.context
 
     @property
     def replicas(self) -> Floats:
-        """Ranks that hold the same dense weights, (n,)."""
+        """Number of ranks that hold the same dense weights, (n,)."""
         return (self.data * self.context).astype(float)
 
     def shard_ranks(self, degree: int | None) -> Floats:
-        """Return the number of ranks that ZeRO spreads a dense weight over, (n,). `degree` caps data parallelism."""
+        """Return the number of ranks over which ZeRO shards a dense weight, (n,).
+
+        `degree` is its limit on data parallelism.
+        """
         data = self.data if degree is None else np.minimum(self.data, degree)
         return (data * self.context).astype(float)
 
     @property
     def expert_replicas(self) -> Floats:
-        """Ranks that hold the same experts, which fold over tensor and data ranks, (n,)."""
+        """Number of ranks that hold the same experts, which are spread over tensor and data ranks, (n,)."""
         return np.maximum(self.replicas * self.tensor / (self.expert * self.expert_tensor), 1.0)
 
     def row(self, index: int) -> Plan:

@@ -1,4 +1,4 @@
-"""Sensitivity of the advice to one number: the fields of pools and links that can be varied, and the values to try."""
+"""Vary one number of a job or pool: the fields that can vary, and the values to try."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class SweepValue:
 
 @dataclass(frozen=True, slots=True)
 class SweepRange:
-    """Field of a job or pool, and the values to try in it."""
+    """A field of a job or pool, and the values to try in it."""
 
     field: str
     values: tuple[SweepValue, ...]
@@ -56,7 +56,7 @@ class SweepRange:
         even steps.
 
         Raises:
-            SpecError: the text is something else, or requests too many values.
+            SpecError: the text has another form, or requests too many values.
         """
         name, equals, listed = text.partition("=")
         name = name.strip().removeprefix("spec.")
@@ -100,7 +100,7 @@ def _parse_number(text: str, flag: str) -> float:
 
 @dataclass(frozen=True, slots=True)
 class PoolField:
-    """Numeric field of a pool: its unit, and functions that read and replace the number."""
+    """A numeric field of a pool: its unit, and functions that read and replace the number."""
 
     unit: str
     get: Callable[[Pool], float | None]
@@ -109,7 +109,7 @@ class PoolField:
 
 
 def vary_pools(pools: Sequence[Pool], field: str, value: SweepValue, flag: str = "--over") -> list[Pool]:
-    """Return the pools with another number in a field, a key of `FIELDS`.
+    """Return the pools with another number in `field`, a key of `FIELDS`.
 
     Raises:
         SpecError: the number is impossible there.
@@ -134,16 +134,16 @@ def vary_pools(pools: Sequence[Pool], field: str, value: SweepValue, flag: str =
 
 
 _MOST = 2**20
-"""Most nodes or GPUs of a pool, the same as for --gpus."""
+"""Most nodes or GPUs of a pool, as for `--gpus`."""
 _LARGEST = 1e6
 _LARGEST_IN = ("GiB", "MiB", "GB/s")
-"""Units in which no GPU or link has as much as `_LARGEST`: a larger number is meant in bytes."""
+"""Units in which no value reaches `_LARGEST`. A larger number was meant in bytes."""
 
 
 def _set_gpu_count(pool: Pool, count: float) -> Pool:
     """Return the pool with `count` GPUs.
 
-    Its nodes keep their size, or have the usual size where the pool is a part of a node.
+    Its nodes keep their size. If the pool is part of a node, they get the usual size.
     """
     if count < pool.gpus_per_node:
         return replace(pool, gpus_per_node=int(count), max_nodes=1, spare_gpus=0)
@@ -159,10 +159,9 @@ def _gpu_number(name: str, unit: str, si: float, is_count: bool = False) -> Pool
 
 
 def _build_speed_sweep(name: str, unit: str, si: float, scaled: Sequence[str], is_count: bool = False) -> PoolField:
-    """Return the sweep of a GPU number that sets the speed of arithmetic, such as the clock or the number of SMs.
+    """Return the field for a GPU number that sets the speed of arithmetic, such as the clock or the number of SMs.
 
-    A swept value changes all peak rates and the rates named in `scaled` in proportion. It does not change the power
-    limit.
+    Changing it changes all peak rates and the fields `scaled` in proportion, but not the power limit.
     """
     plain = _gpu_number(name, unit, si, is_count)
 
@@ -192,9 +191,9 @@ def _link_number(side: str, name: str, unit: str, si: float = 1.0) -> PoolField:
 
 
 def _latency_number(side: str) -> PoolField:
-    """Return the field of a link's latency: the hop time of NCCL's Simple protocol.
+    """Return the field for a link's latency, which is the hop time of NCCL's Simple protocol.
 
-    Latencies of other protocols, of switch reductions, of peers and of the start of a collective change in proportion.
+    Other latencies change in proportion: other protocols, switch reductions, peers and the start of a collective.
     """
 
     def get(pool: Pool) -> float:
@@ -234,16 +233,16 @@ FIELDS: Mapping[str, PoolField] = {
     "link.interNode.bandwidth": _link_number("inter", "bandwidth_bytes_per_s", "GB/s", 1e9),
     "link.interNode.latency": _latency_number("inter"),
 }
-"""Every number of a pool that can be varied, by name; those of the job are the fields of its spec."""
+"""Every number of a pool that can vary, by name. Those of the job are the fields of its spec."""
 
 
 @dataclass(frozen=True, slots=True)
 class SweepRow:
-    """Value of a sweep, and the advice for it."""
+    """One value of a sweep, and the advice for it."""
 
     value: float
     label: str
-    """The value as it was written: a factor stays a factor."""
+    """The value as the user wrote it. A factor stays a factor."""
     advice: Advice
 
     @property
@@ -257,7 +256,7 @@ def throughput_per_gpu(offer: Offer) -> float:
 
 
 def relative_throughput(rows: Sequence[SweepRow], offer: Offer) -> float:
-    """Return the ratio of an offer's throughput per GPU to its pool's best in all rows, in (0, 1]."""
+    """Return the ratio of an offer's throughput per GPU to the best of its pool in all rows, in (0, 1]."""
     same = (
         throughput_per_gpu(other) for row in rows for other in row.advice.offers if other.pool.name == offer.pool.name
     )

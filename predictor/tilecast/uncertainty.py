@@ -1,13 +1,13 @@
 """Uncertainty of forecasts: a 90 % range around a step time, and ties between plans.
 
-The relative error of a step has independent sources: the kernels (their own spread, smaller because many of them add
+The relative error of a step has independent sources: the kernels (less than their own spread, because many of them add
 up), communication (networks reach a varying share of their line rate), the host (processors and framework versions
-differ more than GPUs do), and all that a job description leaves out (data loading, memory formats, clocks). The width
-of each source is weighted by its part's share of the step, and widths add in quadrature. `constants.toml` has the
+differ more than GPUs do), and everything that a job description leaves out (data loading, memory formats, clocks). Each
+source's width is weighted by its part's share of the step, and widths add in quadrature. `constants.toml` has the
 widths.
 
-Between two plans of one job much of the error cancels. What the description leaves out is the same for both. On one
-pool so are the network, the host and the kernels, as far as both plans depend on them equally. What remains is the
+Between two plans of one job, much of the error cancels. What the description leaves out is the same for both. On one
+pool, network, host and kernels are the same too, as far as both plans depend on them equally. What remains is the
 difference of their shares, and an error of the pair that measured plans also show.
 """
 
@@ -27,7 +27,7 @@ from tilecast.spec import Columns, Floats, Workload
 
 @dataclass(frozen=True, slots=True)
 class ErrorWidths(Columns):
-    """Half-widths of the 90 % ranges of the steps of plans by source of error, as logarithms, every column (n,)."""
+    """Half-widths of the 90 % ranges of n plans' steps by source of error, as logarithms. Every column is (n,)."""
 
     communication: Floats
     host: Floats
@@ -35,7 +35,7 @@ class ErrorWidths(Columns):
 
 
 def forecast_errors(priced: PricedPlans, widths: RangeWidths | None = None) -> ErrorWidths:
-    """Return the errors of every plan, (n,), without the error from properties missing in the job description."""
+    """Return the errors of every plan, (n,), without the error from properties that the job description leaves out."""
     widths = widths or constants.shipped_widths()
     times = priced.times
     return ErrorWidths(
@@ -48,10 +48,10 @@ def forecast_errors(priced: PricedPlans, widths: RangeWidths | None = None) -> E
 def interval(
     workload: Workload, priced: PricedPlans, row: int, widths: RangeWidths | None = None
 ) -> tuple[float, float]:
-    """Return the lower and the upper end of the 90 % range of the step of the plan in a row, in seconds.
+    """Return the lower and the upper end of the 90 % range of the step in one row, in seconds.
 
     The range is symmetric in the logarithm of the seconds. Runs measured on the pool's cluster narrow it, or widen it
-    if they spread further than assumed.
+    if they spread more than assumed.
     """
     width, total = range_widths(workload, priced, widths)[row], priced.step_s[row]
     return float(total * np.exp(-width)), float(total * np.exp(width))
@@ -68,7 +68,7 @@ def range_widths(workload: Workload, priced: PricedPlans, widths: RangeWidths | 
 
 
 def slow_host_step_s(step_s: Floats, launch_s: Floats, widths: RangeWidths | None = None) -> Floats:
-    """Return the seconds of each plan's step on a slow host, (n,), which decide among plans that tie.
+    """Return the seconds of each plan's step on a slow host, (n,), by which ties between plans are decided.
 
     Hosts differ more than GPUs and networks, and a slow host only makes a step longer. So of two plans with similar
     forecasts, the plan that waits less for its host is the better choice. In the 47 groups of plans that vTrain
@@ -80,13 +80,14 @@ def slow_host_step_s(step_s: Floats, launch_s: Floats, widths: RangeWidths | Non
 
 
 ODDS = 1 / 3
-"""Least probability that the forecast orders two plans wrongly for the plans to tie."""
+"""Least probability of a wrong order at which two plans tie."""
 _REPEATED = NormalDist().inv_cdf(0.95) * constants.shipped_constants().jitter
 """Half-width of the 90 % range of a repeated step, from the spread between ranks with equal work."""
 MOST_TIED = float(np.log(1.1))
-"""Largest logarithm of the ratio of two plans that tie, so that no recommended plan is more than a tenth behind."""
+"""Largest log ratio of two plans that tie, so that no recommended plan is more than a tenth behind."""
 _REACH = NormalDist().inv_cdf(1 - ODDS) / NormalDist().inv_cdf(0.95)
-"""Distance at which a wrong order has the probability `ODDS`, as a share of the half-width of a 90 % range."""
+"""Distance of two forecasts at which a wrong order has probability `ODDS`, relative to the half-width of a 90 % range.
+"""
 
 
 def tie_width_on_pool(
@@ -95,7 +96,7 @@ def tie_width_on_pool(
     has_equal_plan: npt.NDArray[np.bool_],
     widths: RangeWidths | None = None,
 ) -> Floats:
-    """Return the log ratio of step times up to which two plans on one pool tie. Columns broadcast.
+    """Return the largest log ratio of step times at which two plans on one pool tie. Columns broadcast.
 
     Args:
         errors: the errors of some plans.
@@ -116,7 +117,7 @@ def tie_width_on_pool(
 def tie_width_between_pools(
     errors: ErrorWidths, other_errors: ErrorWidths, widths: RangeWidths | None = None
 ) -> Floats:
-    """Return the log ratio of step times up to which plans on two pools tie.
+    """Return the largest log ratio of step times at which plans on two pools tie.
 
     The errors of networks, hosts and kernels of the two pools are independent.
     """
@@ -128,7 +129,7 @@ def tie_width_between_pools(
 
 
 def largest_tie_width(widths: RangeWidths | None = None) -> float:
-    """Return the log ratio of step times above which no two plans on one pool tie."""
+    """Return the log ratio of step times above which no two plans on one pool can tie."""
     widths = widths or constants.shipped_widths()
     squares = widths.plans**2 + widths.communication**2 + widths.host**2 + widths.kernels**2
     return min(_REACH * float(np.sqrt(squares)), MOST_TIED)

@@ -28,7 +28,7 @@ class TooLongError(ValueError):
 
 
 def parse_json(text: str | bytes, *, max_bytes: int = MAX_BYTES, max_depth: int = MAX_DEPTH) -> Any:
-    """Return the value of JSON text, parsed only within bounds on length and nesting.
+    """Return the value of JSON text, after checking its length and nesting.
 
     Raises:
         TooLongError, TooDeepError: the text exceeds a bound and is not parsed.
@@ -69,7 +69,7 @@ def parse_json_mapping(text: str | bytes, field: str, subject: str, remedy: str)
 
 
 def is_deeper(text: str, levels: int) -> bool:
-    """Return whether a parser of a JSON text could get deeper than `levels`.
+    """Return whether parsing a JSON text could nest deeper than `levels`.
 
     Text that is not JSON may count as deeper than it is.
     """
@@ -96,7 +96,7 @@ _OTHERS = bytes(code for code in range(256) if code not in b'"[]{}')
 def empty_below_depth(value: ValueT, levels: int = MAX_DEPTH) -> ValueT:
     """Empty each mapping and list deeper than `levels` in a parsed JSON value, in place, and return the value.
 
-    The walk goes level by level, without recursion.
+    The value is walked level by level, without recursion.
     """
     level: list[Any] = [value] if isinstance(value, dict | list) else []
     for _ in range(levels):

@@ -1,6 +1,6 @@
-"""Measurement of optimizer steps in a training script, with reports to Tilecast's operator and to Prometheus.
+"""Measure optimizer steps in a training script, and report them to Tilecast's operator and to Prometheus.
 
-`StepTimer` is for any training loop, the callbacks are for Hugging Face Trainer and Lightning. The package uses only
+`StepTimer` works in any training loop. The callbacks are for Hugging Face Trainer and Lightning. The package uses only
 the standard library. In the training loop it never raises, waits for the network, or synchronises with the GPU.
 """
 

@@ -1,4 +1,4 @@
-"""Timing of the parts of a step, for `StepTimer.loading` and `StepTimer.part`."""
+"""Time the parts of a step, for `StepTimer.loading` and `StepTimer.part`."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ INPUT = "input"
 PARTS = ("forward", "backward", "optimizer", "communication")
 """Names of the other parts of a step."""
 PENDING = 16
-"""Most timed steps whose CUDA events the GPU has not reached. While so many are pending, the next step is not timed."""
+"""Most timed steps with CUDA events that the GPU has not reached yet. At this number, the next step is not timed."""
 MOST_SPANS = 256
-"""Most spans of one step. A step with more spans ends the timing of parts."""
+"""Most spans in one step. A step with more ends the timing of parts."""
 SHARE = 0.005
-"""Largest share of the training's time that the timing itself may take. Beyond it, steps are not timed."""
+"""Largest share of the training's time that the timing itself may take. Above it, steps are not timed."""
 
 
 @dataclass
 class PartSpan:
-    """One run of a part of a step: its start and end as CUDA events or times, and the name of the part around it."""
+    """One run of a part of a step: its start and end, as CUDA events or times, and the enclosing part's name."""
 
     name: str
     outer: str | None
@@ -50,7 +50,7 @@ class TimedStep:
         return span
 
     def end(self, span: PartSpan, end: Any) -> None:
-        """End a part, if its start and its end are both CUDA events or both times of the host."""
+        """End a part. The span counts only if its start and end are both CUDA events or both times of the host."""
         if isinstance(span.start, float) == isinstance(end, float):
             self.around.remove(span.name)
             span.end = end
@@ -60,7 +60,7 @@ class TimedStep:
         return all(isinstance(span.end, float) or span.end.query() for span in self.spans)
 
     def part_seconds(self) -> Iterator[tuple[str, float]]:
-        """Yield part names with seconds. The time of an inner part is subtracted from the part around it."""
+        """Yield part names with seconds. The time of an inner part is subtracted from the enclosing part."""
         for span in self.spans:
             on_host = isinstance(span.end, float)
             seconds = span.end - span.start if on_host else span.start.elapsed_time(span.end) * 1e-3
@@ -72,12 +72,13 @@ class TimedStep:
 class PartTimes:
     """Timer of the parts of steps.
 
-    If PyTorch uses a GPU, CUDA events before and after a part measure it, because queued kernels hide the host's time.
-    The events are queried after the GPU has passed them, so that nothing waits for the GPU. The training thread queries
-    them, because no other thread may do so while a CUDA graph is captured. Without a GPU, the host's clock measures.
+    If PyTorch uses a GPU, CUDA events before and after a part measure it, because the host runs ahead of queued
+    kernels. The events are queried after the GPU has passed them, so that nothing waits for the GPU. The training
+    thread queries them, because no other thread may do so while a CUDA graph is captured. Without a GPU, the host's
+    clock measures.
 
-    A step is timed as a whole or not at all. Only as many steps are timed as keep the cost below `SHARE`. Any failure
-    ends the timing.
+    A step is timed as a whole or not at all. Only so many steps are timed that the cost stays below `SHARE`. Any
+    failure ends the timing.
 
     Args:
         clock: function that returns monotonic seconds.
@@ -97,7 +98,7 @@ class PartTimes:
         self._steps = 0
 
     def next_step(self, counts: bool) -> None:
-        """End the current step and begin the next one. Only if `counts` is true may the next step be timed."""
+        """End the current step and begin the next one. The next step may be timed only if `counts` is true."""
         if not self._is_used:
             return
         ended, self._now = self._now, None

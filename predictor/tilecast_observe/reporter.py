@@ -1,4 +1,4 @@
-"""Reports of step times: to the operator by `PUT /observations/{namespace}/{name}`, to Prometheus by port or file."""
+"""Report step times: to the operator by `PUT /observations/{namespace}/{name}`, to Prometheus by port or file."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from typing import Any
 log = logging.getLogger("tilecast_observe")
 
 LEAST_STEPS = 5
-"""Least number of new steps for a report. The last report has no such limit."""
+"""Fewest new steps for a report. The last report has no such limit."""
 TIMEOUT_S = 5.0
 """Timeout of a request to the operator, in seconds."""
 STOP_S = 2.0
@@ -28,7 +28,7 @@ DRIVER_FILE = "/proc/driver/nvidia/version"
 
 @dataclass(frozen=True)
 class ReporterSettings:
-    """Destination of reports, and the description of the run in them. The README lists the environment variables."""
+    """Where reports go, and how they describe the run. The README lists the environment variables."""
 
     url: str = ""
     job: str = ""
@@ -43,7 +43,7 @@ class ReporterSettings:
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str]) -> ReporterSettings:
-        """Return the settings that environment variables state. Values that cannot be read are logged and ignored."""
+        """Return the settings from environment variables. Invalid values are logged and ignored."""
         plan = environment.get("TILECAST_PLAN", "")
         try:
             split = json.loads(plan) if plan else {}
@@ -84,7 +84,10 @@ PART_HELP = {
 """Help texts of Prometheus metrics by part of a step."""
 
 TakeSteps = Callable[[int], StepSample | None]
-"""Function that takes the least number of new steps and returns the sample since its last result, or None."""
+"""Function that returns the sample of steps since its last result.
+
+Its argument is the fewest new steps for a sample. With fewer, it returns None.
+"""
 
 
 class Reporter:

@@ -1,4 +1,4 @@
-"""`StepTimer`, which measures the time between the ends of optimizer steps after warm-up, and the parts of a step."""
+"""`StepTimer` measures the time between the ends of optimizer steps after warm-up, and the parts of a step."""
 
 from __future__ import annotations
 
@@ -27,20 +27,20 @@ if TYPE_CHECKING:
 READ_S = 600.0
 """Longest time, in seconds, that reading a profile may take."""
 MOST_STEPS = 1024
-"""Most steps in the median of a report; older steps are dropped."""
+"""Most steps in the median of a report. Older steps are dropped."""
 
 
 class StepTimer:
-    """Timer of optimizer steps, which reports the median step from a separate thread.
+    """Timer of optimizer steps. A separate thread reports the median step.
 
     A step lasts from the end of the previous step to the end of this one, and includes data loading. The host runs
-    ahead of the GPU by a bounded number of kernels only. So over many steps the host's intervals equal the GPU's.
+    ahead of the GPU only by a bounded number of kernels, so over many steps the host's intervals equal the GPU's.
 
     Use the timer as a context manager around the training loop and call `step` once per optimizer step. No method
     raises.
 
     Args:
-        warmup_steps: number of first steps that do not count: compilation, autotuning, cold caches.
+        warmup_steps: number of first steps to ignore (compilation, autotuning, cold caches).
         interval_s: seconds between two reports.
         settings: destination of the reports. Read from the environment if absent.
         clock: function that returns monotonic seconds.
@@ -105,7 +105,7 @@ class StepTimer:
             end()
 
     def begin(self, name: str) -> Callable[[], None]:
-        """Begin a part as `part` does, and return a function that ends the part, which another function may call."""
+        """Begin a part and return a function that ends it. Unlike with `part`, another function may end it."""
         if name not in PARTS:
             log.warning("%r is no part of a step; there are %s", name, ", ".join(PARTS))
             return lambda: None
@@ -140,7 +140,7 @@ class StepTimer:
             log.warning("the profile is not read: %s", error)
 
     def skip(self) -> None:
-        """Leave out the time until the next step ends, because it is no training: an evaluation or a checkpoint."""
+        """Leave out the time until the next step ends, because it is not training but an evaluation or a checkpoint."""
         self._mark = None
         self._parts.skip()
 
@@ -166,7 +166,7 @@ class StepTimer:
         self.stop()
 
     def _take_steps(self, least: int) -> StepSample | None:
-        """Return the steps since the last result, or None if there are fewer than `least` of them."""
+        """Return the steps since the last result, or None if there are fewer than `least`."""
         with self._lock:
             if self._count < least:
                 return None
@@ -178,7 +178,7 @@ class StepTimer:
 
 
 def _scale_parts(seconds: float, means: Mapping[str, float], exposed: float | None) -> Mapping[str, float]:
-    """Return the seconds of the parts of a step, scaled so that the sum is at most the step.
+    """Return the seconds of the parts of a step, scaled so that their sum is at most the step.
 
     Unless "communication" was timed, its seconds are the exposed share of the step. They are then subtracted from
     "backward", "forward" and "optimizer", in this order.

@@ -1,1 +1,1 @@
-"""Controllers, which read cached objects, decide about status, annotations and Events, and write the changes."""
+"""Controllers. Each reads cached objects, decides about status, annotations and Events, and writes the changes."""

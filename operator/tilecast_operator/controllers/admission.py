@@ -1,8 +1,8 @@
 """Controller that places held jobs of mode Initial on nodes, and releases every held job.
 
-A held job is one that waits for Tilecast (`Job.is_held`). One task for each held job releases the job within
-`ControllerDelays.decide_s` and the time of a few writes, with or without advice. The gate on the object alone shows
-whether a job was released, so that a restart or a second operator does no harm.
+A held job is one that waits for Tilecast (`Job.is_held`). One task for each held job releases it within
+`ControllerDelays.decide_s` plus the time of a few writes, with or without advice. Whether a job was released can be
+seen from the gate on the object alone, so a restart or a second operator does no harm.
 """
 
 from __future__ import annotations
@@ -70,18 +70,20 @@ OUTCOMES: Mapping[str, str] = {
     "Uninstalled": "Tilecast was about to be uninstalled, and let the job go as it was",
     "OperatorDown": "the operator was down, and the chart's CronJob let the job go as it was; see the operator's log",
 }
-"""Text for each outcome of a job, which says why the job was placed or not. An outcome that is not listed is the reason
-of a `AdviceRefusal`."""
+"""Text for each outcome of a job, which says why the job was placed or not.
+
+An outcome that is not listed is the reason of an `AdviceRefusal`.
+"""
 _BY_OTHERS = {"Waiting", "Finished", "Uninstalled", "OperatorDown"}
-"""Outcomes that the operator never gives to a job itself."""
+"""Outcomes that only other programs give to a job."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Decision:
-    """Decision where a held job runs, or why Tilecast does not place it."""
+    """Where a held job runs, or why Tilecast does not place it."""
 
     outcome: str
-    """`PLACED` or `QUEUED`, or the reason why the job is released as it is."""
+    """`PLACED` or `QUEUED`, or the reason why the job is released unchanged."""
     text: str = ""
     placement: Placement | None = None
     advice: Advice | None = None
@@ -128,7 +130,7 @@ class HoldTimes:
         return self._since.get(key)
 
     def record_release(self, key: Key, since_s: float | None, outcome: str) -> None:
-        """Count the outcome of a released job, and end its wait, which began at the Unix time `since_s`."""
+        """Count the outcome of a released job and end its wait, which began at the Unix time `since_s`."""
         self._since.pop(key, None)
         if since_s is not None:
             self._metrics.placement_wait.observe(max(0.0, self._clock() - since_s))
@@ -143,7 +145,7 @@ class HoldTimes:
 
 
 class WebhookOutage:
-    """Outage of the admission webhooks, noticed by failed writes to jobs and logged. Belongs to one event loop."""
+    """Record of an outage of the admission webhooks, noticed by failed writes to jobs. Belongs to one event loop."""
 
     def __init__(self) -> None:
         self._since_s: float | None = None
@@ -170,16 +172,16 @@ class AdmissionController:
         self._requests = requests
         self._advice = advice
         self._tasks: dict[tuple[Key, str], asyncio.Task[None]] = {}
-        """Tasks by key and UID of the job. The UID tells apart jobs that have an equal name one after the other."""
+        """Tasks by key and UID of the job. The UID distinguishes jobs that have the same name at different times."""
         context.leadership.add_listener(self._on_leadership_change)
         self._texts: StateTable[str] = context.records.add_table()
-        """Why each job was released, in a sentence."""
+        """Sentence on why each job was released."""
         outcomes = OUTCOMES.keys() - _BY_OTHERS if context.settings.jobs else ()
         self._outage = WebhookOutage()
         self.held = HoldTimes(context.records, context.metrics, context.clock, outcomes)
 
     async def stop(self) -> None:
-        """Stop all tasks. The next operator that starts releases the jobs that still wait."""
+        """Stop all tasks. The next operator to start releases the jobs that still wait."""
         tasks = list(self._tasks.values())
         for task in tasks:
             task.cancel()
@@ -188,7 +190,7 @@ class AdmissionController:
     def start_decision(self, key: Key, seen: CachedObject[Document]) -> None:
         """Start the task that places and releases a job, if the job is held.
 
-        Only the leader starts tasks. A job that another job created gets no task.
+        Only the leader starts tasks. There is none for a job that another job created.
         """
         job, place = read_job_leniently(seen.value), (key, seen.uid)
         if self._context.leadership.is_leader and job.is_held and not job.is_owned and place not in self._tasks:
@@ -201,7 +203,7 @@ class AdmissionController:
         return (key, uid) in self._tasks
 
     def get_applied_condition(self, key: Key, job: Job, mode: training_job.Mode) -> ConditionContent:
-        """Return the content of a TrainingJob's condition Applied, for the job that it targets."""
+        """Return the content of a TrainingJob's condition Applied, which is about its target."""
         if mode != "Initial":
             return ConditionContent("False", f"Mode{mode}", OUTCOMES[f"Mode{mode}"])
         outcome = job.annotations.get(jobs.APPLIED)
@@ -226,7 +228,7 @@ class AdmissionController:
                 self.start_decision(key, seen)
 
     def _on_task_end(self, key: Key, uid: str, task: asyncio.Task[None]) -> None:
-        """Log why the task of a job failed, and start a new task if the job is still held."""
+        """Log why the task of a job failed. Start a new task if the job is still held."""
         self._tasks.pop((key, uid), None)
         if not self._context.leadership.is_leader:
             return
@@ -305,9 +307,9 @@ class AdmissionController:
         return replace(decision, outcome=await self._placer.write_placement(prepared, decision.advice))
 
     async def _decide_placement(self, key: Key, document: Document) -> _Decision:
-        """Return the decision where a job runs. Nothing is written.
+        """Return where the job runs, without writing anything.
 
-        Wait for the job's TrainingJob and queue, which the operator may see later than the job.
+        Wait for the job's TrainingJob and queue, which may appear in the cache later than the job.
         """
         if (refusal := self._context.find_quarantine(key)) is not None:
             return _Decision(refusal.reason, text=refusal.message)
@@ -349,7 +351,7 @@ class AdmissionController:
         return _Decision(patches.PLACED, text, placement, answer)
 
     async def _release_job(self, key: Key, uid: str, decision: _Decision) -> None:
-        """Release a held job, retry until that succeeds, and report the outcome."""
+        """Release a held job, retrying until that succeeds, and report the outcome."""
         timings = self._context.timings
         wait_s = timings.poll_s
         while True:
@@ -409,7 +411,7 @@ class AdmissionController:
         await self._context.try_post(key, job.uid, note)
 
     async def post_requeued(self, key: Key, job: Job, text: str) -> None:
-        """Write an Event that says that a placed job may now run on other flavors."""
+        """Write an Event that a placed job may now run on other flavors."""
         self._texts[key] = text
         self.held.count_outcome(patches.REQUEUED)
         self._context.metrics.requeued.inc()
@@ -417,7 +419,7 @@ class AdmissionController:
         await self._context.try_post(key, job.uid, EventContent("Normal", patches.REQUEUED, text))
 
     async def _reload_job(self, key: Key) -> None:
-        """Read a job from the API server into the cache. If the job is gone, drop it from the cache."""
+        """Read a job from the API server into the cache. If the job no longer exists, drop it from the cache."""
         try:
             self._context.cache.jobs.put_object(await self._context.client.get(make_object_path(key)))
         except ApiError as error:

@@ -1,4 +1,4 @@
-"""Times that jobs wait for their advice after a new or changed request, for metrics."""
+"""Measure how long jobs wait for advice after a new or changed request, for metrics."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class AdviceWaits:
         self._timer = timer
         self._since: StateTable[float] = records.add_table(on_drop=self._subtract_waiting)
         self._open: Counter[tuple[str, str]] = Counter()
-        """Number of waiting jobs by kind and namespace."""
+        """Number of waiting jobs, by kind and namespace."""
 
     def register_kind(self, kind: str) -> None:
         """Create the metrics of a kind of job, so that they are exported before the first advice."""
@@ -49,7 +49,7 @@ class AdviceWaits:
         self._oldest.labels(kind).set_function(lambda: self._oldest_s(kind))
 
     def get_waiting_seconds(self, key: Key) -> float:
-        """Return the seconds for which a job has waited for advice. Return 0 if it does not wait."""
+        """Return how many seconds a job has waited for advice, or 0 if it does not wait."""
         since = self._since.get(key)
         return 0.0 if since is None else self._timer() - since
 
@@ -62,12 +62,13 @@ class AdviceWaits:
         return 0.0 if since is None else self._timer() - since
 
     def start_wait(self, key: Key, created: str = "") -> None:
-        """Record that a job begins to wait for advice, unless it waits already.
+        """Record that a job begins to wait for advice, unless it already waits.
 
         Args:
             key: Key of the job.
-            created: Time of the job's creation (RFC 3339), from which its first wait counts. Later waits count from now
-                and pass "".
+            created: Time of the job's creation (RFC 3339), at which its first wait begins. A later wait begins now, and
+        passes
+                "".
         """
         created_s = parse_time(created)
         age_s = 0.0 if created_s is None else max(0.0, self._clock() - created_s - ROUNDING_S)
@@ -76,7 +77,7 @@ class AdviceWaits:
             self._open[key.kind, key.namespace] += key in self._since
 
     def record_outcome(self, key: Key) -> None:
-        """Record that a job's wait is over, and add its seconds to the histogram. Ignore jobs that do not wait."""
+        """End a job's wait, and add its seconds to the histogram. Ignore jobs that do not wait."""
         since = self.end_wait(key)
         if since is not None:
             self._durations.labels(key.kind).observe(self._timer() - since)

@@ -1,4 +1,4 @@
-"""Advice for jobs of all kinds, with forecasts that earlier runs of the jobs correct."""
+"""Advice for jobs of all kinds. Earlier runs of the jobs correct the forecasts."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ QUEUED: Final = "Queued"
 
 
 class BudgetNoticeWriter:
-    """Writer of a notice to jobs that wait for advice while searches of other namespaces go first."""
+    """Writer of a notice on jobs that wait for advice while searches of other namespaces go first."""
 
     def __init__(self, context: SharedContext, advisor: Advisor) -> None:
         self._context = context
@@ -41,7 +41,7 @@ class BudgetNoticeWriter:
     async def advise_with_notices(
         self, key: Key, seen: CachedObject[View], search_inputs: SearchInputs, known_outcome: AdviceOutcome | None
     ) -> tuple[AdviceOutcome, CachedObject[View]]:
-        """Return the advice outcome of a job, and the job with the notices that were written while it waited.
+        """Return the advice outcome of a job, and the job with the notices written while it waited.
 
         If the outcome is `known_outcome` already, return it at once. Raise the errors of `Writer.write_status`.
         """
@@ -72,7 +72,7 @@ class BudgetNoticeWriter:
 
 
 def make_waiting_status(text: str, generation: int, now: str) -> TrainingJobStatus:
-    """Return the status of a job that still waits for its first advice. The text says why."""
+    """Return the status of a job that still waits for its first advice. `text` says why."""
     aspect = ConditionContent("Unknown", QUEUED, text)
     kinds = ("Ready", "RecommendationProvided")
     conditions = [job_status.make_condition(kind, aspect, generation, now, ()) for kind in kinds]
@@ -80,7 +80,7 @@ def make_waiting_status(text: str, generation: int, now: str) -> TrainingJobStat
 
 
 class AdvisorClient:
-    """Interface to the adviser for one job. It adds the current pools and the corrections learned from runs.
+    """Interface to the advisor for one job. It adds the current pools and the corrections learned from runs.
 
     One event loop uses an instance.
     """
@@ -109,18 +109,18 @@ class AdvisorClient:
         return {} if self.pools.report is None else {one.name: one.gpu.product for one in self.pools.report.pools}
 
     def has_common_pools(self, namespace: str) -> bool:
-        """Return whether a namespace has the default pools, because it has no corrections from its own runs."""
+        """Return whether a namespace uses the default pools, because no runs of its own correct them."""
         return self.pools.find_report(namespace) is self.pools.report
 
     async def read_search_inputs(
         self, keys: Sequence[Key], document: Document, skip_digest: str | None = None, *, is_held: bool = False
     ) -> SearchInputs:
-        """Return the inputs of the search for a job's plans, with the earlier runs that correct its forecasts.
+        """Return the inputs of the search for a job's plans, including the earlier runs that correct its forecasts.
 
         Args:
             keys: Keys of the job and of its TrainingJob, as far as they exist.
             document: TrainingJob document with the request for advice.
-            skip_digest: Digest of runs that are known already, and for which no forecast is made.
+            skip_digest: Digest of runs that are known already. No forecast is made for them.
             is_held: Whether the job is held until the advice is known.
         """
         namespace = keys[0].namespace
@@ -135,11 +135,11 @@ class AdvisorClient:
         usable_pools: Sequence[Pool],
         namespace: str,
     ) -> AdviceOutcome:
-        """Return the result of a search for a job, with a limited request and limited pools.
+        """Return the advice outcome of a search with a limited request and limited pools.
 
         Args:
-            search_inputs: Inputs of the search, as `read_search_inputs` returns them.
-            request: The request, as the job limits it.
+            search_inputs: Inputs of the search from `read_search_inputs`.
+            request: The request, within the limits of the job.
             pools: The pools to search.
             usable_pools: The pools that the job may use.
             namespace: Namespace of the job.
@@ -151,12 +151,12 @@ class AdvisorClient:
         return await self.advisor.search(everything, key, request, pools, search_inputs.permit_request)
 
     async def is_answered(self, search_inputs: SearchInputs, before: TrainingJobStatus) -> bool:
-        """Return whether a status already shows the advice for these inputs. The digests of the inputs are compared."""
+        """Return whether a status already shows the advice for these inputs. Digests of the inputs are compared."""
         digest = await self.advisor.hash_inputs(search_inputs)
         return digest is not None and digest == before.inputs_hash
 
     async def find_advice(self, search_inputs: SearchInputs) -> AdviceOutcome:
-        """Return the advice outcome of these inputs. Advice has notes about the runs that correct it."""
+        """Return the advice outcome for these inputs. Advice has notes on the runs that correct it."""
         return add_run_notes(search_inputs, await self.advisor.find_advice(search_inputs))
 
     async def keep_incumbent(
@@ -168,5 +168,5 @@ class AdvisorClient:
 
 
 def add_run_notes(search_inputs: SearchInputs, outcome: AdviceOutcome) -> AdviceOutcome:
-    """Return the advice outcome with notes about the runs that correct it."""
+    """Return the advice outcome with notes on the runs that correct it."""
     return search_inputs.own.add_notes(outcome) if isinstance(outcome, Advice) else outcome

@@ -1,7 +1,6 @@
-"""Free capacity of each pool, from Kueue's quotas and the pods that run.
+"""Track the free capacity of each pool, from Kueue's quotas and running pods.
 
-When the free capacity changes, its pools are reconciled. Jobs are reconciled if the GPUs of their recommendation
-become free or busy.
+When it changes, the pools are reconciled. A job is reconciled if the GPUs of its recommendation become free or busy.
 """
 
 from __future__ import annotations
@@ -24,9 +23,9 @@ from tilecast_operator.outcome import AdviceOutcome, AdviceRefusal
 from tilecast_operator.report.job_status import CapacityStatus, ConditionContent
 
 CAPACITY = Key("Capacity")
-"""Work queue key that makes the free capacity be read again."""
+"""Work queue key for reading the free capacity again."""
 CAPACITY_HOLDS = 6
-"""Multiple of `capacity_settle_s` for which the condition CapacityAvailable of a job stays as it is after a change."""
+"""How long a job's condition CapacityAvailable is kept after a change, as a multiple of `capacity_settle_s`."""
 
 NOTHING_TO_FIT = CapacityStatus(ConditionContent("Unknown", "NoRecommendation", "there is no plan that could start"))
 NOT_OBSERVED = CapacityStatus(
@@ -38,7 +37,7 @@ STARTED = CapacityStatus(ConditionContent("Unknown", "JobStarted", "the job has 
 
 
 class Destination(NamedTuple):
-    """Pool, number of nodes and GPUs per node of a recommendation."""
+    """The recommended pool, number of nodes and GPUs per node."""
 
     pool: str
     nodes: int
@@ -46,14 +45,14 @@ class Destination(NamedTuple):
 
 
 def find_destination(outcome: AdviceOutcome) -> Destination | None:
-    """Return the pool and the nodes of the best plan. If the advice outcome has no plan, return None."""
+    """Return the pool and the nodes of the best plan, or None if the advice outcome has no plan."""
     best = None if isinstance(outcome, AdviceRefusal) else outcome.best
     return None if best is None else Destination(best.pool.name, best.nodes, best.gpus_per_node)
 
 
 @dataclass(frozen=True, slots=True)
 class _ShownCapacity:
-    """Free capacity that the status of a job shows, the recommendation that it is about, and the time of the change."""
+    """Free capacity shown in a job's status, the recommendation that it is about, and the time of the change."""
 
     place: Destination
     fit: CapacityStatus
@@ -67,7 +66,7 @@ class FreeGpuCounter:
         self._context = context
         self._report: NodesReport | None = None
         self._nodes: dict[str, int] = {}
-        """Number of nodes by pool."""
+        """Number of nodes, by pool."""
         self._used: Mapping[str, int] | None = None
         self._free: dict[str, FreeGpus] = {}
         self._shown: StateTable[_ShownCapacity] = context.records.add_table()
@@ -97,7 +96,7 @@ class FreeGpuCounter:
     def check_fit(self, job: Key, destination: Destination | None) -> CapacityStatus:
         """Return whether the GPUs of a job's recommendation are free now.
 
-        The job is reconciled again when this changes.
+        From then on, the job is reconciled when this changes.
         """
         if destination is None:
             self.hide_fit(job)
@@ -125,7 +124,7 @@ class FreeGpuCounter:
             self._read_free_gpus(self._report)
 
     def _read_free_gpus(self, report: NodesReport) -> None:
-        """Count the free GPUs. Reconcile the pools and jobs for which the count makes a difference."""
+        """Count the free GPUs. Reconcile the pools and jobs that the count affects."""
         usage = GpuUsage(
             {key.name: kueue.read_quotas(document) for key, document in self._context.cache.cluster_queues.items()},
             {key.name: kueue.read_node_labels(document) for key, document in self._context.cache.flavors.items()},

@@ -1,9 +1,9 @@
-"""Detection of a second operator of Tilecast that answers the same objects differently.
+"""Detect a second Tilecast operator that writes different advice to the same objects.
 
-Two releases over the same namespaces with different settings would overwrite each other's advice for ever. Each
-release therefore signs its statuses (`status.writer`). An operator that finds its advice on an unchanged object
-replaced leaves the object to the other operator, for a time that grows with each replacement. Replicas of one release
-sign alike and never contend.
+Two releases over the same namespaces with different settings would overwrite each other's advice forever. So each
+release signs its statuses (`status.writer`). If an operator finds its advice replaced on an unchanged object, it leaves
+the object to the other operator, for a time that grows with each replacement. Replicas of one release have the same
+signature and never contend.
 """
 
 from __future__ import annotations
@@ -23,23 +23,25 @@ from tilecast_operator.kube.kinds import Key
 log = logging.getLogger("tilecast")
 
 FREE_OVERWRITES = 1
-"""Number of advice outcomes of another operator that are overwritten at once, since that operator may have ended."""
+"""Number of times that another operator's advice is overwritten at once, because that operator may have ended."""
 FIRST_PAUSE_S, MOST_PAUSE_S = 60.0, 1800.0
-"""Bounds of the time for which an object is left to the other operator, in seconds. It doubles each time
-that advice of this operator is overwritten."""
+"""Shortest and longest time for which an object is left to the other operator, in seconds.
+
+It doubles each time that advice of this operator is overwritten.
+"""
 CALM_FACTOR = 4.0
-"""Multiple of the last pause after which advice that nobody has overwritten is no longer contended."""
+"""Multiple of the last pause without an overwrite after which advice no longer counts as contended."""
 TELL_S = 600.0
 """Shortest time between two log entries that name the same other operator, in seconds."""
 EARLIER = "an operator of an earlier release"
-"""Name of an operator that did not sign its status."""
+"""Name for an operator that did not sign its status."""
 UNSIGNED = "another release"
-"""Name of an unknown operator that annotated a job which is no TrainingJob. Such annotations have no signature."""
+"""Name for an unknown operator that annotated a job other than a TrainingJob. Such annotations have no signature."""
 
 
 @dataclass(frozen=True, slots=True)
 class WrittenAdvice:
-    """Last advice that this operator wrote to an object, and how often another operator has overwritten it."""
+    """The last advice that this operator wrote to an object, and how often another operator has overwritten it."""
 
     generation: int
     digest: bytes
@@ -47,7 +49,7 @@ class WrittenAdvice:
     replaced: int = 0
     """Number of times that another operator has overwritten it."""
     by: bytes = b""
-    """Digest of the advice that overwrote it last."""
+    """Digest of the advice that last overwrote it."""
     until_s: float = 0.0
     """Time until which the object is left to the other operator."""
 
@@ -57,7 +59,7 @@ class WrittenAdvice:
         return min(FIRST_PAUSE_S * 2.0 ** min(max(self.replaced - FREE_OVERWRITES - 1, 0), 16), MOST_PAUSE_S)
 
     def is_calm(self, now_s: float) -> bool:
-        """Return whether so much time has passed since the last overwrite that the contention is over."""
+        """Return whether the last overwrite is so long ago that the contention is over."""
         return now_s >= max(self.until_s, self.written_s) + CALM_FACTOR * self.pause_s
 
     def is_contended(self, now_s: float) -> bool:
@@ -66,7 +68,7 @@ class WrittenAdvice:
 
 
 def update_contested(written: WrittenAdvice, generation: int, digest: bytes, now_s: float) -> WrittenAdvice | None:
-    """Return the updated record of advice that another operator has overwritten. Return None if none has.
+    """Return the updated record of advice that another operator has overwritten, or None if none has.
 
     Args:
         written: The last advice of this operator.
@@ -96,7 +98,7 @@ class Contention:
     """Record of the advice that this operator wrote and others overwrote. Belongs to one event loop.
 
     Args:
-        context: Shared context, whose settings identify this operator.
+        context: Shared context with the settings that identify this operator.
         clock: Monotonic clock, in seconds.
     """
 
@@ -105,14 +107,14 @@ class Contention:
         self._clock = clock
         self._claims: StateTable[WrittenAdvice] = context.records.add_table()
         self._named_at: dict[str, float] = {}
-        """When the log last named each other operator."""
+        """Time at which each other operator was last named in the log."""
         self._lost: StateTable[WriteConflicts] = context.records.add_table()
         context.metrics.contended.set_function(self.count_contended)
         context.leadership.add_listener(self._on_leadership_change)
 
     @property
     def signature(self) -> str:
-        """Signature of this operator. It is the name of the Lease that all replicas share, or of its instance."""
+        """Signature of this operator: the name of the Lease that all replicas share, or of its instance."""
         return self._context.settings.lease or self._context.settings.instance
 
     def count_contended(self) -> int:
@@ -140,7 +142,7 @@ class Contention:
         self._lost[key] = WriteConflicts(generation, count, self._clock() + wait_s * random.uniform(0.5, 1.5))  # noqa: S311
 
     def must_wait(self, key: Key, generation: int) -> bool:
-        """Return whether an object must not be written yet because of conflicts. If so, schedule its key for later.
+        """Return whether conflicts forbid to write an object yet. If so, schedule its key for later.
 
         A changed spec ends the delay.
         """
@@ -178,10 +180,9 @@ class Contention:
         return True
 
     def _on_leadership_change(self, is_leading: bool) -> None:
-        """Forget the advice that this replica wrote when it loses the lead.
+        """When this replica loses the lead, forget the advice that it wrote.
 
-        Only advice for TrainingJobs is signed. Other advice by the new leader would look as if another operator had
-        written them.
+        Only advice for TrainingJobs is signed. Other advice of the new leader would look like another operator's.
         """
         if not is_leading:
             self._claims.clear()

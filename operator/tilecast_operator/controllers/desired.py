@@ -38,24 +38,24 @@ class DesiredTrainingJob:
 
     status: TrainingJobStatus
     annotations: Mapping[str, str] | None
-    """All annotations that Tilecast writes. None leaves the annotations as they are."""
+    """All annotations that Tilecast writes. None leaves the annotations unchanged."""
     note: EventContent | None = None
     news: EventContent | None = None
-    """Event about a better place to run, which is written before the rest."""
+    """Event about a better place to run. It is written before the rest."""
 
 
 @dataclass(frozen=True, slots=True)
 class MeasuredTarget:
-    """Target of a TrainingJob and its measured steps."""
+    """The job that a TrainingJob targets, with its measured steps."""
 
     target: Target | None = None
-    """Job that the TrainingJob targets."""
+    """The target."""
     score: MeasuredForecast | None = None
-    """Measured steps, and the forecast that they are compared with."""
+    """Measured steps, and the forecast to compare them with."""
     refusal: str | None = None
-    """Why step reports are refused. None if they are not."""
+    """Why step reports are refused, or None."""
     use: DeviceUse | None = None
-    """What DCGM measured of the target's GPUs. None if nothing is new."""
+    """Memory, activity and power of the target's GPUs. None if nothing is new."""
 
 
 NOTHING_KNOWN = MeasuredTarget()
@@ -63,28 +63,25 @@ NOTHING_KNOWN = MeasuredTarget()
 
 @dataclass(frozen=True, slots=True)
 class TrainingJobInputs:
-    """Input of `decide_training_job`.
-
-    It holds a TrainingJob and all else that its status depends on, except the time.
-    """
+    """Input of `decide_training_job`: a TrainingJob and everything else that its status depends on, except the time."""
 
     view: View
     before: TrainingJobStatus
-    """Present status of the job."""
+    """Present status."""
     is_off: bool
     """Whether the mode of the job is Off."""
     evidence: MeasuredTarget = NOTHING_KNOWN
-    """Target and measured steps of the job."""
+    """Target and measured steps."""
     fit: CapacityStatus = NOTHING_TO_FIT
     """Whether the GPUs of the recommendation are free now."""
     answer: AdviceOutcome | None = None
-    """New advice outcome of the job. None if the job keeps its recommendation."""
+    """New advice outcome. None if the job keeps its recommendation."""
     current: TrainingJobStatus | None = None
     """Present status with updated alternatives. None if there is no update."""
     products: Mapping[str, str] = field(default_factory=dict)
     """Name of the GPU of each pool, by name of the pool."""
     better: ConditionContent | None = None
-    """Condition BetterPlacementAvailable. None leaves the condition as it is."""
+    """Condition BetterPlacementAvailable. None leaves the condition unchanged."""
     is_set_aside: bool = False
     """Whether the job is quarantined."""
 
@@ -97,7 +94,7 @@ class TrainingJobInputs:
 
     @property
     def keeps_forecast(self) -> bool:
-        """Whether the forecast must not change. This is so once a job with a recommendation has started."""
+        """Whether the forecast must not change, because a job with a recommendation has started."""
         return self.has_started and self.before.recommendation is not None
 
 
@@ -140,7 +137,7 @@ def _show_outcome(inputs: TrainingJobInputs, outcome: AdviceOutcome, now: str) -
 
 
 def _keep_forecast(inputs: TrainingJobInputs, now_s: float) -> DesiredTrainingJob:
-    """Return the status, annotations and Event of a job whose recommendation stays as it is.
+    """Return the status, annotations and Event of a job that keeps its recommendation.
 
     The status changes only in free capacity, start, target, measured steps and better placement. Annotations of
     Tilecast that another client has changed are corrected.
@@ -179,7 +176,7 @@ def _keep_forecast(inputs: TrainingJobInputs, now_s: float) -> DesiredTrainingJo
 
 
 def _keep_annotations(inputs: TrainingJobInputs, status: TrainingJobStatus) -> Mapping[str, str] | None:
-    """Return the annotations of a job whose recommendation stays. Return None if they must not be written."""
+    """Return the annotations of a job that keeps its recommendation, or None if they must not be written."""
     best = status.recommendation
     if inputs.is_off or best is None:
         return {} if inputs.is_off else None
@@ -190,10 +187,10 @@ def _keep_annotations(inputs: TrainingJobInputs, status: TrainingJobStatus) -> M
 
 
 def find_start_time(view: View, before: TrainingJobStatus, target: Target | None = None) -> str | None:
-    """Return when a job started (RFC 3339), or "" if only the time is unknown. Return None if it has not started.
+    """Return when a job started (RFC 3339). Return "" if only the time is unknown, and None if it has not started.
 
     A TrainingJob has started if an annotation says so, if a step was measured, or if the target has started. A target
-    that is gone counts as started if the status has a frozen forecast.
+    that no longer exists counts as started if the status has a frozen forecast.
     """
     inputs = dict(view.inputs)
     text = inputs.get(STARTED, "").strip()
@@ -216,9 +213,9 @@ class DesiredJob:
     """Annotations and Events that a job should have, in the order of writing."""
 
     missed: EventContent | None
-    """Event about a job that had started before it could be placed. The outcome is `ALREADY_STARTED`."""
+    """Event about a job that had started before it could be placed (outcome `ALREADY_STARTED`)."""
     annotations: Mapping[str, str] | None
-    """All annotations that Tilecast writes. None leaves the annotations as they are."""
+    """All annotations that Tilecast writes. None leaves the annotations unchanged."""
     note: EventContent | None
     """Event about the advice outcome."""
     is_change: bool = False

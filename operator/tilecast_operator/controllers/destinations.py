@@ -1,4 +1,4 @@
-"""Comparison of the pools on which a running TrainingJob could run instead."""
+"""Compare the pools on which a running TrainingJob could run instead."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ log = logging.getLogger("tilecast")
 
 
 class BetterPoolFinder:
-    """Finder of pools where running TrainingJobs would run better, and whose GPUs are free.
+    """Finder of pools with free GPUs on which running TrainingJobs would run better.
 
     One event loop uses an instance.
     """
@@ -41,7 +41,7 @@ class BetterPoolFinder:
         score: MeasuredForecast | None,
         target: Target | None,
     ) -> TrainingJobStatus:
-        """Return the status of a running job with new alternatives, if measured steps have changed their forecasts."""
+        """Return the status of a running job. If measured steps have changed forecasts, it has new alternatives."""
         if score is None and before.alternatives_hash is None:
             return before
         if target is not None:
@@ -73,7 +73,7 @@ class BetterPoolFinder:
         score: MeasuredForecast | None,
         target: Target | None,
     ) -> ConditionContent | None:
-        """Return the condition BetterPlacementAvailable of a running job. Return None if the job needs none.
+        """Return the condition BetterPlacementAvailable of a running job, or None if the job needs none.
 
         Args:
             key: Key of the job.

@@ -1,4 +1,4 @@
-"""Reader of what DCGM measures of the GPUs of running jobs, from Prometheus."""
+"""Read memory, activity and power of the GPUs of running jobs, which DCGM measures, from Prometheus."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class DeviceUseReader:
         self._context = context
         self._requests = requests
         self._use: StateTable[DeviceUse] = context.records.add_table()
-        """What was read last of each job's target."""
+        """Last values read for each job's target."""
 
     def queries(self) -> Iterator[tuple[Key, str]]:
         """Yield the key of every TrainingJob whose target runs, and the query for the target's GPUs.
@@ -44,7 +44,7 @@ class DeviceUseReader:
     async def score_sample(self, key: Key, outcome: Any) -> None:
         """Record what Prometheus returned for a job's query, unless it has no values.
 
-        An answer that may be to the query of an earlier job of the target's name is dropped.
+        A response is dropped if it may be for an earlier job with the target's name.
         """
         job = find_running_target(self._context, self._requests, key)
         if job is None or self._find_window_s(job) is None:
@@ -55,7 +55,7 @@ class DeviceUseReader:
             self._context.runtime.add(key, in_background=True)
 
     def find_use(self, key: Key) -> DeviceUse | None:
-        """Return what was read last of the GPUs of a job's target. Return None if nothing was, or it runs no more."""
+        """Return the last values read for the GPUs of a job's running target, or None."""
         use = self._use.get(key)
         job = None if use is None else find_running_target(self._context, self._requests, key)
         return use if use is not None and job is not None and job.uid == use.job_uid else None
@@ -65,7 +65,7 @@ class DeviceUseReader:
 
 
 def _is_news(before: DeviceUse, now: DeviceUse) -> bool:
-    """Return whether values differ enough for a write: 1 % of memory, 2 % of the time, or 5 % of power."""
+    """Return whether values differ enough to be written: 1 % of memory, 2 % of the time, or 5 % of power."""
     pairs = (
         (before.memory_bytes, now.memory_bytes, 0.01 * (before.memory_bytes or 0)),
         (before.tensor_ratio, now.tensor_ratio, 0.02),

@@ -1,6 +1,6 @@
-"""Writer of start and run estimates into annotations of Kueue's Workloads, which nothing enforces.
+"""Write estimates of a job's start and run time into annotations of its Kueue Workloads. Nothing enforces them.
 
-The annotations are advice for people and schedulers. No limit that ends a run is ever written.
+They are information for people and schedulers. No limit that ends a run is ever written.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from tilecast_operator.kube.fair_limiter import PermitRequest
 from tilecast_operator.kube.kinds import Key
 
 ESTIMATE = "Estimate"
-"""Kind of the work queue keys that make the estimates of a job be written, one key for each job."""
+"""Kind of work queue keys for writing the estimates of a job, one key per job."""
 MOST_TRIES = 10
-"""Most times that the Workload of a job is looked for, which Kueue creates after the job."""
+"""Most attempts to find the Workload of a job. Kueue creates it after the job."""
 WAIT_S = 2.0
-"""Time until the second look. It doubles with each look."""
+"""Seconds until the second attempt. The wait doubles with each attempt."""
 ANNOTATIONS = (jobs.START_ESTIMATE, jobs.START_RANGE, jobs.RUN_ESTIMATE, jobs.RUN_RANGE)
 """All annotations with estimates. Those without a value are removed."""
 
 
 class EstimateWriter:
-    """Writer of the estimates of waiting jobs after each plan of the queue. Belongs to one event loop."""
+    """Writer of the estimates of waiting jobs, after each plan of the queue. Belongs to one event loop."""
 
     def __init__(self, context: SharedContext, kueue_check: KueueDetector, planned: QueuePositions) -> None:
         self._context = context
@@ -39,29 +39,29 @@ class EstimateWriter:
         self._planned = planned
         self._tries: StateTable[int] = context.records.add_table()
         self._written: StateTable[tuple[str, Mapping[str, str]]] = context.records.add_table()
-        """UID of each job whose Workloads have its estimates, and these estimates."""
+        """UID of each job with written estimates, and the estimates."""
         context.leadership.add_listener(self._on_leadership_change)
         context.runtime.register(ESTIMATE, self._write_job, gone=self._on_unserved)
 
     def schedule_jobs(self, keys: Iterable[Key]) -> None:
-        """Have the estimates of jobs written whose positions have changed."""
+        """Schedule writing the estimates of jobs whose positions have changed."""
         for key in keys:
             if key.kind in JOB_KINDS:
                 self._context.runtime.add(_make_estimate_key(key), in_background=True)
 
     def _on_leadership_change(self, is_leading: bool) -> None:
-        """Write all estimates again when this replica begins to lead, because another may have written since."""
+        """When this replica begins to lead, write all estimates again, because another replica may have written."""
         if is_leading:
             keys = [*self._written]
             self._written.clear()
             self.schedule_jobs(keys)
 
     def _on_unserved(self, key: Key) -> None:
-        """Schedule a job again whose Workloads the API server does not serve, as Kueue may be replaced."""
+        """Schedule a job again if the API server does not serve Workloads, because Kueue may be being replaced."""
         self._context.runtime.add(key, self._context.timings.unserved_s, in_background=True)
 
     async def _write_job(self, estimate_key: Key) -> None:
-        """Write the estimates of a waiting job into its Workloads. Remove those of a job that the plan leaves out."""
+        """Write the estimates of a waiting job into its Workloads. If the plan leaves the job out, remove them."""
         key = _parse_estimate_key(estimate_key)
         position, seen = self._planned.get_position(key), self._context.cache.jobs.get(key)
         if seen is None or (position is not None and position.position == 0):
@@ -89,7 +89,7 @@ class EstimateWriter:
             self._context.runtime.add(_make_estimate_key(key), WAIT_S * 2.0 ** (tries - 1), in_background=True)
 
     async def _write_workload(self, workload: Document, estimates: Mapping[str, str]) -> bool:
-        """Write estimates into a Workload without quota. Return whether the Workload then has them."""
+        """Write estimates into a Workload that has no quota yet. Return whether the Workload then has them."""
         if patches.is_reserved(workload):
             return False
         operations = patches.make_annotations_patch(workload, {key: estimates.get(key) for key in ANNOTATIONS})
@@ -111,15 +111,15 @@ def _make_estimate_key(key: Key) -> Key:
 
 
 def _parse_estimate_key(key: Key) -> Key:
-    """Return the key of the job whose estimates a work queue key is for."""
+    """Return the key of the job for whose estimates a work queue key stands."""
     kind, _, name = key.name.partition("/")
     return Key(kind, key.namespace, name)
 
 
 def describe_estimates(position: QueuePosition | None) -> dict[str, str]:
-    """Return the annotations that say when a waiting job starts and how long it runs, with their ranges.
+    """Return the annotations with the start and the run time of a waiting job, and their ranges.
 
-    Without a position, or if the plan leaves the job out, there are none.
+    There are none without a position, or if the plan leaves the job out.
     """
     if position is None:
         return {}

@@ -55,7 +55,7 @@ class JobSearchInputs:
 
 
 class _Reading(NamedTuple):
-    """Facts that the command of a job says, as the fields of a `Job`."""
+    """What was read from the command of a job, as fields of a `Job`."""
 
     said: Mapping[str, Any] = {}
     why_unread: str = ""
@@ -65,13 +65,13 @@ class _Reading(NamedTuple):
 MAX_CONFIG_MAPS = 8
 """Maximum number of ConfigMaps that are read for one job."""
 MAX_READINGS = 8192
-"""Maximum number of jobs whose command is kept as read."""
+"""Most jobs whose read commands are cached."""
 MAX_OBJECTS = 1024
-"""Maximum number of cached training runtimes, claims and device classes. Users choose their names freely."""
+"""Most training runtimes, claims and device classes that are cached. Users can name any number of them."""
 
 
 class JobAdvisor:
-    """Adviser on jobs of all kinds except TrainingJob. Belongs to one event loop."""
+    """Advisor on jobs of all kinds except TrainingJob. Belongs to one event loop."""
 
     def __init__(
         self,
@@ -89,13 +89,13 @@ class JobAdvisor:
         """Position of each job in the queue plan."""
         self._objects: dict[str, tuple[float, Document | None]] = {}
         self._readings: dict[str, tuple[float, bytes, _Reading]] = {}
-        """What the command of each job says, by UID, with the time until which it counts and a digest of the job."""
+        """What was read from the command of each job, by UID, with its expiry time and a digest of the job."""
 
     async def read_job(self, document: Document) -> Job:
-        """Return a job that is read from its document, its TrainingRuntime and its ResourceClaims.
+        """Return a job, read from its document, its TrainingRuntime and its ResourceClaims.
 
         Raises:
-            SpecError: The document does not have the shape of its kind, or a claim cannot be read.
+            SpecError: The document does not have the form of its kind, or a claim cannot be read.
             ApiError, OSError: The API server does not answer.
         """
         named = jobs.find_runtime(document)
@@ -105,7 +105,7 @@ class JobAdvisor:
         return replace(job, **(await self._read_command(job, document, runtime))._asdict())
 
     async def _read_command(self, job: Job, document: Document, runtime: Document | None) -> _Reading:
-        """Return what the command of a job says that it trains, if the job asks for advice and does not state it.
+        """Return what the command of a job trains, if the job requests advice and does not state it itself.
 
         ConfigMaps that its pods mount are read only if the settings allow it.
         """
@@ -167,7 +167,7 @@ class JobAdvisor:
     ) -> JobSearchInputs | AdviceRefusal:
         """Return the inputs of the search for a job's plans, or why there is no search.
 
-        The arguments are those of `advise_job`.
+        `advise_job` describes the arguments.
         """
         names = {job.kind.kind: job.name, training_job.KIND: advice_request.requested_by}
         keys = [Key(kind, job.namespace, name) for kind, name in names.items() if name]
@@ -202,7 +202,7 @@ class JobAdvisor:
         """Return the advice outcome of a job, and the pools that the job may use. Without advice, the pools are None.
 
         Args:
-            job: The job as `read_job` returns it.
+            job: The job from `read_job`.
             advice_request: The request for advice.
             writes_advice: Whether the job is to be placed.
         """
@@ -222,7 +222,7 @@ class JobAdvisor:
     ) -> bool:
         """Return whether a job must be left to another release of Tilecast for now.
 
-        Annotations that another client has changed do not count as another release's. They are corrected.
+        Annotations that any other client has changed are corrected instead.
 
         Args:
             key: Key of the job.
@@ -240,13 +240,13 @@ class JobAdvisor:
     def record_write(self, key: Key, document: Document, advice_request: AdviceRequest, outcome: AdviceOutcome) -> None:
         """Record that advice was written to a job, if it has changed the job's annotations.
 
-        The arguments are those of `must_yield`.
+        `must_yield` describes the arguments.
         """
         if (advised := _advised_annotations(outcome)) != _shown_annotations(document):
             self._contention.record_write(key, _hash_request(document, advice_request), annotations_digest(advised))
 
     def _find_queue(self, job: Job) -> kueue.LocalQueue | None:
-        """Return the Kueue queue of a job. Return None if Kueue does not manage the job, or queues are not read.
+        """Return the Kueue queue of a job, or None if Kueue does not manage the job or queues are not read.
 
         Raises:
             SpecError: The LocalQueue, its ClusterQueue or a quota of GPUs does not exist.
@@ -262,7 +262,10 @@ class JobAdvisor:
         return kueue.find_queue(objects, job.namespace, job.queue)
 
     async def annotate(self, key: Key, job: Job, annotations: Mapping[str, str]) -> None:
-        """Replace our annotations on a job. If there is advice, add what was read. Raises as `Writer.apply` does."""
+        """Replace Tilecast's annotations on a job. With advice, also write what was read from the command.
+
+        Raise the errors of `Writer.apply_fields`.
+        """
         if annotations and job.reading:
             annotations = {**annotations, jobs.READING: job.reading}
         fields = make_apply_document(key, KINDS[key.kind].api_version, uid=job.uid, annotations=annotations)
@@ -272,9 +275,9 @@ class JobAdvisor:
             self._context.cache.jobs.put_object(body)
 
     def _list_gpu_node_labels(self, job: Job, report: NodesReport) -> list[Mapping[str, str]]:
-        """Return the labels of each node with GPUs that the job could use.
+        """Return the labels of each GPU node that the job could use.
 
-        A node may offer its GPUs by ResourceClaims only, without an extended resource. A job with claims could use each
+        A node may offer its GPUs only by ResourceClaims, without an extended resource. A job with claims could use each
         such node that is in a pool.
         """
         members = {name for entry in report.entries for name in entry.members} if job.has_claims else set[str]()
@@ -296,7 +299,7 @@ class JobAdvisor:
         return document
 
     async def _fetch(self, path: str) -> Document | None:
-        """Return the object at an API path. Return None if it cannot be read."""
+        """Return the object at an API path, or None if it cannot be read."""
         try:
             return await self._context.client.get(path)
         except ApiError as error:
@@ -308,7 +311,7 @@ class JobAdvisor:
 def _read_manifest(
     document: Document, runtime: Document | None, config_maps: Mapping[str, Document], *, has_model: bool
 ) -> _Reading:
-    """Return what a job's command says, or why it says nothing. The arguments are those of `read_manifest`."""
+    """Return what was read from a job's command, or why nothing was. `read_manifest` describes the arguments."""
     try:
         found = manifests.read_manifest(document, runtime, config_maps, has_model=has_model)
     except SpecError as error:
@@ -333,7 +336,7 @@ def _make_runtime_path(document: Document, kind: str, name: str) -> str:
 
 
 def read_job_leniently(document: Document) -> Job:
-    """Return the job of a document. If its pods are invalid, return the job without pods, since it may be held too."""
+    """Return the job of a document. If its pods are invalid, return it without pods, because it may be held too."""
     try:
         return jobs.read_job(document)
     except SpecError:
@@ -354,14 +357,14 @@ def encode_relevant_fields(document: Document) -> bytes:
 
 
 def _hash_request(document: Document, advice_request: AdviceRequest) -> int:
-    """Return a hash of a job and its request for advice, which serves as a generation number."""
+    """Return a hash of a job and its request for advice, which is used as a generation number."""
     asked = encode_canonical([advice_request.mode, advice_request.question.get("spec")])
     everything = asked + encode_relevant_fields(document)
     return int.from_bytes(hashlib.sha256(everything).digest()[:8])
 
 
 def _shown_annotations(document: Document) -> dict[str, str]:
-    """Return the annotations of a job that are ours."""
+    """Return the annotations of Tilecast on a job."""
     return select_operator_annotations(document["metadata"].get("annotations") or {})
 
 

@@ -52,16 +52,16 @@ NUMBER = re.compile(r"\d+(\.\d+)?")
 
 @dataclass(slots=True)
 class _JobState:
-    """State of a job that the controller keeps in memory only."""
+    """What the controller remembers about a job, only in memory."""
 
     is_owed: bool = False
-    """Whether the job still needs advice. A job that was seen unfinished gets advice even if it ends before."""
+    """Whether the job still needs advice. A job that was seen unfinished gets advice even if it ends before that."""
     posted: EventContent | None = None
-    """Event that was written last."""
+    """Last Event that was written."""
     left_out: str = ""
-    """Reason of the last Event about a job that the queue plan leaves out. Numbers are removed from it."""
+    """Reason in the last Event about a job that the queue plan leaves out, without its numbers."""
     looks: int = 0
-    """Number of checks since the release whether Kueue has admitted the job."""
+    """Number of checks, since the release, of whether Kueue has admitted the job."""
     intact: Mapping[str, str] | None = None
     """Annotations of Tilecast before another client changed them."""
 
@@ -84,7 +84,7 @@ class JobController:
         self._admission = admission
         self._states = context.records.add_table(_JobState)
         self._queueless: StateTable[bool] = context.records.add_table()
-        """Jobs whose queue is not known yet."""
+        """Jobs with a queue that is not known yet."""
         context.cache.jobs.is_kept = self._is_kept
         context.cache.jobs.add_listener(self._on_job_change)
         context.cache.namespaces.add_listener(self._on_namespace_change)
@@ -98,8 +98,8 @@ class JobController:
     def _is_kept(self, key: Key, document: Document) -> bool:
         """Return whether the cache must keep a job.
 
-        The cache keeps jobs that wait for Tilecast or Kueue, targets of TrainingJobs, and jobs without advice. It
-        also keeps jobs that could request advice by a label.
+        It keeps jobs that wait for Tilecast or Kueue, targets of TrainingJobs, jobs without advice, and jobs that could
+        request advice by a label.
         """
         job = read_job_leniently(document)
         return (
@@ -173,7 +173,7 @@ class JobController:
                 self._context.cache.jobs.forget_object(key)
 
     async def _post_left_out(self, key: Key) -> None:
-        """Write an Event about an advised job that the queue plan leaves out. Write it once for each reason.
+        """Write an Event about an advised job that the queue plan leaves out, once for each reason.
 
         Reasons that differ only in numbers count as equal. A job without advice already has an Event with the reason.
         """
@@ -188,7 +188,7 @@ class JobController:
                 self._states.get_or_make(key).left_out = reason
 
     async def _advise_job(self, key: Key, seen: CachedObject[Document]) -> bool:
-        """Write the annotations and Events of a job that have changed. Return whether nothing is left to do for now."""
+        """Write the changed annotations and Events of a job. Return whether nothing is left to do for now."""
         if self._context.find_quarantine(key) is not None:
             return True
         job = await self._advice.read_job(seen.value)
@@ -244,7 +244,7 @@ class JobController:
         return (self._states.get(key) or _JobState()).is_owed
 
     def _pop_intact_annotations(self, key: Key) -> Mapping[str, str] | None:
-        """Return the job's annotations of Tilecast before another client changed them, and forget them."""
+        """Return the job's annotations of Tilecast from before another client changed them, and forget them."""
         state = self._states.get_or_make(key)
         intact, state.intact = state.intact, None
         return intact
@@ -252,10 +252,10 @@ class JobController:
     async def _repair_annotations(
         self, key: Key, job: Job, ours: Mapping[str, str], advice_request: AdviceRequest | AdviceRefusal | None
     ) -> None:
-        """Restore the annotations of Tilecast on a started job, after another client has changed them.
+        """Restore the annotations of Tilecast on a started job after another client has changed them.
 
-        The source is a copy from before the change. Without a copy, the source is the present advice, if it agrees with
-        the annotations that are unchanged.
+        They come from a copy made before the change. Without a copy, they come from the present advice, if it agrees
+        with the annotations that are unchanged.
 
         Args:
             key: Key of the job.
@@ -299,7 +299,7 @@ class JobController:
         return True
 
     async def _schedule_check(self, key: Key, job: Job, workloads: Sequence[Document]) -> None:
-        """Schedule the next check of whether Kueue has admitted a job. Requeue a job that has waited for too long."""
+        """Schedule the next check of whether Kueue has admitted a job. Requeue a job that has waited too long."""
         left_s = await self._requeues.requeue_if_due(key, job, workloads)
         if left_s is None:
             self._stop_checks(key)
@@ -311,12 +311,12 @@ class JobController:
         state.looks += 1
 
     def _stop_checks(self, key: Key) -> None:
-        """Stop the checks whether Kueue has admitted a job, and forget since when it waits for quota."""
+        """Stop checking whether Kueue has admitted a job, and forget how long it has waited for quota."""
         self._states.get_or_make(key).looks = 0
         self._requeues.forget_wait(key)
 
     async def _write_outcome(self, key: Key, job: Job, outcome: AdviceOutcome, *, writes_advice: bool) -> None:
-        """Write the annotations and Events of an advice outcome. The arguments are those of `decide_job`."""
+        """Write the annotations and Events of an advice outcome. `decide_job` describes the arguments."""
         want = decide_job(job, outcome, writes_advice=writes_advice)
         if want.missed is not None:
             self._admission.held.count_outcome(ALREADY_STARTED)
@@ -329,7 +329,7 @@ class JobController:
             await self._post_once(key, job, want.note, is_change=want.is_change)
 
     async def _post_once(self, key: Key, job: Job, note: EventContent, *, is_change: bool = False) -> None:
-        """Write an Event about a job, unless the last Event had equal content."""
+        """Write an Event about a job, unless the last one had the same content."""
         before, author = self._states.get_or_make(key).posted, self._context.writer.author
         if before is not None and author.note_state(before) == author.note_state(note):
             return
@@ -338,7 +338,7 @@ class JobController:
 
 
 def _read_node_selector(annotations: Mapping[str, str]) -> Mapping[str, str]:
-    """Return the node selector from the annotations of Tilecast. Return an empty mapping if they have none."""
+    """Return the node selector in the annotations of Tilecast, or an empty mapping."""
     try:
         return as_mapping(untrusted.parse_json(annotations.get(NODE_SELECTOR, "")))
     except ValueError:
@@ -353,7 +353,7 @@ def _is_queued(job: Job) -> bool:
 def _may_request_advice(job: Job) -> bool:
     """Return whether a job could request advice by a label.
 
-    Such a job has not ended. It requests GPUs, or its runtime may request GPUs, or it is marked for Tilecast.
+    Such a job has not ended, and it requests GPUs, or its runtime may, or it is marked for Tilecast.
     """
     is_marked = jobs.ENABLED in job.labels or jobs.MODEL in job.annotations
     return not job.is_finished and not job.is_owned and bool(job.gpus or is_marked or job.kind.runtimes)

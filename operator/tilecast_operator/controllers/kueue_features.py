@@ -1,8 +1,8 @@
-"""Detection of Kueue's API version and release, and of its support for jobs that wait for Tilecast.
+"""Detect Kueue's API version and release, and its support for jobs that wait for Tilecast.
 
-Kueue's feature gates are not part of any API. The effect of the gate `AdmissionGatedBy` can be tested, however:
-with it, Kueue's webhook refuses a Workload whose list of gates names one twice; without it, Kueue does not read that
-list. A merge patch with `dryRun` tests just that, and stores nothing.
+Kueue's feature gates are not part of any API. But the effect of the gate `AdmissionGatedBy` can be tested: with it,
+Kueue's webhook refuses a Workload whose list of gates has the same name twice. Without it, Kueue does not read the
+list. A merge patch with `dryRun` tests this and stores nothing.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ REMEDY = (
     f"switch {GATE} on in Kueue (alpha and off in 0.17 and 0.18, on from 0.19), or let the job wait in a held queue: "
     f"label {QUEUE}: {HOLD_QUEUE}, annotation {NEXT_QUEUE}: QUEUE"
 )
-"""Remedy where the gate is off."""
+"""Remedy if the gate is off."""
 
 TRUST_S = 5.0
-"""Seconds for which a test that found the gate on is trusted. A restart of Kueue takes longer."""
+"""Seconds for which a positive test of the gate is trusted. A restart of Kueue takes longer."""
 
 _CRD = Key("CustomResourceDefinition", "", f"workloads.{KUEUE}")
 _LABELS = ("app.kubernetes.io/version", "helm.sh/chart")
@@ -55,17 +55,17 @@ class KueueFeatures:
     """Version and features of the cluster's Kueue."""
 
     served: str = ""
-    """Version of Kueue's API that the API server prefers. Empty if there is no Kueue."""
+    """Version of Kueue's API that the API server prefers. Empty without Kueue."""
     release: str = ""
-    """Release of Kueue by the labels of its CRDs. Empty if no label names it."""
+    """Release of Kueue from the labels of its CRDs. Empty if no label states it."""
     stop_policy: bool = False
-    """Whether a LocalQueue can be held."""
+    """Whether a LocalQueue can be stopped."""
     gate: Gate = "unknown"
-    """Whether a job waits while its list of gates contains Tilecast's name."""
+    """Whether a job waits as long as its list of gates contains Tilecast's name."""
 
 
 class KueueDetector:
-    """Detector of the version and features of Kueue. Writes an Event when they change. Belongs to one event loop."""
+    """Detector of Kueue's version and features. Writes an Event when they change. Belongs to one event loop."""
 
     def __init__(self, context: SharedContext, discovery: ServedApis) -> None:
         self._context = context
@@ -73,7 +73,7 @@ class KueueDetector:
         self._uid = ""
         """UID of the CRD that Events are about."""
         self._present_s = -math.inf
-        """When Kueue last showed that it reads the list of gates."""
+        """Time at which Kueue last showed that it reads the list of gates."""
         self.features = KueueFeatures()
         self._posted = KueueFeatures()
         """Features that this replica reported last."""
@@ -122,9 +122,10 @@ class KueueDetector:
         )
 
     async def check_gate(self, workloads: Sequence[Document]) -> Gate:
-        """Return the state of Kueue's feature gate, which is tested on a job's Workloads.
+        """Return the state of Kueue's feature gate, tested on a job's Workloads.
 
-        Raise the errors of `check_features`."""
+        Raise the errors of `check_features`.
+        """
         is_fresh = time.monotonic() - self._present_s < TRUST_S
         if not is_fresh and not workloads and self.features.gate == "unknown":
             # Kueue may be restarting and have yet to create the job's own Workload.
@@ -139,7 +140,7 @@ class KueueDetector:
         return self._apply_gate_setting(gate)
 
     async def is_queue_held(self, namespace: str, queue: str) -> bool:
-        """Return whether a LocalQueue is stopped or missing. Kueue then admits no job from it.
+        """Return whether a LocalQueue is stopped or missing, so that Kueue admits no job from it.
 
         Raise the errors of `check_features`.
         """
@@ -148,16 +149,17 @@ class KueueDetector:
         return all(kueue.is_stopped(item) for item in queues)
 
     def _apply_gate_setting(self, gate: Gate) -> Gate:
-        """Return the state of the gate after the setting `kueue_admission_gate`.
+        """Return the state of the gate, with the setting `kueue_admission_gate` applied.
 
-        The setting "absent" overrides every detected state. The setting "present" overrides an unknown state only."""
+        The setting "absent" overrides every detected state. The setting "present" overrides only an unknown state.
+        """
         setting = self._context.settings.kueue_admission_gate
         if setting == "absent":
             return "absent"
         return "present" if setting == "present" and gate == "unknown" else gate
 
     async def _probe_gate(self, path: str) -> Gate:
-        """Return the state of the feature gate, which a dry-run write to the Workload at `path` tests."""
+        """Return the state of the feature gate, tested by a dry-run write to the Workload at `path`."""
         try:
             await self._context.client.dry_run(path, _TWICE)
         except ApiError as error:
@@ -208,7 +210,7 @@ def _make_kueue_path(version: str, plural: str, namespace: str = "", name: str =
 
 
 def _read_release(crd: Document) -> str:
-    """Return the release of Kueue that the labels of a CRD name."""
+    """Return the release of Kueue in the labels of a CRD."""
     labels = as_mapping(value_at_path(crd, ("metadata", "labels")))
     text = next((str(labels[name]) for name in _LABELS if labels.get(name)), "")
     return text.removeprefix("kueue-").removeprefix("v")

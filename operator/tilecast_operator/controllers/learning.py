@@ -1,4 +1,4 @@
-"""Controller of measured runs, which reads reports and PoolLearnings, and writes PoolLearnings.
+"""Controller of measured runs. It reads reports and PoolLearnings, and writes PoolLearnings.
 
 A run is the measured step of one job. Corrections of forecasts are learned from runs.
 """
@@ -35,17 +35,17 @@ from tilecast_operator.observed.run_store import RunStore, name_template
 log = logging.getLogger("tilecast")
 
 CALIBRATION = Key("Calibration")
-"""Work queue key that makes corrections be fitted to the runs again."""
+"""Work queue key for fitting corrections to the runs again."""
 UNSERVED = "the API server serves no PoolLearnings; bring the chart's CRDs"
 FORGET_PATH = f"/metadata/annotations/{pool_learning.FORGET.replace('/', '~1')}"
 
 
 class CorrectionMetrics:
-    """Metrics of how much measured runs change the forecasts of jobs. Belongs to one event loop."""
+    """Metrics on how much measured runs change the forecasts of jobs. Belongs to one event loop."""
 
     def __init__(self, records: ControllerState, metrics: Metrics) -> None:
         self._runs: StateTable[str] = records.add_table()
-        """Kind of the runs that correct each job, a member of `OWN_RUNS`."""
+        """Kind of the runs that correct each job, from `OWN_RUNS`."""
         self._ratios: StateTable[float] = records.add_table()
         """Factor by which the runs change the step time of each job's best plan."""
         for run in OWN_RUNS:
@@ -53,14 +53,14 @@ class CorrectionMetrics:
             metrics.own_runs_change.labels(run).set_function(partial(self._median_change, run))
 
     def set_origin(self, key: Key, run: str | None) -> None:
-        """Record which kind of runs corrects a job. `run` is a member of `OWN_RUNS`, or None if no run corrects it."""
+        """Record which kind of runs corrects a job: one of `OWN_RUNS`, or None."""
         if run is None:
             self._runs.pop(key, None)
         else:
             self._runs[key] = run
 
     def set_ratio(self, key: Key, ratio: float | None) -> None:
-        """Record the factor by which runs change the step time of a job's best plan. None means no factor."""
+        """Record the factor by which runs change the step time of a job's best plan, or None."""
         if ratio is None:
             self._ratios.pop(key, None)
         else:
@@ -89,7 +89,7 @@ class PoolLearningController:
         self._store = RunStore(is_on=settings.learning, on_change=self._notify_requesters)
         self.calibrator = Calibrator(self._store, [name.strip() for name in settings.trusted_namespaces.split(",")])
         self._posted: set[tuple[str, str]] = set()
-        """Quarantined runs that have an Event already, each with the reason."""
+        """Quarantined runs that already have an Event, with the reason of each."""
         self._own: StateTable[ObservedRun] = context.records.add_table()
         """Measured run of each existing job."""
         self.run_requesters = RunRequesters(context.records)
@@ -119,11 +119,11 @@ class PoolLearningController:
     def find_runs(self, namespace: str, keys: Collection[Key], workloads: Collection[str]) -> list[ObservedRun]:
         """Return the runs that correct the forecast of a job.
 
+        With own runs (those of `keys`), the own runs come first. Then comes the newest run of each setting (pool, GPUs
+        and plan) that no own run has, newest first.
+
         Without own runs, these are all runs of the workloads in the namespace, newest first. If there are none, they
         are the runs of all jobs in the namespace whose names differ only in the generated suffix (`name_template`).
-
-        With own runs (those of `keys`), the own runs come first. The newest run of each setting (pool, GPUs and plan)
-        that no own run has follows, newest first.
 
         The keys are reconciled again when a run of these workloads or names changes.
 
@@ -155,7 +155,7 @@ class PoolLearningController:
     def _notify_requesters(self, item: ObservedRun) -> None:
         """Reconcile the jobs whose forecasts a run may correct.
 
-        Jobs that have runs of their own are reconciled in the background.
+        Jobs with runs of their own are reconciled in the background.
         """
         for key in self.run_requesters.find_requesters(item.run.namespace, item.run.workload, name_template(item.job)):
             is_other = key in self._own and self._own[key].uid != item.uid
@@ -191,7 +191,7 @@ class PoolLearningController:
         return self._store.pools()
 
     def adopt_corrections(self, fitted: FittedCalibration) -> bool:
-        """Use corrections that were fitted to runs. Return whether they change forecasts."""
+        """Use newly fitted corrections. Return whether they change forecasts."""
         is_other = self.calibrator.adopt_fit(fitted)
         for pool in self._store.pools() if self._is_on else ():
             self._context.runtime.add(Key(pool_learning.KIND, "", pool))
@@ -199,7 +199,7 @@ class PoolLearningController:
         return is_other
 
     async def write_pool_learning(self, key: Key) -> None:
-        """Write a pool's runs into its PoolLearning. Write Events about runs that are quarantined."""
+        """Write a pool's runs into its PoolLearning, and write Events about quarantined runs."""
         if key.name not in self._store.pools() or not self._context.settings.owns_pools:
             return
         if self._context.cache.learnings.get(key) is None:
@@ -271,7 +271,7 @@ class PoolLearningController:
                 log.warning("%s: %s", key, error)
 
     def _forget_runs(self, pool: str, forget_request: ForgetRequest) -> None:
-        """Forget the runs of a pool that match a request, and reconcile their jobs."""
+        """Forget the runs of a pool that a request selects, and reconcile their jobs."""
         count = self._store.forget_runs(forget_request, self._context.timestamp(), pool)
         for key, item in self._own.items():
             if item.run.pool == pool and forget_request.matches(item):

@@ -1,4 +1,4 @@
-"""Receiver of measured steps from each source, which compares them with forecasts."""
+"""Receive measured steps from all sources, and compare them with forecasts."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ QUERY = ("spec", "observationQuery")
 MOST_WAITS = 60
 """Largest multiple of `observe_settle_s` after which the status of a job with many reports is written."""
 FLUSH_S = 8.0
-"""Longest wait for reports to be written at the end, in seconds; a pod has 30 s to end."""
+"""Longest time to write accepted reports at shutdown, in seconds. A pod has 30 s to end."""
 FLUSH_POLL_S = 0.05
 
 
@@ -48,17 +48,17 @@ class StepReportReceiver:
         self._scores = scores
         self._reviews = reviews
         self._trainers: StateTable[list[tuple[str, str]]] = context.records.add_table()
-        """Metrics that the TrainJob of each job reported last."""
+        """Metrics that each job's TrainJob last reported."""
         self._courses: StateTable[RunCourse] = context.records.add_table()
-        """Progress of the TrainJob of each job that was seen."""
+        """Progress seen so far of each job's TrainJob."""
         self._unwritten: StateTable[bool] = context.records.add_table()
-        """Jobs with reports that their status does not contain yet."""
+        """Jobs with reports that are not in their status yet."""
 
     async def put(self, namespace: str, name: str, token: str, body: bytes) -> None:
-        """Check the token of a step report that a pod has sent by PUT, and compare the report with the forecast.
+        """Check the token of a step report that a pod sent by PUT, and compare the report with the forecast.
 
         Raises:
-            RefusedReport: The report does not count. The message says why.
+            RefusedReport: The report is refused. The message says why.
         """
         try:
             review = await self._reviews.review_token(token)
@@ -75,8 +75,8 @@ class StepReportReceiver:
     def queries(self) -> Iterator[tuple[Key, str]]:
         """Yield the key of every job with advice, and the Prometheus query for its step time.
 
-        The query comes from the job, else from its pool, else from the operator's settings. Only the leader yields
-        queries.
+        The query comes from the job, or else from its pool, or else from the operator's settings. Only the leader
+        yields queries.
         """
         for key in self._context.cache.training_jobs:
             if not self._context.leadership.is_leader:
@@ -94,7 +94,7 @@ class StepReportReceiver:
             yield key, queries.fill_query(template or self._context.settings.prometheus_query, key.namespace, key.name)
 
     def find_refusal(self, key: Key, document: Document) -> str | None:
-        """Return why a job's step reports are refused, or why its query is not sent. Return None if all is well."""
+        """Return why a job's step reports are refused, or why its query is not sent, or None."""
         own = value_at_path(document, QUERY)
         if own is not None and self._context.settings.prometheus_url:
             try:
@@ -125,7 +125,7 @@ class StepReportReceiver:
         return score is None or score.window.latest.source == reports.LOG
 
     async def score_log(self, key: Key, report: StepReport) -> None:
-        """Record the step that a job's pod has logged, unless another source has reported or it is known."""
+        """Record the step that a job's pod has logged, unless it is known or another source has reported."""
         score = self._scores.get_measured_forecast(key)
         # A process that has just started may read a log that an earlier one has read.
         if not self.needs_log(key) or (score is not None and score.window.has_newest_report(report)):
@@ -171,7 +171,7 @@ class StepReportReceiver:
             log.warning("%s jobs have reports that could not be written", len(self._unwritten))
 
     async def _score_trainer_report(self, key: Key, status: Document) -> None:
-        """Score the step in the status of a job's TrainJob, unless it was scored before."""
+        """Compare the step in the status of a job's TrainJob with the forecast, unless that was done before."""
         metrics, before = reports.list_step_metrics(status), self._trainers.get(key)
         if not metrics or before == metrics:
             return
@@ -189,7 +189,7 @@ class StepReportReceiver:
             log.warning("%s: what its TrainJob tells does not count: %s", key, refused)
 
     async def _score_progress(self, key: Key, status: Document, planned_steps: int | None) -> None:
-        """Score the steps that a job's TrainJob has made since its last report."""
+        """Compare the steps of a job's TrainJob since its last report with the forecast."""
         now = progress.read_progress(status, planned_steps)
         if now is None:
             self._courses.pop(key, None)
@@ -203,7 +203,7 @@ class StepReportReceiver:
                 log.warning("%s: the progress of its TrainJob does not count: %s", key, refused)
 
     async def _score_report(self, key: Key, report: StepReport) -> None:
-        """Compare a report with the forecast of its job, and schedule the job. More reports mean a longer delay."""
+        """Compare a report with its job's forecast, and schedule the job. The more reports, the longer the delay."""
         pools = self._pools.find_report(key.namespace)
         score = await self._scores.compare_report(key, self._context.cache.training_jobs.get(key), pools, report)
         self._unwritten[key] = True
@@ -211,7 +211,7 @@ class StepReportReceiver:
 
 
 def _count_steps(document: Document) -> int | None:
-    """Return the steps of a TrainingJob's whole run. None if it does not say them."""
+    """Return the number of steps of a TrainingJob's whole run, or None if it does not state it."""
     training = value_at_path(document, ("spec", "training"))
     if not isinstance(training, dict):
         return None

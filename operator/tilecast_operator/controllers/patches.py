@@ -1,4 +1,4 @@
-"""JSON patches that place and release a job in mode Initial: pure functions of objects.
+"""Make the JSON patches that place and release a job in mode Initial, by pure functions of objects.
 
 Each patch names the resource version that it was computed from, so that the API server answers 409 if the object has
 changed.
@@ -18,27 +18,29 @@ Operation: TypeAlias = dict[str, Any]
 NODE_SELECTOR = "nodeSelector"
 REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
 PLACED = "Placed"
-"""Value of the annotation `tilecast.dev/applied` on a job that runs where the advice says. Any other value except
-`QUEUED` is the reason why the job does not."""
+"""Value of the annotation `tilecast.dev/applied` on a job that runs where the advice says.
+
+Any other value except `QUEUED` is the reason why the job does not.
+"""
 QUEUED = "Queued"
-"""Value of the annotation on a job whose node selection is written, while Kueue has yet to admit the job."""
+"""Value of the annotation on a job whose node selection is written but which Kueue has not admitted yet."""
 FAILED_TO_START = "FailedToStart"
 """Value of the annotation on a placed job that Kueue gave up before it started."""
 CHANGED_SINCE = "ChangedSince"
 """Value of the annotation on a placed job that started without the node selection that was written."""
 REQUEUED = "Requeued"
-"""Value of the annotation on a job that was placed, could not start, and may run on any ranked flavor."""
+"""Value of the annotation on a placed job that could not start and may now run on any ranked flavor."""
 
 
 def make_placing_patch(
     document: Document, changes: Sequence[FieldChange], chosen_labels: Sequence[str] = ()
 ) -> list[Operation]:
-    """Return the JSON patch that writes a node selection into a job. Without changes it is empty.
+    """Return the JSON patch that writes a node selection into a job. It is empty without changes.
 
     Args:
         document: The job.
         changes: Changes of fields of the job.
-        chosen_labels: Node labels that are recorded as part of the node selection.
+        chosen_labels: Node labels to record as part of the node selection.
     """
     if not changes:
         return []
@@ -63,9 +65,9 @@ def make_widening_patch(workload: Document, job: Job, flavors: Sequence[Mapping[
     """Return the JSON patch that limits a Workload to some flavors. It is empty if nothing changes.
 
     Args:
-        workload: The Workload that Kueue made of the job.
+        workload: The Workload that Kueue created for the job.
         job: The job without a node selection.
-        flavors: Node labels of each flavor. An empty sequence allows any flavor.
+        flavors: Node labels of each flavor. If empty, any flavor is allowed.
     """
 
     def make_fields(spec: Document, pods: Pods) -> dict[str, Any]:
@@ -81,7 +83,7 @@ def make_widening_patch(workload: Document, job: Job, flavors: Sequence[Mapping[
 
 
 def _add_flavor_terms(terms: Sequence[Document], flavors: Sequence[Mapping[str, str]]) -> list[Document]:
-    """Return node affinity terms that match a node which has the labels of a flavor and matches a present term."""
+    """Return node affinity terms for nodes that have the labels of a flavor and match one of the present terms."""
     return [
         {
             **term,
@@ -98,7 +100,7 @@ def _add_flavor_terms(terms: Sequence[Document], flavors: Sequence[Mapping[str, 
 def make_release_patch(document: Document, job: Job, outcome: str) -> list[Operation]:
     """Return the JSON patch that releases a held job. It is empty if the job is not held.
 
-    The patch removes Tilecast from the job's admission gates, moves the job from the held queue into its next queue, or
+    It removes Tilecast from the job's admission gates, moves the job from the holding queue into its next queue, or
     ends a suspension that waits for Tilecast.
 
     Args:
@@ -121,7 +123,7 @@ def make_release_patch(document: Document, job: Job, outcome: str) -> list[Opera
 
 
 def make_annotations_patch(document: Document, annotations: Mapping[str, str | None]) -> list[Operation]:
-    """Return the JSON patch that sets annotations of an object, and removes those that are None.
+    """Return the JSON patch that sets annotations of an object, and removes those with the value None.
 
     It is empty if nothing changes.
     """
@@ -151,7 +153,7 @@ def make_workload_patch(workload: Document, job: Job, placement: Placement) -> l
 def _make_pod_set_patch(
     workload: Document, job: Job, make_fields: Callable[[Document, Pods], dict[str, Any]]
 ) -> list[Operation]:
-    """Return the JSON patch that sets fields of all pod sets with GPUs of a job. It is empty if nothing changes.
+    """Return the JSON patch that sets fields in all GPU pod sets of a Workload. It is empty if nothing changes.
 
     `make_fields` takes the pod spec of a pod set and the pods of the job, and returns the fields to set.
     """
@@ -174,11 +176,11 @@ def is_reserved(workload: Document) -> bool:
 def find_kueue_outcome(
     job: Job, workloads: Sequence[Document], chosen_labels: Mapping[str, str]
 ) -> tuple[str, str] | None:
-    """Return the outcome of a placed job in Kueue, with Kueue's message. Return None while the job waits.
+    """Return the outcome of a placed job in Kueue, with Kueue's message. Return None as long as the job waits.
 
     Args:
         job: The placed job.
-        workloads: The Workloads that Kueue made of the job.
+        workloads: The Workloads that Kueue created for the job.
         chosen_labels: The node selector that was written into the job.
     """
     if not job.has_started:
@@ -192,7 +194,7 @@ def find_kueue_outcome(
 
 
 def _find_true_condition(workload: Document, kind: str) -> Document | None:
-    """Return the condition of type `kind` if its status is True. Otherwise return None."""
+    """Return the condition of type `kind` if its status is True, otherwise None."""
     conditions: Sequence[Document] = (workload.get("status") or {}).get("conditions") or ()
     return next((item for item in conditions if item.get("type") == kind and item.get("status") == "True"), None)
 
@@ -203,7 +205,7 @@ def _make_pod_set_name(name: str) -> str:
 
 
 def _require_version(document: Document) -> Operation:
-    """Return the patch operation that fails with 409 if the object has changed."""
+    """Return the patch operation that makes the patch fail with 409 if the object has changed."""
     return _make_set_operation(("metadata", "resourceVersion"), document["metadata"]["resourceVersion"])
 
 
@@ -213,7 +215,7 @@ def _make_set_operation(path: Path, value: Any) -> Operation:
 
 
 def _make_annotation_operation(name: str, text: str | None) -> Operation:
-    """Return the patch operation that sets an annotation. If the text is None, it removes the annotation."""
+    """Return the patch operation that sets an annotation, or removes it if `text` is None."""
     path = ("metadata", "annotations", name)
     return {"op": "remove", "path": _make_json_pointer(path)} if text is None else _make_set_operation(path, text)
 

@@ -1,8 +1,8 @@
-"""Writer of the node selection of a held job, into the job and into its Kueue Workload.
+"""Write the node selection of a held job into the job and its Kueue Workload.
 
-Nothing is written unless the job is certain to wait meanwhile. Kueue reads the node selector of a job once, when it
-creates the Workload. A selector on the job alone contradicts the flavor of the Workload, and Kueue gives the job up.
-Therefore the Workload is written first, and written last when a selection is removed.
+Nothing is written unless the job certainly waits meanwhile. Kueue reads the node selector of a job once, when it
+creates the Workload. If only the job has the selector, it contradicts the flavor of the Workload, and Kueue gives the
+job up. So a selection is written to the Workload first, and removed from it last.
 """
 
 from __future__ import annotations
@@ -31,20 +31,20 @@ log = logging.getLogger("tilecast")
 
 
 class ChangedError(Exception):
-    """The job has changed since its placement was decided."""
+    """Error that the job has changed since its placement was decided."""
 
 
 @dataclass(frozen=True, slots=True)
 class PreparedPlacement:
-    """Job that can be placed, with the field changes that place it."""
+    """A job that can be placed, and the field changes that place it."""
 
     key: Key
     job: Job
     placement: Placement
     operations: Sequence[patches.Operation]
-    """Changes of the job. Empty if its pods request these nodes already."""
+    """Changes of the job. Empty if its pods already request these nodes."""
     workloads: Sequence[Document] | None
-    """Workloads that Kueue made of the job. None if there is no Kueue or the job has no queue."""
+    """Workloads that Kueue created for the job. None without Kueue, or if the job has no queue."""
 
 
 class Placer:
@@ -83,10 +83,10 @@ class Placer:
         """Write the node selection into the job and its Workloads, and the advice into annotations.
 
         Returns:
-            `PLACED`, or `QUEUED` where Kueue has yet to admit the job.
+            `PLACED`, or `QUEUED` if Kueue has not admitted the job yet.
 
         Raises:
-            ChangedError: The job has changed, or is gone.
+            ChangedError: The job has changed, or no longer exists.
             ApiError: The API server refuses the write.
         """
         key, job = prepared.key, prepared.job
@@ -106,13 +106,13 @@ class Placer:
         return patches.PLACED if prepared.workloads is None else patches.QUEUED
 
     async def widen_workloads(self, key: Key, job: Job, flavors: Sequence[Mapping[str, str]]) -> None:
-        """Let Kueue admit the Workloads of a job to several flavors. The job has no node selection.
+        """Allow Kueue to admit the Workloads of a job, which has no node selection, to several flavors.
 
-        Workloads that Kueue has decided about stay as they are.
+        Workloads about which Kueue has decided are not changed.
 
         Args:
             key: Key of the job.
-            job: The job as `JobAdvisor.read_job` returns it.
+            job: The job from `JobAdvisor.read_job`.
             flavors: Node labels of each flavor.
 
         Raises:
@@ -168,7 +168,7 @@ class Placer:
         return workloads
 
     async def _place_workloads(self, workloads: Sequence[Document], job: Job, placement: Placement) -> bool:
-        """Write a node selection into the undecided Workloads of a job. Return whether any has changed."""
+        """Write a node selection into the Workloads that Kueue has not decided about. Return whether any changed."""
         return await self._change_workloads(
             workloads, lambda workload: patches.make_workload_patch(workload, job, placement)
         )
@@ -176,7 +176,7 @@ class Placer:
     async def _change_workloads(
         self, workloads: Sequence[Document], change: Callable[[Document], list[patches.Operation]]
     ) -> bool:
-        """Patch the Workloads that Kueue has not decided about. Return whether any has changed."""
+        """Patch the Workloads that Kueue has not decided about. Return whether any changed."""
         undecided = (item for item in workloads if not patches.is_reserved(item))
         differing = [(item, operations) for item in undecided if (operations := change(item))]
         for item, operations in differing:

@@ -1,4 +1,4 @@
-"""Position of each job in the queue plan, for all controllers."""
+"""Position of each job in the queue plan, shared by all controllers."""
 
 from __future__ import annotations
 
@@ -27,21 +27,23 @@ class QueuePositions:
         self._positions: StateTable[QueuePosition] = records.add_table()
         self._is_made = False
         self.on_write: Callable[[], None] = lambda: None
-        """Called when a TrainingJob's status was written: the job may have started, and no watch reports our own
-        writes."""
+        """Function to call after writing a TrainingJob's status.
+
+        The job may have started, and no watch reports this operator's own writes.
+        """
         self._renewed = asyncio.Event()
 
     def get_position(self, key: Key) -> QueuePosition | None:
-        """Return the position of a job in the plan. Return None if the plan does not have the job."""
+        """Return the position of a job in the plan, or None."""
         return self._positions.get(key)
 
     def find_left_out_reason(self, key: Key) -> str:
-        """Return why the plan leaves out a job. Return "" if it does not."""
+        """Return why the plan leaves out a job, or "" if it does not."""
         position = self._positions.get(key)
         return "" if position is None or position.pool else position.reason
 
     def replace_plan(self, positions: Mapping[Key, QueuePosition]) -> set[Key]:
-        """Replace all positions by those of a new plan. Return the keys of the jobs whose positions have changed."""
+        """Replace all positions by those of a new plan. Return the keys of the jobs with changed positions."""
         before = dict(self._positions)
         self._positions.clear()
         for key, position in positions.items():
@@ -67,7 +69,7 @@ class QueuePositions:
         return status if status.queue == position else status.model_copy(update={"queue": position})
 
     def prefer_planned_pool(self, key: Key, outcome: AdviceOutcome) -> AdviceOutcome:
-        """Return the advice outcome of a waiting job, with the pool that the plan chose first."""
+        """Return the advice outcome of a waiting job, with the pool of the queue plan first."""
         position = self._positions.get(key)
         if isinstance(outcome, AdviceRefusal) or position is None or not position.position:
             return outcome
@@ -75,7 +77,7 @@ class QueuePositions:
 
 
 def _put_pool_first(advice: Advice, position: QueuePosition) -> Advice:
-    """Return the advice with its best plan on the planned pool first. Without such a plan, nothing changes."""
+    """Return the advice with its best plan on the planned pool first. If there is no such plan, return it unchanged."""
     there = [item for item in advice.offers if item.pool.name == position.pool]
     if not there or advice.offers[0] is there[0]:
         return advice

@@ -1,4 +1,4 @@
-"""Reader of the steps that the pods of running jobs have logged, where the settings allow it."""
+"""Read the steps that the pods of running jobs log, if the settings allow it."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ JOB_S = 15.0
 
 
 class PodLogReader:
-    """Reader of the logs of jobs that TrainingJobs name. It reads one job after the other. Belongs to one event loop.
+    """Reader of the logs of jobs that TrainingJobs target, one job at a time. Belongs to one event loop.
 
     Args:
         context: Objects that all controllers share.
-        requests: Index of the jobs that TrainingJobs name.
+        requests: Index of the jobs that TrainingJobs target.
         observations: Receiver of the steps.
-        advice: Reader of whole jobs, with the pods of their runtimes.
+        advice: Reader of whole jobs, including pods of their runtimes.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class PodLogReader:
         self._observations = observations
         self._advice = advice
         self._read: StateTable[bytes] = context.records.add_table()
-        """Digest of what was read last of each job's log."""
+        """Digest of the last part read of each job's log."""
 
     async def run_polls(self) -> None:
         """Read the logs of all running jobs, once in each interval, without end."""
@@ -77,7 +77,7 @@ class PodLogReader:
                 log.exception("%s: its log was not read", key)
 
     async def _read_job(self, key: Key, target: Job) -> None:
-        """Record the step in the log of a running job. The pod of rank 0 comes first, then the last one."""
+        """Record the step in the log of a running job. The pod of rank 0 is tried first, then the last one."""
         seen = self._context.cache.jobs.get(Key(target.kind.kind, target.namespace, target.name))
         job = target if seen is None else await self._advice.read_job(seen.value)
         folder = f"/api/v1/namespaces/{job.namespace}/pods"
@@ -99,7 +99,7 @@ class PodLogReader:
                 return
 
     async def _read_pod(self, folder: str, pod: LoggingPod) -> tuple[bytes, bytes]:
-        """Return the beginning and the end of a pod's log. The end is empty if the beginning is all of the log."""
+        """Return the beginning and the end of a pod's log. The end is empty if the beginning is the whole log."""
         path, client = f"{folder}/{pod.name}/log", self._context.client
         head_query, tail_query = (pod_logs.make_log_query(pod.container, is_tail=is_tail) for is_tail in (False, True))
         head = await client.read_bytes(path, head_query, pod_logs.HEAD_BYTES)

@@ -1,4 +1,4 @@
-"""Controller of pools: reads nodes, ResourceSlices and GPUPools, and provides the pools for every advice.
+"""Controller of pools. It reads nodes, ResourceSlices and GPUPools, and provides the pools for all advice.
 
 It also writes GPUPools for pools that it discovers, and the status of every GPUPool.
 """
@@ -31,16 +31,16 @@ from tilecast_operator.search_inputs import PoolVersions
 log = logging.getLogger("tilecast")
 
 NODES = Key("Node")
-"""Work queue key that makes the pools be discovered again."""
+"""Work queue key for discovering the pools again."""
 
 LEAST_WAIT_S = 0.01
-"""Shortest wait until it is checked again whether everything is listed, in seconds."""
+"""Shortest wait before checking again whether everything is listed, in seconds."""
 UNKNOWN = "UnknownAccelerator"
 
 
 @dataclass(frozen=True, slots=True)
 class PoolsChange:
-    """Change of the pools, with their versions before and after."""
+    """A change of the pools, with their versions before and after."""
 
     is_learnt: bool
     """Whether only corrections learned from runs have changed. A started job then keeps its forecast."""
@@ -48,7 +48,7 @@ class PoolsChange:
     now: PoolVersions
 
     def concerns_namespace(self, namespace: str) -> bool:
-        """Return whether the change concerns the pools that jobs of a namespace see."""
+        """Return whether the change affects the pools that jobs of a namespace see."""
         return not self.is_learnt or self.before.get_version(namespace) != self.now.get_version(namespace)
 
 
@@ -97,7 +97,7 @@ class PoolController:
         self._context.runtime.add(NODES, self._context.settings.settle_s)
 
     def _on_leadership_change(self, is_leading: bool) -> None:
-        """Schedule a fit of corrections when this replica becomes leader, to the runs that the last leader stored."""
+        """When this replica begins to lead, schedule a fit of corrections to the runs that the last leader stored."""
         if is_leading:
             self._context.runtime.add(CALIBRATION)
 
@@ -128,14 +128,14 @@ class PoolController:
     def _on_pool_gone(self, key: Key) -> None:
         """Drop a pool from the cache, because the API server does not have it.
 
-        If the pool was discovered, schedule another write, since its CRD may be served later.
+        If the pool was discovered, schedule another write, because its CRD may be served later.
         """
         self._context.cache.pools.forget_object(key)
         if key.name in self._entries and self._context.settings.discovery:
             self._context.runtime.add(key, self._context.timings.unserved_s)
 
     async def _refresh_pools(self, _: Key) -> None:
-        """Discover the pools again once all nodes are listed. Notify listeners of changes."""
+        """Discover the pools again if all nodes are listed. Notify listeners of changes."""
         try:
             await self._advisor.warm_up()
         except SpecError as error:
@@ -165,7 +165,7 @@ class PoolController:
             await self._post_unknown_gpus(self.report)
 
     def find_report(self, namespace: str) -> nodes.NodesReport | None:
-        """Return the pools as jobs of a namespace see them. Return None until they are known."""
+        """Return the pools as jobs of a namespace see them, or None until they are known."""
         return self._of_namespace.get(namespace, self.report)
 
     def _adopt_report(self, report: nodes.NodesReport, namespace_reports: dict[str, nodes.NodesReport]) -> None:
@@ -258,10 +258,10 @@ class PoolController:
     ) -> CachedObject[View]:
         """Write the object of a discovered pool and return the written object.
 
-        If another client has created the object at the same time, leave it unchanged.
+        If another client creates the object at the same time, leave it unchanged.
 
         Raises:
-            ApiError: For example 409, where a user has just changed a field that would be changed here.
+            ApiError: The write is refused, with 409 if a user has just changed a field that it would change.
         """
         if seen is not None:
             document["metadata"]["uid"] = seen.uid
@@ -276,7 +276,7 @@ class PoolController:
         return self._context.cache.pools.store_written(applied, is_new=True)
 
     def _expire_missing_nodes(self, key: Key, left_s: float) -> None:
-        """Count the missing nodes of a discovered pool as deleted after `left_s` seconds."""
+        """Schedule that the missing nodes of a discovered pool count as deleted after `left_s` seconds."""
         if left_s > 0:
             self._context.runtime.add(key, left_s)
         elif key.name not in self._expired:
@@ -284,7 +284,7 @@ class PoolController:
             self.schedule_refresh()
 
     async def _post_unknown_gpus(self, report: nodes.NodesReport) -> None:
-        """Write one Event for each unknown GPU. It is about the first node that has the GPU."""
+        """Write one Event for each unknown GPU, about the first node that has it."""
         unknown = {f"{item.message}; {item.remedy}": item.nodes[0] for item in report.left_out if item.code == UNKNOWN}
         self._posted &= unknown.keys()
         for text in unknown.keys() - self._posted:
@@ -296,5 +296,5 @@ class PoolController:
 
 
 def _list_reasons(report: nodes.NodesReport) -> tuple[object, ...]:
-    """Return why there are no pools. Return an empty list if there are pools."""
+    """Return why there are no pools, or an empty tuple if there are."""
     return () if report.entries else (report.left_out, {name: str(error) for name, error in report.invalid.items()})

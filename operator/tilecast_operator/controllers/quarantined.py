@@ -1,4 +1,4 @@
-"""Controller of quarantined objects: writes Events, sets metrics, and reads the objects again when due."""
+"""Controller of quarantined objects. It writes Events, sets metrics, and reads the objects again when due."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class QuarantineController:
             await asyncio.sleep(LOOK_S)
 
     async def check_objects(self) -> None:
-        """Write an Event about every quarantined object. Read the objects again whose next try is due."""
+        """Write an Event about every quarantined object, and read again those whose next try is due."""
         quarantine = self._context.cache.quarantine
         for key in quarantine.list_due_keys():
             await self._reload_object(key)

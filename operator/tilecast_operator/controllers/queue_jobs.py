@@ -1,4 +1,4 @@
-"""Reader of all waiting and running jobs as rows of the queue plan, with a cache of unchanged rows."""
+"""Read all waiting and running jobs as rows of the queue plan. Unchanged rows are cached."""
 
 from __future__ import annotations
 
@@ -34,35 +34,35 @@ AT_ONCE = 64
 MOST_TEXT = 400
 """Maximum length of the reason why a job is left out, in characters."""
 UNREADABLE = "what it asks cannot be read now"
-"""Why a job is left out of one plan, but not necessarily of the next."""
+"""Reason why a job is left out of one plan, but not necessarily of the next."""
 
 log = logging.getLogger("tilecast")
 
 
 class QueueJobReader:
-    """Reader of the jobs that the queue plan considers. Belongs to one event loop."""
+    """Reader of the jobs in the queue plan. Belongs to one event loop."""
 
     def __init__(self, context: SharedContext, advice: JobAdvisor) -> None:
         self._context = context
         self.answers = advice.answers
         self._advice = advice
         self._rows: StateTable[tuple[Hashable, QueueRow | UnplannedJob | None]] = context.records.add_table()
-        """Row that was read of each job, with the state of the job that it was read from."""
+        """Cached row of each job, with the state of the job from which it was read."""
         self._options: ResultCache[tuple[JobOption, ...]] = ResultCache(context.settings.advice_cache)
         self._since: StateTable[float] = context.records.add_table()
-        """When a job was first seen to run, if the job does not say when it started."""
+        """Time at which a job was first seen running, if the job does not say when it started."""
 
     def clear_rows(self) -> None:
-        """Drop the cached inputs of the queue plan for all jobs, because pools, quotas or namespaces have changed."""
+        """Drop the cached rows of all jobs, because pools, quotas or namespaces have changed."""
         self._rows.clear()
         self._options.clear()
 
     def drop_row(self, key: Key) -> None:
-        """Drop the cached input of the queue plan for a job."""
+        """Drop the cached row of a job."""
         self._rows.pop(key, None)
 
     async def read_rows(self) -> tuple[list[QueueRow], list[UnplannedJob]]:
-        """Return a queue plan input for each waiting or running job, and the jobs that are left out with reasons."""
+        """Return the row of each waiting or running job, and the jobs that are left out, with reasons."""
         rows, refused = list[QueueRow](), list[UnplannedJob]()
         cache = self._context.cache
         for number, key in enumerate((*cache.training_jobs, *cache.jobs)):
@@ -76,7 +76,7 @@ class QueueJobReader:
         return rows, refused + self._list_invalid_weights()
 
     async def _read_row(self, key: Key) -> QueueRow | UnplannedJob | None:
-        """Return the queue plan input of a job, or why it is left out. Return None if the job requests no advice."""
+        """Return the row of a job, or why it is left out. Return None if the job requests no advice."""
         cache = self._context.cache
         if (refusal := self._context.find_quarantine(key)) is not None:
             return UnplannedJob(make_plan_name(key), refusal.message[:MOST_TEXT], "")
@@ -102,7 +102,7 @@ class QueueJobReader:
         return row
 
     async def _read_training_job(self, key: Key, view: View) -> QueueRow | UnplannedJob | None:
-        """Return the queue plan input of a TrainingJob. Return None if its mode is Off or it has a target."""
+        """Return the row of a TrainingJob. Return None if its mode is Off or it has a target."""
         document, before = view.document, job_status.parse_status(view.status_json)
         if read_mode(document) == "Off" or read_target(key.namespace, document) is not None:
             return None
@@ -130,7 +130,7 @@ class QueueJobReader:
         )
 
     async def _read_job(self, key: Key, seen: CachedObject[Document] | None) -> QueueRow | UnplannedJob | None:
-        """Return the queue plan input of a job of any kind except TrainingJob."""
+        """Return the row of a job of any kind except TrainingJob."""
         if seen is None:
             return None
         job = await self._advice.read_job(seen.value)
@@ -166,7 +166,7 @@ class QueueJobReader:
         )
 
     def _read_namespace_weight(self, namespace: str) -> float:
-        """Return the weight that an annotation of the Namespace gives to each of its jobs."""
+        """Return the weight of each job of a namespace, from the Namespace's annotation."""
         seen = self._context.cache.namespaces.get(Key("Namespace", "", namespace))
         try:
             return 1.0 if seen is None else jobs.read_weight(seen.value.annotations)
@@ -174,7 +174,7 @@ class QueueJobReader:
             return 1.0  # `_list_invalid_weights` reports it
 
     def _list_invalid_weights(self) -> list[UnplannedJob]:
-        """Return the namespaces whose annotation has an invalid weight."""
+        """Return the namespaces with an invalid weight in their annotation."""
         odd = list[UnplannedJob]()
         for key, namespace in self._context.cache.namespaces.items():
             try:
@@ -193,10 +193,10 @@ class QueueJobReader:
     async def _price_options(
         self, search_inputs: SearchInputs, request: Request, pools: Sequence[Pool]
     ) -> tuple[JobOption, ...]:
-        """Return the pools and plans between which the queue plan may choose for a job. Equal jobs share the result.
+        """Return the pools and plans from which the queue plan may choose for a job. Equal jobs share the result.
 
         Raises:
-            SpecError: It is not known how long the job runs.
+            SpecError: The length of the run is unknown.
         """
         is_common = self.answers.has_common_pools(search_inputs.namespace)
         shapes = tuple((pool.name, pool.max_nodes, pool.gpus_per_node) for pool in pools)

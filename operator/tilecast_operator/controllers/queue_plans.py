@@ -1,4 +1,4 @@
-"""Controller of the queue plan: plans on which pool and when each job runs, and writes the QueueAdvice."""
+"""Controller of the queue plan. It plans when and on which pool each job runs, and writes the QueueAdvice."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ from tilecast_operator.queue_rows import Holdings, PlannedQueue, QueueRow, Queue
 from tilecast_operator.report import queue_advice as report
 
 QUEUE = Key("Queue")
-"""Work queue key that makes the queue be planned again."""
+"""Work queue key for planning the queue again."""
 
 log = logging.getLogger("tilecast")
 
 
 class QueuePlanController:
-    """Controller that plans the queue anew when jobs or pools change. Belongs to one event loop.
+    """Controller that plans the queue again when jobs or pools change. Belongs to one event loop.
 
     Two plans are at least `queue_interval_s` apart.
     """
@@ -107,7 +107,7 @@ class QueuePlanController:
             self._context.runtime.add(key)
 
     async def _reconcile_queue(self, _: Key) -> None:
-        """Plan the queue anew if jobs, pools or free GPUs have changed."""
+        """Plan the queue again if jobs, pools or free GPUs have changed."""
         settings = self._context.settings
         if not self._jobs.answers.is_ready or not self._context.leadership.is_leader:
             return  # it is due again once the nodes are read, or this replica leads
@@ -134,7 +134,7 @@ class QueuePlanController:
         self._context.runtime.add(self._advice_key)
 
     async def _read_state(self) -> QueueState:
-        """Return the input of the queue plan. It contains the jobs, and the pools with the GPUs that others use."""
+        """Return the input of the queue plan: the jobs, and the pools with the GPUs that others use."""
         # A job that was just admitted or has just ended is counted twice for a moment. Therefore GPUs count as held by
         # others once they were held at two reads in a row.
         rows, refused = await self._jobs.read_rows()
@@ -184,9 +184,9 @@ class QueuePlanController:
         await self._context.writer.write_status(key, seen, want.status.document(), is_conditional=is_conditional)
 
     def _on_advice_gone(self, key: Key) -> None:
-        """Drop a QueueAdvice from the cache that the API server does not have.
+        """Drop a QueueAdvice that the API server does not have from the cache.
 
-        Schedule it, as its CRD may come later.
+        Schedule it again, because its CRD may be installed later.
         """
         self._context.cache.queue_advices.forget_object(key)
         self._context.runtime.add(key, self._context.timings.unserved_s)

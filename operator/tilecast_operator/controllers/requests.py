@@ -1,4 +1,4 @@
-"""Index of the TrainingJobs by the jobs of other kinds that they name as targets."""
+"""Index of the TrainingJobs by their targets, jobs of other kinds."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tilecast_operator.objects.view import View
 
 
 class JobRequest(NamedTuple):
-    """TrainingJob that targets a job of another kind."""
+    """A TrainingJob that targets a job of another kind."""
 
     created: str
     document: Document
@@ -26,15 +26,15 @@ class JobRequestIndex:
 
     Args:
         cache: Cache with the TrainingJobs.
-        due: Function that is called with the key of each job that must be reconciled.
+        due: Function that is called with the key of each job to reconcile.
     """
 
     def __init__(self, cache: Cache, add_key: Callable[[Key], None]) -> None:
         self._due = add_key
         self._requests: dict[Key, dict[str, JobRequest]] = {}
-        """TrainingJobs by the job that they name, then by their own name."""
+        """TrainingJobs by their target, then by their own name."""
         self._targets: dict[Key, Key] = {}
-        """Named job by TrainingJob."""
+        """Target by TrainingJob."""
         cache.training_jobs.add_listener(self._on_training_job_change)
 
     def __contains__(self, job: Key) -> bool:
@@ -44,7 +44,7 @@ class JobRequestIndex:
         return iter(list(self._requests))
 
     def find_requester(self, job: Key) -> tuple[str, Document] | None:
-        """Return name and document of the oldest TrainingJob that targets a job. Return None if there is none."""
+        """Return the name and document of the oldest TrainingJob that targets a job, or None."""
         others = self._requests.get(job) or {}
         name = min(others, key=lambda name: (others[name].created, name), default=None)
         return None if name is None else (name, others[name].document)
@@ -81,14 +81,14 @@ class JobRequestIndex:
 
 
 def read_target(namespace: str, document: Document) -> Key | None:
-    """Return the key of the job that a TrainingJob targets. Return None without a target of a known kind."""
+    """Return the key of the job that a TrainingJob targets, or None without a target of a known kind."""
     reference = as_mapping(as_mapping(document.get("spec")).get("targetRef"))
     kind = reference.get("kind")
     return Key(kind, namespace, str(reference.get("name", ""))) if isinstance(kind, str) and kind in JOB_KINDS else None
 
 
 def read_mode(document: Document) -> training_job.Mode:
-    """Return the mode of a TrainingJob document, which may be invalid. Return Advise for an unknown mode."""
+    """Return the mode of a TrainingJob document, which may be invalid. For an unknown mode, return Advise."""
     # YAML reads a bare Off as false.
     value = as_mapping(document.get("spec")).get("mode")
     return next((mode for mode in training_job.MODES if mode == value), "Off" if value is False else "Advise")

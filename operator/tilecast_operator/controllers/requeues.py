@@ -1,4 +1,4 @@
-"""Requeueing of placed jobs that get no quota. A job is requeued once, to all flavors on which it can run.
+"""Requeue placed jobs that get no quota. A job is requeued once, to all flavors on which it can run.
 
 The node selection is removed from the job first and from its Workload second. Otherwise the Workload would contradict
 the job, and Kueue would give the job up. A node affinity then limits the Workload to the flavors of the ranking. A job
@@ -31,11 +31,14 @@ from tilecast_operator.objects.kinds import make_object_path
 log = logging.getLogger("tilecast")
 
 REFUSALS = (400, 403, 422)
-"""HTTP statuses of a change that the API server refuses, as for a kind whose jobs are fixed once they have run."""
+"""HTTP statuses with which the API server refuses a change.
+
+It does so, for instance, for kinds whose jobs are fixed once they have run.
+"""
 
 
 class RankedFlavor(NamedTuple):
-    """Flavor of a job's queue on which the job can run, and whether it has free quota."""
+    """A flavor of a job's queue on which the job can run, and whether it has free quota."""
 
     name: str
     node_labels: Mapping[str, str]
@@ -58,7 +61,7 @@ def is_waiting(job: Job) -> bool:
 
 
 class RequeueController:
-    """Controller that requeues placed jobs which wait too long for quota. Belongs to one event loop."""
+    """Controller that requeues placed jobs that wait too long for quota. Belongs to one event loop."""
 
     def __init__(
         self,
@@ -74,14 +77,14 @@ class RequeueController:
         self._admission = admission
         self._kueue = kueue_check
         self._due_s: StateTable[float] = context.records.add_table()
-        """Time by the monotonic clock at which each job is requeued."""
+        """Time at which each job is requeued, by the monotonic clock."""
 
     def forget_wait(self, key: Key) -> None:
         """Forget when a job began to wait for quota."""
         self._due_s.pop(key, None)
 
     async def list_workloads(self, key: Key, uid: str) -> Sequence[Document]:
-        """Return the Workloads that Kueue made of a job. Raise the errors of `KueueDetector.list_workloads`."""
+        """Return the Workloads that Kueue created for a job. Raise the errors of `KueueDetector.list_workloads`."""
         return await self._kueue.list_workloads(key.namespace, uid) or ()
 
     async def requeue_if_due(self, key: Key, job: Job, workloads: Sequence[Document]) -> float | None:
@@ -90,10 +93,10 @@ class RequeueController:
         Args:
             key: Key of the job.
             job: The job as it was seen.
-            workloads: The Workloads that Kueue made of the job.
+            workloads: The Workloads that Kueue created for the job.
 
         Returns:
-            Seconds until the job must be checked again; None once the job is requeued.
+            Seconds until the job must be checked again. None once the job is requeued.
         """
         limit_s = self._context.settings.requeue_s
         if not limit_s or not is_waiting(job) or not workloads or any(map(patches.is_reserved, workloads)):
@@ -115,9 +118,10 @@ class RequeueController:
         return self._context.timings.requeue_again_s
 
     async def widen_workloads(self, key: Key, job: Job) -> None:
-        """Let Kueue admit a requeued job to every flavor on which it can run.
+        """Allow Kueue to admit a requeued job to every flavor on which it can run.
 
-        The job has been read without its node selection."""
+        `job` must have been read without its node selection.
+        """
         if flavors := await self._rank_flavors(key, job):
             await self._placer.widen_workloads(key, job, [flavor.node_labels for flavor in flavors])
 
@@ -155,8 +159,8 @@ class RequeueController:
     async def _rank_flavors(self, key: Key, job: Job) -> list[RankedFlavor]:
         """Return the flavors on which a job can run with its present number of GPUs, best first.
 
-        A job with several groups of pods gets one flavor at most, because Kueue would choose a flavor for each
-        group separately.
+        A job with several groups of pods gets at most one flavor, because Kueue would choose a flavor for each group
+        separately.
         """
         advice_request = self._advice.find_advice_request(key, job)
         if not isinstance(advice_request, AdviceRequest):

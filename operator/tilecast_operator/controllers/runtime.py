@@ -1,7 +1,7 @@
 """Work queue and workers of all controllers.
 
-A controller registers a function for a kind of key. A worker calls the function with each key that is due, and again
-after a back-off if it fails.
+A controller registers a function for a kind of key. A worker calls the function with each key that is due. If it fails,
+the worker calls it again after a back-off.
 """
 
 from __future__ import annotations
@@ -32,8 +32,10 @@ from tilecast_operator.settings import Settings
 from tilecast_operator.timings import ControllerDelays
 
 CONDITIONAL_TRIES = 6
-"""Number of tries in which a write requires the object to be as it was seen. That keeps two operators from overwriting
-each other's advice."""
+"""Number of attempts in which a write requires that the object is as it was seen.
+
+So two operators do not overwrite each other's advice.
+"""
 
 TAKE_OVER_S = 30.0
 """Time within which a new leader reconciles all objects, in seconds. New jobs do not wait for that."""
@@ -63,7 +65,7 @@ class SharedContext:
         return self.runtime.records
 
     def find_quarantine(self, key: Key) -> AdviceRefusal | None:
-        """Return the refusal of a quarantined object, or None if the object is not quarantined."""
+        """Return the refusal of a quarantined object, or None."""
         text = self.cache.quarantine.find_quarantine_reason(key)
         return None if text is None else AdviceRefusal(INPUT_QUARANTINED, text)
 
@@ -81,7 +83,7 @@ class SharedContext:
 
 
 class TryAgainError(Exception):
-    """Temporary failure to reconcile a key."""
+    """Error that a key could not be reconciled for now."""
 
 
 class Runtime:
@@ -95,11 +97,11 @@ class Runtime:
         self._reconcile: dict[str, Callable[[Key], Coroutine[Any, Any, None]]] = {}
         self._gone: dict[str, Callable[[Key], None]] = {}
         self.records = ControllerState()
-        """State that controllers remember about an object until it is deleted."""
+        """What controllers remember about an object until it is deleted."""
         self._failures: dict[Key, int] = {}
-        """Number of failures in a row of each key that failed the last time."""
+        """Number of consecutive failures of each key that failed the last time."""
         self._unwritten: StateTable[bool] = self.records.add_table()
-        """Keys whose advice another replica has to write; they are reconciled again when this one leads."""
+        """Keys with advice that another replica must write. They are reconciled again when this replica leads."""
         self._tasks: list[asyncio.Task[None]] = []
 
     def register(
@@ -114,8 +116,8 @@ class Runtime:
         Args:
             kind: The kind.
             reconcile: Function that handles a key.
-            table: Cache of the objects. It forgets a key for which the API server has no object.
-            gone: Function that is called with such a key instead.
+            table: Cache of the objects. A key without an object on the API server is dropped from it.
+            gone: Function to call with such a key instead.
         """
         self._reconcile[kind] = reconcile
         self._gone[kind] = gone or (lambda key: None if table is None else table.forget_object(key))
@@ -128,7 +130,7 @@ class Runtime:
     def add(self, key: Key, delay_s: float = 0.0, *, in_background: bool = False) -> None:
         """Queue a key that becomes due after `delay_s` seconds. Ignore a key of an unregistered kind.
 
-        Keys whose object has not changed itself, but another object, go into the background.
+        Use `in_background` if not the key's own object has changed, but another one.
         """
         if key.kind in self._reconcile:
             self.queue.add(key, delay_s, in_background=in_background)
@@ -136,7 +138,7 @@ class Runtime:
     def take_over(self, other_keys: Iterable[Key]) -> None:
         """Queue all keys, because this replica becomes leader.
 
-        Keys with unwritten advice are due at once. The keys in `other_keys` are due within `TAKE_OVER_S`.
+        Keys with unwritten advice are due at once. `other_keys` are due within `TAKE_OVER_S`.
         """
         unwritten = sorted(self._unwritten)
         self._unwritten.clear()
@@ -153,7 +155,7 @@ class Runtime:
         self._tasks = [asyncio.create_task(self._run_worker(), name=f"worker-{number}") for number in range(workers)]
 
     def add_task(self, work: Awaitable[None], name: str) -> None:
-        """Run an endless task. The process is unhealthy when it ends."""
+        """Run a task that must never end. If it ends, the process is unhealthy."""
         self._tasks.append(asyncio.ensure_future(work))
         self._tasks[-1].set_name(name)
 
@@ -164,7 +166,7 @@ class Runtime:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def unhealthy(self) -> str | None:
-        """Return why the process should be restarted. Return None if it is healthy."""
+        """Return why the process should be restarted, or None if it is healthy."""
         if ended := [task.get_name() for task in self._tasks if task.done()]:
             return f"{', '.join(ended)} ended"
         stalled_s = self.queue.find_stalled_s()
@@ -199,7 +201,7 @@ class Runtime:
             await asyncio.sleep(0)
 
     def _retry_later(self, key: Key, error: Exception | None) -> None:
-        """Queue a key again after a back-off. If its object is gone, drop the object's record."""
+        """Queue a key again after a back-off. If its object no longer exists, drop the object's record."""
         code = error.status if isinstance(error, ApiError) else None
         if code == 404:
             self._failures.pop(key, None)

@@ -1,4 +1,4 @@
-"""Comparison of measured steps with the frozen forecast for the pool and plan that ran.
+"""Compare measured steps with the frozen forecast for the pool and plan that ran.
 
 A score is a frozen forecast together with measured steps.
 """
@@ -26,12 +26,12 @@ from tilecast_operator.observed.reports import CompleteForecast, RefusedReport, 
 from tilecast_operator.report.job_status import parse_status
 
 Origin: TypeAlias = tuple[str | None, int | None, PartialPlan | None]
-"""Pool, GPUs and plan that a report names. None for those that it does not name."""
+"""Pool, GPUs and plan named by a report. None for those that it does not name."""
 
 
 @dataclass(slots=True)
 class _MeasuredJob:
-    """Measured steps of a job, what its last report said about the placement, and a refused annotation."""
+    """Measured steps of a job, the placement in its last report, and a refused annotation."""
 
     score: MeasuredForecast | None = None
     origin: Origin | None = None
@@ -41,7 +41,7 @@ class _MeasuredJob:
 
 
 class ForecastComparison:
-    """Comparison of the measured steps of running jobs with their forecasts. It passes runs on to learning."""
+    """Comparison of the measured steps of running jobs with their forecasts. Runs are passed on to learning."""
 
     def __init__(self, context: SharedContext, advisor: Advisor, learning: PoolLearningController) -> None:
         self._context = context
@@ -50,13 +50,13 @@ class ForecastComparison:
         self._measured = context.records.add_table(_MeasuredJob)
 
     def get_measured_forecast(self, key: Key) -> MeasuredForecast | None:
-        """Return the measured steps of a job and their forecast. Return None without a measured step."""
+        """Return the measured steps of a job and their forecast, or None without a measured step."""
         return (self._measured.get(key) or _MeasuredJob()).score
 
     def load_measured_forecast(self, key: Key, seen: CachedObject[View], *, is_leader: bool) -> bool:
-        """Load the measured steps and forecast from a job's status into memory. Return whether they are new.
+        """Load the measured steps and forecast from a job's status. Return whether they are new.
 
-        The leader loads it only if it has more samples than the known score.
+        The leader loads them only if they have more samples than those in memory.
         """
         score, known = (
             MeasuredForecast.from_status(parse_status(seen.value.status_json)),
@@ -74,14 +74,14 @@ class ForecastComparison:
         return True
 
     def withdraw_annotation(self, key: Key, uid: str) -> None:
-        """Forget the measured steps of a job whose annotation was removed, if they came from the annotation."""
+        """Forget the measured steps of a job whose annotation was removed, if they came from it."""
         known = self.get_measured_forecast(key)
         if known is not None and known.window.latest.source == "annotation":
             del self._measured[key]
             self._learning.forget_run(key, uid)
 
     def find_refusal(self, key: Key) -> str | None:
-        """Return why the annotation of a job was refused. Return None if it was not."""
+        """Return why the annotation of a job was refused, or None."""
         refused = (self._measured.get(key) or _MeasuredJob()).refused
         return None if refused is None else refused[1]
 
@@ -195,9 +195,9 @@ def _freeze_forecast(forecast: RunForecast, since: str, followed: bool) -> Compl
 
 
 def _find_pool(report: StepReport, pools: NodesReport, best: Recommendation) -> str | None:
-    """Return the pool that a report comes from. Return None if the report names neither node nor GPU.
+    """Return the pool that a report comes from, or None if the report names neither node nor GPU.
 
-    The pool is that of the node, or a pool with the GPU. If several pools have the GPU, the recommended pool is taken.
+    It is the pool of the node, or a pool with the GPU. If several pools have the GPU, it is the recommended one.
 
     Raises:
         RefusedReport: No pool has the GPU, or several pools have it and none of these is recommended.
@@ -220,6 +220,6 @@ def _find_pool(report: StepReport, pools: NodesReport, best: Recommendation) -> 
 
 
 def _read_baseline_gpu_seconds(status: TrainingJobStatus) -> float | None:
-    """Return the GPU-seconds per step of the baseline in a status. Return None without a baseline."""
+    """Return the GPU-seconds per step of the baseline in a status, or None without a baseline."""
     baseline = status.baseline
     return None if baseline is None else baseline.step_seconds.target * baseline.gpus

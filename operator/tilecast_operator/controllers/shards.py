@@ -1,4 +1,4 @@
-"""Limitation of the operator to the jobs of selected namespaces."""
+"""Restrict the operator to the jobs of selected namespaces."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ PAGE = 500
 class NamespaceShard:
     """Filter that selects namespaces by their labels. Belongs to one event loop.
 
-    The cache sets a job aside until its namespace is seen, and drops jobs of namespaces that are not selected. When a
-    namespace becomes selected, its jobs are therefore listed.
+    The cache postpones a job until its namespace is seen, and drops jobs of namespaces that are not selected. So when a
+    namespace becomes selected, its jobs are listed.
     """
 
     def __init__(self, context: SharedContext, selector: LabelSelector) -> None:
@@ -34,7 +34,7 @@ class NamespaceShard:
         context.runtime.register(NAMESPACE, self._list_jobs)
 
     def _is_ours(self, namespace: str) -> bool | None:
-        """Return whether the labels of a namespace select it. Return None while they are unknown."""
+        """Return whether the labels of a namespace select it, or None as long as they are unknown."""
         seen = self._context.cache.namespaces.get(Key(NAMESPACE, "", namespace))
         return None if seen is None else self._selector.selects(seen.value.labels)
 

@@ -1,4 +1,4 @@
-"""Reader of the job that a TrainingJob names in `spec.targetRef`, and of the advice for that job."""
+"""Read the job that a TrainingJob names in `spec.targetRef`, and the advice for that job."""
 
 from __future__ import annotations
 
@@ -23,25 +23,25 @@ from tilecast_operator.report.job_status import ConditionContent
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Job that a TrainingJob targets, with its advice outcome."""
+    """The job that a TrainingJob targets, with its advice outcome."""
 
     name: str
     """Kind and name of the target."""
     answer: AdviceOutcome
     applied: ConditionContent
     has_started: bool = False
-    """Whether advice no longer matters to the target, because it runs or is placed."""
+    """Whether advice no longer matters, because the target runs or is placed."""
     is_gone: bool = False
-    """Whether there is no such job now."""
+    """Whether the target does not exist now."""
     is_finished: bool = False
     observed: str | None = None
-    """Annotation of the target with a measured step. None if there is none."""
+    """Annotation of the target with a measured step, or None."""
     trainer: Document = field(default_factory=dict)
-    """Status of a TrainJob; empty for other kinds."""
+    """Status of a TrainJob. Empty for other kinds."""
 
     @property
     def lacks_trainer_status(self) -> bool:
-        """Whether it is a TrainJob that runs and whose trainer reports nothing."""
+        """Whether it is a running TrainJob whose trainer reports nothing."""
         is_running = self.has_started and not (self.is_gone or self.is_finished)
         return is_running and self.name.startswith("TrainJob/") and not self.trainer.get("trainerStatus")
 
@@ -64,7 +64,7 @@ class TargetReader:
         self._admission = admission
 
     async def find_target(self, key: Key, document: Document) -> Target | None:
-        """Return the job that a TrainingJob targets, with its advice outcome. Return None if there is no target.
+        """Return the job that a TrainingJob targets, with its advice outcome, or None without a target.
 
         Args:
             key: Key of the TrainingJob.
@@ -125,9 +125,10 @@ def _refused_target(name: str, refusal: AdviceRefusal) -> Target:
 
 
 def find_running_target(context: SharedContext, requests: JobRequestIndex, key: Key) -> Job | None:
-    """Return the job that a TrainingJob with a frozen forecast names, if it runs and no older TrainingJob names it.
+    """Return the running target of a TrainingJob with a frozen forecast, or None.
 
-    Jobs that wait or have ended cost little, because nothing else of them is read.
+    Return None too if an older TrainingJob has the same target. Jobs that wait or have ended cost little, because
+    nothing else of them is read.
     """
     seen = context.cache.training_jobs.get(key)
     status = {} if seen is None else seen.value.status

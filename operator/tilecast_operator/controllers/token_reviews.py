@@ -1,4 +1,4 @@
-"""Reviews of the bearer tokens in reports of pods."""
+"""Review the bearer tokens in reports of pods."""
 
 from __future__ import annotations
 
@@ -15,14 +15,16 @@ from tilecast_operator.observed.reports import AUDIENCE, RefusedReport
 log = logging.getLogger("tilecast")
 
 MAX_REVIEWS = 4096
-"""Most answers that are kept, separately for valid and other tokens: forged tokens displace no valid ones."""
+"""Most cached results, separately for valid and for other tokens, so that forged tokens displace no valid ones."""
 BUSY_S = 1
 """Seconds that a client is asked to wait."""
 MAX_REVIEWING = 32
-"""Most TokenReviews under way at once: a flood of tokens does not become a flood for the API server."""
+"""Most concurrent TokenReviews, so that a flood of tokens does not reach the API server."""
 MAX_UNKNOWN = 24
-"""Reviews under way at which a token that was never valid is refused: forged tokens keep out no reporter whose token is
-due for review again."""
+"""Number of concurrent TokenReviews at which a token that was never valid is refused.
+
+So forged tokens do not keep out a reporter whose token is due for another review.
+"""
 
 
 class TokenReviewer:
@@ -40,7 +42,7 @@ class TokenReviewer:
             True: OrderedDict(),
             False: OrderedDict(),
         }
-        """When each token was reviewed and the answer, by whether the token is valid."""
+        """Time and result of each token's review, separately for valid and for other tokens."""
         self._reviewing = 0
 
     async def review_token(self, token: str) -> Document:

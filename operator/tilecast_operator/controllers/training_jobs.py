@@ -1,4 +1,4 @@
-"""Controller of TrainingJobs: reads the jobs, writes status, annotations and Events."""
+"""Controller of TrainingJobs. It reads the jobs, and writes status, annotations and Events."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class MeasuredTargetReader:
     async def read_measured_target(
         self, key: Key, seen: CachedObject[View], document: Document, before: TrainingJobStatus
     ) -> MeasuredTarget:
-        """Return the target and the measured steps of a job. Raise the errors of `Targets.find_target`."""
+        """Return the target and the measured steps of a job. Raise the errors of `TargetReader.find_target`."""
         target = await self._targets.find_target(key, document)
         await self.observations.read_annotations(key, seen, before, target)
         return MeasuredTarget(
@@ -68,7 +68,7 @@ class MeasuredTargetReader:
 
 
 class StatusWriter:
-    """Writer of the answers to TrainingJobs. Belongs to one event loop."""
+    """Writer of advice to TrainingJobs. Belongs to one event loop."""
 
     def __init__(
         self, context: SharedContext, learning: PoolLearningController, planned: QueuePositions, contention: Contention
@@ -81,7 +81,7 @@ class StatusWriter:
     async def write_outcome(
         self, key: Key, seen: CachedObject[View], desired: DesiredTrainingJob, before: TrainingJobStatus
     ) -> bool:
-        """Write the parts of a job that differ, unless another operator has the job.
+        """Write the parts of a job that differ, unless the job is left to another operator.
 
         Return whether the status was written.
 
@@ -92,7 +92,7 @@ class StatusWriter:
             before: The present status.
 
         Raises:
-            ApiError: For example 409, where the job has changed since it was seen.
+            ApiError: The write is refused, with 409 if the job has changed since it was seen.
         """
         generation = seen.value.generation
         if self._contention.must_wait(key, generation):
@@ -153,7 +153,7 @@ class TrainingJobController:
         self._destinations = destinations
         self._writes = writes
         self._touched: StateTable[bool] = context.records.add_table()
-        """Jobs whose status somebody else wrote; they are compared in full."""
+        """Jobs with a status that somebody else wrote. They are compared in full."""
         context.cache.training_jobs.add_listener(self._on_job_change)
         answers.pools.add_listener(self._on_pools_change)
         context.runtime.register(training_job.KIND, self._reconcile_job, context.cache.training_jobs)
@@ -182,7 +182,7 @@ class TrainingJobController:
                 self._context.runtime.add(key, in_background=view.digest != UNANSWERED)
 
     async def _reconcile_job(self, key: Key) -> None:
-        """Write Events, annotations and status of a job if they differ from the desired ones. The status comes last.
+        """Write the Events, annotations and status of a job that differ from the desired ones, the status last.
 
         Raises:
             TryAgainError: The status says InternalError, and the search is due again.
@@ -215,7 +215,7 @@ class TrainingJobController:
     async def _read_inputs(
         self, key: Key, seen: CachedObject[View]
     ) -> tuple[TrainingJobInputs, CachedObject[View]] | None:
-        """Return the input of `decide_training_job` and the updated job. Return None if the job must not change."""
+        """Return the input of `decide_training_job` and the updated job, or None if the job must not change."""
         view = seen.value
         document, before = view.document, job_status.parse_status(view.status_json)
         facts = TrainingJobInputs(view, before, is_off=read_mode(document) == "Off")
@@ -243,7 +243,7 @@ class TrainingJobController:
     async def _read_waiting_job(
         self, key: Key, seen: CachedObject[View], document: Document, inputs: TrainingJobInputs
     ) -> tuple[TrainingJobInputs, CachedObject[View]] | None:
-        """Return the input of `decide_training_job` for a job that waits. Return None if its search was interrupted."""
+        """Return the input of `decide_training_job` for a waiting job, or None if its search was interrupted."""
         view, before, target = seen.value, inputs.before, inputs.evidence.target
         question = await self._answers.read_search_inputs([key], document)
         if question.has_config_map:
@@ -273,7 +273,7 @@ class TrainingJobController:
         return replace(inputs, answer=answer, fit=fit), seen
 
     def _retry_if_interrupted(self, key: Key, outcome: AdviceOutcome) -> bool:
-        """Return whether the search for a job was interrupted. If so, schedule the job for the next try."""
+        """Return whether the search for a job was interrupted. If so, schedule the next try."""
         if (pause := find_interruption(outcome)) is not None:
             self._context.runtime.add(key, pause.again_s, in_background=True)
         return pause is not None

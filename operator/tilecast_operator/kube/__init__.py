@@ -1,5 +1,4 @@
-"""Reading and writing the API of a Kubernetes cluster: client, cache, watch, queue, writer and lease.
+"""Read and write the API of a Kubernetes cluster: client, cache, watch, queue, writer and lease.
 
-Nothing here knows what the operator is for. Kinds, paths, names of fields and functions that read objects are
-arguments.
+Nothing here knows the purpose of the operator. Kinds, paths, field names and functions that read objects are arguments.
 """

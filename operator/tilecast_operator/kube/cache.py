@@ -1,8 +1,8 @@
-"""One store of every watched object, by kind, each with its uid and resource version.
+"""Store of every watched object, by kind, each with its UID and resource version.
 
-Events may arrive in any order, late, twice, or about an object that another one of the same name has replaced; the
-cache sorts that out once for all. Controllers listen and read. Objects that they write come back through
-`CacheTable.store_written`.
+Events may arrive in any order, late, twice, or about an object that another one of the same name has replaced. The
+cache resolves this once for all controllers, which listen to it and read from it. Objects that they write come back
+through `CacheTable.store_written`.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ class CachedObject(Generic[ValueT]):
     def is_newer_than(self, other: CachedObject[ValueT]) -> bool:
         """Return whether this state is later than another state. Return True if the order is unknown.
 
-        The other state may belong to a deleted object of the same name.
+        The other state may be that of a deleted object of the same name.
         """
         return _is_newer_version(self.resource_version, other.resource_version)
 
 
 Listener: TypeAlias = Callable[[Key, CachedObject[ValueT] | None, CachedObject[ValueT] | None], None]
-"""Called with a key, what was there and what is there now; None for no object."""
+"""Function to call with a key, the object before and the object now. None means no object."""
 
 
 class CacheTable(Generic[ValueT]):
@@ -49,19 +49,19 @@ class CacheTable(Generic[ValueT]):
     ) -> None:
         self._parse = parse
         self._select_part = select_part
-        """Returns the part of an object that may be read, if any."""
+        """Function that returns the part of an object that may be read, or None."""
         self._objects: dict[Key, CachedObject[ValueT]] = {}
         self._listeners: list[Listener[ValueT]] = []
         self.is_kept: Callable[[Key, ValueT], bool] = lambda key, value: True
-        """Whether an object is of any use; others are forgotten at once."""
+        """Function that returns whether an object is worth keeping. Others are dropped at once."""
         self.is_ours: Callable[[str], bool | None] = lambda namespace: True
-        """Whether the objects of a namespace belong to this operator; None while that is unknown."""
+        """Function that returns whether a namespace belongs to this operator, or None as long as that is unknown."""
         self._postponed: dict[Key, Document] = {}
         """Objects of namespaces for which `is_ours` is still unknown."""
         self.last_new_s = time.monotonic()
-        """When the last new object came, by the monotonic clock."""
+        """Time of the last new object, by the monotonic clock."""
         self.on_removed: Callable[[Key], None] = lambda key: None
-        """Called with the key of an object that is gone, before the listeners are."""
+        """Function to call with the key of a removed object, before the listeners."""
 
     def __len__(self) -> int:
         return len(self._objects)
@@ -70,7 +70,7 @@ class CacheTable(Generic[ValueT]):
         return iter(list(self._objects))
 
     def get(self, key: Key) -> CachedObject[ValueT] | None:
-        """Return the stored object of a key. If the key is not stored, return None."""
+        """Return the stored object of a key, or None."""
         return self._objects.get(key)
 
     def values(self) -> Iterator[ValueT]:
@@ -111,7 +111,7 @@ class CacheTable(Generic[ValueT]):
         self._notify_listeners(key, known, now)
 
     def remove_object(self, body: Document) -> None:
-        """Remove a deleted object. A newer object of the same name remains stored."""
+        """Remove a deleted object. A newer object of the same name stays."""
         key = Key.from_object(body)
         self._postponed.pop(key, None)
         known = self._objects.get(key)
@@ -119,10 +119,9 @@ class CacheTable(Generic[ValueT]):
             self._drop_object(key, known)
 
     def add_or_drop_namespace(self, namespace: str) -> None:
-        """Store the postponed objects of a namespace if this operator handles the namespace.
+        """Store the postponed objects of a namespace if this operator handles it.
 
-        If another operator handles the namespace, remove all objects of the namespace. If this is still unknown, keep
-        the objects postponed.
+        If another operator handles it, remove all its objects. If that is still unknown, keep them postponed.
         """
         for key in [key for key in self._postponed if key.namespace == namespace]:
             self.put_object(self._postponed.pop(key))
@@ -140,7 +139,8 @@ class CacheTable(Generic[ValueT]):
 
         Args:
             body: the object.
-            is_new: whether to store an object that is not in the cache. False suits updates: the object may be deleted.
+            is_new: whether to store an object that is not in the cache. Updates pass False, because the object may be
+        deleted.
         """
         key, now = Key.from_object(body), self._parse_object(self._select_part(body) or body)
         known = self._objects.get(key)
@@ -164,12 +164,12 @@ class CacheTable(Generic[ValueT]):
 
 
 class ObjectCache:
-    """The tables of all kinds that are watched. Belongs to one event loop.
+    """The tables of all watched kinds. Belongs to one event loop.
 
     Args:
         tables: table of each kind, by name.
-        journal: where an object is noted while it is read.
-        quarantine: says what may be read of each object.
+        journal: journal in which an object is noted while it is read.
+        quarantine: quarantine that limits which part of an object may be read.
     """
 
     def __init__(self, tables: Mapping[str, CacheTable[Any]], journal: Journal, quarantine: Quarantine) -> None:
@@ -193,7 +193,7 @@ class ObjectCache:
             table.on_removed = on_removed
 
     def table(self, key: Key) -> CacheTable[Any]:
-        """Return the table that an object is in."""
+        """Return the table for an object's key."""
         return self._tables[key.kind]
 
 

@@ -1,7 +1,7 @@
-"""Client of the Kubernetes API for server-side apply, Events, reads and watches, which kopf does not offer.
+"""Client of the Kubernetes API for what kopf does not offer: server-side apply, Events, reads and watches.
 
-Server-side apply makes the operator the owner of exactly the fields that it writes, and changes nothing if they have
-these values already.
+Server-side apply makes the operator the owner of exactly the fields that it writes, and changes nothing if they already
+have these values.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ _NO_WEBHOOK = ("failed calling webhook", "failed to call webhook")
 _PATH = re.compile(r"/[-._:/a-zA-Z0-9]+")
 _DOTS = {".", ".."}
 _APPLY = "application/apply-patch+yaml"
-"""Content type of server-side apply; the API server reads JSON as the YAML that it is."""
+"""Content type of server-side apply. The API server accepts JSON, because JSON is YAML."""
 _PATCH = "application/json-patch+json"
 _MERGE_PATCH = "application/merge-patch+json"
 _JSON = "application/json"
 _TEXT = "application/json, */*"
-"""What is accepted where the answer is text and an error is JSON, as kubectl asks for logs."""
+"""Accepted content types if the answer is text and an error is JSON, as kubectl requests logs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,19 +54,19 @@ class _Request:
     content_type: str = _JSON
     accept: str = _JSON
     is_fenced: bool = False
-    """Whether it is sent only while this replica leads."""
+    """Whether it may be sent only while this replica leads."""
 
 
 Login: TypeAlias = Callable[[], Connection | None]
-"""Returns the current credentials: the token of a pod is replaced every hour."""
+"""Function that returns the current credentials. The token of a pod is replaced every hour."""
 
 
 class ApiError(Exception):
     """Error response of the API server.
 
     Attributes:
-        status: HTTP status of the answer.
-        retry_after_s: wait that the answer requests, in seconds, or None if it requests none.
+        status: HTTP status of the response.
+        retry_after_s: requested wait in seconds, or None.
     """
 
     def __init__(self, status: int, message: str, retry_after_s: float | None = None) -> None:
@@ -76,7 +76,7 @@ class ApiError(Exception):
 
 
 MOST_RETRY_AFTER_S = 120.0
-"""Longest wait that one answer may request, whether of the API server or of a proxy before it, in seconds."""
+"""Longest wait, in seconds, that a response of the API server or of a proxy may request."""
 
 UNREACHABLE = (aiohttp.ClientError, TimeoutError, OSError)
 """Errors that mean that a server did not answer."""
@@ -85,7 +85,7 @@ UNREACHABLE = (aiohttp.ClientError, TimeoutError, OSError)
 def is_webhook_down(error: Exception) -> bool:
     """Return whether a write failed because an admission webhook did not respond.
 
-    Only the API server's message says so.
+    Only the text of the API server's message shows this.
     """
     return isinstance(error, ApiError) and error.status >= 500 and any(words in str(error) for words in _NO_WEBHOOK)
 
@@ -104,9 +104,9 @@ class Api:
     """Client of one API server.
 
     Args:
-        timeout_s: limit of one request, in seconds.
+        timeout_s: time limit of one request, in seconds.
         field_manager: name under which the API server records the fields that are written.
-        parse: parses an object or a list that the API server sent.
+        parse: function that parses an object or a list from the API server.
     """
 
     def __init__(self, timeout_s: float, field_manager: str, parse: Callable[[str], dict[str, Any]]) -> None:
@@ -121,11 +121,14 @@ class Api:
         self._logged_in = asyncio.Event()
         self.clock = ServerClock()
         self.fence: Callable[[], None] = lambda: None
-        """Raises if no change may be requested now. It is called when a connection exists and nothing is sent yet, so
-        that a process that was stopped while it waited for the connection finds out."""
+        """Function that raises if no change may be requested now.
+
+        It is called when a connection exists and nothing is sent yet. So a process that was stopped while it waited for
+        the connection notices that it may no longer write.
+        """
 
     def log_in(self, login: Login) -> None:
-        """Log in now, and again whenever the credentials have expired."""
+        """Log in now, and again whenever the credentials expire."""
         self._login, self._connection = login, login()
         self._logged_in.set()
 
@@ -174,7 +177,7 @@ class Api:
         Args:
             path: path of the list.
             document: the object.
-            is_fenced: whether only the leader may create it; False for reviews, which the API server does not store.
+            is_fenced: whether only the leader may create it. False for reviews, which the API server does not store.
         """
         return await self._send(_Request("POST", path, document, self._managed, is_fenced=is_fenced))
 
@@ -190,7 +193,7 @@ class Api:
         return await self._send(_Request("GET", path, query=query))
 
     async def read_bytes(self, path: str, query: Mapping[str, str], limit: int) -> bytes:
-        """Return the first `limit` bytes of an answer that is no JSON, such as a log. Errors are as in `apply`."""
+        """Return the first `limit` bytes of a response that is not JSON, such as a log. Errors are as in `apply`."""
         async with self._open(_Request("GET", path, query=query, accept=_TEXT), self._timeout) as response:
             read, size = list[bytes](), 0
             async for chunk in response.content.iter_any():
@@ -213,7 +216,7 @@ class Api:
         Args:
             path: path of a list.
             query: parameters of the query.
-            idle_s: give up when nothing arrives for this time, in seconds.
+            idle_s: seconds without data after which to give up.
         """
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=self._timeout.total, sock_read=idle_s)
         async with self._open(_Request("GET", path, query=query), timeout) as response:
@@ -268,7 +271,7 @@ class Api:
         )
 
     async def _check_fence(self, _: aiohttp.ClientSession, context: SimpleNamespace, __: object) -> None:
-        """Check the fence when the headers are made, and again just before they are sent with the body.
+        """Check the fence when the headers are prepared, and again just before they are sent with the body.
 
         The process may have been stopped in between.
         """
@@ -296,7 +299,7 @@ def _error_message(text: str) -> str:
 
 
 def _retry_after_s(text: str | None) -> float | None:
-    """Return the wait that a Retry-After header requests, within bounds, or None if it is no number of seconds."""
+    """Return the wait in a Retry-After header, within bounds, or None if it is not a number of seconds."""
     try:
         asked_s = float(text or "")
     except ValueError:

@@ -1,7 +1,7 @@
-"""Records by key: the state that controllers keep about an object, beside the object itself.
+"""Records of what controllers remember about an object, by the object's key.
 
-A record has parts. Each controller declares its part, and reads and fills it. When an object is gone, its whole record
-is dropped here and no part of it is stored any more, so that no controller has to clean up after it.
+A record consists of parts. Each controller declares its own part, and reads and fills it. When an object is deleted,
+its whole record is dropped here, and no part of it can be stored any more. So no controller has to clean up after it.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ ValueT = TypeVar("ValueT")
 
 
 class StateTable(dict[Key, ValueT]):
-    """One part of all records, by key. Values of objects that are gone are not stored.
+    """One part of all records, by key. Values are not stored for objects that no longer exist.
 
     Args:
         records: the records that this is a part of.
-        make: makes the value of a key that has none yet, or None if only the controller can set it.
-        on_drop: called with the key and the value of each record that is dropped.
+        make: function that makes the value for a key that has none, or None if only the controller sets it.
+        on_drop: function to call with the key and the value of each dropped record.
     """
 
     def __init__(
@@ -58,18 +58,18 @@ class ControllerState:
     def __init__(self) -> None:
         self._parts: list[StateTable[Any]] = []
         self.may_exist: Callable[[Key], bool] = lambda key: True
-        """Returns whether the object of a key may exist; nothing is recorded of one that is gone."""
+        """Function that returns whether the object of a key may exist. If not, nothing is recorded for it."""
 
     def add_table(
         self, make: Callable[[], ValueT] | None = None, on_drop: Callable[[Key, ValueT], None] = lambda key, value: None
     ) -> StateTable[ValueT]:
-        """Declare a part of every record, and return it. The arguments are those of `StateTable`."""
+        """Declare a part of every record, and return it. `StateTable` describes the arguments."""
         part = StateTable(self, make, on_drop)
         self._parts.append(part)
         return part
 
     def drop_record(self, key: Key) -> None:
-        """Drop the record of an object that is gone."""
+        """Drop the record of an object that no longer exists."""
         for part in self._parts:
             if key in part:
                 part.on_drop(key, part.pop(key))

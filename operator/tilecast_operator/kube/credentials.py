@@ -1,4 +1,4 @@
-"""Credentials of the operator: its pod's service account, or a kubeconfig."""
+"""Credentials of the operator, from its pod's service account or from a kubeconfig."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def read_credentials(kwargs: dict[str, Any]) -> kopf.ConnectionInfo | None:
 
 
 def to_connection(info: kopf.ConnectionInfo | None) -> Connection | None:
-    """Return the `client.Connection` for kopf's connection info. For None, return None."""
+    """Convert kopf's connection info to a `client.Connection`. For None, return None."""
     if info is None:
         return None
     return Connection(info.server, info.as_http_headers(), info.as_ssl_context(), info.proxy_url)

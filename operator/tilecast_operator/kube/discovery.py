@@ -1,4 +1,4 @@
-"""API groups, kinds and fields that the API server serves, asked once."""
+"""Find which API groups, kinds and fields the API server serves, with a cache."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Documents that are sent: the parts of objects that are applied, Events, Leases and reviews."""
+"""Make the documents that are sent: applied parts of objects, Events, Leases and reviews."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tilecast_operator.kube.kinds import Document, Key
 
 MAX_NOTE = 1024
 MAX_INSTANCE = 128
-"""Longest message and longest name of a writer that the API server takes in an Event."""
+"""Longest message, and longest name of a writer, that the API server accepts in an Event."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,19 +26,19 @@ class EventContent:
 
 @dataclass(frozen=True, slots=True)
 class WriterIdentity:
-    """Names under which an operator writes."""
+    """Names that identify the operator in its writes."""
 
     component: str
     """Name of the operator in Events."""
     instance: str
     """Name of this replica in Events."""
     annotations: tuple[str, ...]
-    """Every annotation that the operator writes, so that one that it no longer applies can be removed."""
+    """Every annotation that the operator writes. One that it no longer applies can so be removed."""
     variable_text: re.Pattern[str] = re.compile(r"(?!)")
-    """Part of the text of a note that may change while the state of the object stays the same."""
+    """Pattern of the parts of a note's text that may change while the state of the object stays the same."""
 
     def note_state(self, note: EventContent) -> tuple[str, str, str]:
-        """Return type, reason and constant text of a note. The values change only when the object's state changes."""
+        """Return type, reason and constant text of a note. They change only when the object's state changes."""
         return note.type, note.reason, self.variable_text.sub("", note.text)
 
 
@@ -47,8 +47,8 @@ def make_event_document(
 ) -> Document:
     """Return the Event object for a note.
 
-    Its name has a digest of the invariable text and of the occasion, so that the API server refuses a second Event
-    about the same state. An Event about an object without a namespace is in `default`, like those of the kubelet.
+    Its name has a digest of the constant text and of the occasion, so that the API server refuses a second Event about
+    the same state. An Event about an object without a namespace is in `default`, like those of the kubelet.
     """
     _, reason, state = author.note_state(note)
     parts = (uid, reason, state[:MAX_NOTE], *((occasion,) if occasion else ()))
@@ -90,8 +90,8 @@ def make_apply_document(
         api_version: group and version of its kind.
         uid: UID that the object must have, or None for any.
         resource_version: resource version that the object must have, or None for any.
-        annotations: annotations that are applied, or None for none.
-        status: its status, if that is what is applied.
+        annotations: annotations to apply, or None.
+        status: status to apply, or None.
     """
     metadata = {
         "name": key.name,
@@ -105,7 +105,7 @@ def make_apply_document(
 
 
 def make_annotations_patch(applied: Document, operator_keys: Iterable[str]) -> dict[str, Any]:
-    """Return a merge patch that changes annotations just as a server-side apply of `applied` would.
+    """Return the merge patch that changes annotations exactly like a server-side apply of `applied`.
 
     Args:
         applied: the document.
@@ -117,7 +117,7 @@ def make_annotations_patch(applied: Document, operator_keys: Iterable[str]) -> d
 
 
 def make_status_patch(applied: Document) -> list[dict[str, Any]]:
-    """Return a JSON patch that changes the status just as a server-side apply of `applied` would."""
+    """Return the JSON patch that changes the status exactly like a server-side apply of `applied`."""
     metadata = applied["metadata"]
     seen = [
         {"op": "add", "path": f"/metadata/{key}", "value": metadata[key]}

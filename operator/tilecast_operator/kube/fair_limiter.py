@@ -1,6 +1,6 @@
 """Limit on the number of callers that run at once, fair between namespaces.
 
-Work that holds up the start of a job goes first, and each namespace has a budget of seconds in a minute.
+Work that delays the start of a job goes first, and each namespace has a budget of seconds per minute.
 """
 
 from __future__ import annotations
@@ -16,21 +16,23 @@ from dataclasses import dataclass, field
 from tilecast_operator.kube.fair_queue import FairQueue
 
 WINDOW_S = 60.0
-"""Seconds over which the use of a namespace is added up."""
+"""Seconds over which the use of a namespace is summed."""
 HELD_FIRST_S = 10.0
-"""Seconds that the held jobs of a namespace may use within that time ahead of everybody else's jobs. Later ones wait
-for the permits of their namespace, so that holding many jobs stops nobody."""
+"""Seconds within the window in which held jobs of a namespace go ahead of all other jobs.
+
+After that, they wait for the permits of their own namespace. So holding many jobs blocks nobody else.
+"""
 LEAST_S = 1e-3
-"""Shortest time that a permit is expected to take, in seconds, so that a permit of unknown length counts too."""
+"""Shortest expected use of a permit, in seconds, so that a permit of unknown length counts too."""
 
 
 @dataclass(frozen=True, slots=True)
 class PermitRequest:
-    """Request of a namespace for a permit, and whether a job in the namespace waits for it before it starts."""
+    """A namespace's request for a permit, and whether a job in the namespace cannot start before it."""
 
     namespace: str = ""
     is_held: bool = False
-    """Whether the start of a job waits for it."""
+    """Whether a job cannot start before it."""
 
 
 NOBODY = PermitRequest()
@@ -46,7 +48,7 @@ class RecentUse:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._used: dict[str, deque[tuple[int, float]]] = {}
-        """Pairs of a whole second and the time used in it, so that there are at most as many as seconds."""
+        """Pairs of a whole second and the time used in it, so that there is at most one pair per second."""
         self._tidied_s = clock()
 
     def add(self, namespace: str, seconds: float) -> None:
@@ -77,7 +79,7 @@ class RecentUse:
 
 
 class Permit:
-    """Permission of a caller to run."""
+    """Permission to run, given to one caller."""
 
     __slots__ = ("queue", "request", "seconds")
 
@@ -85,31 +87,31 @@ class Permit:
         self.request = permit_request
         """Request that received the permit."""
         self.queue = queue
-        """Queue that charges the use of the permit to its namespace."""
+        """Queue that charges the permit's use to its namespace."""
         self.seconds: float | None = None
-        """Seconds of the work, if they differ from the time for which it was held."""
+        """Seconds of the work, if they differ from the time for which the permit was held."""
 
 
 @dataclass(eq=False, slots=True)
 class _Waiter:
-    """Caller that waits for a permit."""
+    """A caller that waits for a permit."""
 
     rank: float
     expected_s: float
     permit: asyncio.Future[Permit]
     is_held_by: dict[str, bool] = field(default_factory=dict)
-    """Namespaces that the waiter waits for, and whether a job of each waits for it to start."""
+    """Namespaces that the waiter waits for, each with whether a job there cannot start before it."""
 
 
 class FairLimiter:
     """Limit on the number of tasks that run at once. Belongs to one event loop.
 
-    If the limit is reached, a task waits. Tasks that delay the start of a job are first. Then namespaces alternate.
+    If the limit is reached, a task waits. Tasks that delay the start of a job are first. Then namespaces take turns.
     Namespaces over their budget are last.
 
     Args:
         max_running: largest number of tasks that run at once.
-        budget_s: seconds that a namespace may use within a minute before it waits behind the others.
+        budget_s: seconds per minute that a namespace may use before it waits behind the others.
         clock: monotonic time, in seconds.
     """
 
@@ -121,7 +123,7 @@ class FairLimiter:
         self._clock = clock
         self._used, self._used_held = RecentUse(clock), RecentUse(clock)
         self._held: FairQueue[_Waiter] = FairQueue()
-        """Waiters of all namespaces that the start of a job waits for."""
+        """Waiters of all namespaces that delay the start of a job."""
         self._everybody: FairQueue[_Waiter] = FairQueue()
         self._requests: dict[Hashable, list[PermitRequest]] = {}
         """Pending requests by key."""
@@ -129,16 +131,16 @@ class FairLimiter:
         """Waiting waiters by key."""
 
     def find_namespaces_over_budget(self) -> dict[str, float]:
-        """Return the namespaces over their budget, each with its used seconds of the last minute."""
+        """Return the namespaces over their budget, each with the seconds it used in the last minute."""
         return self._used.find_namespaces_over(self._budget_s)
 
     def find_namespaces_behind_others(self) -> dict[str, float]:
-        """Return the namespaces over their budget. If no other namespace had a permit lately, return none."""
+        """Return the namespaces over their budget, or none if no other namespace had a permit lately."""
         return self.find_namespaces_over_budget() if len(self._used.find_namespaces_over(0.0)) > 1 else {}
 
     @contextmanager
     def add_request(self, key: Hashable, permit_request: PermitRequest) -> Iterator[None]:
-        """Record in a `with` block that the requesting namespace waits for the search with this key."""
+        """Record, for the duration of a `with` block, that a namespace waits for the work with this key."""
         requests = self._requests.setdefault(key, [])
         requests.append(permit_request)
         for waiter in self._waiters.get(key, ()):
@@ -156,13 +158,13 @@ class FairLimiter:
     async def acquire(
         self, key: Hashable, permit_request: PermitRequest = NOBODY, rank: float = 0.0, expected_s: float = 0.0
     ) -> AsyncIterator[Permit]:
-        """Wait for a permit, which lasts until the end of a `with` block.
+        """Wait for a permit, which lasts until the end of the `with` block.
 
         Args:
             key: key of the work, under which `add_request` recorded namespaces.
-            permit_request: namespace that takes the permit if `add_request` recorded none.
+            permit_request: request to use if `add_request` recorded none.
             rank: order within the namespace. The lowest rank is next.
-            expected_s: how long the permit is expected to take, in seconds.
+            expected_s: expected use of the permit, in seconds.
         """
         requests, expected_s = self._requests.get(key) or [permit_request], max(expected_s, LEAST_S)
         if self._free:
@@ -214,7 +216,7 @@ class FairLimiter:
             self._held.push(waiter, namespace, (waiter.rank,))
 
     def _withdraw_request(self, waiter: _Waiter, permit_request: PermitRequest, others: list[PermitRequest]) -> None:
-        """Remove a request from a waiter. The waiter then waits only for its other requests.
+        """Remove a request from a waiter. It then waits only for its other requests.
 
         A waiter without requests keeps its place, because the next caller with its key needs its result.
         """

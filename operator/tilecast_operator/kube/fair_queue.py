@@ -1,4 +1,4 @@
-"""A queue in which namespaces take turns."""
+"""Queue in which namespaces take turns."""
 
 from __future__ import annotations
 
@@ -11,28 +11,28 @@ ItemT = TypeVar("ItemT", bound=Hashable)
 Rank: TypeAlias = tuple[float, ...]
 
 SPARE_NAMESPACES = 64
-"""Namespaces remembered beyond twice those in line, before the unneeded ones are forgotten."""
+"""Number of namespaces remembered, beyond twice those in line, before unneeded ones are dropped."""
 
 
 class FairQueue(Generic[ItemT]):
-    """Queue of distinct items, each of which waits for one namespace or several.
+    """Queue of distinct items. Each item waits for one or several namespaces.
 
-    The namespace that has used least is next. A namespace that joins starts level with the others: idle time gives no
-    priority. Within a namespace the lowest rank goes first, then the oldest item.
+    The namespace that has used least is next. A namespace that joins starts level with the others, so that idle time
+    gives no priority. Within a namespace the lowest rank goes first, then the oldest item.
     """
 
     def __init__(self) -> None:
         self._entries: dict[ItemT, dict[str, int]] = {}
-        """For each item and each namespace that it waits for, the number of its entry in that namespace's line."""
+        """For each item and each of its namespaces, the number of its entry in that namespace's line."""
         self._lines: dict[str, list[tuple[Rank, int, ItemT]]] = {}
-        """Heap of entries by namespace; an entry that its item no longer has is skipped."""
+        """Heap of entries by namespace. An entry that its item no longer has is skipped."""
         self._places: dict[str, tuple[float, int]] = {}
-        """Use of each namespace, and the number of its place among those that used as much."""
+        """Use of each namespace, and the number of its place among those with the same use."""
         self._order: list[tuple[tuple[float, int], str]] = []
-        """Heap of the places; one that its namespace no longer has is skipped."""
+        """Heap of places. A place that its namespace no longer has is skipped."""
         self._used: dict[str, float] = {}
         self._least = 0.0
-        """Use of the namespace whose turn was last."""
+        """Use of the namespace that was last to have its turn."""
         self._number = itertools.count()
 
     def __len__(self) -> int:
@@ -68,10 +68,10 @@ class FairQueue(Generic[ItemT]):
     def pop(self, may_run: Callable[[ItemT, str], bool] = lambda item, namespace: True) -> tuple[ItemT, str] | None:
         """Remove the next item that may run, and return it with its namespace. If no item may run, return None.
 
-        The caller adds the use of the item with `charge`.
+        The caller must add the item's use with `charge`.
 
         Args:
-            may_run: tells whether the first item of a namespace may run.
+            may_run: function that returns whether the first item of a namespace may run.
         """
         namespace = self._next_namespace(may_run)
         if namespace is None:
@@ -99,7 +99,7 @@ class FairQueue(Generic[ItemT]):
         heapq.heappush(self._order, (place, namespace))
 
     def _next_namespace(self, may_run: Callable[[ItemT, str], bool]) -> str | None:
-        """Return the next namespace whose first item may run."""
+        """Return the next namespace whose first item may run, or None."""
         aside = []
         chosen = None
         while self._order and chosen is None:
@@ -122,7 +122,7 @@ class FairQueue(Generic[ItemT]):
         return chosen
 
     def _first_item(self, namespace: str) -> ItemT | None:
-        """Return the item that is next in a namespace's line. If no item waits there, return None."""
+        """Return the next item in a namespace's line, or None."""
         line = self._lines[namespace]
         while line:
             _, number, item = line[0]

@@ -1,7 +1,7 @@
-"""Exclusion of other readers while a suspect is read.
+"""Read suspects alone, without other readers.
 
 An object is a suspect if an earlier process died while it read the object and others. While a suspect is read, no other
-thread reads anything, so that a further death shows which one is to blame.
+thread reads anything, so that another death shows which object caused it.
 """
 
 from __future__ import annotations
@@ -13,27 +13,27 @@ from collections import Counter
 class Isolation:
     """Lock under which threads read objects concurrently, except that a suspect is read alone.
 
-    Objects are given as the notes that the journal has of them.
+    Objects are given as the journal's notes of them.
     """
 
     def __init__(self) -> None:
         self.suspects: frozenset[bytes] = frozenset()
-        """Objects that are read alone; they are set before anything is read."""
+        """Objects to read alone. They are set before anything is read."""
         self._changed = threading.Condition()
         self._readers = Counter[tuple[int, bytes]]()
-        """Number of times that a thread reads an object, by the id of the thread and the note."""
+        """Number of times that a thread is reading an object, by thread id and note."""
         self._alone: bytes | None = None
-        """Suspect that is read, or is next to be read; everybody else waits."""
+        """Suspect that is being read or is next. All other readers wait."""
 
     def try_enter(self, note: bytes) -> bool:
-        """Count this thread as a reader if it may read an object now. Return whether it may."""
+        """Register this thread as a reader if it may read an object now. Return whether it may."""
         if not self.suspects:
             return True
         with self._changed:
             return self._try_admit(note)
 
     def enter(self, note: bytes, limit_s: float | None = None) -> None:
-        """Wait until this thread may read an object, then count the thread as a reader.
+        """Wait until this thread may read an object, then register it as a reader.
 
         After `limit_s` seconds the thread stops waiting and reads the object concurrently. None means no limit.
         """

@@ -1,8 +1,8 @@
-"""Notes of which objects are being read, in a file that outlives the process however it ends.
+"""Record which objects are being read, in a file that survives the process.
 
 An object that kills the process while it is read would kill the next process too. Every thread has a slot in the file.
-The slot has the key of the object that the thread reads at this moment, and nothing between two steps: whatever is
-there after a sudden death was being read.
+The slot has the key of the object that the thread is reading, and is empty otherwise. So after a sudden death, the
+slots name the objects that were being read.
 """
 
 from __future__ import annotations
@@ -28,20 +28,22 @@ log = logging.getLogger("tilecast")
 
 FILE = "journal"
 SLOTS = 64
-"""Slots of the file. The first has the state of the process; each further one belongs to a thread, and threads beyond
-note nothing."""
+"""Number of slots of the file. The first has the state of the process, and each other one belongs to a thread.
+
+Further threads record nothing.
+"""
 SLOT_BYTES = 512
-"""Size of a slot; kind, namespace and name of an object are shorter together."""
+"""Size of a slot. Kind, namespace and name of an object are shorter together."""
 LENGTH_BYTES = 2
 NOTHING = bytes(LENGTH_BYTES)
 RUNNING, ENDED = b"running", b"ended  "
 POLL_S = 0.005
-"""Seconds between two tries of a task to run its next step."""
+"""Seconds between two attempts of a task to run its next step."""
 LOOP_S = 0.2
-"""Longest time for which a suspect keeps the event loop waiting until other threads have read what they read."""
+"""Longest time, in seconds, for which a suspect blocks the event loop until other threads have finished reading."""
 
 _CURRENT: ContextVar[bytes] = ContextVar("_CURRENT", default=NOTHING)
-"""Note of the object that this task reads. Threads and tasks that it starts inherit it."""
+"""Note of the object that this task is reading. Threads and tasks that it starts inherit it."""
 
 
 class _Slot:
@@ -58,13 +60,13 @@ class Journal:
     """File that names the object that each thread of this process is reading.
 
     Args:
-        folder: folder of the file. Empty keeps the notes in memory, where they end with the process.
+        folder: folder of the file. If empty, the notes are kept in memory and are lost with the process.
         kinds: kinds of the objects that are read. A note of another kind is damaged.
     """
 
     def __init__(self, folder: str, kinds: Container[str]) -> None:
         self.suspects: tuple[Key, ...] = ()
-        """Objects that the last process was reading when it died; none if it ended in order."""
+        """Objects that the last process was reading when it died. Empty if it ended normally."""
         size = SLOTS * SLOT_BYTES
         self._map: mmap.mmap | bytearray = bytearray(size)
         if folder:
@@ -81,7 +83,7 @@ class Journal:
         self._isolation = Isolation()
 
     def isolate(self, keys: Iterable[Key]) -> None:
-        """Set the suspects: objects that no thread may read while another thread reads. Call this before any read."""
+        """Set the suspects, which no thread may read while another thread reads. Call this before any read."""
         self._isolation.suspects = frozenset(map(_encode_key, keys))
 
     def close(self) -> None:
@@ -90,7 +92,7 @@ class Journal:
 
     @contextmanager
     def note_reading(self, key: Key) -> Iterator[None]:
-        """Record that an object is being read for the duration of a `with` block."""
+        """Record, for the duration of a `with` block, that an object is being read."""
         slot, note = self._thread_slot(), _encode_key(key)
         self._isolation.enter(note, LOOP_S if note in self._isolation.suspects else 0.0)
         before = _swap_note(slot, note)

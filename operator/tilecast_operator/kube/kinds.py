@@ -15,7 +15,7 @@ class ResourceKind:
     """API group, version and plural name under which the API server serves a kind of objects."""
 
     group: str
-    """Empty for the core group."""
+    """API group. Empty for the core group."""
     version: str
     plural: str
     is_any_version: bool = False
@@ -27,7 +27,7 @@ class ResourceKind:
         return f"{self.group}/{self.version}" if self.group else self.version
 
     def path(self, namespace: str = "", name: str = "") -> str:
-        """Return the URL path of the object `name`. If `name` is empty, return the path of the list of objects."""
+        """Return the URL path of the object `name`, or of the list of objects if `name` is empty."""
         root = f"/apis/{self.api_version}" if self.group else f"/api/{self.version}"
         scope = f"/namespaces/{namespace}" if namespace else ""
         return f"{root}{scope}/{self.plural}" + (f"/{name}" if name else "")
@@ -39,7 +39,7 @@ Kinds: TypeAlias = Mapping[str, ResourceKind]
 
 @dataclass(frozen=True, slots=True, order=True)
 class Key:
-    """Key of a task in the work queue: the kind, namespace and name of an object.
+    """Key in the work queue: kind, namespace and name of an object.
 
     A kind alone means all objects of that kind.
     """

@@ -1,16 +1,17 @@
-"""Replacements of internals of kopf; `tests/test_kopf.py` fails when kopf changes them.
+"""Replacements of internals of kopf. `tests/test_kopf.py` fails when kopf changes them.
 
 Four problems cannot be solved with kopf's public names:
 
-- kopf's watch ends the process when the API server refuses a list, or ends a watch in an error other than 410. It never
+- kopf's watch ends the process when the API server refuses a list, or ends a watch with an error other than 410. It
+never
   reports an object that was deleted while nobody watched, and it trusts the server to lose no event. `watch_forever`
-  replaces it: objects are listed anew, and whatever is missing from a list is gone.
+  replaces it: it lists objects again, and removes whatever is missing from a list.
 - kopf's set of toggles wakes the task of every object for every object of the first list, which takes minutes for
   thousands of nodes (`docs/kopf.md`). `Toggles` replaces it.
-- kopf does not report when it begins a watch anew, which is the only sign of life of a cluster where nothing happens.
+- kopf does not report when it restarts a watch, which is the only sign of life of a cluster where nothing happens.
   `add_response_callback` reports it.
-- kopf names the kinds that are not installed at every change of a CRD. `OncePerMessageFilter` lets each such message
-  through once.
+- kopf logs the kinds that are not installed at every change of a CRD. `OncePerMessageFilter` passes each such message
+  once.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from kopf._cogs.clients import api, errors, watching
 from kopf._core.reactor import observation
 
 Event: TypeAlias = Any
-"""A dict with `type` (None for an object of a list) and `object`, or the mark that the list is over."""
+"""A dict with `type` (None for an object of a list) and `object`, or the marker for the end of the list."""
 Watch: TypeAlias = Callable[..., AsyncIterator[Event]]
 Request: TypeAlias = Callable[..., Awaitable[Any]]
 
@@ -42,7 +43,7 @@ log = logging.getLogger("tilecast")
 
 
 class EndlessBackoffs:
-    """Waits between attempts of a request, in seconds. They grow, and they never end."""
+    """Endless, growing waits between attempts of a request, in seconds."""
 
     def __iter__(self) -> Iterator[float]:
         wait_s = BACKOFF_FIRST_S
@@ -60,17 +61,16 @@ def watch_forever(
     reread_first_s: float = 1.0,
     repeats_s: Sequence[float] = (2.0, 10.0, 60.0),
 ) -> Watch:
-    """Return a replacement of kopf's watch that logs failures and returns. Its caller starts it again.
+    """Return a replacement of kopf's watch that logs failures and returns. The caller must start it again.
 
     Args:
-        watch: function that lists objects and then follows them. It gets `resource`, `namespace` and further arguments.
+        watch: function that lists objects and then follows them. Its arguments are `resource`, `namespace` and others.
         list_end: marker that `watch` yields after the last object of its list.
-        failures: errors that end one watch and not the process.
-        relist_s: how long a list is trusted, in seconds. A later event ends the watch.
-        empty_deep_parts: empties the parts of an event that are nested too deep, in place.
-        reread_first_s: wait before objects are listed anew after an error, in seconds. It doubles for as long as no
-            list succeeds.
-        repeats_s: when each change of a CRD is reported again, in seconds after it.
+        failures: errors that end one watch, but not the process.
+        relist_s: seconds for which a list is trusted. A later event ends the watch.
+        empty_deep_parts: function that empties the parts of an event that are nested too deep, in place.
+        reread_first_s: seconds before objects are listed again after an error. It doubles as long as no list succeeds.
+        repeats_s: delays, in seconds, after which each change of a CRD is reported again.
     """
     everything: dict[object, dict[str, dict[str, Any]]] = {}
     failed: Counter[object] = Counter()
@@ -110,8 +110,8 @@ def add_response_callback(request: Request, on_response: Callable[[str], None]) 
     """Wrap `request` so that it calls `on_response` whenever the API server begins to answer a watch.
 
     Args:
-        request: asks the API server; returns once it answered, and raises if it refuses.
-        on_response: called with the plural name of the resource.
+        request: function that sends a request. It returns once the API server answers, and raises if it refuses.
+        on_response: function to call with the plural name of the resource.
     """
 
     async def request_and_report(method: str, url: str, **kwargs: Any) -> Any:
@@ -128,7 +128,7 @@ async def repeat_crd_events(events: AsyncIterator[Event], waits_s: Sequence[floa
     """Yield all events, and repeat each change of a CRD after each of `waits_s`, in seconds.
 
     At such an event kopf asks what the API server serves. That may be a moment before the API server serves a new CRD.
-    No other event would follow, and the objects of the CRD would stay unseen.
+    Without a repetition, kopf would never see the objects of the CRD.
     """
     due: list[tuple[float, int, Event]] = []
     order, pending = itertools.count(), None
@@ -157,7 +157,7 @@ _OVER = object()
 
 
 def _track_object(event: dict[str, Any], known: dict[str, dict[str, Any]], there: set[str] | None) -> None:
-    """Update the record of existing objects, with the names that a later report of a deletion needs."""
+    """Update the record of existing objects. It has the names that are needed to report a deletion later."""
     body = event["object"]
     metadata = body.get("metadata") or {}
     uid = metadata.get("uid")
@@ -175,11 +175,11 @@ def _track_object(event: dict[str, Any], known: dict[str, dict[str, Any]], there
 
 
 FAILURES = (errors.APIError, watching.WatchingError, ValueError, RecursionError)
-"""Errors that end one watch and not the process."""
+"""Errors that end one watch, but not the process."""
 
 
 class Toggles(aiotoggles.ToggleSet):
-    """Toggle set of kopf that wakes waiting tasks only when its state changes."""
+    """kopf's set of toggles, except that waiting tasks wake only when the state of the set changes."""
 
     async def make_toggle(self, value: bool = False, /, *, name: str | None = None) -> aiotoggles.Toggle:
         """Return a new toggle of the set."""
@@ -202,8 +202,7 @@ class Toggles(aiotoggles.ToggleSet):
 class OncePerMessageFilter(logging.Filter):
     """Log filter that passes every message once.
 
-    At every change of any CRD kopf looks again for the kinds that it is to watch, and logs those that the cluster does
-    not serve.
+    At every change of a CRD, kopf looks again for the kinds to watch, and logs those that the cluster does not serve.
     """
 
     def __init__(self) -> None:
@@ -224,9 +223,9 @@ def install_replacements(
     """Install all replacements of kopf's internals in this process.
 
     Args:
-        relist_s: how long a list is trusted, in seconds.
-        on_response: called with the resource whenever the API server begins to answer a watch of it.
-        empty_deep_parts: empties the parts of an event that are nested too deep, in place.
+        relist_s: seconds for which a list is trusted.
+        on_response: function to call with the resource whenever the API server begins to answer a watch of it.
+        empty_deep_parts: function that empties the parts of an event that are nested too deep, in place.
     """
     api.request = add_response_callback(api.request, on_response)  # type: ignore[assignment]
     watching.continuous_watch = watch_forever(

@@ -1,4 +1,4 @@
-"""Election of the replica that writes: it renews a Lease of coordination.k8s.io, and the others watch it."""
+"""Elect the replica that writes. It renews a Lease of coordination.k8s.io, and the others watch the Lease."""
 
 from __future__ import annotations
 
@@ -19,24 +19,27 @@ from tilecast_operator.kube.kinds import Document
 log = logging.getLogger("tilecast")
 
 FENCE = 0.7
-"""Part of a lease in which the leader writes, from when it sent the renewal. The rest is for writes on their way."""
+"""Fraction of a lease in which the leader may write, counted from sending the renewal.
+
+The rest is for writes in transit.
+"""
 RENEW = 0.2
-"""Part of a lease between two renewals."""
+"""Fraction of a lease between two renewals."""
 LOOK = 0.1
-"""Part of a lease between two looks by a replica that does not lead."""
+"""Fraction of a lease between two reads by a replica that does not lead."""
 REQUEST = 0.3
-"""Part of a lease that a request about it may take."""
+"""Fraction of a lease that a request about it may take."""
 
 
 class NotLeaderError(Exception):
-    """Error of a write by a replica that does not lead."""
+    """Error that a replica which does not lead tried to write."""
 
 
 class Leadership:
-    """Permission of this replica to write, with the time when it expires. Belongs to one event loop.
+    """Permission of this replica to write, with its expiry time. Belongs to one event loop.
 
     Args:
-        is_alone: whether there is one replica only, which needs no lease.
+        is_alone: whether there is only one replica, which needs no lease.
     """
 
     def __init__(self, *, is_alone: bool) -> None:
@@ -66,7 +69,7 @@ class Leadership:
 
         Raises:
             NotLeaderError: another replica leads.
-            TimeoutError: the lease has ended meanwhile.
+            TimeoutError: the lease has expired meanwhile.
         """
         self.require_leadership()
         if math.isinf(self._until_s):
@@ -80,7 +83,7 @@ class Leadership:
                 self._limits.discard(limit)
 
     def extend_lead(self, until_s: float) -> None:
-        """Make this replica the leader until `until_s` seconds of the monotonic clock."""
+        """Make this replica the leader until `until_s`, a time of the monotonic clock in seconds."""
         # Report the end of the previous lease if no timer ran in between, so that refused work is due again
         self._report_end()
         self._until_s = until_s
@@ -111,13 +114,13 @@ class Leadership:
 
 @dataclass(frozen=True, slots=True)
 class _SeenLease:
-    """Lease as this replica last read it."""
+    """The Lease as this replica last read it."""
 
     resource_version: str
     spec: LeaseSpec
     address: str
     since_s: float
-    """When this state of the Lease was first seen, in seconds of the monotonic clock."""
+    """Time at which this state of the Lease was first seen, by the monotonic clock, in seconds."""
 
     @classmethod
     def from_object(cls, body: Document, annotation: str, since_s: float) -> _SeenLease:
@@ -127,7 +130,7 @@ class _SeenLease:
 
     @property
     def expires_s(self) -> float:
-        """Time when another replica may take the Lease, in seconds of the monotonic clock."""
+        """Time from which another replica may take the Lease, by the monotonic clock, in seconds."""
         return self.since_s + self.spec.duration_s
 
 
@@ -140,9 +143,9 @@ class Election:
         lease_name: `namespace/name` of the Lease.
         instance: name of this replica. A unique suffix is added.
         address: URL at which other replicas reach this one, empty if they cannot.
-        annotation: annotation of the Lease that has the address of its holder.
+        annotation: annotation of the Lease with its holder's address.
         lease_s: duration of a lease, in whole seconds.
-        leadership: is extended with every renewal.
+        leadership: permission that every renewal extends.
     """
 
     client: Api
@@ -162,12 +165,12 @@ class Election:
 
     @property
     def leader(self) -> str:
-        """Name of the replica that was last seen to lead. Empty if no leader was seen."""
+        """Name of the last known leader, or empty."""
         return "" if self._record is None else self._record.spec.holder
 
     @property
     def leader_address(self) -> str | None:
-        """URL of the replica that leads. None if this replica leads or no leader is known."""
+        """URL of the leader. None if this replica leads or no leader is known."""
         known = self._record
         is_other = known is not None and known.spec.holder not in ("", self.identity)
         return known.address or None if known and is_other and time.monotonic() < known.expires_s else None
@@ -216,7 +219,7 @@ class Election:
                 self.leadership.extend_lead(began_s + FENCE * self.lease_s)
 
     async def _read_lease(self) -> None:
-        """Read the Lease. If it is unchanged, keep the time when it was first seen."""
+        """Read the Lease. If it is unchanged, keep the time at which it was first seen."""
         try:
             body = await self.client.get(self._lease_path())
         except ApiError as error:

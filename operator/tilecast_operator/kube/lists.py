@@ -1,6 +1,6 @@
-"""Comparison of the number of cached objects with the number that the API server has.
+"""Compare the number of cached objects with the number on the API server.
 
-Nothing else shows that a first list is not over, or that a watch went silent.
+Nothing else shows that a first list is incomplete, or that a watch has stalled.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from tilecast_operator.kube.kinds import Document, Kinds
 
 @dataclass(eq=False)
 class ListCheck:
-    """Comparison of object counts on the API server with object counts in the cache.
+    """Comparison of object counts on the API server with those in the cache.
 
     Args:
         client: client of the API server.
-        tables: tables by kind. Those of `first` make up the first list.
-        first: kinds without which nothing can be done.
-        uncounted: kinds that a selector chooses, so that their number says nothing.
+        tables: tables by kind.
+        first: kinds that must be listed before the operator can work.
+        uncounted: kinds that a selector limits, so that the API server's count says nothing.
         kinds: where the kinds are served.
-        pause_s: seconds without a new object after which a first list is taken to be over, whatever the API server
-            counts.
-        uncounted_pause_s: the same if the API server gives no count, as for nodes that a selector chooses.
+        pause_s: seconds without a new object after which the first list counts as complete, whatever the API server
+    counts.
+        uncounted_pause_s: like `pause_s`, if the API server gives no count.
     """
 
     client: Api
@@ -44,15 +44,15 @@ class ListCheck:
         self._versions: dict[str, int] = {}
         """Newest resource version that the API server has reported, by resource."""
         self._went_back = ""
-        """Message that says how a resource version went back; empty if none did."""
+        """Message on how a resource version fell. Empty if none did."""
         self._differs_since: dict[str, float] = {}
         self._difference: dict[str, str] = {}
 
     async def is_first_list_complete(self) -> bool:
         """Return whether the cache has every object of the kinds in `first`.
 
-        This is True once the object counts of cache and API server agree. If the API server gives no count or the
-        counts never agree, it is True after a long pause without a new object.
+        It becomes True once the object counts of cache and API server agree. If the API server gives no count or the
+        counts never agree, it becomes True after a long pause without a new object.
         """
         if self._is_complete:
             return True
@@ -82,7 +82,7 @@ class ListCheck:
                     self._differs_since.setdefault(resource, time.monotonic())
 
     def find_stale_watch(self, limit_s: float) -> str | None:
-        """Return a message about a watch that misses objects. If all watches are complete, return None.
+        """Return a message about a watch that misses objects, or None.
 
         A watch misses objects if cache and API server have had different counts for longer than `limit_s` seconds, or
         if etcd was restored from a snapshot.
@@ -95,7 +95,7 @@ class ListCheck:
         return None
 
     async def _count_on_server(self, kind: str) -> int | None:
-        """Return the number of objects of a kind on the API server. If the server gives no number, return None."""
+        """Return the number of objects of a kind on the API server, or None if the server does not give it."""
         try:
             page = await self.client.get(self.kinds[kind].path(), {"limit": "1"})
         except (ApiError, *UNREACHABLE):
@@ -117,7 +117,7 @@ class ListCheck:
 
 
 def _list_length(page: Document) -> int | None:
-    """Return the length of a whole list from one of its pages. If the page does not give it, return None."""
+    """Return the length of a whole list from one of its pages, or None if the page does not give it."""
     metadata, items = page.get("metadata") or {}, page.get("items") or ()
     if not metadata.get("continue"):
         return len(items)

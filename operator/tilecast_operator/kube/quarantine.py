@@ -1,9 +1,8 @@
-"""Objects that are set aside because the operator died while it read them.
+"""Objects that are quarantined because the operator died while it read them.
 
-An object is set aside if it was the only one being read at a death. If others were being read as well, none of them is
-set aside: they are suspects, each of which the next process reads alone (`isolation`), and so another death shows which
-one is to blame. An object that was set aside is read again once its content has changed, or after a wait that grows
-with every death.
+An object is quarantined if it was the only one being read when the operator died. If others were being read too, all
+are suspects: the next process reads each of them alone (`isolation`), so that another death shows which one caused it.
+A quarantined object is read again once its content has changed, or after a wait that grows with every death.
 """
 
 from __future__ import annotations
@@ -23,25 +22,27 @@ log = logging.getLogger("tilecast")
 
 FILE = "quarantine.json"
 FIRST_S, FACTOR, MOST_S = 600.0, 6.0, 86_400.0
-"""Seconds that an object is set aside after the first death, the factor for each further death, and the most
-seconds."""
+"""Seconds in quarantine after the first death, the factor for each further death, and the most seconds."""
 FORGET_S = 86_400.0
-"""Seconds that deaths are remembered after the last one, or after the object was read again."""
+"""Seconds for which deaths are remembered after the last one, or after the object was read again."""
 EVERYTHING = "*"
-"""Kind in the key for all objects of a namespace."""
+"""Kind in the key that stands for all objects of a namespace."""
 NAMESPACE_DEATHS = 3
-"""Deaths by objects of one namespace after which all of them are set aside: there may be any number of such objects."""
+"""Number of deaths by objects of one namespace after which all its objects are quarantined.
+
+Otherwise a namespace could cause any number of deaths with ever new objects.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class DeathRecord:
-    """Deaths of the operator during reads of one object, and the time until which the object is set aside."""
+    """Deaths of the operator while reading one object, and the end of the object's quarantine."""
 
     deaths: int
     last_s: float
-    """When the last death was noticed, as Unix time."""
+    """Unix time at which the last death was noticed."""
     until_s: float = 0.0
-    """Until when the object is set aside, as Unix time; 0 if it is only a suspect."""
+    """Unix time at which the quarantine ends. 0 if the object is only a suspect."""
     digest: str = ""
     """Digest of the object's content when it was first seen after the death."""
 
@@ -72,20 +73,21 @@ def add_deaths(records: DeathRecords, suspects: Iterable[Key], now_s: float) -> 
 
 
 def compute_quarantine_s(deaths: int) -> float:
-    """Return for how many seconds an object is set aside after `deaths` deaths."""
+    """Return the seconds in quarantine after `deaths` deaths."""
     return min(FIRST_S * FACTOR ** min(deaths - 1, 16), MOST_S)
 
 
 class Quarantine:
-    """Store of the objects that are set aside. Belongs to one event loop.
+    """Store of the quarantined objects. Belongs to one event loop.
 
     Args:
-        folder: folder in which records are kept from one process to the next, empty for nowhere.
+        folder: folder in which records are kept between processes. If empty, they are not kept.
         suspects: objects that were being read when the last process died.
         clock: Unix time, in seconds.
-        harmless_part: returns what may be read of an object that is set aside, or None for nothing.
-        digest: returns a digest of what users say in an object. It must not recurse: the object may be nested as deep
-            as the API server allows.
+        harmless_part: function that returns the part of a quarantined object that may be read, or None.
+        digest: function that returns a digest of what users wrote in an object. It must not recurse, because the object
+    may
+            be nested as deep as the API server allows.
     """
 
     def __init__(
@@ -101,10 +103,10 @@ class Quarantine:
         self._path = Path(folder) / FILE if folder else None
         self._clock = clock
         self._held: dict[Key, tuple[str, str]] = {}
-        """UID of every object that was seen and is set aside, and why."""
+        """UID of every quarantined object that was seen, and the reason."""
         self._records = _recent_records(_load_records(self._path), clock())
         self.changed: Callable[[Counter[str]], None] = lambda counts: None
-        """Called with how many objects of each kind are set aside, whenever that changes."""
+        """Function to call with the number of quarantined objects of each kind, whenever that changes."""
         if suspects := tuple(suspects):
             self._records = add_deaths(self._records, suspects, clock())
             self._save_records()
@@ -115,11 +117,11 @@ class Quarantine:
 
     @property
     def suspects(self) -> list[Key]:
-        """Objects that were being read at a death, and that the journal therefore reads alone."""
+        """Objects that were being read at a death, and that must be read alone."""
         return [key for key in self._records if key.kind != EVERYTHING]
 
     def find_readable_part(self, body: Document) -> Document | None:
-        """Return the whole object. While the object is set aside, return its harmless part."""
+        """Return the whole object, or only its harmless part while it is quarantined."""
         if not self._records:
             return body
         key = Key.from_object(body)
@@ -143,11 +145,11 @@ class Quarantine:
             self._save_records()
 
     def find_quarantine_reason(self, key: Key) -> str | None:
-        """Return why an object is set aside. If it is not set aside, return None."""
+        """Return why an object is quarantined, or None."""
         return self._held[key][1] if key in self._held else None
 
     def iterate_quarantined(self) -> Iterator[tuple[Key, str, str]]:
-        """Yield the key and UID of every object that is set aside, with the reason."""
+        """Yield the key, the UID and the reason of every quarantined object."""
         for key, (uid, text) in list(self._held.items()):
             yield key, uid, text
 
@@ -156,7 +158,7 @@ class Quarantine:
         return [key for key in self._held if self._active_record(key)[1] is None]
 
     def _active_record(self, key: Key) -> tuple[Key, DeathRecord | None]:
-        """Return the key and the record that set an object aside now. The record is None if there is none."""
+        """Return the key and the record by which an object is quarantined now. The record is None if there is none."""
         whole, now_s = Key(EVERYTHING, key.namespace), self._clock()
         for place in (key, whole) if key.namespace else (key,):
             record = self._records.get(place)
@@ -165,7 +167,7 @@ class Quarantine:
         return key, None
 
     def _has_changed(self, key: Key, record: DeathRecord, body: Document) -> bool:
-        """Return whether an object may be read again because it has changed since it was set aside."""
+        """Return whether an object may be read again because it has changed since it was quarantined."""
         says = self._digest(body)
         if not record.digest:
             self._records[key] = replace(record, digest=says)

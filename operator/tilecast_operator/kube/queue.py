@@ -1,9 +1,9 @@
 """Queue of the keys that controllers work on.
 
-The rules are those of the work queues of Kubernetes controllers: the queue contains each key at most once, and no two
-workers handle one key. Adding a key that waits changes nothing; adding a key that is being worked on queues it again
+The rules are those of work queues of Kubernetes controllers: the queue contains each key at most once, and no two
+workers handle one key. Adding a key that waits changes nothing. Adding a key that is being worked on queues it again
 for when that is done. Namespaces take turns. Only a few background keys are worked on at a time, so that thousands of
-them hold up no other key.
+them delay no other key.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from tilecast_operator.kube.fair_queue import FairQueue
 KeyT = TypeVar("KeyT", bound=Hashable)
 
 BACKGROUND_AT_ONCE = 4
-"""Background keys that are worked on or ready at once: other keys wait behind no more searches of the background."""
+"""Most background keys that are ready or being worked on. So other keys wait for few background searches."""
 
 
 class KeyQueue(Generic[KeyT]):
@@ -36,9 +36,11 @@ class KeyQueue(Generic[KeyT]):
         self._clock = clock
         self._namespace_of = namespace_of
         self.workers = math.inf
-        """Number of keys that can be worked on at once. A namespace has at most half of the workers that other
-        namespaces leave, so that there is always a worker for the next namespace, whatever the keys of others wait
-        for."""
+        """Number of keys that can be worked on at once.
+
+        A namespace has at most half of the workers that other namespaces leave. So there is always a worker for the
+        next namespace, whatever keys of other namespaces wait for.
+        """
         self._ready: FairQueue[KeyT] = FairQueue()
         self._idle: deque[asyncio.Future[KeyT]] = deque()
         """Workers that wait for a key."""
@@ -50,10 +52,10 @@ class KeyQueue(Generic[KeyT]):
         self._background: FairQueue[KeyT] = FairQueue()
         """Background keys that wait for other background keys."""
         self._admitted: set[KeyT] = set()
-        """Background keys that no longer wait for others: they are ready or worked on."""
+        """Background keys that are ready or being worked on."""
         self._later: list[tuple[float, int, tuple[KeyT, bool]]] = []
         self._due: dict[tuple[KeyT, bool], float] = {}
-        """When a key is due, with separate times for the background and for the rest."""
+        """Time at which a key is due, separately for the background."""
         self._order = itertools.count()
         self._timer: asyncio.TimerHandle | None = None
         self._last_progress = clock()
@@ -62,10 +64,10 @@ class KeyQueue(Generic[KeyT]):
         return len(self._ready) + len({*self._background, *(key for key, _ in self._due)})
 
     def add(self, key: KeyT, delay_s: float = 0.0, *, in_background: bool = False) -> None:
-        """Add a key that may be taken after `delay_s` seconds.
+        """Add a key that becomes due after `delay_s` seconds.
 
-        Of several delays the shortest counts. If a key of the background is added again without a delay and without
-        `in_background`, it is no longer a key of the background.
+        Of several delays, the shortest counts. A background key that is added again without a delay and without
+        `in_background` is no longer a background key.
         """
         if key in self._ready:
             return
@@ -139,12 +141,12 @@ class KeyQueue(Generic[KeyT]):
     def _has_worker(self, _: KeyT, namespace: str) -> bool:
         """Return whether there is a worker for another key of a namespace.
 
-        There always is one for cluster-scoped keys, which are few.
+        There always is one for cluster-scoped keys, because these are few.
         """
         return not namespace or self._running_of[namespace] < self.workers - len(self._running)
 
     def _serve_idle_workers(self) -> None:
-        """Give ready keys to workers that wait."""
+        """Give ready keys to waiting workers."""
         while self._idle:
             if self._idle[0].done():  # the worker has been cancelled meanwhile
                 self._idle.popleft()
@@ -183,27 +185,24 @@ class KeyQueue(Generic[KeyT]):
             del self._running_of[namespace]
 
     def find_stalled_s(self) -> float:
-        """Return the seconds for which there has been work but no key was finished.
-
-        It is 0 when there is no work.
-        """
+        """Return the seconds for which no key was finished although there was work. It is 0 without work."""
         return self._clock() - self._last_progress if self._ready or self._running else 0.0
 
     def _drop_replaced_delays(self) -> None:
-        """Remove delays that shorter ones have replaced, before they outnumber the others."""
+        """Remove delays that shorter ones have replaced, before there are more of them than of the others."""
         if len(self._later) > 2 * len(self._due) + 64:
             self._later = [item for item in self._later if self._due.get(item[2]) == item[0]]
             heapq.heapify(self._later)
 
     def find_seconds_to_next(self) -> float | None:
-        """Return the seconds until the next key can be taken. Without any key, return None."""
+        """Return the seconds until the next key is due, or None without any key."""
         self._move_due_keys()
         if self._ready:
             return 0.0
         return self._later[0][0] - self._clock() if self._later else None
 
     def _move_due_keys(self) -> None:
-        """Make keys ready whose time has come."""
+        """Make keys ready that have become due."""
         while self._later:
             due, _, entry = self._later[0]
             if self._due.get(entry) == due:

@@ -1,4 +1,4 @@
-"""The API server's clock, by which ages are measured: the clock of this machine may be a day off."""
+"""Clock of the API server, by which ages are measured. The clock of this machine may be a day off."""
 
 from __future__ import annotations
 
@@ -7,12 +7,14 @@ from collections.abc import Callable
 from email.utils import parsedate_to_datetime
 
 ROUNDING_S = 2.0
-"""Largest expected difference, in seconds: the header has whole seconds and takes a moment to arrive. If it differs
-more, the clock was changed."""
+"""Largest expected difference in seconds, because the header has whole seconds and takes a moment to arrive.
+
+With a larger difference, the clock was changed.
+"""
 
 
 class ServerClock:
-    """Unix time as the API server last reported it, continued by a clock that only runs forward.
+    """Unix time as last reported by the API server, continued by a clock that only runs forward.
 
     Args:
         local: this machine's clock, used until the API server has answered.

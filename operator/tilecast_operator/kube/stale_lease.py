@@ -1,6 +1,6 @@
-"""Test, by a process outside the election, whether any replica still renews the Lease.
+"""Test, from a process outside the election, whether any replica still renews the Lease.
 
-The times in a Lease are those of its holder's clock, which may be a day off. Only a change that is seen here counts.
+The times in a Lease are those of its holder's clock, which may be a day off. Only a change seen here counts.
 """
 
 from __future__ import annotations
@@ -15,25 +15,25 @@ from tilecast_operator.kube.documents import LeaseSpec
 
 
 class LeaderLivesError(Exception):
-    """Error that a replica leads, because the Lease was renewed."""
+    """Error that a replica leads, because it renewed the Lease."""
 
 
 class _LeaseState(NamedTuple):
     version: str
-    """UID and resource version of the Lease; empty if there is none."""
+    """UID and resource version of the Lease. Empty if there is none."""
     duration_s: float
 
 
 @dataclass(eq=False)
 class StaleLease:
-    """Lease of the operator, and whether it was renewed since the first look.
+    """Lease of the operator, and whether it was renewed since it was first read.
 
     Args:
         client: client of the API server.
         lease_name: `namespace/name` of the Lease.
-        look_s: seconds between two looks at the Lease.
-        fresh_s: seconds for which `require_unchanged` trusts the last look.
-        margin_s: seconds after the Lease has run out, by the end of which its holder no longer writes.
+        look_s: seconds between two reads of the Lease.
+        fresh_s: seconds for which `require_unchanged` trusts the last read.
+        margin_s: seconds after the expiry of the Lease, after which its holder has certainly stopped writing.
     """
 
     client: Api
@@ -54,7 +54,7 @@ class StaleLease:
 
         Raises:
             LeaderLivesError: the Lease changes.
-            ApiError, OSError: the first or the last look failed. Others may fail.
+            ApiError, OSError: the first or the last read failed. Other reads may fail.
         """
         first = await self._read_lease()
         self._version = first.version

@@ -1,4 +1,4 @@
-"""Lists and watches of nodes and pods, which change thousands of times a minute.
+"""List and watch nodes and pods, which change thousands of times a minute.
 
 kopf would keep state for every pod of the cluster and parse every heartbeat of every node. Here the bytes of a
 heartbeat are compared with the previous ones, and parsed only if they differ in more than their times.
@@ -26,15 +26,15 @@ WATCH_S = 300
 
 @dataclass(frozen=True, slots=True)
 class WatchDelays:
-    """Waits between the requests of an informer, in seconds."""
+    """Waits between an informer's requests, in seconds."""
 
     relist_s: float = 3600.0
-    """How long a list is trusted."""
+    """Seconds for which a list is trusted."""
     between_s: float = 0.5
-    """Wait after a request that ended normally, so that a proxy that ends each at once is not flooded."""
+    """Wait after a request that ended normally. So a proxy that ends every request at once is not flooded."""
     retry_first_s: float = 0.5
     retry_most_s: float = 5.0
-    """Bounds of the wait after an error."""
+    """Longest wait after an error; `retry_first_s` is the first."""
 
 
 PACE = WatchDelays()
@@ -47,8 +47,8 @@ class Informer(ABC):
         api: the client.
         path: path of the list.
         query: parameters that select objects of the list.
-        on_response: called after each successful list or watch request.
-        pace: how fast requests follow each other.
+        on_response: function to call after each successful list or watch request.
+        pace: waits between requests.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class Informer(ABC):
         self._pace = pace
 
     async def run(self) -> None:
-        """List and watch objects. List again after a while or after an error."""
+        """List and watch objects. List again after a while, or after an error."""
         await self._api.wait_for_login()
         attempt = 0
         while True:
@@ -114,12 +114,12 @@ class Informer(ABC):
         return str(item["metadata"].get("resourceVersion", version))
 
     def _read_version_of_unchanged_object(self, line: bytes) -> str:
-        """Return the resource version of an event that changes nothing. For any other event, return an empty text."""
+        """Return the resource version in an event that changes nothing. For any other event, return an empty text."""
         return ""
 
     @abstractmethod
     def _begin_list(self) -> None:
-        """Forget the objects of an unfinished list, before the pages of a new list arrive."""
+        """Forget the objects of an unfinished list before a new list."""
 
     @abstractmethod
     def _add_listed(self, item: Document) -> None:
@@ -135,7 +135,7 @@ class Informer(ABC):
 
     @abstractmethod
     def _on_failure(self, why: str) -> None:
-        """Handle a failed request, after which changes are unknown until the next list."""
+        """Handle a failed request. Changes are unknown until the next list."""
 
 
 class NodeInformer(Informer):
@@ -143,11 +143,11 @@ class NodeInformer(Informer):
 
     Args:
         api: the client.
-        on_node: called with a node that exists or has changed.
-        on_node_gone: called with a node that was deleted.
+        on_node: function to call with a node that exists or has changed.
+        on_node_gone: function to call with a node that was deleted.
         selector: label selector of the nodes, empty for all.
-        on_response: called after each successful list or watch request.
-        pace: how fast requests follow each other.
+        on_response: function to call after each successful list or watch request.
+        pace: waits between requests.
     """
 
     def __init__(
@@ -163,11 +163,11 @@ class NodeInformer(Informer):
         super().__init__(api, "/api/v1/nodes", query, on_response, pace)
         self._on_node, self._on_node_gone = on_node, on_node_gone
         self._known: dict[str, Document] = {}
-        """Kind and names of each node, by uid."""
+        """Kind and names of each node, by UID."""
         self._seen: dict[str, Document] = {}
         """Kind and names of the nodes in an unfinished list."""
         self._digests: dict[bytes, bytes] = {}
-        """Digest of each node's last event, by uid."""
+        """Digest of each node's last event, by UID."""
 
     def _begin_list(self) -> None:
         self._seen = {}
@@ -209,13 +209,13 @@ _HEAD = re.compile(
     rb'\{"type":"MODIFIED","object":\{"kind":"Node","apiVersion":"v1","metadata":\{"name":"[^"]*",'
     rb'"uid":"([^"]*)","resourceVersion":"(\d+)"'
 )
-"""Beginning of an event of a changed node, as the API server writes it; an event that begins otherwise is parsed."""
+"""Beginning of an event of a changed node, as the API server writes it. Events that begin otherwise are parsed."""
 _BEATS = (b'"lastHeartbeatTime":"', b'"time":"')
 _TIME = len("2000-01-01T00:00:00Z")
 
 
 def digest_event(line: bytes, start: int = 0) -> bytes:
-    """Return a digest of an event, without heartbeat times and managed fields' times, from byte `start` on."""
+    """Return a digest of an event from byte `start` on, without the times of heartbeats and managed fields."""
     state = hashlib.blake2b(digest_size=16)
     parts = [line[start:]]
     for mark in _BEATS:
@@ -226,13 +226,13 @@ def digest_event(line: bytes, start: int = 0) -> bytes:
 
 
 def _split_at_times(text: bytes, mark: bytes) -> list[bytes]:
-    """Split the bytes of an event at the times that follow the key `mark`, and return the rest."""
+    """Return the parts of an event's bytes around the times that follow the key `mark`."""
     first, *rest = text.split(mark)
     # A label may have the mark's name, but its value has no colon.
     return [first, *(part[_TIME:] if part[_TIME - 7 : _TIME - 6] == b":" else part for part in rest)]
 
 
 def _node_identity(node: Document) -> Document:
-    """Return a node reduced to name and UID, which suffice to report its deletion."""
+    """Return a node reduced to name and UID, which are enough to report its deletion."""
     metadata = node["metadata"]
     return {"kind": "Node", "metadata": {"name": metadata["name"], "uid": metadata.get("uid", "")}}

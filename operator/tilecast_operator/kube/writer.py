@@ -1,4 +1,4 @@
-"""Writes of the operator: by the leader only, counted, limited in number, conditional on the object that was seen."""
+"""Write objects: only as the leader, counted, limited in number, and conditional on the object that was seen."""
 
 from __future__ import annotations
 
@@ -25,24 +25,24 @@ from tilecast_operator.kube.lease import Leadership
 log = logging.getLogger("tilecast")
 
 UNTYPED = ("typed live object", "to smd typed")
-"""Phrases with which the API server refuses to apply to an object that its own CRD would refuse."""
+"""Phrases with which the API server refuses an apply to an object that its own CRD would refuse."""
 
 AnswerT = TypeVar("AnswerT")
 
 
 @dataclass(eq=False)
 class Writer:
-    """Writes for all controllers. Belongs to one event loop.
+    """Writer for all controllers. Belongs to one event loop.
 
     Every method raises NotLeaderError in a replica that does not lead.
 
     Args:
         client: client of the API server.
-        cache: where the result of a write is kept.
-        leadership: whether this replica may write.
-        count: called with resource and outcome of each write: `ok`, an HTTP status, or `unreachable`.
-        now: the time as Kubernetes writes it.
-        author: names under which the writer writes.
+        cache: cache for the results of writes.
+        leadership: permission of this replica to write.
+        count: function to call with the resource and the outcome of each write: `ok`, an HTTP status, or `unreachable`.
+        now: function that returns the time in the format of Kubernetes.
+        author: names that identify the writer.
         kinds: where the kinds of objects are served.
         max_requests: largest number of concurrent requests.
     """
@@ -79,7 +79,7 @@ class Writer:
     async def write_status(
         self, key: Key, cached: CachedObject[Any], status: Mapping[str, Any], *, is_conditional: bool = True
     ) -> CachedObject[Any]:
-        """Apply a whole status to an object. Arguments and errors are those of `annotate`."""
+        """Apply a whole status to an object. `annotate` describes the arguments and errors."""
         fields = self._apply_document(key, cached, is_conditional, status=status)
         return self.cache.table(key).store_written(await self.apply_fields(key, fields, "/status"))
 

@@ -1,4 +1,4 @@
-"""The operator's metrics: prefix `tilecast_`, base units, never the name of a job in a label."""
+"""Metrics of the operator. Names have the prefix `tilecast_` and base units. A job's name is never a label."""
 
 from __future__ import annotations
 
@@ -20,13 +20,15 @@ from tilecast_operator.outcome import AdviceOutcome, get_ready_reason
 from tilecast_operator.queue_rows import PlannedQueue
 
 OWN_RUNS = ("own", "successor", "relative")
-"""Origins of the measured run that corrects a job: the job itself, one of the same workload, or one of another workload
-under its name."""
+"""Kinds of runs that can correct a job.
+
+They are of the job itself, of the same workload, or of another workload with its name.
+"""
 MOST_GROUPS = 64
-"""Groups of GPU, precision and model family with series of their own; users can make any number of groups."""
+"""Most groups of GPU, precision and model family with their own series. Users can make any number of groups."""
 MOST_GPUS = 12
 RUN_REPORTS = 3
-"""Number of reports after which a job is judged, once."""
+"""Number of reports after which a job's forecast error is counted, once."""
 
 
 class Metrics(MetricFamilies):
@@ -50,7 +52,7 @@ class Metrics(MetricFamilies):
         """Show whether this replica leads.
 
         Series that would be the same in every replica are shown only by the leader, so that sums over replicas are
-        right.
+        correct.
         """
         self.leader.set(is_leading)
         if is_leading != self._is_leading:
@@ -63,7 +65,7 @@ class Metrics(MetricFamilies):
         self.writes.labels(resource, outcome).inc()
 
     def count_advice(self, outcome: AdviceOutcome, is_changed: bool) -> None:
-        """Count an advice outcome that was written to a job. Count separately whether it changed."""
+        """Count an advice outcome written to a job, and separately whether it changed."""
         self.recommendations.labels(get_ready_reason(outcome)).inc()
         if is_changed:
             self.changes.labels(get_ready_reason(outcome)).inc()
@@ -107,7 +109,7 @@ class Metrics(MetricFamilies):
             self.kueue.labels(served, release, "true" if stop_policy else "false", gate).set(1)
 
     def show_learning(self, calibrator: Calibrator) -> None:
-        """Show how many runs are learned from, and how many namespaces are at their bound."""
+        """Show how many runs are learned from, and how many namespaces are at their limit of influence."""
         self.learnt_runs.clear()
         for labels, count in calibrator.count_runs_by_state().items():
             self.learnt_runs.labels(*labels).set(count)

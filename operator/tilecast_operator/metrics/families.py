@@ -1,6 +1,6 @@
-"""Every metric family, one declaration each: prefix `tilecast_`, base units, never the name of a job in a label.
+"""Declarations of all metric families. Names have the prefix `tilecast_` and base units. A job's name is never a label.
 
-A family that is added here is served; docs/metrics.md has a row for each.
+A family that is added here is served. docs/metrics.md has a row for each.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ SECONDS = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0)
 ANSWERS = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
 RATIOS = (0.05, 0.1, 0.15, 0.25, 0.5, 1.0)
 SIGNED = (*(-bound for bound in reversed(RATIOS[:-1])), 0.0, *RATIOS)
-"""Bounds of signed errors. A forecast of 0 has the error -1, so lower bounds end there."""
+"""Bucket bounds of signed errors. A forecast of 0 has the error -1, the lowest possible."""
 GROUP = ("gpu", "precision", "family")
 STAGES = ("raw", "calibrated")
 
 
 class MetricFamilies:
-    """Every metric family, in a registry of its own.
+    """All metric families, in their own registry.
 
     Attributes:
         registry: registry of all families.
@@ -56,8 +56,9 @@ class MetricFamilies:
                 name: name of the family.
                 text: its description.
                 labels: names of its labels.
-                zero: known values of each label. Their combinations exist from the start, because a counter that begins
-                    at one shows no increase.
+                zero: known values of each label. Their combinations exist from the start, because a counter whose first
+            value is one
+                    shows no increase.
             """
             family = Counter(name, text, labels, registry=registry)
             for values in product(*zero) if zero else ():
@@ -67,7 +68,7 @@ class MetricFamilies:
         def gauge(name: str, text: str, *labels: str, of_the_cluster: bool = False) -> Gauge:
             """Declare a gauge.
 
-            With `of_the_cluster`, only the leader shows it, so that sums over replicas are right.
+            With `of_the_cluster`, only the leader shows it, so that sums over replicas are correct.
             """
             family = Gauge(name, text, labels, registry=registry)
             if of_the_cluster:
@@ -75,11 +76,11 @@ class MetricFamilies:
             return family
 
         def histogram(name: str, text: str, *labels: str, buckets: tuple[float, ...]) -> Histogram:
-            """Declare a histogram by the upper bounds of its buckets."""
+            """Declare a histogram with the upper bounds of its buckets."""
             return Histogram(name, text, labels, buckets=buckets, registry=registry)
 
         def info(name: str, text: str) -> Info:
-            """Declare an info metric, whose labels hold the information."""
+            """Declare an info metric. Its labels have the information."""
             return Info(name, text, registry=registry)
 
         # Forecasts, measured steps and the errors between them.

@@ -1,4 +1,4 @@
-"""Series by labels whose values users choose: bounded in number, forgotten when nobody uses them, and zero at first."""
+"""Series with labels whose values users choose. They are limited in number, dropped when unused, and zero at first."""
 
 from __future__ import annotations
 
@@ -17,20 +17,22 @@ Series: TypeAlias = Mapping[MetricWrapperBase, tuple[Group, ...]]
 """Metrics, each with the further labels that it has for every group."""
 
 OTHER = "other"
-"""Value of every label of groups for which there is no room."""
+"""Value of every label for groups beyond the limit."""
 DAY_S = 86_400.0
 SCRAPES = 2
-"""Scrapes that find a new series at zero before the counts so far are added to it: `increase` does not see the start of
-a series that begins at one, and Prometheus often runs twice."""
+"""Number of scrapes that must find a new series at zero before its counts are added.
+
+`increase` misses the first value of a series that begins at one. Prometheus often runs twice.
+"""
 
 
 @dataclass(eq=False)
 class BoundedGroups(Collector):
-    """Limited set of label combinations, called groups, and the metric series of every group.
+    """Limited set of label combinations, called groups, with the metric series of every group.
 
     Args:
         registry: registry of the series.
-        max_groups: largest number of groups with their own series. Further groups are counted as `OTHER`.
+        max_groups: most groups with their own series. Further groups are counted as `OTHER`.
         series: the series of every group.
         clock: monotonic time, in seconds.
     """
@@ -42,15 +44,15 @@ class BoundedGroups(Collector):
 
     def __post_init__(self) -> None:
         self._used: dict[Group, float] = {}
-        """When each group was used last."""
+        """Time at which each group was last used."""
         self._scrapes: dict[Group, int] = {}
-        """Scrapes that found each new group's series at zero."""
+        """Number of scrapes that found each new group's series at zero."""
         self._counts: dict[Group, list[tuple[Counter, Group]]] = {}
-        """Counts of new groups that are still to be added."""
+        """Counts of new groups that are not added yet."""
         self.registry.register(self)
 
     def use_labels(self, group: Group) -> Group:
-        """Create the series of a group if needed. Return the labels that show the group."""
+        """Create the series of a group if needed. Return the labels under which the group is shown."""
         shown = group if group in self._used or len(self._used) < self.max_groups else (OTHER,) * len(group)
         if shown not in self._used:
             self._scrapes[shown] = 0
@@ -69,9 +71,9 @@ class BoundedGroups(Collector):
             counter.labels(*shown, *labels).inc()
 
     def choose_labels(self, sizes: Mapping[Group, int]) -> Mapping[Group, Group]:
-        """Return the labels that show each group of `sizes`, by group.
+        """Return the labels under which each group of `sizes` is shown, by group.
 
-        If there are too many groups, those in use are shown first, then the largest by `sizes`.
+        If there are too many groups, those in use take precedence, then the largest by `sizes`.
         """
         order = sorted(sizes, key=lambda group: (group not in self._used, -sizes[group], group))
         return {group: group if place < self.max_groups else (OTHER,) * len(group) for place, group in enumerate(order)}

@@ -1,4 +1,4 @@
-"""Names of annotations and field manager of the operator, and the TrainingJob document of a question."""
+"""Names of the operator's annotations and field manager, and the TrainingJob document of a request."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ FIELD_MANAGER = "tilecast-advisor"
 STARTED = f"{GROUP}/started"
 OBSERVED = f"{GROUP}/observed-step-seconds"
 INPUT_KEYS = (STARTED, OBSERVED, WEIGHT)
-"""Annotations that the operator reads; users, and the programs that start their jobs, write them."""
+"""Annotations that the operator reads. Users, and the programs that start their jobs, write them."""
 
 
 class AdviceAnnotations(StatusModel):
@@ -39,7 +39,7 @@ NODE_TYPE, POOL, NODE_SELECTOR, GPUS, PARALLELISM, STEP_SECONDS, CONFIDENCE, HAS
 
 
 LEASE_ADDRESS = f"{GROUP}/address"
-"""Annotation of our Lease: the URL at which its holder takes reports."""
+"""Annotation of the operator's Lease with the URL at which its holder accepts reports."""
 
 
 def make_training_job(name: str, spec: Mapping[str, Any]) -> dict[str, Any]:

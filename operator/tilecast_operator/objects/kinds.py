@@ -41,5 +41,5 @@ def make_object_path(key: Key) -> str:
 
 
 def complete_item(kind: str, item: Document) -> dict[str, Any]:
-    """Return an item of a list with apiVersion and kind, which lists leave out."""
+    """Return an item of a list with its apiVersion and kind, which lists leave out."""
     return {"apiVersion": KINDS[kind].api_version, **item, "kind": kind}

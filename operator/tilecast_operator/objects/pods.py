@@ -1,4 +1,4 @@
-"""Watch of the GPUs that pods hold."""
+"""Watch the GPUs that pods hold."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ class PodInformer(Informer):
         super().__init__(api, "/api/v1/pods", query, on_response, pace)
         self._on_change = on_change
         self._held: dict[str, tuple[str, int]] = {}
-        """Node and GPUs of each pod with GPUs, by uid."""
+        """Node and number of GPUs of each pod with GPUs, by UID."""
         self._seen: dict[str, tuple[str, int]] = {}
-        """Node and GPUs of the pods in an unfinished list."""
+        """Node and number of GPUs of the pods in an unfinished list."""
 
     def _begin_list(self) -> None:
         self._seen = {}

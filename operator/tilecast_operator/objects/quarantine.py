@@ -1,4 +1,4 @@
-"""Parts of quarantined objects that the operator may read without danger."""
+"""Find the parts of quarantined objects that the operator can read safely."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from tilecast_operator.objects.documents import ADVICE_KEYS
 from tilecast_operator.objects.kinds import KUEUE
 
 MAX_TEXT = 256
-"""Annotations and labels of an object that is set aside are read up to this length."""
+"""Longest annotation or label that is read of a quarantined object."""
 MAX_STATUS_DEPTH, MAX_STATUS_PARTS = 16, 20_000
-"""Bounds of a status that is no danger: the operator writes such statuses."""
+"""Largest depth and size of a status that is read of a quarantined object. The operator's own are within them."""
 _OF_METADATA = ("name", "namespace", "uid", "resourceVersion", "generation", "creationTimestamp")
 
 
 def open_quarantine(folder: str, suspects: Iterable[Key], clock: Callable[[], float]) -> Quarantine:
-    """Return the store of Kubernetes objects that the operator sets aside. `Quarantine` describes the arguments."""
+    """Return the store of the operator's quarantined objects. `Quarantine` describes the arguments."""
     return Quarantine(folder, suspects, clock, harmless_part, digest_user_content)
 
 
 def harmless_part(body: Document) -> Document | None:
-    """Return a minimal job from a quarantined job. For other kinds, return None."""
+    """Return a minimal job for a quarantined job. For other kinds, return None."""
     return make_minimal_job(body) if body["kind"] in (training_job.KIND, *JOB_KINDS) else None
 
 
@@ -63,7 +63,7 @@ def _minimal_spec(spec: Document) -> dict[str, Any]:
 
 
 def digest_user_content(body: Document) -> str:
-    """Return a digest of the user-written content of an object, without fields that a release of the job changes."""
+    """Return a digest of what users wrote in an object, without fields that releasing the job changes."""
     # No recursion: the object may be nested as deep as the API server allows.
     metadata, spec = as_mapping(body.get("metadata")), dict(as_mapping(body.get("spec")))
     spec.pop("suspend", None)

@@ -1,4 +1,4 @@
-"""Cache of the operator: one table for each watched kind of object."""
+"""Cache of the operator, with one table for each watched kind of object."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Cache(ObjectCache):
 
     Args:
         journal: Journal in which an object is noted while it is read.
-        quarantine: Quarantine that limits the parts of objects that are read.
+        quarantine: Quarantine that limits which parts of objects are read.
     """
 
     def __init__(self, journal: Journal | None = None, quarantine: Quarantine | None = None) -> None:
@@ -30,7 +30,7 @@ class Cache(ObjectCache):
         select_part = quarantine.find_readable_part
         self.nodes: CacheTable[nodes.Node] = CacheTable(nodes.read_node, select_part)
         self.slices: CacheTable[nodes.ResourceSlice | None] = CacheTable(nodes.read_resource_slice, select_part)
-        """A value of None is a slice of no use here, which is counted all the same."""
+        """ResourceSlices. None stands for a slice that is not needed but must be counted."""
         self.pools: CacheTable[View] = CacheTable(View.from_object, select_part)
         self.learnings: CacheTable[view.LearningView] = CacheTable(view.LearningView.from_object, select_part)
         self.queue_advices: CacheTable[View] = CacheTable(View.from_object, select_part)
@@ -60,11 +60,11 @@ class Cache(ObjectCache):
         super().__init__(tables, journal, quarantine)
 
     def may_exist(self, key: Key) -> bool:
-        """Return whether an object may exist. Only a job that is not in the cache gives False."""
+        """Return whether an object may exist. It is False only for a job that is not in the cache."""
         return key.kind not in (training_job.KIND, *JOB_KINDS) or self.table(key).get(key) is not None
 
     @property
     def priorities(self) -> Priorities:
-        """All priority classes."""
+        """All priority classes of the cluster."""
         tables = (self.workload_priorities, self.pod_priorities)
         return Priorities(*({key.name: item for key, item in table.items()} for table in tables))

@@ -17,25 +17,25 @@ from tilecast_operator.kube.kinds import Document
 from tilecast_operator.objects.documents import ADVICE_KEYS, FIELD_MANAGER, INPUT_KEYS
 
 MAX_INPUT = 64
-"""Longest text of an annotation with a time or a number that is read; an annotation may have 256 KiB."""
+"""Longest annotation with a time or a number that is read. An annotation may have 256 KiB."""
 MAX_NAMED = 320
-"""Longest text of an annotation with the name of a namespace or the UID of a job that is read."""
+"""Longest annotation with a namespace's name or a job's UID that is read."""
 
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """Compressed copy of a TrainingJob, GPUPool or QueueAdvice with the parts that the operator reads."""
+    """Compressed copy of a TrainingJob, GPUPool or QueueAdvice, with the parts that the operator reads."""
 
     generation: int
     created: str
     packed_document: bytes
-    """The `document` as compressed JSON: apiVersion, kind, name, spec, and what discovery wrote to a GPUPool."""
+    """The `document` as compressed JSON: apiVersion, kind, name, spec, and discovery's record in a GPUPool."""
     inputs: tuple[tuple[str, str], ...]
-    """Annotations that users write for us."""
+    """Annotations that users write for Tilecast."""
     annotations_digest: bytes
-    """Digest of the annotations that we write."""
+    """Digest of the annotations that Tilecast writes."""
     digest: bytes
-    """Digest of the status without its times."""
+    """Digest of the status without times."""
     packed_status: bytes
 
     @classmethod
@@ -55,7 +55,7 @@ class View:
 
     @property
     def document(self) -> dict[str, Any]:
-        """The parsed fields of the object that its advice depends on."""
+        """The parsed fields of the object on which its advice depends."""
         document: dict[str, Any] = json.loads(zlib.decompress(self.packed_document))
         return document
 
@@ -71,11 +71,11 @@ class View:
         return status
 
     def has_equal_inputs(self, other: View) -> bool:
-        """Return whether two views have equal `document` fields and equal annotations written by users."""
+        """Return whether two views have equal `document` fields and equal annotations of users."""
         return self.packed_document == other.packed_document and self.inputs == other.inputs
 
     def has_equal_document(self, body: Document) -> bool:
-        """Return whether an object of the API server has the `document` fields of this view."""
+        """Return whether an object from the API server has the `document` fields of this view."""
         return encode_canonical(self.document) == encode_canonical(_extract_document(body))
 
 
@@ -87,7 +87,7 @@ class LearningView:
     digest: bytes
     """Digest of its spec."""
     forget: str | None
-    """Text of the annotation that asks to forget runs."""
+    """Text of the annotation that requests to forget runs."""
 
     @classmethod
     def from_object(cls, body: Document) -> LearningView:
@@ -121,11 +121,11 @@ _METADATA = (
 
 
 FOREIGN = "foreignAnnotations"
-"""Key that a job document has beside those of the API: our annotations that somebody else wrote."""
+"""Extra key of a job document, with the operator's annotations that somebody else wrote."""
 
 
 def trim_job(body: Document) -> Document:
-    """Return a job of another kind reduced to the parts that the operator reads."""
+    """Return a job reduced to the parts that the operator reads. It is of any kind except TrainingJob."""
     metadata = {key: body["metadata"][key] for key in _METADATA if key in body["metadata"]}
     head = {key: body.get(key, "") for key in ("apiVersion", "kind")} | {"metadata": metadata}
     if foreign := _find_foreign_keys(body["metadata"]):
@@ -137,7 +137,7 @@ def trim_job(body: Document) -> Document:
 
 
 def _find_foreign_keys(metadata: Document) -> list[str]:
-    """Return the keys of the operator's annotations that another field manager owns, or that are missing.
+    """Return the keys of the operator's annotations that another field manager owns or that are missing.
 
     The list is empty if the metadata has no `managedFields`.
     """
@@ -162,7 +162,7 @@ class NamespaceView:
 
     labels: Mapping[str, str]
     annotations: Mapping[str, str]
-    """The weight of the namespace, if it has one."""
+    """The annotation with the namespace's weight, if there is one."""
 
     @classmethod
     def from_object(cls, body: Document) -> NamespaceView:
@@ -173,7 +173,7 @@ class NamespaceView:
 
 
 def select_operator_annotations(annotations: Mapping[str, str]) -> dict[str, str]:
-    """Return only the annotations that the operator writes."""
+    """Return only those annotations that the operator writes."""
     return {key: value for key, value in annotations.items() if key in ADVICE_KEYS}
 
 
@@ -190,12 +190,12 @@ def _digest_plain_status(status: Any) -> bytes:
 
 
 def annotations_digest(annotations: Mapping[str, str]) -> bytes:
-    """Return a digest of the operator's annotations."""
+    """Return a digest of those annotations that the operator writes."""
     return hashlib.sha256(encode_canonical(dict(annotations))).digest()
 
 
 def encode_canonical(value: object) -> bytes:
-    """Return a value as canonical JSON: sorted keys, whole numbers without a fraction."""
+    """Return a value as canonical JSON, with sorted keys and whole numbers without a fraction."""
     return _dump_json(_make_plain(value))
 
 

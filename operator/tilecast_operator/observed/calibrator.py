@@ -1,4 +1,4 @@
-"""Calibration from the cluster's runs, for each namespace and for all together."""
+"""Learn calibrations from the cluster's runs, for each namespace and for all others."""
 
 from __future__ import annotations
 
@@ -18,15 +18,14 @@ from tilecast_operator.observed.reports import CompleteForecast, StepWindow
 from tilecast_operator.observed.run_store import RunStore
 
 MAX_FIT = 512
-"""Newest runs of a namespace that are fitted: the time of a fit grows with the cube of their number."""
+"""Most runs of a namespace that are fitted, the newest. The time of a fit grows with the cube of their number."""
 REFIT_TOLERANCE = 0.005
-"""Relative change of the corrections common to all namespaces beyond which namespaces without a new run are fitted
-again."""
+"""Relative change of the common corrections above which namespaces without a new run are fitted again."""
 
 
 @dataclass(frozen=True, slots=True)
 class GroupErrors:
-    """Median relative errors of the runs of one GPU, precision and family, by stage."""
+    """Median relative errors of the runs of one GPU, precision and family, raw and calibrated."""
 
     runs: int
     bias: Mapping[str, float]
@@ -35,21 +34,21 @@ class GroupErrors:
 
 @dataclass(frozen=True, slots=True)
 class MeasuredForecast:
-    """Stored forecast of a running job's plan, with the step times measured since the forecast was stored."""
+    """Stored forecast of a running job's plan, with the step times measured since it was stored."""
 
     forecast: CompleteForecast
     window: StepWindow
 
     @classmethod
     def from_status(cls, status: TrainingJobStatus | None) -> MeasuredForecast | None:
-        """Return the score that a job's status stores. If the status stores none, return None."""
+        """Return the stored forecast and measured steps in a job's status, or None."""
         if status is None:
             return None
         forecast, window = CompleteForecast.from_stored(status.forecast), StepWindow.from_status(status.observed)
         return None if forecast is None or window is None else cls(forecast, window)
 
     def make_calibration_run(self, namespace: str) -> Run:
-        """Return a calibration run of the score, as measured in a namespace."""
+        """Return this forecast and its measured steps as a run for calibration, measured in a namespace."""
         gpu, precision, family, scale, workload = self.forecast.group
         return Run(
             self.forecast.pool, gpu, precision, family, scale, workload,
@@ -60,7 +59,7 @@ class MeasuredForecast:
     def make_observed_run(
         self, namespace: str, name: str, uid: str, account: str = "", namespace_uid: str = ""
     ) -> ObservedRun:
-        """Return the run of a job, from its score and the source of its reports."""
+        """Return this forecast and its measured steps as a job's run, with the source of its reports."""
         latest, forecast = self.window.latest, self.forecast
         return ObservedRun(
             uid, self.window.time, self.make_calibration_run(namespace), name, account, latest.source, namespace_uid,
@@ -81,14 +80,17 @@ class Calibrator:
         self._trusted = frozenset(trusted)
         self._fitted = FittedCalibration.fit((), ())
         self._tables: Mapping[str | None, Calibration] = self._fitted.tables
-        """Tables that forecasts use: those of the newest fit, except for changes too small to answer anybody anew."""
+        """Calibrations that forecasts use.
+
+        They are those of the newest fit, except for changes too small to renew advice.
+        """
         self._quarantine_reasons: dict[str, tuple[list[Run], list[str]]] = {}
-        """Runs by namespace, and why each is not learned from. The same runs are judged only once."""
+        """Runs by namespace, and why each is not learned from. Cached, so that the same runs are judged only once."""
 
     def adopt_fit(self, fitted: FittedCalibration) -> bool:
         """Use the result of a fit from now on. Return whether it changes forecasts.
 
-        A namespace keeps the table that it uses until its new table differs from it.
+        A namespace keeps its calibration until the new one differs enough.
         """
         before, self._fitted = self._tables, fitted
         known = {name: before.get(name, before[None]) for name in {*before, *fitted.tables}}
@@ -99,22 +101,22 @@ class Calibrator:
 
     @property
     def default_table(self) -> Calibration:
-        """Table that forecasts use in namespaces without runs."""
+        """Calibration that forecasts use in namespaces without runs."""
         return self._tables[None]
 
     @property
     def namespace_tables(self) -> Mapping[str, Calibration]:
-        """Tables that forecasts use in namespaces with runs."""
+        """Calibrations that forecasts use in namespaces with runs, by namespace."""
         return {name: table for name, table in self._tables.items() if name is not None}
 
     @property
     def _reported_table(self) -> Calibration:
-        """Table that statuses and metrics show: that of the only namespace with runs, or the default table."""
+        """Calibration that statuses and metrics show: that of the only namespace with runs, or the default."""
         names = [name for name in self._fitted.tables if name is not None]
         return self._fitted.find_table(names[0] if len(names) == 1 else None)
 
     def make_pool_fit_status(self, name: str, gpu: str) -> tuple[PoolCalibration | None, PoolError | None]:
-        """Return `calibration` and `error` for a pool's status. A value is None if no run supports it."""
+        """Return `calibration` and `error` for a pool's status. Each is None if it is based on no run."""
         if not self._store.list_pool_runs(name):
             return None, None
         status = PoolCalibration(corrections=correction_records(self._reported_table, gpu))
@@ -128,8 +130,8 @@ class Calibrator:
     def count_drifted(self, name: str) -> int:
         """Return how many runs of a pool are ignored because newer runs of their namespaces contradict them.
 
-        Return 0 unless the change is confirmed. A change is confirmed if runs of a second or of a trusted namespace
-        show it, or if no other namespace has runs of the pool.
+        Return 0 unless the change is confirmed. It is if runs of a second or of a trusted namespace show it too, or if
+        no other namespace has runs of the pool.
         """
         of_namespace = _by_namespace(self._store.list_pool_runs(name))
         counts = {
@@ -156,7 +158,7 @@ class Calibrator:
         ]
 
     def count_runs_by_state(self) -> Mapping[tuple[str, str], int]:
-        """Return the number of runs by pool and state: `Counts`, `Superseded`, or the reason of an exclusion."""
+        """Return the number of runs by pool and state: `Counts`, `Superseded`, or the reason for their exclusion."""
         quarantined = self.list_quarantined_runs()
         counts = Counter((item.run.pool, why) for item, why in quarantined)
         kept = Counter(item.run.pool for item in self._store.list_all_runs())
@@ -169,7 +171,7 @@ class Calibrator:
 
     @property
     def bounded_namespaces(self) -> frozenset[str]:
-        """Namespaces whose influence on the forecasts of others is at its bound."""
+        """Namespaces whose influence on the forecasts of others is at its limit."""
         return self._fitted.namespaces.bounded
 
     def count_runs_by_group(self) -> Mapping[tuple[str, ...], int]:
@@ -179,10 +181,12 @@ class Calibrator:
     def compute_group_errors(
         self, shown: Mapping[tuple[str, ...], tuple[str, ...]]
     ) -> dict[tuple[str, ...], GroupErrors]:
-        """Return raw and calibrated errors by GPU, precision and model family. A calibrated error leaves its run out.
+        """Return raw and calibrated errors by GPU, precision and model family.
+
+        The calibrated error of a run uses the corrections of all other runs.
 
         Args:
-            shown: the group under which each group is shown.
+            shown: for each group, the group under which it is shown.
         """
         runs = self._fitted.runs
         if not runs:
@@ -211,8 +215,7 @@ class Calibrator:
     def make_fit_arguments(self) -> tuple[tuple[Run, ...], frozenset[str], FittedCalibration]:
         """Return the arguments of `FittedCalibration.fit`.
 
-        These are the newest runs of every namespace, the trusted namespaces and the previous fit. The runs of each
-        namespace are in order, oldest first.
+        They are the newest runs of every namespace, oldest first, the trusted namespaces and the previous fit.
         """
         of_namespace = _by_namespace(self._store.list_all_runs())
         runs = tuple(item.run for members in of_namespace.values() for item in members[-MAX_FIT:])
@@ -221,19 +224,23 @@ class Calibrator:
 
 @dataclass(frozen=True, slots=True)
 class FittedCalibration:
-    """Result of a fit: a table for each namespace, and the runs that count, with their errors."""
+    """Result of a fit: a calibration for each namespace, and the runs that count, with their errors."""
 
     tables: Mapping[str | None, Calibration]
-    """Table by namespace with runs; None is the key for all other namespaces."""
+    """Calibration by namespace with runs. The key None is for all other namespaces."""
     runs: tuple[Run, ...]
     errors: Floats
     namespaces: NamespaceCalibration
     errors_by_namespace: Mapping[str, Floats]
-    """Signed relative errors of the runs of each namespace, if all other runs correct the forecast; `errors` has those
-    of all runs, (n,)."""
+    """Signed relative errors of each namespace's runs, with forecasts corrected by all other runs.
+
+    `errors` has those of all runs, (n,).
+    """
     base: Calibration
-    """Table for all other namespaces when every table was last fitted. Namespaces whose runs do not change keep their
-    table until this one changes."""
+    """Calibration for all other namespaces at the last complete fit.
+
+    As long as it does not change, namespaces without new runs keep their calibration.
+    """
 
     @classmethod
     def fit(
@@ -256,7 +263,7 @@ class FittedCalibration:
         return cls(tables, counting, all_errors, namespaces, errors, common if known is None else known.base)
 
     def find_table(self, namespace: str | None) -> Calibration:
-        """Return the table of corrections that a namespace uses."""
+        """Return the calibration that a namespace uses."""
         return self.tables.get(namespace, self.tables[None])
 
 

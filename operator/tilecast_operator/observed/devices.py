@@ -1,6 +1,7 @@
-"""What DCGM measures of the GPUs of a job, in the metrics of dcgm-exporter that Prometheus has.
+"""Read memory, activity and power of a job's GPUs. DCGM measures them, and Prometheus stores them.
 
-One query asks for all of it. The pods are found by their names, so that it needs no right on pods.
+The metrics are those of dcgm-exporter. One query asks for all values. It finds a job's pods by the pattern of their
+names, so it needs no permission to read pods.
 """
 
 from __future__ import annotations
@@ -17,9 +18,9 @@ from tilecast.jobs import Job
 from tilecast.jobs.interface import quote_name
 
 WINDOW_S = 600
-"""Longest time over which a query aggregates, in seconds."""
+"""Longest time over which a query aggregates values, in seconds."""
 END_S = 60
-"""Time after a job's creation in which pods of an earlier job of its name may end, and be scraped, in seconds."""
+"""Seconds after a job's creation in which metrics may still show pods of an earlier job with the same name."""
 MIB = 1 << 20
 MAX_MIB = 1 << 24
 MAX_W = 10_000.0
@@ -29,7 +30,7 @@ QUERIES: Mapping[str, str] = {
     "tensor": "avg(avg_over_time(DCGM_FI_PROF_PIPE_TENSOR_ACTIVE{%s}[%s]))",
     "power": "avg(avg_over_time(DCGM_FI_DEV_POWER_USAGE{%s}[%s]))",
 }
-"""Query of each value: MiB of the fullest GPU, share of cycles, watts of a GPU."""
+"""Query for each value: MiB of the GPU that uses most memory, share of active cycles, and watts per GPU."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,12 +46,12 @@ class DeviceUse:
 
 
 def find_window_s(created_s: float | None, now_s: float) -> int | None:
-    """Return the seconds over which a query may aggregate. Return None if the job was created just now.
+    """Return the seconds over which a query may aggregate values, or None if the job was created just now.
 
-    They contain no value of an earlier job of the same name, whose pods have the same names.
+    Within them there is no value of an earlier job with the same name, whose pods had the same names.
 
     Args:
-        created_s: Unix time of the job's creation. None if it is not known.
+        created_s: Unix time of the job's creation. None if it is unknown.
         now_s: Unix time of the query.
     """
     if created_s is None:
@@ -60,12 +61,12 @@ def find_window_s(created_s: float | None, now_s: float) -> int | None:
 
 
 def make_query(selector: str, job: Job, window_s: int = WINDOW_S) -> str | None:
-    """Return the query for the GPUs of a job's pods. Return None if the names of its pods are not known.
+    """Return the query for the GPUs of a job's pods, or None if the pattern of its pods' names is unknown.
 
     Args:
-        selector: labels of the metrics, with `$namespace` and `$pods`.
+        selector: labels that select the metrics, with `$namespace` and `$pods`.
         job: the job.
-        window_s: seconds over which the query aggregates, from `find_window_s`.
+        window_s: seconds over which the query aggregates values, from `find_window_s`.
     """
     pattern, groups = job.pod_names, list[str]()
     if has_groups := "$groups" in pattern:
@@ -85,7 +86,7 @@ def make_query(selector: str, job: Job, window_s: int = WINDOW_S) -> str | None:
 
 
 def parse_use(outcome: Any, time: str, job_uid: str) -> DeviceUse | None:
-    """Return the values in a response to the query of `make_query`. Return None if it has none that can be.
+    """Return the values in the response to a query, or None if it has no plausible values.
 
     Args:
         outcome: the response.

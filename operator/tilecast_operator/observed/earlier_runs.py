@@ -1,7 +1,7 @@
-"""Corrections of a job's forecasts from its earlier runs.
+"""Correct a job's forecasts by its earlier runs.
 
 These are runs of the job itself and of equal jobs in its namespace. If there are none, the newest run of another
-workload under the job's name is used.
+workload with the job's name is used.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ from tilecast.spec import PartialPlan, Plan, SpecError, Workload
 log = logging.getLogger("tilecast")
 
 MOST_RUNS = 8
-"""Most runs that correct the forecasts of a job; the newest are used."""
+"""Most runs that correct the forecasts of a job. The newest are used."""
 STEP_GRID = 0.02
-"""Change of a measured step, as a logarithm, at about which jobs are priced anew."""
+"""Rounding of the logarithm of a measured step. A smaller change does not renew a job's advice."""
 PART_GRID = 0.05
-"""Change of the share of a part of the step at about which jobs are priced anew."""
+"""Rounding of a part's share of the step. A smaller change does not renew a job's advice."""
 
 
 def get_run_setting(run: ObservedRun) -> tuple[str, int | None, str | None]:
@@ -45,7 +45,7 @@ def get_run_setting(run: ObservedRun) -> tuple[str, int | None, str | None]:
 
 
 def round_run(run: ObservedRun) -> tuple[object, ...]:
-    """Return the values of a run that change forecasts, rounded to `STEP_GRID` and `PART_GRID`."""
+    """Return the values of a run that affect forecasts, rounded to `STEP_GRID` and `PART_GRID`."""
     step_s = run.run.observed_s
     parts = (run.parts.input_s, run.parts.communication_s, run.parts.optimizer_s)
     shares = [None if part is None else round(part / step_s / PART_GRID) for part in parts]
@@ -65,9 +65,9 @@ class EarlierRuns:
 
     items: tuple[EarlierRun, ...] = ()
     own: JobRuns = field(default_factory=JobRuns)
-    """These runs in the form that corrects forecasts of other plans (`job_calibration`)."""
+    """The same runs as input of `job_calibration`, which corrects forecasts of other plans."""
     related_job: str = ""
-    """Name of the job whose run of another workload counts a little, because this workload has no run."""
+    """Name of the job whose run of another workload is used with little weight, because this workload has no run."""
 
     @classmethod
     def from_runs(
@@ -75,7 +75,7 @@ class EarlierRuns:
     ) -> EarlierRuns:
         """Compare the newest runs with forecasts for the current pools. `runs` is sorted newest first.
 
-        A run that says too little, or whose numbers are impossible, is left out.
+        A run with too little information, or with impossible numbers, is left out.
         """
         named, pairs = {pool.name: pool for pool in pools}, []
         for run in runs[:MOST_RUNS]:
@@ -101,7 +101,7 @@ class EarlierRuns:
 
 
 def _compare_run(request: Request, pool: Pool, run: ObservedRun) -> EarlierRun | None:
-    """Compare a run with its forecast, without impossible parts of the step. If the step is impossible, return None."""
+    """Return a run with its forecast, without impossible parts. If the step itself is impossible, return None."""
     seen, problem = run.parts, ""
     fewer = (replace(seen, optimizer_s=None), replace(seen, communication_s=None), MeasuredParts(seen.input_s))
     for parts in dict.fromkeys((seen, *fewer)):
@@ -118,7 +118,7 @@ def _compare_run(request: Request, pool: Pool, run: ObservedRun) -> EarlierRun |
 
 
 def _compare_related_run(request: Request, pool: Pool, run: ObservedRun) -> JobRun | None:
-    """Compare a run of another workload under the job's name with the forecast that was made for that run.
+    """Compare a run of another workload with the job's name with the forecast that was made for that run.
 
     If model family or precision differ, or the measured step cannot be in seconds, return None.
     """
@@ -146,8 +146,8 @@ def digest_alternatives(key: bytes, pools: str, runs: Sequence[ObservedRun]) -> 
 
     Args:
         key: what the job requests.
-        pools: the pools as `describe_pools` describes them.
-        runs: runs of the job, which count as `round_run` rounds them.
+        pools: the pools as described by `describe_pools`.
+        runs: runs of the job. They are rounded by `round_run`.
     """
     steps = [round_run(one) for one in runs[:MOST_RUNS]]
     return hashlib.sha256(key + repr((pools, steps)).encode()).hexdigest()[:16]

@@ -1,7 +1,7 @@
-"""Measure the step of a job from the log of one of its pods, within bounds.
+"""Measure the step of a job from the log of one of its pods, within limits.
 
-Of a long log the beginning and the end are read: programs print their arguments first. The process that prints steps is
-of rank 0 in most programs, and the last one in Megatron-LM.
+Only the beginning and the end of a long log are read, because programs print their arguments first. In most programs
+rank 0 prints steps, and in Megatron-LM the last rank.
 """
 
 from __future__ import annotations
@@ -18,28 +18,28 @@ from tilecast_operator.kube.kinds import Document
 from tilecast_operator.observed.reports import LOG, StepReport, require_positive
 
 HEAD_BYTES = 1 << 16
-"""Bytes that are read of the beginning of a log."""
+"""Bytes read from the beginning of a log."""
 TAIL_BYTES = 1 << 17
-"""Most bytes that are read of the end of a log."""
+"""Most bytes read from the end of a log."""
 TAIL_LINES = 500
 MAX_PODS = 500
-"""Pods of a job that are listed. Of a job with more, the last pod is not known, nor whether all pods are there."""
+"""Most pods of a job that are listed. In a larger job, the last pod, and whether all pods exist, are unknown."""
 INDEX_LABELS = (
     "jobset.sigs.k8s.io/job-index",
     "batch.kubernetes.io/job-completion-index",
     "training.kubeflow.org/replica-index",
 )
-"""Labels with the number of a pod, the most significant first."""
+"""Labels with the index of a pod, the most significant first."""
 _ROLE = "training.kubeflow.org/replica-type"
 _GROUP = "jobset.sigs.k8s.io/replicatedjob-name"
 _LAUNCHER = "launcher"
-"""Name of the group whose pod prints what all ranks print, in TrainJobs and JobSets that use MPI."""
+"""Name of the pod group, in TrainJobs and JobSets with MPI, whose pod prints the output of all ranks."""
 _CONTAINER = "kubectl.kubernetes.io/default-container"
 
 
 @dataclass(frozen=True, slots=True)
 class LoggingPod:
-    """Pod whose log may have the steps of a job."""
+    """A pod whose log may have the steps of a job."""
 
     name: str
     container: str
@@ -48,12 +48,12 @@ class LoggingPod:
 
 @dataclass(frozen=True, slots=True)
 class JobPods:
-    """Pods of a job whose logs to read."""
+    """Pods of a job whose logs to read, and its GPUs."""
 
     candidates: Sequence[LoggingPod]
     """Pod of rank 0, last pod and launcher, as far as they have started."""
     gpus: int | None
-    """GPUs that the job asks for. None if they are not known, or if pods that have them are missing."""
+    """GPUs that the job requests. None if they are unknown, or if pods with GPUs are missing."""
 
 
 def make_list_query(kind: JobKind, name: str) -> dict[str, str]:
@@ -71,7 +71,7 @@ def make_log_query(container: str, *, is_tail: bool) -> dict[str, str]:
 def find_pods(page: Document, job: Job) -> JobPods:
     """Return the pods of a job whose logs to read, and the job's GPUs if no pod is missing.
 
-    A pod that has succeeded is not missing: workers end while rank 0 still saves.
+    A pod that has succeeded is not missing, because workers end while rank 0 still saves.
 
     Args:
         page: list of the pods with the job's label.
@@ -89,23 +89,23 @@ def find_pods(page: Document, job: Job) -> JobPods:
 
 
 def read_run(heads: Sequence[bytes], tail: bytes) -> LoggedRun | None:
-    """Return the run in the beginnings of logs, and in the end of the one that has steps. None without steps.
+    """Return the run in the logs of a job's pods, or None without steps.
 
     Args:
-        heads: beginnings, that of rank 0 first. If there are several, only the last one has steps.
-        tail: end of the last log; empty if its beginning is all of it.
+        heads: beginnings of the logs, that of rank 0 first. If there are several, only the last one has steps.
+        tail: end of the last log. Empty if its beginning is the whole log.
     """
     parts = [_cut_line(head, HEAD_BYTES) for head in heads] + [_cut_line(tail, TAIL_BYTES)]
     return find_logged_run(chain.from_iterable(map(split_lines, parts)), TEXT_FORMATS)
 
 
 def make_report(run: LoggedRun, node: str | None, gpus: int | None) -> StepReport | None:
-    """Return the report of a run that a pod on `node` has logged. Return None if its number of GPUs is not known.
+    """Return the report of a run that a pod on `node` has logged, or None if its number of GPUs is unknown.
 
-    The number that the log states counts, or else `gpus`, that of the job.
+    The number in the log is used, or else `gpus`, that of the job.
 
     Raises:
-        RefusedReport: the step is no time.
+        RefusedReport: the step is not a valid time.
     """
     if not (known := run.gpus or gpus):
         return None
@@ -121,9 +121,10 @@ def _is_launcher(pod: Document) -> bool:
 
 
 def _is_of_job(pod: Document, job: Job) -> bool:
-    """Return whether a pod is not being deleted, and its controller is the job or a Job of the job's name and groups.
+    """Return whether a pod is not being deleted and belongs to a job.
 
-    The Jobs of a JobSet are known by their names alone, because a pod does not name the owner of its owner.
+    Its controller must be the job, or a batch Job with the names of the job and of one of its pod groups. The Jobs of a
+    JobSet are recognised only by their names, because a pod does not name the owner of its owner.
     """
     metadata = as_mapping(pod.get("metadata"))
     owners = mappings_in(metadata.get("ownerReferences"))

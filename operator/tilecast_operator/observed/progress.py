@@ -1,11 +1,11 @@
 """Measure the step of a TrainJob from the progress that its trainer reports by itself.
 
-Trainer's feature gate TrainJobStatus (alpha, off by default) lets a program write `status.trainerStatus`: a percentage,
-a time and metrics. Transformers does so in every TrainJob. The metrics `current_step` and `total_steps` are of
-Transformers; other trainers report a percentage, which needs the number of steps in the TrainingJob.
+With Trainer's feature gate TrainJobStatus (alpha, off by default), a program can write `status.trainerStatus`: a
+percentage, a time and metrics. Transformers does so in every TrainJob. The metrics `current_step` and `total_steps` are
+those of Transformers. Other trainers report a percentage, which requires the number of steps in the TrainingJob.
 
-A step is the time between two reports divided by the steps between them. So neither the start nor the compilation
-counts, nor the time in which the run was suspended or restarted.
+A step is the time between two reports divided by the steps between them. So start-up and compilation do not count, nor
+does time in which the run was suspended or restarted.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ from tilecast_operator.observed.reports import StepReport
 
 SOURCE = "trainJobProgress"
 CURRENT_STEPS = ("current_step", "global_step", "step")
-"""Metrics with the number of the step."""
+"""Names of metrics with the number of the current step."""
 TOTAL_STEPS = ("total_steps", "max_steps")
-"""Metrics with the number of steps of the run."""
+"""Names of metrics with the run's number of steps."""
 POD_COUNTS = ("name", "active", "ready", "failed", "suspended")
 """Fields of `status.jobsStatus` that change when pods stop."""
 MIN_PERCENT = 5
-"""Progress from which on a run is measured; before, kernels are compiled and caches filled."""
+"""Least progress at which a run is measured. Before that, kernels are compiled and caches filled."""
 MAX_ROUNDING = 0.1
-"""Largest share by which rounding may change a measured step. With less progress the next report is awaited."""
+"""Largest share by which rounding may change a measured step. Otherwise the next report is awaited."""
 TIME_RESOLUTION_S = 1.0
 """Resolution of times in a status."""
 MAX_STEPS = 10**12
 NOTICE_S = 60.0
-"""Progress within this time is looked at once: Transformers reports every few seconds."""
+"""Seconds within which reports of progress count as one, because Transformers reports every few seconds."""
 MISSING = (
     "no step of the job was measured yet: {name} has no status.trainerStatus; turn on the feature gate TrainJobStatus "
     "of Kubeflow Trainer, with a program that reports (Transformers does), or report by another source"
@@ -45,12 +45,12 @@ class Progress:
 
     time_s: float
     steps: float
-    """Steps done."""
+    """Number of completed steps."""
     rounding_steps: float
-    """Steps by which `steps` may be too small."""
+    """Number of steps by which `steps` may be too small."""
     percent: float
     run: tuple[object, ...] = ()
-    """What `read_run` returns, and the number of steps. A change means that the run may have been down."""
+    """Result of `read_run`, and the number of steps. If it changes, the run may have been interrupted."""
 
     @property
     def is_warm(self) -> bool:
@@ -60,16 +60,19 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class RunCourse:
-    """Reports of a run's progress that were seen so far."""
+    """Reports of a run's progress seen so far."""
 
     last: Progress
-    """Progress that was seen last."""
+    """Progress seen last."""
     start: Progress | None = None
-    """Progress from which the next report is counted. None until there is one of after the last restart."""
+    """Progress from which steps are counted. None until the first report after the last restart."""
 
 
 def name_stage(status: Mapping[str, Any]) -> tuple[object, ...] | None:
-    """Return a value that changes when the progress in a TrainJob's status is worth another look. None without one."""
+    """Return a value that changes when the progress in a TrainJob's status should be read again.
+
+    Return None without progress.
+    """
     trainer = status.get("trainerStatus")
     if not isinstance(trainer, Mapping):
         return None
@@ -78,7 +81,7 @@ def name_stage(status: Mapping[str, Any]) -> tuple[object, ...] | None:
 
 
 def read_run(status: Mapping[str, Any]) -> tuple[object, ...]:
-    """Return what a TrainJob's status says of suspension and of its pods. It changes when the run stops or restarts."""
+    """Return what a TrainJob's status says about suspension and pods. It changes when the run stops or restarts."""
     conditions, counts = status.get("conditions"), status.get("jobsStatus")
     suspended = [
         (str(item.get("status")), str(item.get("lastTransitionTime")))
@@ -94,11 +97,11 @@ def read_run(status: Mapping[str, Any]) -> tuple[object, ...]:
 
 
 def read_progress(status: Mapping[str, Any], planned_steps: int | None) -> Progress | None:
-    """Return the progress in a TrainJob's status. None if it has none, or if the number of steps is not known.
+    """Return the progress in a TrainJob's status, or None if it has none or the number of steps is unknown.
 
     Args:
         status: status of the TrainJob.
-        planned_steps: steps of the run as its TrainingJob says. The trainer's own number counts first.
+        planned_steps: number of steps in the TrainingJob. The trainer's own number takes precedence.
     """
     trainer = status.get("trainerStatus")
     if not isinstance(trainer, Mapping):
@@ -123,7 +126,7 @@ def read_progress(status: Mapping[str, Any], planned_steps: int | None) -> Progr
 
 
 def _first_count(metrics: Mapping[str, object], names: tuple[str, ...]) -> int | None:
-    """Return the first metric of these names that is a whole number from 1 to `MAX_STEPS`."""
+    """Return the first of the named metrics that is a whole number from 1 to `MAX_STEPS`."""
     for name in names:
         text = str(metrics.get(name, "")).removesuffix(".0")
         if text.isascii() and text.isdecimal() and len(text) <= 13 and 0 < int(text) <= MAX_STEPS:
@@ -132,14 +135,14 @@ def _first_count(metrics: Mapping[str, object], names: tuple[str, ...]) -> int |
 
 
 def measure_progress(course: RunCourse | None, now: Progress) -> tuple[StepReport | None, RunCourse]:
-    """Return the report of the steps since the start of counting, and the course with the progress of now.
+    """Return the report of the steps since counting began, and the course updated with the present progress.
 
-    There is no report while rounding could change it by more than `MAX_ROUNDING`, or before `MIN_PERCENT`. If the run
-    was suspended or restarted, or its end is all that is left, counting begins anew.
+    There is no report if rounding could change it by more than `MAX_ROUNDING`, or before `MIN_PERCENT`. If the run was
+    suspended or restarted, or only its end is left, counting begins again.
 
     Args:
-        course: what was seen of the run before. None if nothing was.
-        now: progress of now.
+        course: what was seen of the run before, or None.
+        now: present progress.
     """
     # The last report of a run is late: the model is saved in between. The first one that is seen, or that comes with
     # a change of the pods, may be of before a restart. So counting begins with a later one.

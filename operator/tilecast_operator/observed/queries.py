@@ -1,9 +1,9 @@
-"""The PromQL query that Prometheus is asked for the step of a job.
+"""Make the PromQL query for the step of a job.
 
-Administrators write GPUPools and settings, and tenants write TrainingJobs. A tenant's query is not asked unless a
-setting allows it, and then every selector in it is restricted to the job's namespace. No maintained parser of PromQL
-exists for Python, so a tenant's query has to be in a part of the language that is read here with certainty; anything
-else is refused.
+Administrators write GPUPools and settings, and tenants write TrainingJobs. A tenant's query is sent only if a setting
+allows it, with every selector in it restricted to the job's namespace. No maintained parser of PromQL exists for
+Python. So a tenant's query must be in a part of the language that is parsed here with certainty, and anything else is
+refused.
 """
 
 from __future__ import annotations
@@ -35,15 +35,15 @@ _Token = tuple[str, str]
 
 
 def fill_query(template: str, namespace: str, name: str) -> str:
-    """Return an administrator's query, filled in with the job's namespace and name."""
+    """Return an administrator's query with the job's namespace and name filled in."""
     return Template(template).safe_substitute(namespace=namespace, name=name)
 
 
 def restrict_query(template: str, namespace: str, name: str) -> str:
-    """Return a TrainingJob's query, with every selector restricted to the job's namespace.
+    """Return a TrainingJob's query with every selector restricted to the job's namespace.
 
     Raises:
-        SpecError: the query uses more than can be restricted to a namespace.
+        SpecError: the query uses syntax that cannot be restricted to a namespace.
     """
     return _QueryParser(_tokenize(fill_query(template, namespace, name)), namespace).read_query()
 

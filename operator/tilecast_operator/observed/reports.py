@@ -1,8 +1,8 @@
-"""Sources of measured steps, and the rules for which of them count.
+"""Sources of measured steps, and the rules for which reports count.
 
-Each of `SOURCES` gives a `StepReport`: a training pod by HTTP, an annotation, a Prometheus, the metrics or the progress
-in a TrainJob's status. A report counts if it could be the step of the plan that runs; then it becomes
-part of a `StepWindow`. The job's status keeps the newest reports of the window, so that a restart forgets none.
+Each of `SOURCES` gives a `StepReport`: a training pod by HTTP, an annotation, Prometheus, a log, or the metrics or the
+progress in a TrainJob's status. A report counts if it could be a step of the running plan. It then becomes part of a
+`StepWindow`. The job's status stores the newest reports of the window, so that a restart loses none.
 """
 
 from __future__ import annotations
@@ -26,24 +26,24 @@ from tilecast.learning.job_calibration import NO_PARTS, MeasuredParts
 from tilecast.spec import PartialPlan, SpecError
 
 AUDIENCE = "tilecast"
-"""Audience of the tokens that pods report with."""
+"""Audience of the tokens with which pods report."""
 NODE_CLAIM = "authentication.kubernetes.io/node-name"
-"""Claim of a TokenReview with the node on which the pod of a bound token runs (Kubernetes 1.30)."""
+"""Claim in a TokenReview with the node of the pod to which a token is bound (Kubernetes 1.30)."""
 RECENT = 32
-"""Newest reports that the median is taken of."""
+"""Number of newest reports over which the median is taken."""
 GROUP = 5
-"""Parts of a forecast's group."""
+"""Number of parts in the key of a forecast's group."""
 MAX_PLAUSIBLE_RATIO = 100.0
-"""Factor between step and forecast beyond which the step is in another unit, or of another job."""
+"""Largest ratio of step and forecast, either way. Beyond it, the step is in another unit or of another job."""
 MAX_BODY_BYTES = 16384
 PARTS_RECENT = 8
-"""Number of reports over which the running mean of the parts of a step is taken."""
+"""Number of reports in the running mean of a step's parts."""
 TRAINER_METRICS = ("step_time_seconds", "step_seconds", "train_step_time_seconds")
 """Names under which a TrainJob's trainer may publish its step."""
 
 
 LOG = "podLog"
-"""Source of steps that a pod has logged. Each other source takes precedence."""
+"""Source of steps that a pod has logged. Every other source takes precedence over it."""
 SOURCE_WEIGHTS: Mapping[str, float] = {
     "put": 1.0,
     "annotation": 1.0,
@@ -52,10 +52,10 @@ SOURCE_WEIGHTS: Mapping[str, float] = {
     "trainJobProgress": 0.5,
     LOG: 0.5,
 }
-"""Observations that a report of each source counts for when runs correct the forecasts of others.
+"""Number of observations that a report of each source counts for when runs correct the forecasts of others.
 
-A progress counts for less, because it contains evaluations and checkpoints. So does a log, of which two reports may
-share steps.
+Progress counts less, because it includes evaluations and checkpoints. So does a log, because two reports may share
+steps.
 """
 SOURCES = tuple(SOURCE_WEIGHTS)
 OUTCOMES = (
@@ -65,12 +65,12 @@ OUTCOMES = (
 
 
 class RefusedReport(Exception):  # noqa: N818  (an answer, not a failure)
-    """Error that refuses a report of a measured step.
+    """Error that a report of a measured step is refused.
 
     Attributes:
         outcome: one of `OUTCOMES`.
-        status: HTTP status of the answer.
-        retry_after_s: seconds after which the client may report again, or None if it does not matter.
+        status: HTTP status of the response.
+        retry_after_s: seconds after which the client may report again, or None.
     """
 
     def __init__(self, outcome: str, status: int, message: str, retry_after_s: int | None = None) -> None:
@@ -97,9 +97,9 @@ class StepReport:
     parts: MeasuredParts = NO_PARTS
     """Parts of the step."""
     account: str | None = None
-    """Service account of the pod, if a token vouches for it."""
+    """Service account of the pod, if a token proves it."""
     rounding_ratio: float | None = None
-    """Share by which rounding may have changed the step; None if it does not matter."""
+    """Share by which rounding may have changed the step, or None if it is negligible."""
 
 
 class _ReportBody(PartSeconds):
@@ -118,7 +118,7 @@ def parse_body_report(body: bytes, node: str | None, account: str | None = None)
     """Return the report in the JSON body of a PUT, sent by a pod on `node` as service account `account`.
 
     Raises:
-        RefusedReport: the body is no report.
+        RefusedReport: the body is not a report.
     """
     try:
         document = untrusted.parse_json(body, max_bytes=MAX_BODY_BYTES)
@@ -152,10 +152,10 @@ def parse_body_report(body: bytes, node: str | None, account: str | None = None)
 
 
 def parse_annotation_report(text: str) -> StepReport:
-    """Return the report in the text of an annotation that `kubectl annotate` wrote.
+    """Return the report in the text of an annotation, as written by `kubectl annotate`.
 
     Raises:
-        RefusedReport: the text is no time.
+        RefusedReport: the text is not a time.
     """
     try:
         seconds = float(text)
@@ -169,10 +169,10 @@ def parse_annotation_report(text: str) -> StepReport:
 def parse_prometheus_report(outcome: Any) -> StepReport | None:
     """Return the report in a response to an instant query. If the response has no sample, return None.
 
-    Of several series, one for each rank, the slowest counts, because all ranks wait for it.
+    Of several series, one for each rank, the slowest is used, because all ranks wait for it.
 
     Raises:
-        RefusedReport: the answer is no vector or scalar of times.
+        RefusedReport: the response is not a vector or scalar of times.
     """
     try:
         data = outcome["data"]
@@ -185,7 +185,7 @@ def parse_prometheus_report(outcome: Any) -> StepReport | None:
 
 
 def parse_trainer_report(status: Mapping[str, Any]) -> StepReport | None:
-    """Return the step time that a TrainJob reports in its status (`status.trainerStatus.metrics`), or None.
+    """Return the step time that a TrainJob reports in `status.trainerStatus.metrics`, or None.
 
     Raises:
         RefusedReport: the reported step time is not a finite, positive number.
@@ -199,7 +199,7 @@ def parse_trainer_report(status: Mapping[str, Any]) -> StepReport | None:
 
 
 def list_step_metrics(status: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Return name and value of each metric in a TrainJob's status that gives the length of a step."""
+    """Return the name and the value of each metric in a TrainJob's status that gives the duration of a step."""
     trainer = status.get("trainerStatus")
     metrics = trainer.get("metrics") if isinstance(trainer, Mapping) else None
     return [
@@ -221,7 +221,7 @@ def require_positive(seconds: float) -> float:
 
 
 def require_plausible(seconds: float, forecast_s: float) -> None:
-    """Refuse a measured step that is too far from the forecast to come from the same job and plan.
+    """Refuse a measured step that is too far from the forecast to be of the same job and plan.
 
     Raises:
         RefusedReport: step and forecast differ by more than `MAX_PLAUSIBLE_RATIO`.
@@ -238,7 +238,7 @@ def require_plausible(seconds: float, forecast_s: float) -> None:
 
 
 def read_review_node(outcome: Mapping[str, Any], namespace: str) -> str | None:
-    """Return the node of the pod that a TokenReview confirms. If it names no node, return None.
+    """Return the node of the pod that a TokenReview confirms, or None if it names no node.
 
     Raises:
         RefusedReport: the token is invalid, for another audience, or from another namespace.
@@ -256,7 +256,7 @@ def read_review_node(outcome: Mapping[str, Any], namespace: str) -> str | None:
 
 
 def read_review_account(outcome: Mapping[str, Any]) -> str | None:
-    """Return the service account that a TokenReview names. If it names none, return None."""
+    """Return the service account in a TokenReview, or None."""
     username = str(((outcome.get("status") or {}).get("user") or {}).get("username", ""))
     return username.rpartition(":")[2][:253] or None
 
@@ -280,7 +280,7 @@ class StepWindow:
 
     @classmethod
     def from_status(cls, observed: ObservedStep | None) -> StepWindow | None:
-        """Return the window that a job's status stores. If the status stores none, return None."""
+        """Return the window stored in a job's status, or None."""
         if observed is None or not observed.recent_step_seconds:
             return None
         recent = tuple(observed.recent_step_seconds)
@@ -289,21 +289,21 @@ class StepWindow:
 
     @property
     def seconds(self) -> float:
-        """Median step of the newest reports without outliers, in seconds."""
+        """Median step of the newest reports, without outliers, in seconds."""
         return calibration.robust_median(self.recent)
 
     @property
     def parts(self) -> MeasuredParts:
-        """Seconds of the parts of the median step: the parts of the latest report, scaled to the median step."""
+        """Seconds of the parts of the median step: those of the latest report, scaled to the median step."""
         return self.latest.parts.scale_by(self.seconds / max(self.latest.seconds, self.latest.parts.sum_s))
 
     @property
     def observations(self) -> int:
-        """Observations that the reports count for in learning, by the weight of their source; at least one."""
+        """Number of observations that the reports count for in learning, by the weight of their source, at least 1."""
         return max(1, int(self.samples * SOURCE_WEIGHTS.get(self.latest.source, 1.0)))
 
     def has_newest_report(self, report: StepReport) -> bool:
-        """Return whether the newest report equals `report` in source and in digits that a status stores."""
+        """Return whether the newest report equals `report` in source and in the digits that a status stores."""
         return self.latest.source == report.source and round_to_six_digits(self.recent[-1]) == round_to_six_digits(
             report.seconds
         )
@@ -323,7 +323,7 @@ class StepWindow:
 
 
 def add_report(window: StepWindow | None, report: StepReport, now: str) -> StepWindow:
-    """Return the window with one more report. Values that are missing in the report remain unchanged.
+    """Return the window with one more report. Values missing in the report stay unchanged.
 
     A report of another source replaces those of a log.
     """
@@ -341,7 +341,7 @@ def add_report(window: StepWindow | None, report: StepReport, now: str) -> StepW
 
 
 class CompleteForecast(FrozenForecast):
-    """Stored forecast in which every field needed for a comparison with measured steps is present."""
+    """Stored forecast with every field that a comparison with measured steps needs."""
 
     pool: str
     gpus: int
@@ -353,7 +353,7 @@ class CompleteForecast(FrozenForecast):
 
     @classmethod
     def from_stored(cls, stored: FrozenForecast | None) -> CompleteForecast | None:
-        """Return the forecast that a status stores. If no plan was priced yet, return None."""
+        """Return the forecast stored in a status, or None if no plan was priced yet."""
         try:
             return None if stored is None else cls.model_validate(stored, from_attributes=True)
         except ValidationError:
@@ -365,7 +365,7 @@ class CompleteForecast(FrozenForecast):
         return self.pool, self.gpus, self.plan
 
     def error_ratios(self, window: StepWindow) -> ErrorRatio:
-        """Return the relative errors of the forecast, raw and calibrated, as `status.error` shows them."""
+        """Return the relative errors of the forecast, raw and calibrated, for `status.error`."""
         seconds = window.seconds
         raw, calibrated = (relative_error(value, seconds) for value in (self.raw_seconds, self.step_seconds.target))
         return ErrorRatio(raw_ratio=raw, calibrated_ratio=calibrated)

@@ -1,4 +1,4 @@
-"""An index of the jobs that requested the runs of a workload or of a name."""
+"""Index of the jobs that requested the runs of a workload or of a job name."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tilecast_operator.kube.controller_state import ControllerState, StateTable
 from tilecast_operator.kube.kinds import Key
 
 _Name: TypeAlias = tuple[str, str, str]
-"""Namespace, workload, and template of a job's name; one of the last two is empty."""
+"""Namespace, workload, and template of a job's name. One of the last two is empty."""
 
 
 class RunRequesters:

@@ -1,4 +1,4 @@
-"""The measured runs and who measured them: bounded in number, merged from the objects that keep them."""
+"""Store of the measured runs and who measured them, limited in number, and merged from the objects that store them."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from tilecast_operator.observed.earlier_runs import round_run
 
 _BY_AGE = attrgetter("time", "uid")
 GENERATED = re.compile(r"-([bcdfghjklmnpqrstvwxz2456789]{5}|\d+)$")
-"""Suffix that the API server appends to `generateName`, or people to the name of a job that they run again."""
+"""Suffix that the API server appends to `generateName`, or that people append to a job's name to run it again."""
 
 
 def name_template(name: str) -> str:
-    """Return the part of a job's name that its successors' names share."""
+    """Return a job's name without its generated suffix, which is equal for repetitions of the job."""
     return GENERATED.sub("", name)
 
 
@@ -28,27 +28,30 @@ class RunStore:
 
     Args:
         is_on: whether the store keeps runs at all.
-        on_change: called with every run that is added, changed or removed.
+        on_change: function to call with every run that is added, changed or removed.
     """
 
     def __init__(self, *, is_on: bool = True, on_change: Callable[[ObservedRun], None] = lambda item: None) -> None:
         self._is_on = is_on
         self._on_change = on_change
         self._runs: dict[str, dict[str, ObservedRun]] = {}
-        """Runs by pool and UID of the job."""
+        """Runs by pool, then by UID of the job."""
         self._of_job: dict[str, ObservedRun] = {}
         """Runs by UID of the job."""
         self._forgotten: dict[str, list[tuple[ForgetRequest, str]]] = {}
-        """Requests to forget runs of each pool, and when they were made."""
+        """Requests to forget runs of each pool, with their times."""
         self._of_workload: dict[tuple[str, str], dict[str, ObservedRun]] = {}
-        """Runs by namespace and workload, and by UID of the job."""
+        """Runs by namespace and workload, then by UID of the job."""
         self._of_template: dict[tuple[str, str], dict[str, ObservedRun]] = {}
-        """Runs by namespace and template of the job's name, and by UID of the job."""
+        """Runs by namespace and template of the job's name, then by UID of the job."""
 
     def restore_runs(
         self, pool: str, runs: Iterable[ObservedRun], forgotten: Sequence[tuple[ForgetRequest, str]] = ()
     ) -> None:
-        """Add saved runs of a pool, except forgotten runs and runs of which this store has an equal or newer state."""
+        """Add the saved runs of a pool, except forgotten ones.
+
+        A run is not added if the store has an equal or newer state of it.
+        """
         if forgotten:
             known = self._forgotten.setdefault(pool, [])
             known += [item for item in forgotten if item not in known]
@@ -98,7 +101,7 @@ class RunStore:
                 self._on_change(one)
 
     def drop_run(self, uid: str) -> bool:
-        """Remove the run of a job, given by its UID. Return whether the store had the run."""
+        """Remove the run of the job with a UID. Return whether the store had the run."""
         item = self._of_job.get(uid)
         if item is not None:
             self._remove_run(item)
@@ -112,7 +115,7 @@ class RunStore:
                 self.drop_run(uid)
 
     def forget_runs(self, request: ForgetRequest, now: str, pool: str) -> int:
-        """Forget the runs of a pool that match a request, up to now. Return how many were removed.
+        """Forget the runs of a pool up to now that a request selects. Return how many were removed.
 
         The request is remembered, so that `restore_runs` does not add these runs again.
         """
@@ -126,7 +129,7 @@ class RunStore:
     def forget_namespace(self, namespace: str, uid: str | None = None) -> bool:
         """Forget the runs of a deleted namespace. Return whether there were any.
 
-        With `uid` the namespace exists, and only runs of an earlier namespace of the same name are forgotten.
+        If `uid` is given, the namespace exists, and only runs of an earlier namespace of the same name are forgotten.
         """
         runs = [item for item in self._of_job.values() if item.run.namespace == namespace]
         gone = [item for item in runs if uid is None or item.namespace_uid not in ("", uid)]
@@ -163,7 +166,7 @@ class RunStore:
         return sorted(self._of_job.values(), key=_BY_AGE)
 
     def is_forgotten(self, item: ObservedRun) -> bool:
-        """Return whether a request to forget runs covers this run."""
+        """Return whether a request to forget runs selects this run."""
         forgotten = self._forgotten.get(item.run.pool, ())
         return any(request.matches(item) and item.time <= made for request, made in forgotten)
 
@@ -177,5 +180,5 @@ class RunStore:
 
 
 def _rank_of_run(item: ObservedRun) -> tuple[str, str, str, str]:
-    """Return a sort key: the time of a run, then how much is known about its origin."""
+    """Return a sort key for a run: its time, then how much is known about its origin."""
     return item.time, item.source, item.account, item.namespace_uid

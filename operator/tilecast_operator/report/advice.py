@@ -1,4 +1,4 @@
-"""Annotations of advised jobs, and Events about advice outcomes."""
+"""Make the annotations of advised jobs, and Events about advice outcomes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MAX_BYTES = 4096
 
 
 def make_advice_annotations(advice: Advice) -> dict[str, str]:
-    """Return the annotations that show an advice. Return an empty mapping without a recommendation."""
+    """Return the annotations that show an advice. Without a recommendation, return an empty mapping."""
     best, shown = advice.best, get_advice_status(advice).recommendation
     if best is None or shown is None:
         return {}
@@ -27,12 +27,12 @@ def make_advice_annotations(advice: Advice) -> dict[str, str]:
 def make_recommendation_annotations(
     best: Recommendation, inputs_hash: str, product: str | None = None
 ) -> dict[str, str]:
-    """Return the annotations that show the recommendation of a status.
+    """Return the annotations that show the recommendation in a status.
 
     Args:
         best: The recommendation.
         inputs_hash: Digest of the inputs of the advice.
-        product: GPU of the pool, which is shown if the node type is unknown. If it is empty, the pool's name is shown.
+        product: GPU of the pool, shown if the node type is unknown. If it is empty, the pool's name is shown.
     """
     step = best.step_seconds
     annotations: dict[str, str] = AdviceAnnotations.from_cut_values(
@@ -49,12 +49,12 @@ def make_recommendation_annotations(
 
 
 def size_bytes(annotations: Mapping[str, str]) -> int:
-    """Return the size of all keys and values in bytes, as the API server counts it."""
+    """Return the size of all keys and values in bytes, by the API server's rules."""
     return sum(len(key.encode()) + len(value.encode()) for key, value in annotations.items())
 
 
 def make_event(outcome: AdviceOutcome, before: Summary, summary: Summary) -> EventContent | None:
-    """Return the Event about a TrainingJob's advice outcome. If the status already showed it, return None.
+    """Return the Event about a TrainingJob's advice outcome, or None if the status already showed it.
 
     Args:
         outcome: The advice, or why there is none.
@@ -91,7 +91,7 @@ def make_job_event(outcome: AdviceOutcome, applied: str | None = None) -> EventC
 
 
 def describe_gain(outcome: AdviceOutcome) -> str:
-    """Return a text that compares the best plan with the plan that the job requests. Return "" without a baseline."""
+    """Return a text that compares the best plan with the job's baseline, or "" without a baseline."""
     if isinstance(outcome, AdviceRefusal) or outcome.best is None or outcome.baseline is None:
         return ""
     own, best = outcome.baseline, outcome.best

@@ -1,4 +1,4 @@
-"""Condition BetterPlacementAvailable, which says whether a running job would be clearly faster or cheaper elsewhere."""
+"""Make the condition BetterPlacementAvailable: whether a running job would be clearly faster or cheaper elsewhere."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from tilecast_operator.report.job_status import ConditionContent
 
 KIND = "BetterPlacementAvailable"
 LEAST, LEAST_AFTER = 0.20, 0.15
-"""Relative savings of time or price for which the condition becomes true, and for which it stays true."""
+"""Relative saving of time or price at which the condition becomes true, and above which it stays true."""
 EVENT_COOLDOWN_S = 600.0
-"""Seconds for which the condition has to have been false to get an Event when it becomes true again."""
+"""Seconds for which the condition must have been false before it gets an Event again."""
 UNKNOWN = ConditionContent(
     "Unknown", "NotObserved", "no step of the job was measured that its alternatives could be held against"
 )
@@ -31,19 +31,19 @@ JOB_ENDED = ConditionContent("False", "JobEnded", "the job runs no longer")
 
 @dataclass(frozen=True, slots=True)
 class MoveCost:
-    """Time that moving a running job costs, and the number of steps that the job has left."""
+    """Time that moving a running job costs, and the number of its remaining steps."""
 
     restart_s: float = RESTART_S
     checkpoint_s: float | None = None
-    """Seconds between two checkpoints; None if unknown."""
+    """Seconds between two checkpoints. None if unknown."""
     left: float | None = None
-    """Number of steps that remain. None if the total is unknown."""
+    """Number of remaining steps. None if the total is unknown."""
 
     @classmethod
     def from_job(
         cls, training: Mapping[str, Any], status: TrainingJobStatus, score: MeasuredForecast, clock_s: float
     ) -> MoveCost:
-        """Return the cost of moving a job. The measured step time is taken as constant since the start.
+        """Return the cost of moving a job. The measured step time is assumed to have been constant since the start.
 
         Args:
             training: `spec.training` of the job.
@@ -62,7 +62,7 @@ class MoveCost:
     def estimate_move_seconds(self, step_s: float, measured_s: float) -> float:
         """Return the seconds that a move takes.
 
-        It needs a restart, and repeats half of a checkpoint interval on average.
+        The job must restart, and on average repeats half of a checkpoint interval.
 
         Args:
             step_s: Step time on the other pool, in seconds.
@@ -71,7 +71,7 @@ class MoveCost:
         return self.restart_s + (self.checkpoint_s or 0.0) / 2 / measured_s * step_s
 
     def describe_cost(self, moving_s: float, steps: int) -> str:
-        """Return a text that says how long a move takes and after how many steps it pays off."""
+        """Return a text on how long a move takes and after how many steps it pays off."""
         lost = "the steps since the last checkpoint, which training.checkpointSeconds would tell"
         if self.checkpoint_s is not None:
             lost = f"half of the {units.format_duration(self.checkpoint_s)} between checkpoints on average"
@@ -83,11 +83,11 @@ class MoveCost:
 
 @dataclass(frozen=True, slots=True)
 class BetterPlacement:
-    """Alternative placement of a running job that is clearly better than its present placement."""
+    """A placement of a running job that is clearly better than its present one."""
 
     alternative: Alternative
     gain: float
-    """Fraction that the move saves of the quantity that the job's objective minimizes."""
+    """Fraction that the move saves of the quantity that the job's objective minimises."""
     text: str
     pays_after: int
     """Number of steps after which the move has paid off."""
@@ -96,12 +96,12 @@ class BetterPlacement:
 
 
 def find_condition(status: TrainingJobStatus) -> Condition | None:
-    """Return the condition BetterPlacementAvailable of a status. Return None if there is none."""
+    """Return the condition BetterPlacementAvailable of a status, or None."""
     return next((item for item in status.conditions if item.type == KIND), None)
 
 
 def get_least_gain(condition: Condition | None) -> float:
-    """Return the smallest relative saving for which the condition BetterPlacementAvailable becomes or stays true."""
+    """Return the least relative saving with which the condition becomes or stays true."""
     return LEAST_AFTER if condition is not None and condition.status == "True" else LEAST
 
 
@@ -115,17 +115,17 @@ def find_better_placements(
 ) -> list[BetterPlacement]:
     """Return the clearly better placements of a running job on other pools, best first.
 
-    A better placement saves at least the fraction `least_gain` of the quantity that the objective minimizes. It is no
+    A better placement saves at least the fraction `least_gain` of the quantity that the objective minimises. It is no
     worse in the objective's second quantity. Placements that make up for the cost of moving come first. Time and price
     are compared per sample, because global batches may differ. The step time elsewhere is the larger of two values: the
-    corrected forecast, and the raw forecast times measured over forecast step time.
+    corrected forecast, and the raw forecast times the ratio of measured to forecast step.
 
     Args:
         status: Status with alternatives that the runs of the job correct.
         score: Measured steps of the job and the frozen forecast.
         goal: Objective of the job.
         pools: Pools of the cluster, by name.
-        least_gain: Fraction that an alternative has to save.
+        least_gain: Fraction that an alternative must save.
         moving: Cost of moving.
     """
     ran, best = score.forecast, status.recommendation
@@ -163,7 +163,7 @@ def _compare_amounts(
     batch_ratio: float,
     pools: Mapping[str, Pool],
 ) -> tuple[float, float] | None:
-    """Return how much of a quantity a present step uses, and how much an equal number of samples uses elsewhere.
+    """Return how much of a quantity a step uses now, and how much the same samples would use elsewhere.
 
     Args:
         quantity: Quantity to compare, such as seconds or price.
@@ -200,7 +200,7 @@ def make_aspect(
     """Return status, reason and message of the condition BetterPlacementAvailable.
 
     Args:
-        condition: The present condition; None if there is none.
+        condition: The present condition, or None.
         free: The best alternative with free GPUs for which moving is worth it.
         better: All clearly better alternatives.
     """
@@ -217,7 +217,7 @@ def make_aspect(
 
 
 def is_event_due(condition: Condition | None, now: ConditionContent, clock_s: float) -> bool:
-    """Return whether to write an Event, because the condition BetterPlacementAvailable is true and recently was not."""
+    """Return whether to write an Event, because the condition is true and was false for long enough before."""
     if now.status != "True" or (condition is not None and condition.status == "True"):
         return False
     if condition is None or condition.reason != "NoLongerBetter":

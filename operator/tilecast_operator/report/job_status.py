@@ -1,4 +1,4 @@
-"""Status of a TrainingJob: recommendation, alternatives, conditions and the summary in the columns of kubectl."""
+"""Make the status of a TrainingJob: recommendation, alternatives, conditions, and the summary in kubectl's columns."""
 
 from __future__ import annotations
 
@@ -26,9 +26,11 @@ State: TypeAlias = Literal["True", "False", "Unknown"]
 
 MAX_ALTERNATIVES, MAX_PARETO, MAX_REJECTED, MAX_WHY_NOT = 16, 8, 64, 16
 LOW_CONFIDENCE_FACTOR = 1.15
-"""Limit for LowConfidence, relative to the half-width, as a logarithm, that every range of the model family has for
-what a job description leaves out. Half-widths add in quadrature, so at this limit communication, host time and
-unmeasured kernels together reach 57 % of that half-width."""
+"""Limit for LowConfidence, as a multiple of a half-width.
+
+The half-width is that of a model family's error from what a job description leaves out, as a logarithm. Half-widths add
+in quadrature, so at this limit communication, host time and unmeasured kernels together reach 57 % of it.
+"""
 
 
 ANSWERS: Memo[tuple[Advice, TrainingJobStatus]] = Memo(16)
@@ -46,7 +48,7 @@ class ConditionContent:
 
 @dataclass(frozen=True, slots=True)
 class CapacityStatus:
-    """Whether the GPUs of a recommendation are free now, with the content of the condition CapacityAvailable."""
+    """Whether the GPUs of a recommendation are free now, and the content of the condition CapacityAvailable."""
 
     aspect: ConditionContent
     fits: bool | None = None
@@ -56,7 +58,7 @@ UNOBSERVED = ConditionContent("False", "NotObserved", "no step of the job was me
 
 
 def parse_status(text: bytes) -> TrainingJobStatus:
-    """Return the status of a JSON text. If the text is invalid or incomplete, return an empty status."""
+    """Return the status in a JSON text. If the text is invalid or incomplete, return an empty status."""
     try:
         status = TrainingJobStatus.model_validate_json(text)
     except ValidationError:
@@ -73,7 +75,7 @@ def make_status(outcome: AdviceOutcome, generation: int, conditions: list[Condit
 
 
 def get_advice_status(outcome: Advice) -> TrainingJobStatus:
-    """Return the status that shows an advice, without generation and conditions. It may come from a cache."""
+    """Return the status that shows an advice outcome, without generation and conditions. It may come from a cache."""
     # The advice is kept with its status, so that its id is not reused for another advice.
     return ANSWERS.get(id(outcome), lambda: (outcome, _make_advice_status(outcome)))[1]
 
@@ -195,7 +197,7 @@ def add_score(status: TrainingJobStatus, score: MeasuredForecast) -> TrainingJob
 
 
 def add_gpu_use(status: TrainingJobStatus, use: DeviceUse) -> TrainingJobStatus:
-    """Return a copy of a status with what DCGM measured. Of the peaks of memory of this job, the highest stays."""
+    """Return a copy of a status with the measured use of its GPUs. The highest peak of memory so far is kept."""
     before, best, ran = status.gpu_use, status.recommendation, status.forecast
     peaks = (None if before is None or before.job_uid != use.job_uid else before.peak_memory_bytes, use.memory_bytes)
     peak = max((item for item in peaks if item is not None), default=None)
@@ -256,7 +258,7 @@ def _make_aspects(
 def _judge_confidence(advice: Advice, best: Offer) -> ConditionContent:
     """Return the content of the condition LowConfidence.
 
-    It compares the forecast's range with that of its model family.
+    It compares the forecast's range with the usual range of its model family.
     """
     family, unstated = advice.request.workload.model.family, constants.shipped_widths().unstated
     usual = unstated.get(family, unstated["other"])
@@ -317,5 +319,5 @@ def _format_percent(ratio_log: float) -> str:
 
 
 def _replace_fields(model: ModelT, **values: Any) -> ModelT:
-    """Return a copy of a model with some fields replaced. The value None removes a field."""
+    """Return a copy of a model with some fields replaced. A field with the value None is removed."""
     return model.model_copy(update=values)

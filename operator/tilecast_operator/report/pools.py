@@ -1,4 +1,4 @@
-"""Status of a GPUPool: nodes, free GPUs, the origin of every fact, or the error in its spec."""
+"""Make the status of a GPUPool: nodes, free GPUs, the source of every property, or the error in its spec."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ def make_pool_status(
         now: Time for conditions whose status changes (RFC 3339).
         current: The current conditions.
         free: The free GPUs, or None if unknown.
-        learnt: Calibration and errors from the runs on the pool.
-        superseded: Number of runs on the pool that newer runs contradict.
+        learnt: Calibration and errors from the pool's runs.
+        superseded: Number of the pool's runs that newer runs contradict.
     """
     before, (calibration, error) = list(current), learnt
     aspects = _make_aspects(entry, free) | ({} if calibration is None else {"Drifted": _make_drift_aspect(superseded)})
@@ -114,22 +114,22 @@ def _make_drift_aspect(superseded: int) -> ConditionContent:
 
 @dataclass(frozen=True, slots=True)
 class PoolInputs:
-    """Input of `decide_pool`. It holds a pool and all else that its object depends on, except the time."""
+    """Input of `decide_pool`: a pool and everything else that its object depends on, except the time."""
 
     found: FoundPool | SpecError | None
     """Pool with its nodes, or the error in its spec. None if the pool is unknown."""
     view: View | None = None
-    """The object as it was seen; None if there is none."""
+    """The object as it was seen, or None."""
     is_obsolete: bool = False
-    """Whether the pool was discovered, and its nodes have been deleted or are in another pool now."""
+    """Whether the pool was discovered, and its nodes are deleted or in another pool now."""
     is_discovering: bool = True
     """Whether objects of discovered pools are created, changed and deleted."""
     free: FreeGpus | None = None
-    """GPUs that nobody uses; None if unknown."""
+    """Free GPUs. None if unknown."""
     learnt: tuple[PoolCalibration | None, PoolError | None] = (None, None)
-    """Calibration and errors from the runs on the pool."""
+    """Calibration and errors from the pool's runs."""
     superseded: int = 0
-    """Number of runs on the pool that newer runs contradict."""
+    """Number of the pool's runs that newer runs contradict."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,17 +139,17 @@ class DesiredPool:
     is_deleted: bool = False
     """Whether the object should be deleted."""
     document: dict[str, Any] | None = None
-    """Object to write; None leaves the object as it is."""
+    """Object to write. None leaves the object unchanged."""
     status: GPUPoolStatus | None = None
-    """None if there is no object yet."""
+    """Status to write. None if there is no object yet."""
     missing_since_s: float | None = None
-    """Unix time since which nodes of a discovered pool have been missing; None if none are."""
+    """Unix time since which nodes of a discovered pool are missing, or None."""
 
 
 def decide_pool(inputs: PoolInputs, now_s: float) -> DesiredPool:
     """Return the object and status that a GPUPool should have at `now_s`, a Unix time.
 
-    An object that a user wrote or edited stays as it is.
+    An object that a user wrote or edited is not changed.
     """
     found, view = inputs.found, inputs.view
     if inputs.is_obsolete:

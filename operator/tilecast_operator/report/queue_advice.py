@@ -1,4 +1,4 @@
-"""Queue plan in statuses: the position of each job, and the totals in the QueueAdvice."""
+"""Show the queue plan in statuses: the position of each job, and the totals in the QueueAdvice."""
 
 from __future__ import annotations
 
@@ -27,19 +27,20 @@ from tilecast_operator.report.job_status import ConditionContent, make_condition
 
 LEAST_SHIFT_S = 60.0
 SHIFT = 0.1
-"""A new time replaces the one shown only if they differ by more than `LEAST_SHIFT_S` seconds and by more than this
-share of the time that is left until then. Forecasts are not more exact, and so the passing of time alone writes
-nothing."""
+"""Least change of a shown time, as a share of the time left until then. It must also exceed `LEAST_SHIFT_S` seconds.
+
+Forecasts are not more exact. So the passing of time alone writes nothing.
+"""
 SAME = 0.05
-"""Relative difference up to which numbers of a plan are the same; absolute if they are below 1."""
+"""Largest relative difference of a plan's numbers that count as equal. For numbers below 1, it is absolute."""
 EXACT = 10
-"""Positions up to this one are exact; later ones are rounded down to their first digit."""
+"""Largest position that is shown exactly. Later ones are rounded down to their first digit."""
 
 RUNS = "it runs there, and nothing that runs is moved"
 PLACED = "it was placed there, and waits in its queue"
 WEIGHED = f"its {WEIGHT} orders the jobs of its namespace alone"
 MAX_WEIGHTS = 8
-"""Most weights of namespaces that the condition names."""
+"""Most namespaces whose weights the condition lists."""
 
 
 def make_positions(
@@ -54,7 +55,7 @@ def make_positions(
     Args:
         plan: The plan.
         start_times_s: Unix time at which each running job started.
-        list_planned_jobs: Waiting jobs that are placed already.
+        list_planned_jobs: Waiting jobs that are already placed.
         before: The previous positions.
         now_s: Unix time, in seconds.
     """
@@ -94,7 +95,7 @@ def make_positions(
 
 
 def _describe_wait(entry: PoolEntry, now_s: float) -> dict[str, Any]:
-    """Return the fields of a waiting job's position on the range of its start and of its run."""
+    """Return the position fields of a waiting job for the ranges of its start and its run time."""
     option = entry.option
     return {
         "earliest_start": format_time(now_s + entry.start_lower_s),
@@ -146,7 +147,7 @@ def _explain_option(option: JobOption, fastest: JobOption) -> str:
 
 
 def _explain_lateness(late: LateJob, *, is_running: bool, now_s: float) -> str:
-    """Return that a job ends after its deadline, with what would make it on time. Times are those of a clock."""
+    """Return a sentence that a job ends after its deadline, and what would make it on time, with clock times."""
     due = format_time(_round_to_minute(now_s + late.latest_start_s + late.fastest.seconds))
     where = f"{late.fastest.gpus} GPUs of {late.fastest.pool}"
     text = f"ends after its deadline of {due}"
@@ -159,14 +160,14 @@ def _explain_lateness(late: LateJob, *, is_running: bool, now_s: float) -> str:
 
 
 def _round_to_minute(time_s: float) -> float:
-    """Return a Unix time rounded to a minute, so that the text does not change with every plan."""
+    """Return a Unix time rounded to a minute, so that texts do not change with every plan."""
     return math.floor((time_s + 0.5) / 60) * 60.0
 
 
 def _keep_times(position: QueuePosition, before: QueuePosition | None, now_s: float) -> QueuePosition:
-    """Return a position. Its times, its pools and the length of its run stay as in `before` if they hardly differ.
+    """Return a position. Times, pools and run time that hardly differ from those of `before` are kept.
 
-    The start stays only together with its range, and a pool only together with all others.
+    The start is kept only together with its range, and a pool only together with all others.
     """
     if before is None or (before.pool, before.gpus) != (position.pool, position.gpus):
         return position
@@ -183,11 +184,11 @@ def _keep_times(position: QueuePosition, before: QueuePosition | None, now_s: fl
 
 
 _STARTS = ("start", "earliest_start", "latest_start")
-"""Fields of a position that hold its start and the range of its start."""
+"""Fields of a position with its start and the range of its start."""
 
 
 def _is_near_time(before: str | None, time: str | None, now_s: float) -> bool:
-    """Return whether two times differ by less than forecasts can tell, or neither is known."""
+    """Return whether two times differ by less than forecasts can tell, or are both unknown."""
     old_s, new_s = parse_time(before), parse_time(time)
     if old_s is None or new_s is None:
         return before == time
@@ -257,7 +258,7 @@ def _make_aspect(plan: PlannedQueue) -> ConditionContent:
 
 
 def _describe_weights(report: QueueReport) -> str:
-    """Return a text with the namespaces whose weight is not 1. Return "" if there are none."""
+    """Return a text with the namespaces whose weight is not 1, or ""."""
     weights = {job.owner: job.weight for job in report.solution.columns.problem.jobs if job.weight != 1}
     named = [f"{name} {weight:g}" for name, weight in sorted(weights.items())[:MAX_WEIGHTS]]
     more = f" and {len(weights) - MAX_WEIGHTS} more" if len(weights) > MAX_WEIGHTS else ""
@@ -300,7 +301,7 @@ def _is_nearly_equal(left: Any, right: Any) -> bool:
 
 
 def parse_position(document: Mapping[str, Any]) -> QueuePosition | None:
-    """Return the queue position in the status of a TrainingJob. Return None if it has no valid position."""
+    """Return the queue position in the status of a TrainingJob, or None if there is no valid one."""
     try:
         return QueuePosition.model_validate(document.get("queue"))
     except ValidationError:
@@ -317,7 +318,7 @@ def parse_status(document: Mapping[str, Any]) -> api.QueueAdviceStatus:
 
 @dataclass(frozen=True, slots=True)
 class QueuePlanInputs:
-    """Input of `plan_queue`. It holds all that a plan depends on, except the time."""
+    """Input of `plan_queue`: everything that a plan depends on, except the time."""
 
     state: QueueState
     policy: str
@@ -342,7 +343,7 @@ def plan_queue(inputs: QueuePlanInputs, now_s: float) -> tuple[PlannedQueue, dic
 
 @dataclass(frozen=True, slots=True)
 class QueueAdviceInputs:
-    """Input of `decide_queue_advice`. It holds all that the QueueAdvice depends on, except the time."""
+    """Input of `decide_queue_advice`: everything that the QueueAdvice depends on, except the time."""
 
     plan: PlannedQueue
     policy: str
@@ -350,7 +351,7 @@ class QueueAdviceInputs:
     interval_s: float
     """Shortest time between two plans, in seconds."""
     view: View | None
-    """The object as it was seen; None if there is none."""
+    """The object as it was seen, or None."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -358,9 +359,9 @@ class DesiredQueueAdvice:
     """Spec and status that the QueueAdvice should have."""
 
     spec: Document | None
-    """Spec to write; None leaves the spec as it is."""
+    """Spec to write. None leaves the spec unchanged."""
     status: api.QueueAdviceStatus | None
-    """None if there is no object yet."""
+    """Status to write. None if there is no object yet."""
 
 
 def decide_queue_advice(inputs: QueueAdviceInputs, now_s: float) -> DesiredQueueAdvice:

@@ -253,7 +253,7 @@ def _check_request(request: Request, pools: Sequence[Pool]) -> None:
 
 
 def _check_currencies(request: Request, pools: Sequence[Pool]) -> None:
-    """Raise SpecError if an objective that needs prices meets prices or a budget in several currencies."""
+    """Raise SpecError if the objective needs prices, and the prices and the budget are in several currencies."""
     if not request.goal.needs_price:
         return
     allowed = request.constraints.allowed_pools

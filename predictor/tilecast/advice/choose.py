@@ -1,24 +1,24 @@
 """Choose the plan to recommend: first one on each pool, then one pool.
 
-A recommended plan is at most `MOST_BEHIND` behind the best forecast in the quantity that the objective minimises. Of
-the plans that close to the best, these decide, one after the other:
+A recommended plan is at most a factor `MOST_BEHIND` behind the best forecast in the quantity that the objective
+minimises. Among the plans that close to the best, these rules are applied in order:
 
-1. Plans with memory to spare stay.
-2. Plans that do not wait for a slow host much longer than the others stay.
-3. The cheapest plans stay, then the fastest plans. Only one of both differs from the objective.
-4. The simplest plan is chosen, the one that a practitioner tries first: data parallelism before ZeRO before tensor
+1. Keep the plans with memory to spare.
+2. Drop the plans that wait much longer than the others for a slow host.
+3. Keep the cheapest plans, then the fastest. One of the two is the objective itself.
+4. Take the simplest plan, the one that a practitioner tries first: data parallelism before ZeRO before tensor
    parallelism before pipelines, nothing recomputed, fewer GPUs.
 
-On a pool, this chooses one plan for each number of GPUs (`_choose_for_each_count`), and then among these plans. So jobs
-that use equally many GPUs get equal plans, however many there are. Between pools, it chooses among the chosen plans of
-the pools (`rank_choices`).
+On a pool, the rules choose one plan for each number of GPUs (`_choose_for_each_count`), and then among these plans. So
+the plan for a number of GPUs does not depend on which other numbers are possible. `rank_choices` applies the same rules
+to the chosen plans of the pools.
 
-A plan with a faster forecast may wait longer for its host, whose speed is not known. It does not beat a plan that is
-faster on a slow host, if the forecast is at most `uncertainty.MOST_TIED` apart (`_keep_near_best`). But a plan that is
-clearly faster for no more money is chosen all the same (`_find_faster_for_no_more`), and so is one that is clearly
-cheaper and as fast (`_find_cheaper_and_as_fast`).
+The speed of the host is not known, and a plan with a faster forecast may wait longer for it. Such a plan does not beat
+a plan that is faster on a slow host, if their forecasts are at most `uncertainty.MOST_TIED` apart (`_keep_near_best`).
+There are two exceptions: a plan that is clearly faster for no more money (`_find_faster_for_no_more`), and a plan that
+is clearly cheaper and as fast (`_find_cheaper_and_as_fast`).
 
-A pool without such a plan is rejected with a reason (`choose_or_reject`). `rank_choices` orders the others.
+A pool without an eligible plan is rejected with a reason (`choose_or_reject`). `rank_choices` orders the others.
 """
 
 from __future__ import annotations
@@ -43,13 +43,16 @@ from tilecast.step.placement import gpus_on_each_node
 from tilecast.uncertainty import ErrorWidths
 
 MAX_TIED = 128
-"""Most plans of a pool that are compared with its best plan to find ties."""
+"""Most plans of a pool that are checked for a tie with its best plan."""
 MOST_BEHIND = 1.02
-"""Most that a recommended plan takes, relative to the best forecast in the quantity that the objective minimises."""
+"""Largest ratio of a recommended plan to the best forecast, in the quantity that the objective minimises."""
 MOST_DEARER = 1.01
-"""Most that a recommended plan costs, relative to another plan as close to the best, with as much memory to spare."""
+"""Largest ratio of a recommended plan's cost to that of another near-best plan with as much memory to spare."""
 _SAME_COST = MOST_DEARER**0.5
-"""Ratio of costs that count as equal among plans of one GPU count, and once more among the counts."""
+"""Ratio up to which two costs count as equal.
+
+It applies among plans with the same number of GPUs, and again among the plans chosen for each number.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,28 +61,28 @@ class Choice:
 
     candidates: CandidatePlans
     eligible: Mask
-    """Rows of `candidates` that the plan was chosen from."""
+    """Rows of `candidates` among which the plan was chosen, (n,)."""
     row: int
     """Row of the plan in `candidates`."""
     value: float
     """Amount of the quantity that the objective minimises."""
     best: float
-    """Lowest such amount of all eligible plans, at most `value`."""
+    """Lowest `value` of all eligible plans."""
     counterpart: float
-    """Amount of the quantity that the objective leaves open."""
+    """Cost if the objective minimises time, otherwise time."""
     preference: tuple[int, ...]
-    """`simplicity_columns` of the plan."""
+    """Sort keys of the plan from `simplicity_columns`."""
     ties: int
-    """Number of other plans of the pool that the forecast cannot tell from the best."""
+    """Number of other plans of the pool that tie with its best plan within the forecast's uncertainty."""
     details: DetailedForecasts
     place: int
     """Index of the plan in `details`."""
     errors: ErrorWidths
     """Uncertainties of the plan's forecast, in columns of length one."""
     slow: float
-    """Amount of the quantity that the objective minimises, as forecast for a slow host CPU."""
+    """The same amount as `value`, forecast for a slow host CPU."""
     decision: Decision
-    """What decided for the plan, against the best plan of the pool."""
+    """Rule that preferred this plan to the pool's best forecast."""
 
     @property
     def gpus(self) -> int:
@@ -94,10 +97,7 @@ class Choice:
         return self.details.offer(self.place)
 
     def scale_amounts(self, factor: float, counterpart: float = 1.0) -> Choice:
-        """Return a copy whose amounts of the objective are multiplied by `factor`.
-
-        `self.counterpart` is multiplied by `counterpart`.
-        """
+        """Return a copy with `value`, `best` and `slow` multiplied by `factor`, and `counterpart` by `counterpart`."""
         return replace(
             self,
             value=self.value * factor,
@@ -139,7 +139,7 @@ def choose_or_reject(request: Request, candidates: CandidatePlans) -> Choice | R
 
 
 def choose_plan(request: Request, candidates: CandidatePlans, eligible: Mask) -> Choice | None:
-    """Return the plan to recommend among the eligible rows (n,). If no row has a known value, return None."""
+    """Return the recommended plan among the eligible rows, (n,). If no eligible row has a known value, return None."""
     value = candidates.objective_value(request)
     eligible = eligible & np.isfinite(value)
     if not eligible.any():
@@ -178,19 +178,19 @@ def choose_plan(request: Request, candidates: CandidatePlans, eligible: Mask) ->
 
 @dataclass(frozen=True, slots=True)
 class _PlanTraits:
-    """All that decides between n plans, as columns of shape (n,)."""
+    """Columns by which n plans are compared, (n,) each."""
 
     value: Floats
     """Amount of the quantity that the objective minimises."""
     slow: Floats
-    """That amount on a slow host."""
+    """The same amount as `value`, on a slow host."""
     tight: Mask
     cost: Floats
     """Price of the plan for the samples of a step; NaN if it is unknown."""
     seconds: Floats
     """Seconds for the samples of a step."""
     counterpart: Floats
-    """Amount of the quantity that the objective leaves open."""
+    """Cost if the objective minimises time, otherwise time."""
     simplicity: tuple[Ints, ...]
     """`simplicity_columns` of the plans."""
 
@@ -214,21 +214,22 @@ class _PlanTraits:
 
 
 def _choose_for_each_count(table: _PlanTraits, gpus: Ints) -> dict[int, Decision]:
-    """Return the indices of the plans to choose from, one for each number of GPUs in `gpus`, (n,), and what decided.
+    """Choose one plan for each number of GPUs, without regard to plans with other numbers of GPUs.
 
-    Each is chosen without regard to plans with other numbers of GPUs.
+    `gpus` is the number of GPUs of each plan, (n,). Return the rule that decided for each chosen plan, by the plan's
+    index.
     """
     groups = (np.flatnonzero(gpus == count) for count in np.unique(gpus))
     return dict(_choose_among(table, members) for members in groups)
 
 
 def _choose_among(table: _PlanTraits, indices: Ints, others: Ints | None = None) -> tuple[int, Decision]:
-    """Return the index of the plan to recommend, by the steps of the module docstring, and what decided.
+    """Return the index of the plan to recommend by the rules of the module, and the rule that decided.
 
     Args:
         table: the plans.
         indices: indices of the plans to choose from.
-        others: indices of all plans that they are compared with. None compares them with each other.
+        others: indices of the plans to compare with. If None, compare the plans in `indices` with each other.
     """
     others = indices if others is None else others
     near = _keep_roomy(table, _keep_near_best(table, indices, others))
@@ -254,11 +255,11 @@ def _choose_among(table: _PlanTraits, indices: Ints, others: Ints | None = None)
 
 
 def _keep_near_best(table: _PlanTraits, indices: Ints, others: Ints) -> Ints:
-    """Return which of the plans in `indices` are near the best of the plans in `others`.
+    """Return the plans in `indices` that are near the best plan in `others`.
 
-    They are at most `MOST_BEHIND` behind it on a usual host, or at most `uncertainty.MOST_TIED` and not behind on a
-    slow host; and no plan in `others` is faster by more than `MOST_BEHIND` on both hosts. If there is none, the one
-    with the best forecast stays.
+    A plan is near the best in two cases: it is at most a factor `MOST_BEHIND` behind on a usual host, or at most
+    `uncertainty.MOST_TIED` behind there and not behind on a slow host. It is not near if a plan in `others` beats it by
+    more than `MOST_BEHIND` on both hosts. If no plan is near, return the one with the best forecast.
     """
     best = others[np.argmin(table.value[others])]
     value, most = table.value[indices], table.value[best] * np.exp(uncertainty.MOST_TIED)
@@ -269,7 +270,7 @@ def _keep_near_best(table: _PlanTraits, indices: Ints, others: Ints) -> Ints:
 
 
 def _is_beaten_on_both_hosts(table: _PlanTraits, indices: Ints, others: Ints) -> Mask:
-    """Return which of the plans in `indices` have a plan in `others` that is clearly better on usual and slow hosts."""
+    """Return which plans in `indices` are clearly worse than one plan in `others` on usual and on slow hosts."""
     order = others[np.argsort(table.value[others], kind="stable")]
     better = np.searchsorted(table.value[order], table.value[indices] / MOST_BEHIND, side="left")
     least_slow = np.append(np.inf, np.minimum.accumulate(table.slow[order]))
@@ -277,24 +278,24 @@ def _is_beaten_on_both_hosts(table: _PlanTraits, indices: Ints, others: Ints) ->
 
 
 def _keep_roomy(table: _PlanTraits, indices: Ints) -> Ints:
-    """Return which of some plans have memory to spare. If none has, return all."""
+    """Return the plans in `indices` that have memory to spare. If none has, return all."""
     roomy = indices[~table.tight[indices]]
     return roomy if len(roomy) else indices
 
 
 def _keep_fast_on_slow_host(table: _PlanTraits, indices: Ints, rivals: Ints) -> Ints:
-    """Return which of some plans are at most `MOST_BEHIND` behind the best of `rivals` on a slow host.
+    """Return the plans in `indices` that are at most `MOST_BEHIND` behind the best of `rivals` on a slow host.
 
-    If there is none, the one with the best forecast stays.
+    If there is none, return the one with the best forecast.
     """
     fast = indices[table.slow[indices] <= table.slow[rivals].min() * MOST_BEHIND]
     return np.asarray(fast if len(fast) else indices[[np.argmin(table.value[indices])]])
 
 
 def _find_faster_for_no_more(table: _PlanTraits, indices: Ints, chosen: int) -> Ints:
-    """Return which plans near the best are clearly faster than the chosen plan, cost no more and have memory to spare.
+    """Return the near-best plans that are clearly faster than the chosen plan, cost no more and have memory to spare.
 
-    Such a plan is worth a wait for a slow host that costs a few percent. Times differ clearly beyond the largest tie.
+    Such a plan is worth a wait for a slow host that costs a few percent. Clearly means by more than the largest tie.
     """
     is_near = table.value[indices] <= table.value[indices].min() * MOST_BEHIND
     is_faster = table.seconds[indices] * np.exp(uncertainty.MOST_TIED) < table.seconds[chosen]
@@ -303,10 +304,10 @@ def _find_faster_for_no_more(table: _PlanTraits, indices: Ints, chosen: int) -> 
 
 
 def _find_cheaper_and_as_fast(table: _PlanTraits, indices: Ints, others: Ints, chosen: int) -> Ints:
-    """Return which plans are clearly cheaper than the chosen plan on usual and slow hosts, and nearly the best.
+    """Return the nearly best plans that are clearly cheaper than the chosen plan, on usual and on slow hosts.
 
-    They are at most `MOST_DEARER` behind the best of the plans in `others`, and not tighter than the chosen plan. The
-    money that such a plan saves for certain is worth more than a wait for a slow host that may not occur.
+    They are at most a factor `MOST_DEARER` behind the best plan in `others`, and not tighter in memory than the chosen
+    plan. A certain saving is worth more than a wait for a slow host that may not occur.
     """
     is_best = table.value[indices] <= table.value[others].min() * MOST_DEARER
     is_as_roomy = ~table.tight[indices] | table.tight[chosen]
@@ -317,27 +318,27 @@ def _find_cheaper_and_as_fast(table: _PlanTraits, indices: Ints, others: Ints, c
 
 
 def _keep_least(amounts: Floats, indices: Ints, ratio: float) -> Ints:
-    """Return the indices with at most `ratio` times the least of the amounts. An unknown amount decides nothing."""
+    """Return the indices whose amount is at most `ratio` times the least. If an amount is unknown, return all."""
     some = amounts[indices]
     return np.asarray(indices[some <= some.min() * ratio]) if np.all(np.isfinite(some)) else indices
 
 
 def _find_tied_rows(request: Request, candidates: CandidatePlans, rows: Ints, row: int) -> Ints:
-    """Return the best `MAX_TIED` of some rows, best first, and one more row."""
+    """Return the `MAX_TIED` best of `rows`, best first. Add `row` if it is not among them."""
     some = candidates.take(rows)
     ordered = rows[np.lexsort((some.step_s, some.objective_value(request)))][:MAX_TIED]
     return ordered if row in ordered else np.append(ordered, row)
 
 
 def _differ_in_replicas(candidates: CandidatePlans, rows: Ints) -> Mask:
-    """Return which plans, (k,), differ from the first only in how often the work of a GPU is repeated."""
+    """Return which plans, (k,), differ from the first plan only in how often a GPU repeats its work."""
     plans, variant = candidates.plans.take(rows), candidates.variant[rows]
     columns = [getattr(plans, item.name) for item in fields(Plans) if item.name not in _REPLICAS]
     return np.asarray(np.all([column == column[0] for column in (*columns, variant)], axis=0))
 
 
 _REPLICAS = ("data", "gradient_accumulation")
-"""Columns of plans that change how often a GPU's work is repeated."""
+"""Plan columns that change how often a GPU repeats its work."""
 
 
 def _value_on_slow_host(candidates: CandidatePlans, request: Request) -> Floats:
@@ -350,11 +351,13 @@ def _value_on_slow_host(candidates: CandidatePlans, request: Request) -> Floats:
 
 
 def simplicity_columns(candidates: CandidatePlans) -> tuple[Ints, ...]:
-    """Return sort keys, (n,) each, that order plans as a practitioner would try them, the most important key first.
+    """Return sort keys, (n,) each, that order plans as a practitioner would try them.
 
-    The columns are: the variant of the job (its own batch and precision first); the most complex way of splitting
-    (none, ZeRO, tensor, context or expert, pipeline); the number of degrees above one, and of
-    schedules other than 1F1B; recomputation; the ZeRO stage; the ranks of a replica; the GPUs.
+    The most important key comes first.
+
+    The keys are: the variant of the job (its own batch and precision first); the most complex way of splitting (none,
+    ZeRO, tensor, context or expert, pipeline); the number of degrees above one and of schedules other than 1F1B;
+    recomputation; the ZeRO stage; the ranks of a replica; the GPUs.
     """
     plans = candidates.plans
     sharded = np.minimum(plans.zero_stage, 1)
@@ -367,9 +370,9 @@ def simplicity_columns(candidates: CandidatePlans) -> tuple[Ints, ...]:
 
 
 HALF = 1 / 2
-"""Share of a GPU's memory up to which a model, with its training state and one sample, is not split over ranks."""
+"""Largest share of a GPU's memory for which a model, with its training state and one sample, is not split."""
 THIRD = 1 / 3
-"""Share of a GPU's memory up to which the training state of a model is not split either."""
+"""Largest share of a GPU's memory for which the training state of a model is not split."""
 
 
 def keep_sensible_plans(request: Request, candidates: CandidatePlans, eligible: Mask) -> Mask:
@@ -436,10 +439,10 @@ def is_split_too_far(candidates: CandidatePlans) -> Mask:
 
 
 def adds_recomputation_to_measured(candidates: CandidatePlans, eligible: Mask) -> Mask:
-    """Return a mask, (n,), of plans that are a measured plan of the job with recomputation.
+    """Return which plans, (n,), equal a plan that the user measured except for added recomputation.
 
     The measured plan recomputes nothing, is eligible and has memory to spare. Recomputation only adds work to it. It
-    can seem faster because the error of a measured plan is carried to another recomputation only in part.
+    can seem faster, because only a part of the measured plan's error is carried over to plans with other recomputation.
     """
     plans, mask = candidates.plans, np.zeros(len(candidates), dtype=bool)
     others = [item.name for item in fields(Plans) if item.name != "checkpointing"]
@@ -454,7 +457,7 @@ def adds_recomputation_to_measured(candidates: CandidatePlans, eligible: Mask) -
 
 
 def _fits_whole(candidates: CandidatePlans, fraction: float) -> Mask:
-    """Return a mask, (n,), of plans with a sample for every GPU whose unsplit job fits `fraction` of a GPU's memory."""
+    """Return which plans, (n,), fit `fraction` of a GPU's memory unsplit and have a sample for every GPU."""
     most = fraction * candidates.pool.gpu.memory_bytes
     unsplit = [_UNSPLIT_BYTES.get(workload, partial(_unsplit_bytes, workload)) for workload in candidates.variants]
     fits = np.array(unsplit) <= most
@@ -467,8 +470,8 @@ _UNSPLIT_BYTES: Memo[float] = Memo(64)
 def _unsplit_bytes(workload: Workload) -> float:
     """Return the bytes of training state and activations of a job that is not split.
 
-    The micro-batch is one sample, or the job's own. The result is infinite for a model whose own code spreads it over
-    all ranks.
+    The micro-batch is the job's own, or else one sample. The result is infinite for a model whose own code spreads it
+    over all ranks.
     """
     if zoo.has_row_sharded_weights(workload.model):
         return np.inf
@@ -495,20 +498,20 @@ class Ranking:
 
     choices: tuple[Choice, ...]
     ties: int
-    """Number of plans that the forecast cannot tell apart from the recommended one."""
+    """Number of plans that tie with the recommended one within the forecast's uncertainty."""
     ratio: float
     """Value of the recommended plan over the lowest value among the plans that tie with it."""
     is_tied: tuple[bool, ...]
-    """For each choice, whether the forecast cannot tell it apart from the recommended one."""
+    """Whether each choice ties with the recommended one within the forecast's uncertainty."""
     decision: Decision = "best"
-    """What decided for the recommended plan, against the best one."""
+    """Rule that preferred the recommended plan to the best forecast."""
 
 
 def rank_choices(request: Request, choices: Iterable[Choice]) -> Ranking:
     """Return the choices in order: the recommended choice first, then the others by value.
 
-    The recommended one is chosen by the steps of the module docstring. If the objective is to use the fewest GPUs, it
-    is one of the choices with the fewest.
+    The rules of the module choose the recommended one. If the objective is to use the fewest GPUs, it is one of the
+    choices with the fewest.
     """
     ranked = sorted(choices, key=lambda choice: _ranking_key(request, choice))
     if not ranked:
@@ -531,10 +534,9 @@ def recommend_choice(request: Request, choices: Iterable[Choice]) -> Choice:
 
 
 def _recommend(request: Request, ranked: Sequence[Choice]) -> tuple[Choice, Decision]:
-    """Return the recommended choice among pools, and what decided between it and the pool of the best plan.
+    """Return the recommended choice among pools, and the rule that preferred it to the pool with the best plan.
 
-    Every choice that is near the best plan of all pools may be recommended. The choice of the pool with that plan is
-    always one of them.
+    Every choice near the best plan of all pools is a candidate, and so is the choice of the pool with that plan.
     """
     first = min(ranked, key=lambda item: item.best)
     table = _PlanTraits.from_choices(request, ranked)
@@ -544,18 +546,18 @@ def _recommend(request: Request, ranked: Sequence[Choice]) -> tuple[Choice, Deci
 
 
 def _ties_with_best(request: Request, best: Choice, choice: Choice) -> bool:
-    """Return whether a choice ties with the best plan of another pool, whose choice is `best`."""
+    """Return whether a choice ties with the best plan of another pool. `best` is that pool's choice."""
     same = _ranking_key(request, best)[0] == _ranking_key(request, choice)[0]
     return same and choice.value <= best.best * _tie_ratio(best, choice)
 
 
 def _tie_ratio(first: Choice, second: Choice) -> float:
-    """Return the largest ratio of two values within which choices of two pools count as tied."""
+    """Return the largest ratio of values at which the choices of two pools tie."""
     return float(np.exp(uncertainty.tie_width_between_pools(first.errors, second.errors)[0]))
 
 
 def _are_tied(request: Request, first: Choice, second: Choice) -> bool:
-    """Return whether the forecast cannot tell the choices of two pools apart."""
+    """Return whether the choices of two pools tie within the forecast's uncertainty."""
     best, behind = sorted((first, second), key=lambda choice: _ranking_key(request, choice))
     if _ranking_key(request, best)[0] != _ranking_key(request, behind)[0] or best.value <= 0:
         return False
@@ -563,7 +565,7 @@ def _are_tied(request: Request, first: Choice, second: Choice) -> bool:
 
 
 def list_usable_precisions(request: Request, pool: Pool) -> list[Precision]:
-    """Return the precisions that the pool's GPU supports and the job's framework runs, the most usual first."""
+    """Return the precisions that the pool's GPU and the job's framework support, the most common first."""
     framework = request.workload.framework
     supported = search.abilities(framework).precisions if framework else PRECISIONS
     usual: tuple[Precision, ...] = ("bf16", "fp16", "fp32")
@@ -577,7 +579,7 @@ def _reject_precision(request: Request, pool: Pool) -> Rejection:
 
 
 def _reject_gpu_count(request: Request, pool: Pool) -> Rejection:
-    """Return the rejection of a pool where no plan keeps the job's limits on the number of GPUs."""
+    """Return the rejection of a pool where no plan meets the job's limits on the number of GPUs."""
     batch, limits = request.workload.global_batch, request.constraints
     most = min(
         pool.max_gpus,
@@ -600,7 +602,7 @@ def _reject_gpu_count(request: Request, pool: Pool) -> Rejection:
 
 
 def _reject_memory(request: Request, candidates: CandidatePlans, within: Mask) -> Rejection:
-    """Return the rejection of a pool without enough memory. It names the largest memory use of the smallest plan."""
+    """Return the rejection of a pool without enough memory. It names what uses most memory in the smallest plan."""
     rows = np.flatnonzero(within)
     row = int(rows[np.argmin(candidates.memory_bytes[rows])])
     plan, workload = candidates.plans.row(row), candidates.variants[candidates.variant[row]]
@@ -638,7 +640,7 @@ _REMEDIES: Mapping[str, str] = {
     "fragmentation": "a smaller micro-batch, or expandable segments in the allocator",
     "context": "GPUs with more memory",
 }
-"""Remedies by the largest item of the memory bill; `samples` are activations of models without tokens."""
+"""Remedies by the purpose that uses most memory. `samples` means activations of models without tokens."""
 
 
 def _reject_bound(request: Request, candidates: CandidatePlans, fitting: Mask) -> Rejection:
@@ -660,7 +662,7 @@ def _reject_bound(request: Request, candidates: CandidatePlans, fitting: Mask) -
 
 
 def _meets_target(request: Request, candidates: CandidatePlans, fitting: Mask) -> bool:
-    """Return whether a plan that fits meets the target for a step, whatever the deadline and the budget are."""
+    """Return whether any plan that fits meets the target step time. Deadline and budget are ignored."""
     alone = replace(request, objective="time", deadline_s=None, budget=None)
     return bool((fitting & candidates.keeps_bound(alone)).any())
 

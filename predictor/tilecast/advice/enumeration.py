@@ -33,14 +33,14 @@ from tilecast.step.blocks import can_attend
 
 # Each operator takes 0.1 ms and 3 KB. The largest published model whose layers all differ may have 13 combinations.
 MOST_KERNELS = 64_000
-"""Most operators of a model times combinations of global batch, precision and pool, if there are several."""
+"""Most operators times combinations of global batch, precision and pool, if there are several combinations."""
 # Each plan takes 2 us and 500 to 900 bytes. The largest search in the documentation prices 400,000.
 MOST_PLANS = 500_000
-"""Most plans of all pools that one search prices; of more, node counts and then global batches are left out."""
+"""Most plans of all pools that one search prices. Above it, node counts are left out first, then global batches."""
 MAX_BATCHES = 8
 """Most global batches of a range that are tried: the ends, and batches with many factors of two."""
 FEWER_BATCHES = (4, 2, 0)
-"""Most global batches that are tried in a range, besides the job's own, as long as there are too many plans."""
+"""Most global batches of a range, besides the job's own, while the search has too many plans."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,10 +160,7 @@ def _enumerate_pool(
 
 
 def describe_left_out(request: Request, enumerations: Sequence[PlanEnumeration]) -> list[str]:
-    """Return a list with a sentence on the node counts and batches that the search skipped for speed.
-
-    The list is empty if the search skipped nothing.
-    """
+    """Return a list with one sentence on the node counts and batches that the search skipped. It may be empty."""
     parts = []
     if any(table.is_bounded for each in enumerations for _, table in each.tables):
         parts.append("some node counts, degrees of expert tensor parallelism (etp) or pipeline schedules were left out")
@@ -200,7 +197,7 @@ def job_variants(request: Request, pool: Pool, most_batches: int = MAX_BATCHES) 
 
 
 def _batches_in_range(request: Request) -> list[int]:
-    """Return at most `MAX_BATCHES` global batches in the job's range, ascending, that its micro-batch size divides."""
+    """Return at most `MAX_BATCHES` global batches of the job's range, ascending, that its micro-batch divides."""
     if request.batches is None:
         return []
     low, high = request.batches
@@ -235,8 +232,8 @@ def _steps_of_run(request: Request, batch: int) -> int | None:
 def _requested_plans(request: Request, workload: Workload, pool: Pool) -> Plans | None:
     """Return the plans that agree with the plan set in the request. If the request sets no plan, return None.
 
-    The plans use the number of GPUs in the request, or as many as the job may use. If the job's framework can run
-    some of these plans, the others are dropped.
+    The plans use the number of GPUs in the request, or as many as the job may use. If the job's framework can run some
+    of these plans, only those are returned.
     """
     given, limits = request.plan, request.constraints
     if given is None:
@@ -316,10 +313,10 @@ def enumerate_partial_plan(workload: Workload, gpus: int, partial_plan: PartialP
 
 
 def _keep_matching_plans(workload: Workload, plans: Plans, field: str) -> Plans:
-    """Return the plans that agree with the job's settings of rank groups, offloading and recomputation.
+    """Return the plans that agree with the job's settings of sharding groups, offloading and recomputation.
 
     Raises:
-        SpecError: none does, or no framework has these options. The errors about plans name `field`.
+        SpecError: no plan agrees, or no framework has these options. Errors about plans name `field`.
     """
     if not frameworks.shares_frozen_weights(workload):
         whole = plans.zero_stage < 2
@@ -416,7 +413,7 @@ def _require_divisible(workload: Workload, data: int, partial_plan: PartialPlan,
 
 
 def _require_schedule(workload: Workload, partial_plan: PartialPlan, field: str) -> None:
-    """Raise SpecError unless the pipeline of a plan can run by the schedule of the plan and of the job."""
+    """Raise SpecError unless the pipeline of a plan can run the schedule that the plan or the job sets."""
     own, stated, virtual = workload.pipeline_schedule, partial_plan.schedule, partial_plan.virtual_stages
     if stated is not None:
         remedy = "leave the schedule out"
@@ -436,7 +433,7 @@ def _require_schedule(workload: Workload, partial_plan: PartialPlan, field: str)
 
 
 def _data_degree(gpus: int, partial_plan: PartialPlan, field: str) -> int:
-    """Return the data-parallel degree of a plan, set by the user, on `gpus` GPUs.
+    """Return the data-parallel degree of a plan that the user set, on `gpus` GPUs.
 
     Raises:
         SpecError: the degrees do not multiply to the number of GPUs.

@@ -34,20 +34,20 @@ class RunForecast:
     pool: Pool
     plan: Plan
     raw_s: float
-    """The step without any correction."""
+    """Seconds of the step without corrections."""
     step_s: float
     lower_s: float
     upper_s: float
     group: GroupKey
-    """Key that calibration groups the run by."""
+    """Key by which calibration groups runs."""
     framework: str
-    """Framework that calibration counts the run for."""
+    """Framework whose calibration the run counts for."""
     least_s: float
     """Seconds of all kernels at the peak of compute or memory bandwidth."""
     parts: Mapping[str, float]
     """Parts that sum to `step_s`."""
     exchanged_s: float
-    """Seconds of collectives, hidden ones included; 0 for pipelines and for weights in the host's memory."""
+    """Seconds of collectives, including hidden ones. It is 0 for pipelines and for weights in the host's memory."""
 
 
 def forecast_run(
@@ -108,11 +108,11 @@ def forecast_run(
 
 
 MAX_FORECAST_RATIO = 10.0
-"""Largest factor, up or down, between a forecast and a measurement; beyond it the unit is assumed to be wrong."""
+"""Largest ratio of forecast and measurement, either way. Beyond it, the unit is assumed to be wrong."""
 ROUNDING = 1e-5
-"""Largest share by which the sum of the measured parts may exceed the measured step."""
+"""Share by which the measured parts may sum to more than the measured step."""
 MAX_REPEAT_RATIO = 1.5
-"""Largest factor between two measurements of one plan on one pool that do not contradict each other."""
+"""Largest ratio of two measurements of one plan on one pool before they count as contradicting each other."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +123,7 @@ class Measurement:
     gpus: int
     seconds: float
     plan: Plan | PartialPlan | None = None
-    """The plan or its known part; the fastest plan that agrees with the known part is assumed to have run."""
+    """The plan, or the part of it that is known. The run is assumed to have used the fastest plan that agrees."""
     parts: MeasuredParts = NO_PARTS
     """Seconds of the step's parts, as far as they are known."""
     field: str = "--measured"
@@ -172,7 +172,7 @@ class EarlierRun:
         return self.measurement.spent_s / sum(self.expected_s.values())
 
     def to_job_run(self, request: Request) -> JobRun:
-        """Return the run as a `JobRun`, from which `tilecast.learning.job_calibration` learns."""
+        """Return the run as a `JobRun`, the input of `tilecast.learning.job_calibration`."""
         pool, plan = self.measurement.pool, self.measurement.plan
         measured_parts_s = self.measured_parts_s
         elsewhere_s = {name: part for name, part in measured_parts_s.items() if name != "communication"}
@@ -251,13 +251,13 @@ def _forecast_earlier_run(request: Request, measurement: Measurement) -> Earlier
 
 
 def correct_pools(request: Request, pools: Sequence[Pool], earlier_runs: Sequence[EarlierRun]) -> tuple[Pool, ...]:
-    """Return copies of the pools that correct forecasts by the job's measured runs."""
+    """Return copies of the pools whose forecasts are corrected by the job's measured runs."""
     own = JobRuns(tuple(item.to_job_run(request) for item in earlier_runs))
     return tuple(replace(pool, own=own) for pool in pools)
 
 
 def add_run_notes(advice: Advice, earlier_runs: Sequence[EarlierRun]) -> Advice:
-    """Return the advice with notes on the job's measured runs, and with the correction named in each offer's reason."""
+    """Return the advice with notes on the job's measured runs. Each offer's reason names the correction."""
     if not earlier_runs:
         return advice
     runs = f"your run on {earlier_runs[0]}" if len(earlier_runs) == 1 else f"your {len(earlier_runs)} runs"
@@ -269,12 +269,12 @@ def add_run_notes(advice: Advice, earlier_runs: Sequence[EarlierRun]) -> Advice:
 
 
 def add_relative_note(advice: Advice, job: str) -> Advice:
-    """Return the advice with a mention, in each offer's reason, of the other job whose run corrected the forecast."""
+    """Return the advice with each offer's reason naming the other job whose run corrected the forecast."""
     return _add_to_reasons(advice, f"the run of {job}, another workload")
 
 
 def _add_to_reasons(advice: Advice, source: str) -> Advice:
-    """Return the advice with the source of the correction appended to each offer's reason."""
+    """Return the advice with each offer's reason naming `source` as the origin of the correction."""
 
     def add_source(offer: Offer) -> Offer:
         return replace(offer, reason=f"{offer.reason}; {offer.carried:.2f}x its forecast by {source}")
@@ -284,7 +284,7 @@ def _add_to_reasons(advice: Advice, source: str) -> Advice:
 
 
 def _describe_run(item: EarlierRun) -> str:
-    """Return a sentence on a measured run and its forecast."""
+    """Return a sentence that compares a measured run with its forecast."""
     measurement, forecast = item.measurement, item.forecast
     input_s = measurement.parts.input_s or 0.0
     loader = f" beside {input_s:.3g} s of waiting for its loader, which stay on every pool" if input_s else ""

@@ -35,9 +35,9 @@ class CandidatePlans:
     tables: tuple[PlanTable, ...]
     """Tables of plans that the rows come from."""
     table: Ints
-    """Index into `tables`."""
+    """Index into `tables`, (n,)."""
     origin: Ints
-    """Row in the table of origin."""
+    """Row in that table, (n,)."""
     plans: Plans
     gpus: Ints
     memory_bytes: Floats
@@ -45,9 +45,9 @@ class CandidatePlans:
     fits: Mask
     batch: Floats
     steps: Floats
-    """Steps of the whole run; NaN where its length is not known."""
+    """Number of steps of the whole run. NaN if its length is unknown."""
     _seconds: Callable[[], tuple[Floats, Floats]]
-    """Seconds of each step, and of its part that waits for the host; priced at the first access."""
+    """Function that returns the seconds of each step and of its host stalls. It computes them once."""
 
     def __len__(self) -> int:
         return len(self.gpus)
@@ -64,7 +64,7 @@ class CandidatePlans:
 
     @property
     def launch_s(self) -> Floats:
-        """Seconds of each step that wait for the host, (n,)."""
+        """Seconds of each step in which the GPU waits for the host, (n,)."""
         return self._seconds()[1]
 
     @property
@@ -87,7 +87,7 @@ class CandidatePlans:
         return self.hourly * self.finish_s / 3600
 
     def within(self, limits: Constraints) -> Mask:
-        """Return which plans keep the job's constraints, (n,)."""
+        """Return which plans meet the job's constraints, (n,)."""
         mask = np.ones(len(self), dtype=bool)
         if limits.gpus is not None:
             mask &= self.gpus == limits.gpus
@@ -108,12 +108,12 @@ class CandidatePlans:
         return self._amount(request, request.goal.counterpart)
 
     def _amount(self, request: Request, quantity: Quantity) -> Floats:
-        """Return the amount for the whole run, or for the samples of a step of the job's own batch, (n,)."""
+        """Return the amount of a quantity for the whole run, or for one step of the job's own batch, (n,)."""
         steps = self.steps if request.goal.is_whole_run else request.workload.global_batch / self.batch
         return quantity.amount(self.pool, self.gpus.astype(float), self.step_s * steps)
 
     def keeps_bound(self, request: Request) -> Mask:
-        """Return which plans keep the deadline, the budget and the target that limit the job, (n,)."""
+        """Return which plans meet the job's deadline, budget and target step time, (n,)."""
         mask = np.ones(len(self), dtype=bool)
         if request.goal.bound == "budget" and request.budget is not None:
             mask &= self.cost_to_finish <= request.budget.amount
@@ -131,9 +131,9 @@ class CandidatePlans:
         return mask
 
     def least_step_s(self, request: Request, mask: Mask) -> float:
-        """Return the seconds of the fastest step among masked plans. Limits on time are compared with this number.
+        """Return the seconds of the fastest step among the plans in `mask`, for comparison with limits on time.
 
-        If the job sets limits at the upper bound, return the upper end of the step's range.
+        If the job's limits hold at the upper bound, return the upper end of that step's range.
         """
         rows = np.flatnonzero(mask)
         seconds = self.step_s[rows]
@@ -196,11 +196,11 @@ class DetailedForecasts:
     candidates: CandidatePlans
     rows: Ints
     priced: tuple[PricedPlans, ...]
-    """One priced table for each of the candidates' tables that the rows come from."""
+    """One priced table for each table of candidates that has selected rows."""
     table: Ints
     """Index into `priced` for each row, (k,)."""
     place: Ints
-    """Row of each in that priced table, (k,)."""
+    """Row in that priced table, (k,)."""
 
     @classmethod
     def from_rows(cls, candidates: CandidatePlans, rows: Ints) -> DetailedForecasts:
@@ -225,7 +225,7 @@ class DetailedForecasts:
         )
 
     def upper_ratios(self) -> Floats:
-        """Return the upper end of the 90 % range of the step of each row over its forecast, (k,)."""
+        """Return the upper end of each step's 90 % range, divided by the forecast, (k,)."""
         if not self.priced:
             return np.ones(0)
         firsts = (int(self.rows[self.table == index][0]) for index in range(len(self.priced)))

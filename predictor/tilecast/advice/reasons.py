@@ -1,4 +1,4 @@
-"""Explain an advice in words: the reason of each offer, notes on the job, and the Pareto front to compare with."""
+"""Write the texts of an advice: the reason of each offer, notes on the job, and the Pareto front."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def explain_choices(request: Request, ranking: Ranking) -> tuple[Offer, ...]:
 
 
 def describe_offers(request: Request, offers: Sequence[Offer]) -> tuple[str, ...]:
-    """Return notes on the job's model, on inputs that the recommendation changes or ignores, and on its input."""
+    """Return notes on the job's model and data loader, and on inputs that the recommendation changes or ignores."""
     return (
         *request.workload.model.notes,
         *_note_changed_inputs(request, offers),
@@ -36,7 +36,7 @@ def describe_offers(request: Request, offers: Sequence[Offer]) -> tuple[str, ...
 def describe_plan(offers: Sequence[Offer], safer: Offer | None) -> tuple[str, ...]:
     """Return notes that help to read the recommended plan, or a plan with memory to spare.
 
-    They are on groups of GPUs that share a node, and on ZeRO with a single data-parallel rank.
+    They cover GPU groups that share a node, and ZeRO with a single data-parallel rank.
     """
     if not offers:
         return ()
@@ -115,14 +115,14 @@ def _pareto_front(
 ) -> list[tuple[CandidatePlans, int]]:
     """Return at most `MAX_PARETO` plans that no other plan beats in time, cost and GPUs at once, fastest first.
 
-    A pool without a price is compared by time and GPUs alone. If prices are in several currencies, all pools are.
+    A pool without a price is compared by time and GPUs alone. So are all pools if prices are in several currencies.
 
     Args:
         request: the job.
         searched: the plans of each pool, and a mask of the eligible ones.
 
     Returns:
-        Pairs of a pool's plans and a row of them.
+        Pairs of a pool's plans and the row of a plan among them.
     """
     currencies = {
         candidates.pool.currency for candidates, _ in searched if candidates.pool.price_per_gpu_hour is not None
@@ -154,7 +154,7 @@ def _pareto_front(
 
 
 def _seconds_and_name(candidates: CandidatePlans, row: int) -> tuple[float, str]:
-    """Return the seconds per sample of a plan and the name of its pool, the sort key of the front."""
+    """Return a plan's seconds per sample and its pool's name, by which the front is sorted."""
     return float(candidates.step_s[row] / candidates.batch[row]), candidates.pool.name
 
 
@@ -180,11 +180,11 @@ def _select_spread_rows(axes: Floats) -> list[int]:
 
 
 LEAST_DISTANCE = float(np.log(1.05))
-"""Least distance between two plans of the front that are shown, as the logarithm of a ratio."""
+"""Least distance of two plans that the front shows, as the logarithm of a ratio."""
 
 
 def _note_changed_inputs(request: Request, offers: Sequence[Offer]) -> list[str]:
-    """Return a note for each input that the recommendation changes. The inputs are global batch and precision."""
+    """Return a note for each input, global batch or precision, that the recommendation changes."""
     if not offers:
         return []
     own, best = request.workload, offers[0].workload
@@ -201,7 +201,7 @@ def _note_changed_inputs(request: Request, offers: Sequence[Offer]) -> list[str]
 
 
 def _note_unused_schedule(request: Request, offers: Sequence[Offer]) -> list[str]:
-    """Return a list with a note on the job's pipeline schedule, if the recommended plan has no pipeline."""
+    """Return a note that the job's pipeline schedule is unused, if the recommended plan has no pipeline."""
     schedule = request.workload.pipeline_schedule
     if schedule is None or not offers or offers[0].plan.pipeline > 1:
         return []
@@ -209,14 +209,14 @@ def _note_unused_schedule(request: Request, offers: Sequence[Offer]) -> list[str
 
 
 NEAR = 0.8
-"""Share of the input pipeline's rate above which a note says how much of it the step takes."""
+"""Share of the data loader's rate that a step must use for a note to mention it."""
 
 
 def _note_input_pipeline(offers: Sequence[Offer]) -> list[str]:
-    """Return a list with at most one note: the samples per second that each node's data loader has to deliver.
+    """Return at most one note: the samples per second that each node's data loader has to deliver.
 
-    If the user gives the loader's rate, there is a note only if the loader limits the step or nearly does. Without a
-    given rate, there is a note only for a model that reads images.
+    If the user gives the loader's rate, the note appears only if the loader limits the step or nearly does. Otherwise
+    it appears only for a model that reads images.
     """
     if not offers:
         return []
@@ -255,10 +255,9 @@ def _format_rate(per_s: float) -> str:
 
 
 def find_sharing(request: Request, offers: Sequence[Offer]) -> SharingAdvice | None:
-    """Return the ways to share a GPU if the recommended plan uses a single GPU.
+    """Return the ways to share a GPU, if the recommended plan trains on a single GPU. Otherwise return None.
 
-    For other plans and for inference, return None. If no way is worthwhile and the job does not allow sharing, return
-    None too.
+    Also return None if no way is worthwhile and the job does not allow sharing.
     """
     if not offers or offers[0].gpus > 1 or not offers[0].workload.training:
         return None
@@ -270,7 +269,7 @@ _SHARED: Mapping[str, str] = {"mig": "a MIG slice", "mps": "a GPU shared by MPS"
 
 
 def describe_sharing(request: Request, shared: SharingAdvice | None) -> list[str]:
-    """Return a list with a sentence on the best way to share a GPU. If no way is worthwhile, the list is empty."""
+    """Return a list with a sentence on the best way to share a GPU. It is empty if no way is worthwhile."""
     if shared is None or shared.best is None:
         return []
     best = shared.best
@@ -284,7 +283,7 @@ def describe_sharing(request: Request, shared: SharingAdvice | None) -> list[str
 
 
 def describe_confidence(offers: Sequence[Offer]) -> str:
-    """Return the width of the recommendation's range, and the number of measured runs behind it, as text."""
+    """Return a text with the width of the recommendation's range and the number of measured runs behind it."""
     if not offers:
         return "nothing to be sure of"
     best = offers[0]

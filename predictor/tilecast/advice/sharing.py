@@ -33,9 +33,9 @@ from tilecast.spec import Plan, Workload
 SharingMethod = Literal["mig", "mps", "timeSlicing"]
 
 MAX_SLOWDOWN = 1.25
-"""Largest slow-down at which sharing is recommended where time counts."""
+"""Largest slow-down at which sharing is recommended if the objective is time."""
 MAX_RELATIVE_COST = 0.8
-"""Largest cost of a step, relative to the whole GPU, at which sharing is recommended where cost counts."""
+"""Largest cost of a step, relative to a whole GPU, at which sharing is recommended if the objective is cost."""
 MAX_JOBS = 8
 """Most equal jobs that share one GPU without MIG."""
 
@@ -46,9 +46,9 @@ class GpuSharingOption:
 
     kind: SharingMethod
     profile: str
-    """MIG profile; empty without one."""
+    """MIG profile. Empty without MIG."""
     jobs: int
-    """Number of such jobs that one GPU runs at once."""
+    """Number of such jobs that run on one GPU at once."""
     share: float
     """Share of the GPU that the job takes."""
     plan: Plan
@@ -58,7 +58,7 @@ class GpuSharingOption:
     slowdown: float
     memory_bytes: float
     memory_available_bytes: float
-    """Memory of the MIG slice; with sharing, that of the whole GPU, which all jobs on it fill together."""
+    """Memory of the MIG slice. Without MIG, memory of the whole GPU, which its jobs use together."""
     cost_per_1000_steps: float | None
 
     @property
@@ -85,7 +85,7 @@ class SharingAdvice:
 
 @dataclass(frozen=True, slots=True)
 class SharingJob:
-    """A job among those that share a GPU by time-slicing.
+    """One of the jobs that share a GPU by time-slicing.
 
     `busy` is the fraction of its step in which it computes.
     """

@@ -15,7 +15,7 @@ from tilecast.spec import PartialPlan, Plan, Plans, Precision, SpecError, Worklo
 from tilecast.zoo.model_flops import count_model_flops
 
 Decision: TypeAlias = Literal["best", "host", "memory", "price", "time", "simplicity"]
-"""What decided for a plan: the best forecast, less waiting for the host, memory to spare, price, time or simplicity."""
+"""Rule that decided for a plan: forecast, less waiting for the host, memory to spare, price, time or simplicity."""
 
 
 def require(is_met: object, field: str, problem: str, remedy: str) -> None:
@@ -37,7 +37,7 @@ def round_up(seconds: float) -> float:
 
 
 def format_excess(over_bytes: float) -> str:
-    """Return bytes that a plan has too many as text with at least two significant digits, such as `310 MiB`."""
+    """Return excess bytes as text with at least two significant digits, such as `310 MiB`."""
     unit, name = (2**30, "GiB") if over_bytes >= 2**30 else (2**20, "MiB")
     size = over_bytes / unit
     return f"{size:.1f} {name}" if size < 100 else f"{size:,.0f} {name}"
@@ -58,18 +58,18 @@ class Constraints:
 
 @dataclass(frozen=True, slots=True)
 class Baseline:
-    """Pool and plan that the user would use today."""
+    """Pool and plan that the user runs today."""
 
     pool: str
     gpus: int
     plan: PartialPlan | None = None
-    """Plan or part of it; None leaves the plan to the search."""
+    """Plan or part of it. If None, the search chooses the plan."""
     elsewhere: Pool | None = None
-    """The pool itself, if it is not one of those that the job may run on."""
+    """The baseline's pool, if the job may not run on it."""
 
     @property
     def is_planned(self) -> bool:
-        """Whether the user states the whole plan, which has a micro-batch."""
+        """Whether the user states the whole plan, including its micro-batch."""
         return self.plan is not None and self.plan.micro_batch is not None
 
 
@@ -82,7 +82,7 @@ class Budget:
 
 
 LimitsAt: TypeAlias = Literal["forecast", "upperBound"]
-"""Which end of a forecast has to meet limits on time."""
+"""End of a forecast that must meet the limits on time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,17 +98,17 @@ class Request:
     deadline_s: float | None = None
     budget: Budget | None = None
     batches: tuple[int, int] | None = None
-    """Smallest and largest global batch that the job may get; None keeps its own."""
+    """Smallest and largest global batch that the job may use. If None, only its own."""
     precisions: tuple[Precision, ...] = ()
-    """Every precision that the job may be trained in; empty keeps its own."""
+    """Precisions that the job may be trained in. If empty, only its own."""
     tokens: int | None = None
     """Tokens of the whole run, if its length is given in tokens."""
     plan: PartialPlan | None = None
-    """The only plan to price; None leaves it to the search."""
+    """The only plan to price. If None, search for plans."""
     target_step_s: float | None = None
     """Longest step that a plan may take, in seconds; None sets no limit."""
     limits_at: LimitsAt = "forecast"
-    """Time that has to meet the target and the deadline: the forecast, or the upper end of its 90 % range."""
+    """Time that must meet the target and the deadline: the forecast, or the upper end of its 90 % range."""
 
     @property
     def is_bounded(self) -> bool:
@@ -139,10 +139,10 @@ class Offer:
     upper_s: float
     breakdown: Mapping[str, float]
     memory_bytes: float
-    """Bytes that the plan cannot do without on its fullest GPU."""
+    """Bytes that the plan needs at least on the GPU that holds most."""
     memory_lower_bytes: float
     memory_upper_bytes: float
-    """Upper end of the range: the bytes that an allocator holds if it never has to release memory."""
+    """Upper end of the memory range: the bytes that an allocator holds if it never has to release any."""
     memory_available_bytes: float
     memory: Mapping[str, float]
     tokens_per_s: float
@@ -150,14 +150,14 @@ class Offer:
     finish_s: float | None
     cost_to_finish: float | None
     fits_now: bool | None
-    """Whether the pool has as many GPUs free now; None where that is not known."""
+    """Whether the pool has as many GPUs free now. None if that is not known."""
     reason: str
     correction: float = 1.0
-    """Factor on the step, without the wait for input, that is learned from measured runs."""
+    """Factor, learned from measured runs, on the step without its wait for input."""
     carried: float = 1.0
-    """Part of `correction` that comes from the job's own runs."""
+    """Part of `correction` that is learned from the job's own runs."""
     device_requests: tuple[str, ...] = ()
-    """Requests of the job's ResourceClaims that the pool's devices meet; empty for a job without claims."""
+    """Requests in the job's ResourceClaims that the pool's devices satisfy. Empty for a job without claims."""
 
     @property
     def gpus(self) -> int:
@@ -165,9 +165,9 @@ class Offer:
 
     @property
     def shared_nodes(self) -> str:
-        """Sentence on groups of the plan's GPUs that have to share a node. It is empty if each can have its own.
+        """Sentence on GPU groups of the plan that must share a node. Empty if each group can have its own node.
 
-        The plan takes `gpus_per_node` GPUs in each of `nodes` groups. A pool with fewer nodes puts several on one.
+        The plan uses `nodes` groups of `gpus_per_node` GPUs. A pool with fewer nodes puts several groups on one.
         """
         pool, part, groups = self.pool, self.gpus_per_node, self.nodes
         if groups <= pool.max_nodes + (pool.spare_gpus >= part):
@@ -185,19 +185,19 @@ class Offer:
 
     @property
     def mfu(self) -> float:
-        """Model FLOPs utilization: the model's FLOPs over what the peaks of all GPUs allow in a step."""
+        """Model FLOPs utilization: the model's FLOPs in a step over those that all GPUs could do at their peak."""
         sharded = zoo.build_sharded_graph(self.workload, Plans.from_plans(self.plan))
         flops = count_model_flops(self.plan, sharded.graph, int(sharded.index[0]))
         return flops / (self.gpus * self.pool.gpu.peak(self.workload.precision) * self.step_s)
 
     @property
     def is_tight(self) -> bool:
-        """Whether the upper end of the memory range does not fit."""
+        """Whether the upper end of the memory range exceeds the usable memory."""
         return self.memory_upper_bytes > self.memory_available_bytes
 
     @property
     def bottleneck(self) -> str:
-        """Component with the most time in the breakdown, or the data loader if its given rate limits the step."""
+        """Part of the step that takes most time, or the data loader if its given rate limits the step."""
         if self.workload.input_samples_per_s is not None and self.breakdown["input"] > 0:
             return "input"
         return max(self.breakdown, key=lambda part: self.breakdown[part])
@@ -208,7 +208,7 @@ class Change:
     """Smallest change of one input that makes a plan fit or win. `what_if.changes.apply_change` applies it."""
 
     input: str
-    """Key of `tilecast.advice.what_if.changes.CHANGES`: the path of the input in the job, or in the pool."""
+    """Key of `tilecast.advice.what_if.changes.CHANGES`: the path of the input in the job or in the pool."""
     value: float | str
     """Value that the input must have, in the unit of the input's field."""
     effect: Literal["fits", "wins"]
@@ -236,17 +236,17 @@ class Rejection:
     memory_bytes: float | None = None
     memory_available_bytes: float | None = None
     change: Change | None = None
-    """The remedy as a change that was tried and helps; None if none was found."""
+    """Change that was tried and helps. None if none was found."""
     memory: Mapping[str, float] | None = None
-    """Bytes of the fullest GPU of `plan` by purpose; they sum to `memory_bytes`."""
+    """Bytes by purpose on the GPU of `plan` that holds most. They sum to `memory_bytes`."""
 
 
 @dataclass(frozen=True, slots=True)
 class WhyNot:
-    """Reason why a plan is not recommended. The plan is another pool's best, or a neighbour of the recommended plan."""
+    """Why a plan is not recommended. It is the best plan of another pool, or a neighbour of the recommended plan."""
 
     subject: str
-    """Difference to the recommendation: `pool`, or a dimension of the plan such as `tensor` or `zeroStage`."""
+    """How the plan differs from the recommended one: `pool`, or a plan dimension such as `tensor` or `zeroStage`."""
     pool: str
     plan: Plan
     code: str
@@ -257,7 +257,7 @@ class WhyNot:
     """
     message: str
     value: float | None
-    """The number that decided: the ratio to the recommendation, or the bytes that are too many."""
+    """The number that decided: the ratio to the recommendation, or the bytes beyond the GPU's memory."""
     change: Change | None
 
 
@@ -272,7 +272,7 @@ class AdviceOrigin:
     constants_sha256: str
     """Digest of the fitted constants."""
     data_sha256: str
-    """Digest of the facts that ship: GPUs, links, protocols, instance types."""
+    """Digest of the shipped tables: GPUs, links, protocols and instance types."""
     layers: Mapping[str, Mapping[str, str]]
     """Source of each hardware fact, by pool."""
     runs: Mapping[str, int]
@@ -286,31 +286,31 @@ class Advice:
     request: Request
     offers: tuple[Offer, ...]
     pareto: tuple[Offer, ...]
-    """Plans of all pools that no other beats in step time, cost and GPUs at once, fastest first."""
+    """Plans of all pools that no other plan beats in step time, cost and GPUs at once, fastest first."""
     rejections: tuple[Rejection, ...]
     baseline: Offer | None
     uncapped: Offer | None
     """The best offer without the job's own constraints; None if the job has no constraints."""
     why_not: tuple[WhyNot, ...]
     ties: int
-    """Number of other plans that the forecast cannot tell from the best one."""
+    """Number of other plans that tie with the best one within the forecast's uncertainty."""
     tie_ratio: float
     """Value of the recommended plan over the lowest value among the plans that tie with it, at least 1."""
     decision: Decision
-    """What decided for the recommended plan, against the best forecast."""
+    """Rule that preferred the recommended plan to the best forecast."""
     notes: tuple[str, ...]
     """Further facts for the reader, one sentence each."""
     plans_evaluated: int
     confidence: str
-    """Reason for the width of the range, in one sentence."""
+    """Sentence on how wide the range is, and why."""
     provenance: AdviceOrigin
     inputs_hash: str
     alerts: tuple[str, ...] = ()
-    """What a reader must know before the plans: assumptions that decide the forecast, one sentence each."""
+    """Assumptions that decide the forecast, one sentence each, to be shown before the plans."""
     usual: Offer | None = None
     """Data parallelism or FSDP alone on the recommended pool, as most people would run the job.
 
-    It is None if it is what is recommended, if it does not fit, or if the user states the plan.
+    None if that is the recommended plan, if it does not fit, or if the user states the plan.
     """
     safer: Offer | None = None
     """Best plan with memory to spare on the recommended pool, if the recommended plan is tight and one exists."""

@@ -1,4 +1,4 @@
-"""Models of the output of `tilecast advise -o json`: the source of `schemas/advice.schema.json`.
+"""Models of the output of `tilecast advise -o json`, from which `schemas/advice.schema.json` is generated.
 
 The models extend those of the TrainingJob's status, so that a key means the same in both documents. Regenerate the file
 with `python -m tilecast.api.advice --output schemas/advice.schema.json`.
@@ -359,7 +359,7 @@ class Launched(ApiModel):
 
 
 SCHEMA_VERSION: Literal["1"] = "1"
-"""Version of `schemas/advice.schema.json`; it changes when a key changes its meaning or is removed."""
+"""Version of `schemas/advice.schema.json`. It changes when a key changes its meaning or is removed."""
 
 
 class AdviceDocument(StatusModel):

@@ -1,6 +1,7 @@
-"""Base classes of all documents: strict pydantic models with camelCase keys and rules that involve several fields.
+"""Base classes of all documents: strict pydantic models with camelCase keys, and rules that involve several fields.
 
-Errors of validation are converted to one-line messages."""
+Validation errors become one-line messages.
+"""
 
 from __future__ import annotations
 
@@ -31,8 +32,11 @@ MAX_BATCH = 2**24
 MAX_SEQUENCE = 2**24
 MAX_GPUS = 2**17
 OBJECT_NAME = r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$"
-"""Pattern of the names that the API server allows. The operator requests objects by these names, so nothing else may
-pass: a name with `../` in it would lead to the objects of another namespace."""
+"""Pattern of the names that the API server allows.
+
+The operator requests objects by these names, so nothing else may pass: a name with `../` in it would lead to the
+objects of another namespace.
+"""
 
 
 def to_object_name(text: str) -> str:
@@ -62,17 +66,17 @@ class ValidationRule:
     cel: str
     """Condition in CEL over `self`, as in `x-kubernetes-validations`.
 
-    An expression that a rule needs twice is written twice: no version of Kubernetes enables `cel.bind` (the list is in
-    `pkg/cel/environment/base.go` of its API server).
+    An expression that a rule needs twice is written twice, because no version of Kubernetes enables `cel.bind` (the
+    list is in `pkg/cel/environment/base.go` of its API server).
     """
     holds: Callable[[Any], bool]
-    """Function of the pydantic model that checks the same condition."""
+    """Function that checks the same condition on the pydantic model."""
     problem: str
     remedy: str
 
 
 class ApiModel(BaseModel):
-    """Base of everything that users write: camelCase keys, no unknown keys, no silent conversion."""
+    """Base of documents that users write: camelCase keys, no unknown keys, no silent conversion."""
 
     model_config = ConfigDict(
         alias_generator=to_camel,
@@ -104,7 +108,7 @@ def list_field(description: str, **bounds: Any) -> Any:
 
 
 TIME: Mapping[str, Any] = {"max_length": 32, "json_schema_extra": {"format": "date-time"}}
-"""Bounds of a field that contains a time."""
+"""Bounds of a time field."""
 
 
 def time_field(description: str) -> Any:
@@ -294,8 +298,10 @@ def format_value(value: object, quote: bool = True) -> str:
 
 
 _ORDER: Mapping[str, int] = {"extra_forbidden": 0, "missing": 1, "rule": 3}
-"""Order in which kinds of errors are reported; others have 2. A misspelt key also appears as a missing one, and a wrong
-value also breaks rules, so the cause comes first."""
+"""Order in which kinds of errors are reported. Others have 2.
+
+A misspelt key also appears as a missing one, and a wrong value also breaks rules, so the cause comes first.
+"""
 
 _TYPES: Mapping[str, str] = {
     "int_type": "a whole number",
@@ -355,10 +361,10 @@ def _suggest_name(word: str, names: Sequence[str], otherwise: str = "known here:
 
 
 def _find_field(schema: type[ApiModel], loc: tuple[int | str, ...]) -> tuple[type[ApiModel] | None, FieldInfo | None]:
-    """Return the field at a pydantic error location in `schema`, and the model class of the field's type.
+    """Return the model class of the field at a pydantic error location in `schema`, and the field.
 
-    The model comes first. It is None if the field does not exist or its type contains no model. The field is None if it
-    does not exist or the location is empty.
+    The model is None if the field does not exist or its type contains no model. The field is None if it does not exist
+    or the location is empty.
     """
     current: type[ApiModel] | None = schema
     field: FieldInfo | None = None

@@ -1,4 +1,4 @@
-"""Documents for the calibration of forecasts: measured runs and corrections, in a GPUPool's status or in a file."""
+"""Documents for calibration: measured runs and corrections, in a GPUPool's status or in a file."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tilecast.learning.job_calibration import NO_PARTS, MeasuredParts
 from tilecast.spec import Precision, SpecError
 
 MAX_RUNS = 64
-"""Most runs of one namespace on a pool that are kept; the newest stay."""
+"""Most runs of one namespace on a pool that are kept. The newest are kept."""
 MAX_CORRECTIONS = 32
 _PRECISIONS = "|".join(get_args(Precision))
 _SCALES = "|".join(name for _, name in GPU_RANGES)
@@ -82,14 +82,14 @@ class ObservedRun:
     job: str = ""
     """Name of the job."""
     account: str = ""
-    """Service account of the newest report, if a token came with it."""
+    """Service account of the newest report, if it had a token."""
     source: str = ""
     namespace_uid: str = ""
     gpus: int | None = None
     plan: str | None = None
-    """How the job was split, as tables print it."""
+    """How the job was split, in the format of tables."""
     parts: MeasuredParts = NO_PARTS
-    """Parts of its step, as far as they were reported."""
+    """Seconds of the step's parts, as far as they were reported."""
 
 
 def run_from_record(pool: str, gpu: str, record: RunRecord, namespace: str = "") -> Run:
@@ -141,7 +141,7 @@ def correction_records(table: Calibration, gpu: str) -> list[CorrectionRecord]:
 def read_corrections(gpupools: Iterable[Mapping[str, Any]], pools: Iterable[Pool]) -> Calibration:
     """Return a calibration with the corrections in the statuses of GPUPools. GPUPools not in `pools` are ignored.
 
-    It serves users who may not read PoolLearnings, in which the measured runs are.
+    It is for users who may not read PoolLearnings, which have the measured runs.
     """
     gpus = {pool.name: pool.gpu.name for pool in pools}
     shown: dict[GroupKey, Correction] = {}

@@ -24,7 +24,7 @@ from tilecast.api.status import TrainingJobStatus
 Schema = dict[str, Any]
 
 RELEASE = f"{GROUP}/release"
-"""Annotation of a CRD with the release that installed it. The chart refuses to upgrade beyond the served CRDs."""
+"""Annotation of a CRD with the release that installed it. The chart refuses an upgrade that needs newer CRDs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +55,7 @@ class CustomResource:
     description: str
     spec: type[ApiModel]
     status: type[ApiModel] | None
-    """Model of the status; None if the resource has no status."""
+    """Model of the status. None if the resource has no status."""
     columns: tuple[PrinterColumn, ...]
 
 

@@ -16,11 +16,11 @@ from tilecast.untrusted import MAX_DEPTH
 Document: TypeAlias = dict[str, Any]
 
 MAX_YAML_BYTES = 4 * 2**20
-"""Longest YAML text. YAML is read at one or two megabytes per second, so longer input has to be JSON."""
+"""Longest YAML text. YAML is parsed at one or two megabytes per second, so longer input must be JSON."""
 MAX_JSON_BYTES = 512 * 2**20
 """Longest JSON text. `kubectl get nodes -o json` writes about 10 KiB per node."""
 MAX_ALIASED_VALUES = 100_000
-"""Most values of a YAML text with its aliases written out. A manifest has some hundred values."""
+"""Most values of a YAML text with its aliases expanded. A manifest has some hundred values."""
 
 _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _OPENING = (yaml.MappingStartEvent, yaml.SequenceStartEvent)
@@ -146,13 +146,13 @@ def _check_yaml_size(text: str, name: str) -> None:
 
 @dataclass(slots=True)
 class _OpenCollection:
-    """A list or mapping of which the YAML parser has read only the start."""
+    """A list or mapping that the YAML parser has begun but not finished."""
 
     anchor: str | None
     before: int
-    """Values before it."""
+    """Number of values before it."""
     height: int = 0
-    """Levels below it, so far."""
+    """Number of levels below it so far."""
 
 
 def _flatten_lists(values: list[Any], name: str) -> Iterator[Document]:

@@ -1,4 +1,4 @@
-"""Change fields of a YAML manifest in its text, and keep comments, order, quotes and indentation.
+"""Change fields of a YAML manifest in its text. Comments, order, quotes and indentation are kept.
 
 The parser only locates nodes in the text. A diff of the result shows nothing but the changed fields.
 """
@@ -13,7 +13,7 @@ import yaml
 from tilecast.api.fields import FieldChange, Path
 
 _Edit: TypeAlias = tuple[Path, Any]
-"""Path of a field and its new value. `_GONE` removes the field. `_AppendedItems` are appended to the list there."""
+"""Path of a field and its new value. `_GONE` removes the field, and `_AppendedItems` appends to a list."""
 
 
 class _AppendedItems(list[Any]):

@@ -1,7 +1,7 @@
 """The GPUPool resource: specifications that override node labels, and pools whose nodes do not exist yet.
 
-Users and discovery write GPUPools. Discovery labels its pools and stores the digest of each spec in an annotation. A
-user who edits such a spec takes the pool over: the digest no longer matches, and discovery leaves the pool alone.
+Users and discovery write GPUPools. Discovery labels its pools and stores a digest of each spec in an annotation. A user
+takes over a pool by editing its spec: the digest no longer matches, and discovery leaves the pool alone.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ from tilecast.spec import SpecError
 
 KIND = "GPUPool"
 DISCOVERED = f"{GROUP}/discovered"
-"""Label of the pools that discovery made. Any value but "true" means that the pool belongs to a user."""
+"""Label of the pools that discovery created. With any value but "true", the pool belongs to a user."""
 DISCOVERY = f"{GROUP}/discovery"
-"""Annotation with the notes of discovery about a pool, as JSON."""
+"""Annotation with discovery's record of a pool, as JSON."""
 NODE_TYPE_LABEL = "node.kubernetes.io/instance-type"
 GPU_NAME: str = GpuFile.model_json_schema()["properties"]["name"]["pattern"]
-"""Regular expression for the name of a GPU: the same here, for the API server, and in GPU files."""
+"""Regular expression for the name of a GPU, for the API server and for GPU files."""
 
 
 class Rates(ApiModel):
@@ -329,9 +329,9 @@ class Discovery:
 
 
 def read_discovery(document: Mapping[str, Any], spec: GPUPoolSpec) -> Discovery | None:
-    """Return what node discovery stored in a GPUPool. Return None if the GPUPool belongs to a user.
+    """Return the record that discovery stored in a GPUPool, or None if the GPUPool belongs to a user.
 
-    A GPUPool belongs to the user who created it, or who edited its spec or removed its discovery label.
+    A GPUPool belongs to the user who created it, who edited its spec, or who removed its discovery label.
     """
     labels, annotations = (
         as_mapping(value_at_path(document, ("metadata", part))) for part in ("labels", "annotations")

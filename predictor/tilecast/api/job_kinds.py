@@ -15,7 +15,7 @@ JOB_APIS: Mapping[str, str] = {
     "Job": "batch/v1",
     # end of kinds
 }
-"""API version of every kind of job, in the order in which messages name them."""
+"""API version of every kind of job, in the order in which messages list them."""
 
 
 def list_job_kinds() -> str:

@@ -1,4 +1,4 @@
-"""Models of `spec.model` in a TrainingJob, which gives the architecture of the trained network."""
+"""Models of `spec.model` in a TrainingJob, the architecture of the trained network."""
 
 from __future__ import annotations
 
@@ -15,8 +15,10 @@ from tilecast.model import Model
 
 MAX_CONFIG_BYTES = 2**18
 MAX_CONFIG_DEPTH = 32
-"""Deepest nesting of a config.json that is written into a job; `MAX_CONFIG_BYTES` is its greatest length. The largest
-ones on the Hugging Face Hub, with a name for each of 21,000 labels, belong in a ConfigMap."""
+"""Deepest nesting of a config.json within a job. `MAX_CONFIG_BYTES` is its largest size.
+
+The largest ones on the Hugging Face Hub, with a name for each of 21,000 labels, belong in a ConfigMap.
+"""
 KEY_NAME = r"^[-._a-zA-Z0-9]+$"
 """Pattern of the keys of a ConfigMap that the API server allows."""
 

@@ -1,8 +1,8 @@
-"""The PoolLearning resource: runs measured on one pool, with the jobs that reported them, and requests to forget runs.
+"""The PoolLearning resource: runs measured on one pool, the jobs that reported them, and requests to forget runs.
 
-The operator keeps one PoolLearning for each GPUPool that has had a run. The resource is separate from the pool's
-status, so that readers of pools cannot see who ran a job. Only the operator and administrators may read it. To make the
-operator forget runs, delete the object or set its annotation `FORGET`.
+The operator keeps one PoolLearning for each GPUPool that has had a run. It is separate from the pool's status, so that
+readers of pools cannot see who ran a job. Only the operator and administrators may read it. To make the operator forget
+runs, delete the object or set its annotation `FORGET`.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from tilecast.spec import SpecError
 
 KIND = "PoolLearning"
 FORGET = f"{GROUP}/forget"
-"""Annotation that names the runs that the operator is to forget: `all`, `namespace/NAME` or `job/UID`."""
+"""Annotation with the runs that the operator must forget: `all`, `namespace/NAME` or `job/UID`."""
 MAX_KEPT = 1024
-"""Most runs of a pool that are kept. They take less than half of what the API server allows in one object."""
+"""Most runs of a pool that are kept. They take less than half of the API server's limit on an object."""
 MAX_FORGOTTEN = 64
 
 

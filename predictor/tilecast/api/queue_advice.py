@@ -1,4 +1,4 @@
-"""The QueueAdvice resource: totals of the plan for all jobs, and totals without such a plan for comparison.
+"""The QueueAdvice resource: totals of the plan for all jobs and, for comparison, totals without such a plan.
 
 The operator writes a single QueueAdvice. The pool and the start of a job are in the job's status.
 """

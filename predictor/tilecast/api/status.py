@@ -257,7 +257,7 @@ class ObservedStep(StatusModel, PartSeconds):
 
 
 class GpuUse(StatusModel):
-    """What DCGM measured of the GPUs of the job's pods, as Prometheus has it."""
+    """Memory, activity and power of the GPUs of the job's pods, measured by DCGM and read from Prometheus."""
 
     peak_memory_bytes: int | None = optional_field(
         "Most memory in use of any GPU so far, with the CUDA context and what the allocator keeps.", ge=0
@@ -375,7 +375,7 @@ class QueueEntry(StatusModel):
 
 
 MAX_ENTRIES = 8
-"""Most pools of `status.queue.pools`: those on which the job ends first."""
+"""Most pools in `status.queue.pools`. The pools on which the job ends first are kept."""
 
 
 class QueuePosition(StatusModel):

@@ -1,4 +1,4 @@
-"""Read the neural network of a TrainingJob: by name, from its dimensions, or from a ConfigMap."""
+"""Read the model of a TrainingJob: by name, from its dimensions, or from a ConfigMap."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from tilecast.zoo.traced import onnx_file
 
 @dataclass(frozen=True, slots=True)
 class ModelReference:
-    """Name and key of the ConfigMap that contains a job's model, with the field of the job that refers to it."""
+    """Name and key of the ConfigMap that contains a job's model, and the job's field that refers to it."""
 
     field: str
     """Path of the reference in the job, for errors."""
     name: str
     key: str
     otherwise: str
-    """Remedy for a user who has no ConfigMap."""
+    """Remedy for a user without a ConfigMap."""
 
 
 def config_map_content(reference: ModelReference, config_map: Mapping[str, Any] | None) -> bytes:
@@ -112,7 +112,7 @@ def _parse_graph(reference: ModelReference, stored: bytes, sequence: int | None)
 
 
 def sequence_length(model: Model, requested_length: int | None) -> int:
-    """Return the tokens of one sample.
+    """Return the tokens per sample.
 
     A model without a vocabulary has 1. A traced graph has the length of its trace. CLIP and Whisper by default have the
     length to which they pad texts.

@@ -28,7 +28,7 @@ from tilecast.spec import (
 )
 
 RESTART_S = 300.0
-"""Seconds that the restart of a job takes if the job does not say."""
+"""Seconds that restarting a job takes, if the job does not say."""
 
 
 class BatchRange(ApiModel):

@@ -1,6 +1,6 @@
 """The spec of a TrainingJob, and its conversion to a `Request`.
 
-The models here are the source of `crds/trainingjobs.yaml`.
+`crds/trainingjobs.yaml` is generated from the models here.
 """
 
 from __future__ import annotations
@@ -48,8 +48,11 @@ from tilecast.zoo.families import FAMILIES
 KIND = "TrainingJob"
 Mode = Literal["Off", "Advise", "Initial"]
 MODES: tuple[Mode, ...] = get_args(Mode)
-"""Modes of a job. Off writes the status only, Advise annotates too, and Initial also writes the node choice, once,
-before the job runs."""
+"""Modes of a job.
+
+Off writes only the status. Advise also writes annotations. Initial also writes the node choice, once, before the job
+runs.
+"""
 
 
 class JobConstraints(ApiModel):
@@ -320,12 +323,14 @@ def to_request(name: str, spec: TrainingJobSpec, stored: bytes | None = None) ->
     Args:
         name: name of the job.
         spec: spec of the job.
-        stored: content of the spec's `reference`, if it has one.
+        stored: content of the ConfigMap key that the spec refers to, if it does.
 
     Raises:
         SpecError: the model is unknown, unreadable or too large, or the sequence length is invalid for it. The
-            framework does not support the spec's precision, pipeline or gradient reduction. The model has no experts
-            of which the spec speaks.
+    framework
+            does not support the spec's precision, pipeline or gradient reduction. The spec has settings for experts,
+    but
+            the model has none.
     """
     training = spec.training
     model = read_model(name, spec.model, model_reference(spec), stored, training.sequence_length)
@@ -392,14 +397,14 @@ def _to_workload(spec: TrainingJobSpec, model: Model, sequence_length: int) -> W
 
 
 def _read_recomputation(training: Training) -> Checkpointing:
-    """Return the activation recomputation that the job sets, or "auto" if it sets none."""
+    """Return the recomputation that the job sets, or "auto"."""
     if training.recompute_modules:
         return join_modules(training.recompute_modules)
     return "full" if training.recompute_layers is not None else training.activation_checkpointing
 
 
 def _check_precision(training: Training) -> None:
-    """Raise an error if the spec's framework version does not support its precision.
+    """Raise SpecError if the spec's framework version does not support its precision.
 
     Raises:
         SpecError: the version is too old.
@@ -412,7 +417,7 @@ def _check_precision(training: Training) -> None:
 
 
 def _check_pipeline(training: Training, model: Model) -> None:
-    """Raise an error if the framework or the model does not allow the spec's pipeline schedule and layout.
+    """Raise SpecError if the framework or the model does not allow the spec's pipeline schedule and layout.
 
     Raises:
         SpecError: the framework does not support them, or the layout has another number of layers than the model.
@@ -444,14 +449,14 @@ def _check_pipeline(training: Training, model: Model) -> None:
 
 
 def _check_experts(training: Training, model: Model) -> None:
-    """Raise SpecError if a spec states how tokens get to experts for a model that has none."""
+    """Raise SpecError if a spec sets how tokens are sent to experts, but the model has none."""
     for field, value in (("expertDispatch", training.expert_dispatch), ("expertOverlap", training.expert_overlap)):
         if value is not None and not zoo.count_experts(model):
             raise SpecError(f"spec.training.{field}", f"{model.name} has no experts", "leave it out")
 
 
 def _check_data_types(training: Training) -> None:
-    """Raise an error if the framework does not support the spec's data types of weights, gradients and moments.
+    """Raise SpecError if the framework does not support the spec's data types of weights, gradients and moments.
 
     Raises:
         SpecError: the data types are not supported, or the job trains in FP32.
@@ -481,7 +486,7 @@ def _check_data_types(training: Training) -> None:
 
 
 def _check_gradient_sync(training: Training) -> None:
-    """Raise an error if the framework does not support the spec's gradient buckets or parameter servers.
+    """Raise SpecError if the framework does not support the spec's gradient buckets or parameter servers.
 
     Raises:
         SpecError: the framework does not support them, or parameter servers are combined with offloaded parameters.

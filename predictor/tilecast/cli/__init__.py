@@ -41,10 +41,10 @@ VERBS: Mapping[str, str] = {
     "mcp": "forecasts for agents, by the Model Context Protocol on standard input and output",
     "completion": "what bash, zsh or fish need to complete the command line",
 }
-"""Verbs, which are modules of this package, and the purpose of each."""
+"""Verbs and their purposes. Each verb is a module of this package."""
 
 _JOB_VERBS = ("advise", "fits", "sweep")
-"""Verbs that read a job, also from a launch command behind `--`."""
+"""Verbs that read a job, which may be a launch command after `--`."""
 _PURPOSE = "Which GPU pool, how many GPUs, split how: forecast before anything runs."
 _FIRST_STEPS = f"""\
 {_PURPOSE}
@@ -105,7 +105,7 @@ def _move_flags(given: Sequence[str]) -> list[str]:
 def _split_command(given: Sequence[str]) -> tuple[list[str], list[str]]:
     """Split the arguments of a verb at `--` into its own and the words of a launch command.
 
-    Only verbs that read a job take a launch command. Other verbs keep all arguments.
+    Only verbs that read a job accept a launch command. Other verbs keep all arguments.
     """
     place = given.index("--") if given[0] in _JOB_VERBS and "--" in given else len(given)
     return list(given[:place]), list(given[place + 1 :])
@@ -130,7 +130,10 @@ def _configure_streams() -> None:
 
 
 def build_parser(names: Sequence[str] = tuple(VERBS)) -> argparse.ArgumentParser:
-    """Return the parser of the command line. Only the verbs in `names` get their arguments, as this imports modules."""
+    """Return the parser of the command line.
+
+    Arguments are added only for the verbs in `names`, because that imports modules.
+    """
     whole = OneLineErrorParser(prog="tilecast", description=_PURPOSE)
     whole.add_argument("--version", action="version", version=__version__)
     whole.add_argument("--quiet", action="store_true", help="no progress and no warnings, before or behind the verb")

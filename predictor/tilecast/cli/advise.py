@@ -75,7 +75,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 _MORE = ("wide", "html")
-"""Formats of the command line alone, beside `FORMATS`, which the operator has too."""
+"""Output formats that only the command line has, besides `FORMATS`."""
 
 
 def run(options: argparse.Namespace) -> int:
@@ -143,7 +143,7 @@ def _output_text(options: argparse.Namespace, inputs: AdviceInputs, result: Advi
 
 
 def _refuse_sections(options: argparse.Namespace) -> None:
-    """Raise SpecError if a flag requests a section, which the text for a scheduler has no place for."""
+    """Raise SpecError if a flag requests a section while the output is for a scheduler, which has no sections."""
     for flag, is_given in (("--explain", options.explain), ("--per-layer", options.per_layer)):
         if is_given:
             raise SpecError(flag, f"has no place in -o {options.output}", "leave it out")
@@ -151,7 +151,7 @@ def _refuse_sections(options: argparse.Namespace) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Section:
-    """An addition to the advice that a flag requests, as a text section and as a document under a key of the JSON."""
+    """An addition to the advice that a flag requests: a text section, and a document under a key of the JSON."""
 
     key: str
     title: str

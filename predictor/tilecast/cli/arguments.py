@@ -1,4 +1,4 @@
-"""Command-line arguments that several verbs share, for the job and the pools."""
+"""Command-line arguments for the job and the pools, shared by several verbs."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def add_job_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 class _StoreByName(argparse.Action):
-    """Action that stores a value under the name of the flag that was typed, so that errors name that flag."""
+    """Action that stores a value under the flag that was typed, so that errors name that flag."""
 
     def __call__(
         self,
@@ -47,7 +47,7 @@ class _StoreByName(argparse.Action):
         values: object,
         option_string: str | None = None,
     ) -> None:
-        """Store a value. Of several names of an option the last one counts."""
+        """Store a value. If several names of an option are given, the last one is used."""
         for flag in self.option_strings:
             if hasattr(namespace, name := flag.lstrip("-").replace("-", "_")):
                 setattr(namespace, name, None)

@@ -66,10 +66,10 @@ def _iterate_actions(parser: argparse.ArgumentParser) -> Iterator[argparse.Actio
 
 
 def _list_completion(name: str, words: list[str]) -> dict[str, Any]:
-    """Return completion code by shell, for an argument that is a word, or several with commas between them.
+    """Return completion code by shell for an argument that is one word, or several separated by commas.
 
     Args:
-        name: what its function in the script is named after, different for different words.
+        name: name of its function in the script, which must differ between arguments with different words.
         words: the words.
     """
     function, listed = f"_tilecast_{name}", " ".join(words)

@@ -21,7 +21,7 @@ from tilecast.spec import SpecError
 
 RESOURCE = "poollearnings.tilecast.dev"
 UNKNOWN = "(unknown)"
-"""Displayed namespace of runs of unknown origin, which releases before PoolLearnings recorded."""
+"""Namespace shown for runs of unknown origin, which releases before PoolLearnings recorded."""
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:

@@ -1,4 +1,4 @@
-"""`tilecast mcp`: serve forecasts to agents by the Model Context Protocol, on standard input and output."""
+"""`tilecast mcp`: serve forecasts to agents over the Model Context Protocol, on standard input and output."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _build_server(permissions: Permissions) -> Server[Any]:
-    """Return a server of the tools, which run one after another with the user's permissions."""
+    """Return an MCP server of the tools. They run in sequence, with the user's permissions."""
     import anyio
     from mcp import types
     from mcp.server.lowlevel import Server
@@ -84,7 +84,7 @@ def _build_server(permissions: Permissions) -> Server[Any]:
 
 
 def _describe_tool(tool: Tool, permissions: Permissions) -> types.Tool:
-    """Return a tool's name, purpose and arguments. Without a context that may be asked, the argument is left out."""
+    """Return a tool's name, purpose and arguments, without `context` if no kubectl context is allowed."""
     from mcp import types
 
     schema = tool.write_schema(without=() if permissions.contexts else ("context",))
@@ -105,7 +105,7 @@ def _describe_tool(tool: Tool, permissions: Permissions) -> types.Tool:
 
 
 def _answer(name: str, given: dict[str, Any], permissions: Permissions) -> types.CallToolResult:
-    """Return a tool's printed table and its JSON, or the one line of an error."""
+    """Return a tool's printed table and its JSON, or a one-line error."""
     from mcp import types
 
     try:

@@ -26,7 +26,7 @@ _EXAMPLES: Mapping[str, str] = {
     "learning": "list",
     "completion": "bash",
 }
-"""Arguments of an example of each verb that needs some."""
+"""Example arguments of each verb that needs arguments."""
 
 
 def add_quiet_flag(parser: argparse.ArgumentParser) -> None:
@@ -84,7 +84,7 @@ class OneLineErrorParser(argparse.ArgumentParser):
                     yield from below._list_flags()
 
     def _find_placeholder(self, flag: str) -> str:
-        """Return what stands for the value of a flag in the help."""
+        """Return the placeholder for a flag's value in the help text."""
         action = self._option_string_actions[flag]
         if action.choices is not None:
             return "|".join(map(str, action.choices))
@@ -92,6 +92,6 @@ class OneLineErrorParser(argparse.ArgumentParser):
 
 
 def suggest(word: str, names: list[str], otherwise: str) -> str:
-    """Return a remedy for an unknown word: the most similar name, or else all names after the words `otherwise`."""
+    """Return a remedy for an unknown word: the most similar name, or else `otherwise` followed by all names."""
     near = get_close_matches(word.lower(), names, n=1, cutoff=0.75)
     return f"did you mean {near[0]}?" if near else f"{otherwise} {', '.join(names)}"

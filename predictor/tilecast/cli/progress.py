@@ -1,4 +1,4 @@
-"""Progress of long computations, on standard error if it is a terminal."""
+"""Show the progress of long computations on standard error, if it is a terminal."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ ItemT = TypeVar("ItemT")
 
 _state: dict[str, bool] = {"is_quiet": False}
 _shown: list[tuple[Timer, Progress]] = []
-"""Bars that have not ended."""
+"""Progress bars that have not ended."""
 
 
 def set_quiet(is_quiet: bool) -> None:
-    """Show no progress from now on, or show it again."""
+    """Turn progress off or on again."""
     _state["is_quiet"] = is_quiet
 
 
@@ -50,7 +50,7 @@ def track_progress(items: Sequence[ItemT], label: str) -> Iterator[ItemT]:
 
 @contextmanager
 def show_wait(label: str) -> Iterator[None]:
-    """Show a label and the time that has passed while the body runs, of which nobody knows how long it takes."""
+    """Show a label and the elapsed time while the `with` block runs. It is for work of unknown duration."""
     if not _is_shown():
         yield
         return
@@ -63,7 +63,7 @@ def show_wait(label: str) -> Iterator[None]:
 
 
 def end_progress() -> None:
-    """Remove all bars from the terminal. An error leaves them there if whoever drew items did not take all."""
+    """Remove all bars from the terminal. A bar remains after an error that ends its loop early."""
     while _shown:
         timer, bar = _shown.pop()
         timer.cancel()
@@ -83,7 +83,7 @@ def _console() -> Console:
 
 @contextmanager
 def _show_late(bar: Progress) -> Iterator[Progress]:
-    """Show a bar while the body runs, but not in its first `PATIENCE_S` seconds."""
+    """Show a bar while the `with` block runs, but not in its first `PATIENCE_S` seconds."""
     timer = Timer(max(PATIENCE_S, 0.0), bar.start)
     timer.daemon = True
     _shown.append((timer, bar))

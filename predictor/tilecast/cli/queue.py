@@ -1,4 +1,4 @@
-"""`tilecast queue`: which job of a queue on which pool, and when each starts and ends."""
+"""`tilecast queue`: plan on which pool each job of a queue runs, and when it starts and ends."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`tilecast scan`: every GPU job of a cluster or of a folder, its forecast as it is, and what would be cheaper."""
+"""`tilecast scan`: forecast every GPU job of a cluster or folder as it is, and show what would be cheaper."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tilecast.render import scan as rendered
 from tilecast.spec import SpecError
 
 EXIT_UNREAD = 4
-"""Exit status of `--strict` if a job or a file could not be read."""
+"""Exit status with `--strict` if a job or a file could not be read."""
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:

@@ -1,4 +1,4 @@
-"""Texts on a terminal: colours where they carry meaning, and none in a pipe or with `NO_COLOR`."""
+"""Write text to a terminal, with colours where they carry meaning, and none in a pipe or with `NO_COLOR`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _STYLES: Mapping[str, str] = {
     "warning": "yellow",
     "error": "bold red",
 }
-"""Style of rich of each meaning."""
+"""Style for the library rich, by meaning."""
 _MEANINGS = (
     r"(?m)^(?P<best>>  .*)$",
     r"(?m)^(?P<own>=  .*)$",
@@ -29,7 +29,7 @@ _MEANINGS = (
     r"(?m)\b(?P<refused>do(?:es)? not run)\b",
     r"(?m)^(?P<best>[1-9]\d* of \d+ GPU jobs would be cheaper)\b",
 )
-"""Patterns of the screens' texts, each with a group that is named after its meaning."""
+"""Patterns that find coloured parts of texts. Each has a group named after a meaning."""
 
 
 def write_screen(text: str) -> None:
@@ -38,7 +38,7 @@ def write_screen(text: str) -> None:
 
 
 def paint(text: str, stream: TextIO) -> str:
-    """Return the text with colours if the stream is a terminal that shows them, else as it is."""
+    """Return the text with colours if the stream is a terminal that shows them, otherwise unchanged."""
     if not _shows_colors(stream):
         return text
     parts, end = list[str](), 0
@@ -50,7 +50,7 @@ def paint(text: str, stream: TextIO) -> str:
 
 
 def mark(word: str, meaning: str, stream: TextIO) -> str:
-    """Return a word in the colour of its meaning if the stream is a terminal that shows colours, else as it is."""
+    """Return a word in the colour of its meaning if the stream is a terminal with colours, otherwise unchanged."""
     return _color(word, meaning) if _shows_colors(stream) else word
 
 
@@ -71,5 +71,5 @@ def _find_spans(text: str) -> list[tuple[int, int, str]]:
 
 
 def _shows_colors(stream: TextIO) -> bool:
-    """Return whether a stream is a terminal with colours. A `NO_COLOR` that is not empty says no (no-color.org)."""
+    """Return whether a stream is a terminal with colours. A non-empty `NO_COLOR` turns them off (no-color.org)."""
     return stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"

@@ -80,4 +80,4 @@ _CATALOGS: Mapping[
     ),
     "pools": (catalog.list_pools, catalog.describe_pool, _format_pool_row),
 }
-"""Functions that list all rows, describe one row, and format a row of the table, by the kind of rows."""
+"""Functions that list all rows, describe one row, and format a table row, by kind of row."""

@@ -18,7 +18,7 @@ from tilecast.spec import SpecError
 from tilecast.validate import Track
 
 Command: TypeAlias = Callable[[argparse.Namespace, Track], str]
-"""Function that returns the text to print."""
+"""Function that runs a `validate` command and returns the text to print."""
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:

@@ -1,4 +1,4 @@
-"""`tilecast web`: a page to try jobs and pools on, for the local machine."""
+"""`tilecast web`: serve a page to the local machine, on which a person tries jobs and pools."""
 
 from __future__ import annotations
 

@@ -66,7 +66,7 @@ class _LinkLoad:
     far_bytes: Floats
     """Bytes that the ranks of the busiest node together send into the network."""
     scattered: bool = False
-    """Whether every node sends to every other node, so that the traffic of all nodes meets in the uplinks."""
+    """Whether every node sends to every other node, so that the uplinks carry the traffic of all nodes."""
 
 
 def ring_all_reduce(size_bytes: Floats, group: RankGroup, intra: Link, inter: Link) -> Floats:
@@ -252,8 +252,10 @@ def asynchronous_parameter_server(
 Algorithm = Callable[[Floats, RankGroup, Link, Link], Floats]
 
 LeastBytes = Callable[[RankGroup, Link], tuple[Floats | float, Floats | float]]
-"""Function from a group and the link inside a node to two fractions of the buffer. A rank must send the first fraction
-inside its node, and a node must send the second fraction into the network."""
+"""Function from a group and the link inside a node to two fractions of the buffer.
+
+They are the fraction that a rank must send inside its node, and the fraction that a node must send into the network.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -316,7 +318,7 @@ COLLECTIVES: dict[str, Collective] = {
         {"asynchronous": asynchronous_parameter_server}, lambda group, intra: (0.0, group.local)
     ),
 }
-"""Every collective by name. The last two are parameter servers that wait for all workers, or for no worker."""
+"""Every collective by name. The last two are parameter servers, synchronous and asynchronous."""
 PROGRAMS: Mapping[str, str] = {item.program: name for name, item in COLLECTIVES.items() if item.program}
 """Names of collectives, by program of nccl-tests without `_perf`."""
 SPELLINGS: Mapping[str, str] = {
@@ -459,7 +461,7 @@ def _compute_bandwidth_fraction(group: RankGroup, intra: Link) -> Floats | float
 def _compute_network_bandwidth(group: RankGroup, inter: Link, *, scattered: bool = False) -> Floats:
     """Return the network bandwidth of the group in each of its nodes, in bytes per second and direction.
 
-    All ranks that use the network of a node share it equally. A GPU uses only the interfaces of its own. A ring or tree
+    All ranks that use a node's network share it equally. A GPU uses only its own network interfaces. A ring or tree
     loads the uplinks of a tier with the traffic of one node. If traffic is `scattered`, every node below a switch sends
     to every node outside, which loads the uplinks with the traffic of all nodes below the switch.
     """
@@ -474,7 +476,7 @@ def _compute_network_bandwidth(group: RankGroup, inter: Link, *, scattered: bool
 
 
 def _evaluate_by_domain(seconds_on: Callable[[Link], Floats], group: RankGroup, intra: Link) -> Floats:
-    """Return the seconds on the link inside a node, or on the link beyond its domain for groups that exceed the domain.
+    """Return the seconds of groups on the link inside a node, or on the link beyond its domain for larger groups.
 
     Args:
         seconds_on: function from a link to the seconds of the groups on this link.

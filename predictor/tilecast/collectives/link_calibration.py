@@ -231,8 +231,7 @@ def _set_constant(link: Link, name: str, value: float) -> Link:
 
 
 LEAST_US, MOST = 1e-3, 2**53
-"""Shortest allowed time in a log, in microseconds. Longest allowed time, in microseconds, and largest size, in
-bytes."""
+"""Shortest time in a log, in microseconds, and largest value of a time (microseconds) or a size (bytes)."""
 
 _PROGRAM = re.compile(rf"({'|'.join(collectives.PROGRAMS)}|[a-z]+)_perf(?![a-z])")
 """Program of nccl-tests in a command line or a file name, with any text around it."""

@@ -1,4 +1,4 @@
-"""GPUs, links and MIG profiles, read from the TOML files beside this module.
+"""GPUs, links and MIG profiles, read from the TOML files in this folder.
 
 The key of every number names its unit, and the file names its source. A file with an unknown key, a missing key or an
 implausible value is refused.
@@ -272,12 +272,14 @@ _OTHER_MAKERS: Mapping[str, tuple[str, ...]] = {
     "Huawei": ("ascend",),
     "Apple": ("apple", "m1", "m2", "m3", "m4"),
 }
-"""Makers of other accelerators, and beginnings of the names of their products."""
+"""Makers of other accelerators, and prefixes of their products' names."""
 
 
 _CLOSE = 0.7
-"""Least similarity (difflib's ratio) of an unknown name and a suggested name. The name 4090 then suggests RTX 4090, but
-MI300X does not suggest B300."""
+"""Least similarity (difflib's ratio) at which a name is suggested for an unknown one.
+
+The name 4090 then suggests RTX 4090, but MI300X does not suggest B300.
+"""
 
 
 def find_link(name: str) -> Link:

@@ -1,7 +1,7 @@
-"""GPUs that no shipped file describes completely.
+"""Derive GPUs that no shipped file describes completely.
 
-A board with another memory, power or clock is derived from its sibling, a shipped GPU with the chip and the form factor
-of the board. If a GPUPool contains incomplete specifications of a shipped GPU, its file supplies the missing numbers.
+A board with another memory, power or clock is derived from its sibling, a shipped GPU with the same chip and form
+factor. If a GPUPool contains incomplete specifications of a shipped GPU, its file supplies the missing numbers.
 """
 
 from __future__ import annotations
@@ -54,9 +54,9 @@ class _Board:
         return cls("-".join(stem), **found)
 
     def find_nominal_gb(self, gpu: Gpu) -> float:
-        """Return the size in GB in the product string. If that is missing or far off, return the GPU's memory in GiB.
+        """Return the memory size in GB from the product string, or else the GPU's memory in GiB.
 
-        A size is far off if it is the memory of the host instead.
+        A size that is far off is ignored, because it is the host's memory.
         """
         whole = gpu.memory_bytes / GIB
         return self.memory_gb if self.memory_gb and _is_nearly_equal(self.memory_gb, whole) else whole
@@ -74,7 +74,7 @@ def read_boards() -> BoardsFile:
 
 
 def derive_board(product: str, table: Mapping[str, Gpu]) -> Gpu | None:
-    """Return the board with a product string, derived from a shipped GPU. If the two are equal, return the shipped GPU.
+    """Return the board with a product string, derived from a shipped GPU, or the shipped GPU if it is equal.
 
     Return None if no shipped GPU has the chip and form factor in the string, or if the string names neither memory nor
     power nor clock.
@@ -146,7 +146,7 @@ def derive_board(product: str, table: Mapping[str, Gpu]) -> Gpu | None:
 
 
 def describe_board(gpu: Gpu, sibling: GpuFile) -> GpuFile:
-    """Return a GPU file for a board, made of its sibling's file and the numbers of the board.
+    """Return a GPU file for a board: its sibling's file with the board's own numbers.
 
     Args:
         gpu: the board that `derive_board` returned.
@@ -170,7 +170,7 @@ def describe_board(gpu: Gpu, sibling: GpuFile) -> GpuFile:
 
 
 CLOCKED = ("boost_clock_hz", "l2_bandwidth_bytes_per_s", "fp16_accumulate_flops")
-"""Rates of a chip that are proportional to its clock, besides its peak FLOP/s."""
+"""Rates of a chip, other than peak FLOP/s, that are proportional to its clock."""
 
 
 def _is_nearly_equal(first: float, second: float) -> bool:

@@ -91,9 +91,9 @@ def _index_types_by_name() -> Mapping[str, NodeType]:
 
 
 def add_gpus_to_machine(name: str, gpu: Gpu, gpus: int) -> NodeType | None:
-    """Return the instance type of a machine, such as Google's N1, to which `gpus` GPUs are added.
+    """Return the instance type of a machine, such as Google's N1, with `gpus` GPUs attached.
 
-    The price is the price of the machine plus the prices of the GPUs. If one of these prices is unknown, return None.
+    Its price is that of the machine plus those of the GPUs. If one of these prices is unknown, return None.
     """
     for table in _read_node_files().values():
         machine, extra = table.get("machines", {}).get(name), table.get("extra_gpus", {}).get(gpu.name)
@@ -103,10 +103,10 @@ def add_gpus_to_machine(name: str, gpu: Gpu, gpus: int) -> NodeType | None:
 
 
 def find_usual_node_type(gpu: Gpu) -> NodeType | None:
-    """Return the instance type to assume for nodes of which only the GPU is known. Return None if no cloud has the GPU.
+    """Return the instance type to assume for nodes if only their GPU is known, or None if no cloud has the GPU.
 
-    The type has `find_default_gpus_per_node` GPUs per node, or the largest smaller number. A type with the network of
-    the maker's system (`defaults.toml`) is preferred, then a type with a price, then the cheapest type.
+    It has `find_default_gpus_per_node` GPUs per node, or the next smaller number. A type with the network of the
+    maker's system (`defaults.toml`) is preferred, then a type with a price, then the cheapest type.
     """
     most = find_default_gpus_per_node(gpu)
     network = find_default_network(gpu, most)
@@ -138,7 +138,7 @@ def find_network(name: str) -> Link:
 
 
 def find_default_network(gpu: Gpu, gpus_per_node: int) -> Link:
-    """Return the network to assume for nodes of which only the GPU and the number of GPUs are known."""
+    """Return the network to assume for nodes if only their GPU and the number of GPUs are known."""
     rows = _read_node_files()["defaults.toml"]["network"]
     name = gpu.sibling or gpu.name
     fitting = (
@@ -150,9 +150,9 @@ def find_default_network(gpu: Gpu, gpus_per_node: int) -> Link:
 
 
 def find_default_gpus_per_node(gpu: Gpu) -> int:
-    """Return the number of GPUs per node to assume for nodes of which only the GPU is known.
+    """Return the number of GPUs per node to assume if only the GPU is known.
 
-    This is the number of GPUs per node in a well-known system with this GPU. If no such system is known, return 8.
+    It is that of a well-known system with this GPU. If no such system is known, return 8.
     """
     rows = _read_node_files()["defaults.toml"]["network"]
     name = gpu.sibling or gpu.name

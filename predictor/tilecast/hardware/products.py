@@ -31,8 +31,10 @@ class Gpu:
     peak_flops: Mapping[str, float]
     """Dense peak in FLOP/s by precision, from the data sheet. Precisions that the GPU cannot run are missing."""
     sustained_ratio: Mapping[str, float]
-    """Fraction of `peak_flops` that power and clock limits allow under sustained load, by precision. The key
-    `attention` is for fused attention, which reaches less of the peak and so comes later to the limit."""
+    """Fraction of `peak_flops` that power and clock limits allow under sustained load, by precision.
+
+    The key `attention` is for fused attention. It reaches less of the peak, and so the limit less soon.
+    """
     intra_link: str
     """Name of the link that usually connects GPUs of this product inside a node."""
     fp16_accumulate_flops: float = 0.0
@@ -46,7 +48,7 @@ class Gpu:
     mig: str = ""
     """MIG profile of a slice. It is empty for a whole GPU. Slices cannot communicate, so a job runs on one slice."""
     share: float = 1.0
-    """Fraction of the whole GPU that a slice takes."""
+    """Fraction of the whole GPU that a slice uses."""
     instances: int = 1
     """Number of slices of this profile that fit on a whole GPU."""
 
@@ -143,7 +145,7 @@ class LinkProtocol:
     hop_s: float
     """Seconds of one hop."""
     share: float
-    """Rate of the protocol, as a fraction of `bandwidth_bytes_per_s * efficiency` of the link."""
+    """Rate of the protocol as a fraction of `bandwidth_bytes_per_s * efficiency` of the link."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,14 +165,13 @@ class Link:
     name: str
     kind: str
     bandwidth_bytes_per_s: float
-    """Bandwidth of one GPU in one direction, inside a node. Between nodes, bandwidth of all network interfaces of one
-    node in one direction."""
+    """Bandwidth in one direction: of one GPU for a link inside a node, or of all network interfaces of a node."""
     efficiency: float
     """Fraction of the bandwidth that large transfers reach."""
     protocols: Mapping[str, LinkProtocol]
     """Protocols that NCCL uses on the link, by the names in `PROTOCOLS` and `MESSAGE`."""
     peer_s: float
-    """Seconds per rank with which a rank exchanges messages."""
+    """Seconds for each rank with which a rank exchanges messages."""
     own_share: float = 0.0
     """Time to copy a rank's own 1/n of the buffer, relative to the time to send as many bytes over the link."""
     per_node: bool = False
@@ -182,19 +183,24 @@ class Link:
     switched: bool = True
     """Whether all pairs of GPUs have the full bandwidth at once (NVSwitch). Otherwise they share a bus (PCIe)."""
     wired: tuple[tuple[float, float], ...] = ()
-    """Pairs of a number of GPUs and the fraction of the bandwidth that so many GPUs have among themselves, ascending.
-    They are for GPUs that are connected without a switch. Fractions for other numbers are interpolated."""
+    """Fraction of the bandwidth that a number of GPUs has among themselves, as pairs (number, fraction), ascending.
+
+    It is for GPUs that are connected without a switch. Fractions for other numbers are interpolated.
+    """
     domain: int = 0
-    """Number of GPUs that the link connects. 0 stands for the GPUs of a node. The number is smaller for NVLink bridges
-    and larger for NVLink domains of a rack. For a bus between NVLink bridges, it is the number of GPUs of a bridge."""
+    """Number of GPUs that the link connects. 0 means the GPUs of a node.
+
+    It is smaller for NVLink bridges and larger for NVLink domains of a rack. For a bus between NVLink bridges, it is
+    the number of GPUs of a bridge.
+    """
     beyond: Link | None = None
     """Link between the domains of this link. None if there is no such link."""
     reduction_bytes_per_s: float = 0.0
-    """Rate of a GPU in an all-reduce that the switch computes (NVLS). It is 0 if the switch cannot reduce."""
+    """Rate per GPU of an all-reduce in the switch (NVLS). 0 if the switch cannot reduce."""
     reduction_start_s: float = 0.0
     """Seconds of an all-reduce in the switch before its first byte."""
     tiers: tuple[NetworkTier, ...] = ()
-    """Tiers of switches with oversubscription."""
+    """Tiers of switches that are oversubscribed."""
     spread: float = 0.0
     """Half-width of the 90 % interval of a time on the link, as a logarithm."""
 
@@ -221,11 +227,11 @@ class Pool:
     calibration: Calibration = field(default_factory=Calibration)
     """Corrections of forecasts on this pool, learned from runs in the cluster."""
     own: JobRuns = field(default_factory=JobRuns)
-    """Earlier runs of the job on any pool, which correct its forecasts."""
+    """Earlier runs of the job, on any pool, that correct its forecasts."""
     usual_gpus_per_node: int = 0
-    """GPUs of a whole node, if the pool is only a fraction of a node. It is 0 if the nodes of the pool are whole."""
+    """GPUs of a whole node if the pool is only a fraction of a node, otherwise 0."""
     spare_gpus: int = 0
-    """GPUs of one more node, which has fewer than the others. It is 0 if all nodes are equal."""
+    """GPUs of one more node that is smaller than the others. 0 if all nodes are equal."""
 
     def __hash__(self) -> int:
         return hash(self.name)
@@ -242,6 +248,6 @@ class Pool:
 
     @property
     def domain(self) -> int:
-        """Number of GPUs that the link inside nodes connects. In an NVLink domain of a rack, it spans several nodes."""
+        """Number of GPUs that the link inside nodes connects. An NVLink domain of a rack spans several nodes."""
         wide = self.intra.domain if self.intra.switched and self.intra.beyond is None else 0
         return max(wide // self.gpus_per_node, 1) * self.gpus_per_node

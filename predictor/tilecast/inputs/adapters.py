@@ -12,7 +12,7 @@ from tilecast.spec import SpecError
 
 FILE = "adapter_config.json"
 INSTEAD = "save the adapter anew, or give its base's preset or config.json with --lora-rank R"
-"""Remedy in the error about such a file without contents."""
+"""Remedy in the error about an adapter file without contents."""
 MAX_RANK = 4096
 """Largest rank, as in `spec.training.loraRank`."""
 _UNPRICED = (
@@ -24,7 +24,7 @@ _UNPRICED = (
     "trainable_token_indices",
     "lora_bias",
 )
-"""Fields that change the time or memory of a step but are not priced; a note names those that are set.
+"""Fields that change the time or memory of a step but are not priced. A note names those that are set.
 
 Fields that only scale (`lora_alpha`, `alpha_pattern`, `use_rslora`) cost nothing.
 """
@@ -32,12 +32,12 @@ Fields that only scale (`lora_alpha`, `alpha_pattern`, `use_rslora`) cost nothin
 
 @dataclass(frozen=True, slots=True)
 class Adapter:
-    """A LoRA adapter: the preset of its base model, and the rank that every dense layer gets."""
+    """A LoRA adapter: the preset of its base model, and the rank of its dense layers."""
 
     base: str
     rank: int
     unpriced: tuple[str, ...]
-    """Fields that the file sets and that are not priced."""
+    """Fields set in the file that are not priced."""
 
 
 def is_adapter(document: Mapping[str, Any]) -> bool:
@@ -46,11 +46,12 @@ def is_adapter(document: Mapping[str, Any]) -> bool:
 
 
 def read_adapter(config: Mapping[str, Any], file: str) -> Adapter:
-    """Return the adapter that a parsed `adapter_config.json` describes. Errors call the document `file`.
+    """Return the adapter that a parsed `adapter_config.json` describes. `file` names the document in errors.
 
     Raises:
         SpecError: the adapter is not a LoRA, or also trains whole layers. The base model is no preset, or a preset
-            whose family has no adapters.
+    whose
+            family does not support adapters.
     """
     kind, rank, whole = (config.get(key) for key in ("peft_type", "r", "modules_to_save"))
     plain = "give its base's preset or config.json with --lora-rank R for what a LoRA of rank R takes"
@@ -73,7 +74,7 @@ def _find_base_preset(name: object, field: str, rank: int) -> str:
     """Return the name of the preset for an adapter's base model `name`. Errors name `field`, and suggest `rank`.
 
     Raises:
-        SpecError: there is no such preset, or its family has no adapters.
+        SpecError: there is no such preset, or its family does not support adapters.
     """
     remedy = f"give the base's config.json, or a preset, with --lora-rank {rank}"
     if not isinstance(name, str) or not name:

@@ -19,9 +19,9 @@ from tilecast.hardware.boards import GIB
 from tilecast.spec import SpecError
 
 ASSUMED = "assumed"
-"""Layer of the facts that `--gpus` leaves open."""
+"""Source of the properties that `--gpus` leaves open."""
 STATED = "stated"
-"""Layer of the facts that `--gpus` states."""
+"""Source of the properties that `--gpus` states."""
 _MOST_GPUS = 2**20
 _REMEDY = "write NAME:COUNT, for instance h100-sxm:16, h100-sxm:2x8 (nodes x GPUs) or p5.48xlarge:2 (nodes)"
 
@@ -29,8 +29,8 @@ _REMEDY = "write NAME:COUNT, for instance h100-sxm:16, h100-sxm:2x8 (nodes x GPU
 def parse_gpu_list(text: str, links: Sequence[str] = ()) -> list[Pool]:
     """Return a pool for each entry of a list such as `h100-sxm:16@infiniband-ndr-8x400,p4d.24xlarge:2`.
 
-    The links in `links` are those of every pool, unless its entry names another. A pool is named after its GPU. If
-    several pools have that GPU, a pool of an instance type is named after the type.
+    The links in `links` apply to every pool, unless its entry names others. A pool is named after its GPU. If several
+    pools have that GPU, a pool of an instance type is named after the type.
 
     Raises:
         SpecError: an entry cannot be read or names an unknown GPU, or two pools would have equal names.
@@ -63,7 +63,7 @@ def describe_short_names(text: str) -> str:
 
 
 def assumed_pool(gpu: Gpu, count: int) -> Pool:
-    """Return a pool of `count` GPUs in nodes of the GPU's usual instance type, of which the last may be smaller."""
+    """Return a pool of `count` GPUs in nodes of the GPU's usual instance type. The last node may have fewer GPUs."""
     offered, server_gpus = instances.find_usual_node_type(gpu), instances.find_default_gpus_per_node(gpu)
     # A virtual machine with a single GPU has the GPU's price, but it is not what larger jobs run on.
     usual = None if offered and offered.gpus == 1 < server_gpus else offered
@@ -96,7 +96,7 @@ class _Entry:
 
 
 def _parse_entry(text: str, links: Sequence[str]) -> Pool:
-    """Return the pool that one entry of the list describes, with `links` unless the entry names others."""
+    """Return the pool that one entry of the list describes. It has `links`, unless the entry names others."""
     body, *own = text.split("@")
     entry = _read_counts(body.strip())
     node_type = instances.find_node_type(entry.name)
@@ -108,7 +108,7 @@ def _find_gpu(name: str) -> Gpu:
     """Return the GPU with a name.
 
     Raises:
-        SpecError: there is no such GPU. If the name resembles an instance type more, the message suggests this type.
+        SpecError: there is no such GPU. If the name is closer to an instance type, the message suggests that.
     """
     try:
         return find_gpu(name)

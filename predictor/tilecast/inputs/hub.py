@@ -1,4 +1,4 @@
-"""Find a model's config.json on the Hugging Face Hub: in the local cache, else by `huggingface_hub`."""
+"""Find a model's config.json on the Hugging Face Hub: in the local cache, or else with `huggingface_hub`."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ _REVISION = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
 
 class HubUnavailableError(SpecError):
-    """Error that the Hub or its package cannot give a model."""
+    """Error that a model cannot be fetched: the Hub cannot be reached, or `huggingface_hub` is not installed."""
 
 
 @dataclass(frozen=True, slots=True)
 class HubConfig:
-    """The config.json of a model on the Hub, with the commit that it is from."""
+    """The config.json of a model on the Hub, and the commit it comes from."""
 
     name: str
     revision: str
@@ -37,7 +37,7 @@ class HubConfig:
 
 
 def is_hub_name(name: str) -> bool:
-    """Return whether a name is `hf://org/name`, or `org/name` where no such path exists. `@REVISION` may follow."""
+    """Return whether a name is `hf://org/name`, or `org/name` if no such path exists. `@REVISION` may follow."""
     plain = name.removeprefix(PREFIX).partition("@")[0]
     return name.startswith(PREFIX) or (_NAME.fullmatch(plain) is not None and not os.path.exists(name))  # noqa: PTH110
 
@@ -46,7 +46,7 @@ def read_hub_config(name: str) -> HubConfig:
     """Return the config.json of a model on the Hub. The local cache is read first.
 
     Raises:
-        HubUnavailableError: the model is neither in the cache nor to be had from the Hub.
+        HubUnavailableError: the model is not in the cache and cannot be fetched from the Hub.
         SpecError: the name is malformed, or the model's config.json is invalid.
     """
     plain, at, revision = name.removeprefix(PREFIX).partition("@")
@@ -69,7 +69,7 @@ def read_hub_config(name: str) -> HubConfig:
 
 
 def _cache_folder() -> Path:
-    """Return the folder in which `huggingface_hub` keeps what it downloads, as its environment variables say."""
+    """Return the folder in which `huggingface_hub` caches files, as its environment variables set it."""
     if stated := os.environ.get("HF_HUB_CACHE"):
         return Path(stated)
     caches = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
@@ -77,7 +77,10 @@ def _cache_folder() -> Path:
 
 
 def _find_in_cache(folder: Path, name: str, revision: str) -> tuple[Path, str] | None:
-    """Return the path of a config.json in the cache and its commit, or None. No link out of the model is followed."""
+    """Return the path of a config.json in the cache and its commit, or None.
+
+    Links that leave the model's folder are ignored.
+    """
     model = folder / f"models--{name.replace('/', '--')}"
     try:
         reference = model / "refs" / revision

@@ -43,12 +43,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class JobInput:
-    """A TrainingJob document that was read from a file or built from flags, with its ConfigMaps."""
+    """A TrainingJob document read from a file or built from flags, with its ConfigMaps."""
 
     document: Document
     config_maps: Mapping[str, Document] = field(default_factory=dict)
     flags: Mapping[str, str] = field(default_factory=dict)
-    """Paths of fields that flags filled, and the flag for each."""
+    """For each field that a flag filled: its path, and the flag."""
     source: ManifestJob | None = None
     """Job of another kind from which the TrainingJob was derived."""
     notes: tuple[str, ...] = ()
@@ -56,7 +56,7 @@ class JobInput:
     launch: LaunchReading | None = None
     """The launch command or configuration from which the TrainingJob was derived."""
     reading: JobReading | None = None
-    """What a manifest says of its pods, from which `launch` is."""
+    """What a manifest says about its pods, including `launch`."""
 
     def request(self) -> Request:
         """Return the checked request for advice that the document describes.
@@ -74,10 +74,10 @@ class JobInput:
             raise self.cite_flag(error) from None
 
     def cite_flag(self, error: SpecError) -> SpecError:
-        """Return the error with the flag that filled its field as its place. Without such a flag, return it unchanged.
+        """Return an error that names the flag which filled its field. If no flag did, return it unchanged.
 
-        The field of the error may lack the prefix `spec.`. An error about several fields of a bare model names their
-        flags.
+        The field of the error may lack the prefix `spec.`. If the job is a bare model, an error about several fields
+        names their flags.
         """
         place = re.sub(r"\[\d+\]$", "", error.field)
         flag = self.flags.get(place) or self.flags.get(f"spec.{place}")
@@ -88,7 +88,7 @@ class JobInput:
         return error
 
     def name_flags(self, text: str) -> str:
-        """Return a text with flags in place of the fields of the spec, if flags describe the job."""
+        """Return a text with flags in place of spec fields, if flags describe the job."""
         return _name_flags(text) if "spec.training.globalBatchSize" in self.flags else text
 
     @classmethod
@@ -97,7 +97,7 @@ class JobInput:
         return _job_of_model(options, name, model)
 
     def with_field(self, path: Sequence[str], value: object, flag: str) -> JobInput:
-        """Return a copy of the job with `value` at `path` in its spec. Later errors about the field name `flag`.
+        """Return a copy of the job with `value` at `path` in its spec. Later errors about this field name `flag`.
 
         Raises:
             SpecError: the parent of the field is not a mapping.
@@ -124,9 +124,9 @@ class JobInput:
 
 
 def _cite_flags(error: SpecError) -> SpecError:
-    """Return an error about several fields of the spec with their flags in place of their names.
+    """Return an error about several spec fields, with flags in place of the fields' names.
 
-    The place of the error is the flag of the field with which its problem begins, or the flags of both fields of
+    The error's own field becomes the flag of the field with which its problem begins, or the flags of both fields of
     `steps and tokens both say`, or else the first flag that it names.
     """
     problem, remedy = _name_flags(error.problem), _name_flags(error.remedy)
@@ -142,9 +142,9 @@ def _cite_flags(error: SpecError) -> SpecError:
 
 
 def _name_flags(text: str) -> str:
-    """Return a text with flags in place of the fields of the spec that it names.
+    """Return a text with flags in place of the spec fields that it names.
 
-    A field of one word, such as `steps`, is replaced only behind the name of its mapping, as in `training.steps`.
+    A field of one word, such as `steps`, is replaced only after the name of its mapping, as in `training.steps`.
     """
     for name, option in JOB_OPTIONS.items():
         mapping, _, field_name = option.path.rpartition(".")
@@ -244,7 +244,7 @@ def _read_object(options: JobOptions, job: object) -> JobInput:
 
 
 _WEIGHTS = (".pt", ".pth", ".bin", ".safetensors", ".ckpt", ".gguf", ".h5", ".pkl")
-"""Endings of the names of files with weights."""
+"""Suffixes of the names of files with weights."""
 
 
 def _find_preset(name: str) -> str:
@@ -273,7 +273,7 @@ def _normalize_model_type(name: str) -> str:
 
 
 def read_onnx(path: str, sequence: int | None) -> Trace:
-    """Return the operator graph of the ONNX file `path`. If given, `sequence` replaces its dynamic dimension (tokens).
+    """Return the operator graph of the ONNX file `path`. `sequence` (tokens), if given, replaces its dynamic dimension.
 
     Raises:
         SpecError: `sequence` is out of range, or the file is not a readable graph.
@@ -284,7 +284,7 @@ def read_onnx(path: str, sequence: int | None) -> Trace:
 
 
 _FOLDER = (adapters.FILE, "config.json")
-"""Files of a folder as on the Hugging Face Hub that describe its model; the first one that exists is read."""
+"""Files of a model's folder that describe the model. The first one that exists is read."""
 
 
 def _file_in_folder(job: str) -> str | None:
@@ -383,7 +383,7 @@ def read_described_job(options: JobOptions, document: Document, text: str, items
     """Return the job that a manifest of another kind describes, by its annotations and its command.
 
     Args:
-        options: the job's options. Those of a bare model count if the command says the job.
+        options: the job's options. Options of a bare model apply if the command describes the job.
         document: the manifest.
         text: text that contains it.
         items: objects of the text.
@@ -429,7 +429,7 @@ def _warn(text: str) -> None:
 
 
 def _graph_in_config_map(name: str, graph: str) -> tuple[str, dict[str, Any], dict[str, Document]]:
-    """Return a job's name, its `spec.model`, and a ConfigMap by name that contains the text of a graph."""
+    """Return a job's name, its `spec.model`, and a ConfigMap, by name, with the text of a graph."""
     named = base.to_object_name(name)
     reference = {"graphRef": {"configMapKeyRef": {"name": named}}}
     return named, reference, {named: {"kind": "ConfigMap", "data": {"graph.json": graph}}}

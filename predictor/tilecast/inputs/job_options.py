@@ -1,6 +1,6 @@
-"""Options of a job: command-line flags that are also keywords of the Python API, and set fields of the spec.
+"""Options of a job: command-line flags, which are also keywords of the Python API, and set fields of the spec.
 
-Each field of the spec on which a forecast depends has an option, which is made from the field: its name, its values and
+Each spec field that affects a forecast has an option. Its name, values and help come from the field's name, type and
 the first sentence of its description.
 """
 
@@ -27,7 +27,7 @@ from tilecast.inputs.reading import (
 )
 
 Reader = Callable[[str, str], object]
-"""A function that reads the text of an option. Its second argument is the flag that errors name."""
+"""Function that parses the text of an option. Its second argument is the flag to name in errors."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,15 +37,15 @@ class JobOption:
     path: str
     help: str
     read: Reader
-    """Reader of a text. A value of another type is taken as it is, unless `takes_texts`."""
+    """Function that parses a text. Values of other types are used as they are, unless `takes_texts`."""
     choices: Sequence[str] | None = None
     metavar: str | None = None
     is_switch: bool = False
     """Whether the option is true or false."""
     aliases: tuple[str, ...] = ()
-    """Further names of the option."""
+    """Other names of the option."""
     takes_texts: bool = False
-    """Whether a number is read as its text, since the field holds something else or whole numbers only."""
+    """Whether numbers are converted to text and parsed, because the field has another type or only whole numbers."""
 
 
 NAMES: Mapping[str, tuple[str, ...]] = {
@@ -56,7 +56,7 @@ NAMES: Mapping[str, tuple[str, ...]] = {
     "constraints.gpus": ("exact_gpus",),
     "deadlineSeconds": ("deadline", "deadline_seconds", "finish_by"),
 }
-"""Names of options that are not only the name of their field. The first one is the option's own name."""
+"""Names of options whose names are not just their field's. The first is the option's own name."""
 
 NOT_OPTIONS: Mapping[str, str] = {
     "model": "the job's own argument",
@@ -67,14 +67,14 @@ NOT_OPTIONS: Mapping[str, str] = {
     "targetRef": "of the operator",
     "mode": "of the operator",
 }
-"""Fields of the spec without an option, and what there is instead or why."""
+"""Spec fields without an option, and the reason or what to use instead."""
 
 _OF_EVERY_JOB = ("training.steps", "training.tokens", "training.inputSamplesPerSecond")
-"""Fields of `training` that options also set in a job that a file describes."""
+"""Fields of `training` that options can also set in a job read from a file."""
 
 
 def split_words(text: str, _flag: str) -> list[str]:
-    """Return the words of a text that separates them by commas or plus signs."""
+    """Return the words of a text, separated by commas or plus signs."""
     return [word.strip() for word in text.replace("+", ",").split(",")]
 
 
@@ -90,7 +90,7 @@ _TYPES: Mapping[object, tuple[Reader, str]] = {
     BatchRange: (parse_range, "MIN..MAX"),
     JobBudget: (parse_amount, "AMOUNT"),
 }
-"""Reader and placeholder of an option by the type of its field."""
+"""Parser and placeholder of an option, by the type of its field."""
 
 _BY_PATH: Mapping[str, tuple[Reader, str, str]] = {
     "training.sequenceLength": (partial(parse_count, kilo=1024), "N", " 8k is 8192."),
@@ -108,7 +108,7 @@ _BY_PATH: Mapping[str, tuple[Reader, str, str]] = {
     ),
     "budget": (parse_amount, "AMOUNT", " 5000 (USD), or 5000EUR."),
 }
-"""Reader, placeholder and further help of an option that the type of its field does not describe, by path."""
+"""Parser, placeholder and further help of options that their field's type does not determine, by path."""
 
 
 def _list_options() -> Iterator[tuple[str, JobOption]]:
@@ -143,11 +143,11 @@ BARE_OPTIONS: Mapping[str, JobOption] = {
     for name, option in JOB_OPTIONS.items()
     if option.path.startswith("training.") and option.path not in _OF_EVERY_JOB
 }
-"""Options of a model that is given without a job, by name."""
+"""Options, by name, that apply if only a model is given."""
 ANY_OPTIONS: Mapping[str, JobOption] = {
     name: option for name, option in JOB_OPTIONS.items() if name not in BARE_OPTIONS
 }
-"""Options of every job, by name."""
+"""Options, by name, that apply to every job."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,18 +160,21 @@ class JobOptions:
     values: Mapping[str, Any] = field(default_factory=dict)
     """Values by the name of the option, a key of `JOB_OPTIONS`. Options left out keep the job's value."""
     command: Sequence[str] = ()
-    """Words of a launch command, or a configuration file of a launcher, that say the job; `job` may name its model."""
+    """Words of a launch command, or a launcher's configuration file, that describe the job.
+
+    `job` may then name its model.
+    """
     lenient: bool = False
-    """Whether options of the command that are not priced are ignored."""
+    """Whether to ignore options of the command that are not priced."""
     gpus: int | None = None
-    """GPUs of the job if its command does not say their number."""
+    """GPUs of the job, if its command does not say how many."""
 
     @classmethod
     def from_values(cls, job: object, values: Mapping[str, Any]) -> JobOptions:
-        """Return the options for a job, with texts read. Values that are None or have unknown names are ignored.
+        """Return the options for a job, with texts parsed. Values that are None or have unknown names are ignored.
 
         Raises:
-            SpecError: a text cannot be read.
+            SpecError: a text cannot be parsed.
         """
         given: dict[str, Any] = {}
         for name, option in JOB_OPTIONS.items():

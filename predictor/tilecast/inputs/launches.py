@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def split_command(text: str, field: str = "command") -> list[str]:
-    """Return the words of a launch command, which may have several lines that end in backslashes.
+    """Return the words of a launch command. Lines may be continued by a backslash.
 
     Raises:
         SpecError: a quotation is not closed, or the text ends in a backslash. The message names `field`.
@@ -40,7 +40,7 @@ def is_launch(options: JobOptions) -> bool:
 
 
 def read_launch_job(options: JobOptions, read_model_job: Callable[[JobOptions], JobInput]) -> JobInput:
-    """Return the job that a launch says. Flags take precedence over what it says.
+    """Return the job that a launch describes. Flags take precedence over the launch.
 
     Args:
         options: the command or the file, and values of flags.
@@ -97,14 +97,15 @@ def _read_model(
     """Return the job of the model that a launch names.
 
     Args:
-        name: a path of a config.json or of its folder, a preset, or ORG/NAME on the Hugging Face Hub. Any other path
-            counts by the name that it ends in.
-        folder: folder of the launch, from which relative paths count. Of a path outside only the name counts.
+        name: a path of a config.json or of its folder, a preset, or ORG/NAME on the Hugging Face Hub. Of any other
+    path,
+            only the last part is used, as a name.
+        folder: folder to which relative paths refer. Of a path outside it, only the last part is used.
         options: the job's options.
         read_model_job: function that reads the job of a model that the user names.
 
     Raises:
-        SpecError: the name is none of these, or the config.json is of no model.
+        SpecError: the name is none of these, or the config.json describes no model.
     """
     root = folder.resolve()
     if name.isprintable() and len(name) < 1024:
@@ -130,8 +131,8 @@ def find_baseline(reading: LaunchReading, pools: Sequence[Pool], stated: Baselin
 
     Args:
         reading: the launch.
-        pools: the pools that the user gave. One with nodes as large as those of the launch is preferred.
-        stated: the baseline that the user stated, whose pool and GPUs count, or None.
+        pools: the pools that the user gave. A pool with nodes as large as those of the launch is preferred.
+        stated: the user's own baseline, or None. Its pool and GPUs take precedence.
     """
     if stated is not None:
         plan = reading.plan if stated.plan is None else stated.plan
@@ -145,18 +146,18 @@ def find_baseline(reading: LaunchReading, pools: Sequence[Pool], stated: Baselin
 
 
 def add_plan(runs: Sequence[UnresolvedRun], launched: Baseline) -> list[UnresolvedRun]:
-    """Return measured runs with the plan of a launch, where they state none and took place on as many GPUs."""
+    """Return measured runs with the plan of a launch. It is added to runs on as many GPUs that state no plan."""
     return [replace(run, plan=launched.plan) if run.plan is None and run.gpus == launched.gpus else run for run in runs]
 
 
 def _fit_data(plan: PartialPlan, gpus: int) -> PartialPlan:
-    """Return a plan whose replicas take all GPUs, if its other degrees divide them."""
+    """Return a plan with a data-parallel degree that uses all GPUs, if its other degrees divide their number."""
     shared = plan.tensor * plan.pipeline * plan.context
     return plan if gpus % shared else replace(plan, data=gpus // shared)
 
 
 def describe_changes(reading: LaunchReading, before: Offer | None, after: Offer) -> str:
-    """Return a sentence with the options to change from one plan to another, and the speed-up.
+    """Return a sentence with the options to change to get from one plan to another, and the speed-up.
 
     Args:
         reading: the launch that the first plan comes from.
@@ -175,7 +176,7 @@ def describe_changes(reading: LaunchReading, before: Offer | None, after: Offer)
 
 
 def _complete(reading: LaunchReading) -> Plan:
-    """Return the plan that a launch states, with open columns off."""
+    """Return the plan that a launch states, with every open column at its default, off."""
     plan, batch = reading.plan, reading.training.get("globalBatchSize")
     stated = {item.name: getattr(plan, item.name) for item in fields(plan)}
     complete = Plan(**{name: value for name, value in stated.items() if value is not None})

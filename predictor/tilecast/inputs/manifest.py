@@ -47,7 +47,7 @@ class ManifestJob:
 
     @property
     def program(self) -> tuple[str, ...]:
-        """Path and arguments of the Python program that the job's command runs, empty if it runs none."""
+        """Path and arguments of the Python program that the job's command runs. Empty if it runs none."""
         return commands.find_program(self.document, self.job)
 
     def narrow_request(
@@ -68,15 +68,15 @@ class ManifestJob:
         return candidates.build_job_request(request, self.job, choice, writes_advice=is_placed), choice
 
     def edited_manifest(self, advice: Advice, choice: candidates.JobCandidates, command: str = "") -> str:
-        """Return the manifest's text with the job's fields changed as advised. All other text stays as it is.
+        """Return the manifest's text with the job's fields changed as advised. All other text is unchanged.
 
-        YAML aliases are expanded first, so that a change of an aliased value affects one field only. Without a
+        YAML aliases are expanded first, so that changing an aliased value affects only one field. Without a
         recommendation in the advice, return the text unchanged.
 
         Args:
             advice: the advice for the job.
             choice: the pools that the job may use.
-            command: bash script that replaces the command of every pod with GPUs. If empty, commands stay.
+            command: bash script that replaces the command of every GPU pod. If empty, commands are unchanged.
 
         Raises:
             SpecError: the job has its own pod templates (not those of a runtime), and none of them requests a GPU.
@@ -92,7 +92,7 @@ class ManifestJob:
 
 
 def find_document(objects: Sequence[documents.Document]) -> documents.Document | None:
-    """Return the only object that is a job of a kind that is read or placed. Return None if there is none.
+    """Return the only object that is a job of a supported kind. Return None if there is none.
 
     Raises:
         SpecError: there are several.
@@ -117,15 +117,15 @@ def read_described_spec(
     *,
     lenient: bool = False,
 ) -> tuple[dict[str, Any], JobReading | None]:
-    """Return the spec of the TrainingJob that a job of any kind describes, and what its command says.
+    """Return the TrainingJob spec that a job of any kind describes, and the reading of its command.
 
-    Annotations take precedence over the command. The second result is None if the command says nothing that is read.
+    Annotations take precedence over the command. The second result is None if nothing could be read from the command.
 
     Args:
         document: the job.
         annotations: its annotations.
-        objects: objects beside it by kind and name: runtimes and ConfigMaps.
-        lenient: whether options of the command that are not priced are ignored.
+        objects: runtimes and ConfigMaps that it may refer to, by kind and name.
+        lenient: whether to ignore options of the command that are not priced.
 
     Raises:
         SpecError: neither annotations nor the command describe the job.

@@ -1,4 +1,4 @@
-"""Parse the measured steps that users write in `--measured` and at the end of `--baseline`."""
+"""Parse measured steps in the syntax of `--measured` and of the end of `--baseline`."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _REMEDY = "write for instance a100-80:8=1.9s, a100-80:8/tp=2,dp=4=450ms, or a100
 
 
 class MeasuredStep(PartSeconds):
-    """An entry of a file of measured steps. The fields are those of a report of `tilecast_observe`."""
+    """One entry of a file of measured steps. The fields are those of a report of `tilecast_observe`."""
 
     pool: str = Field(min_length=1, max_length=63, description="Pool or GPU that the job ran on.")
     gpus: int = Field(ge=1, le=10**6, description="GPUs that it ran on.")
@@ -55,12 +55,13 @@ def parse_measurements(texts: Sequence[str], *, has_offer: bool = False) -> tupl
 
     The seconds are None unless the only value names no pool.
 
-    The name of a log may replace the seconds: `@train.log`, `a100-80=@train.log` or `a100-80:8=@train.log`. The number
-    of GPUs and the plan are those that the log says, where the text leaves them out.
+    A log may replace the seconds: `@train.log`, `a100-80=@train.log` or `a100-80:8=@train.log`. If the text leaves out
+    the number of GPUs or the plan, they are taken from the log.
 
     Args:
         texts: the values.
-        has_offer: whether a baseline or a plan says what a log without a pool belongs to. Otherwise a log that names
+        has_offer: whether there is a baseline or a plan that a log without a pool can belong to. Otherwise a log that
+    names
             its GPUs is a run on them.
 
     Raises:
@@ -88,9 +89,10 @@ def parse_measurements(texts: Sequence[str], *, has_offer: bool = False) -> tupl
 
 
 def split_baseline(text: str) -> tuple[str, list[UnresolvedRun]]:
-    """Split `POOL:N[:PLAN]=STEP` at the last equals sign. Return the baseline and a list with the measured run.
+    """Split `POOL:N[:PLAN]=STEP` at the last equals sign into the baseline and a list with the measured run.
 
-    If the text has no step, return it whole with an empty list."""
+    If the text has no step, the list is empty.
+    """
     head, equals, step = text.rpartition("=")
     if not equals or _STEP.fullmatch(step.strip()) is None or (head.count(":") == 2 and _ends_in_plan_key(head)):
         return text, []
@@ -100,7 +102,7 @@ def split_baseline(text: str) -> tuple[str, list[UnresolvedRun]]:
 
 
 def _ends_in_plan_key(head: str) -> bool:
-    """Return whether a text ends in a key of a plan, such as `dp`, so that a degree follows rather than a step."""
+    """Return whether a text ends in a key of a plan, such as `dp`. Then a degree follows, not a step."""
     return re.search(r"[:,][a-z]+$", head) is not None
 
 
@@ -127,10 +129,10 @@ def _parse_run(text: str, field: str) -> UnresolvedRun:
 
 
 def _read_logged_run(head: str, name: str, field: str) -> UnresolvedRun:
-    """Return the run of a log, on the pool and with the plan that `POOL[:N][/PLAN]` says, else as the log says.
+    """Return the run of a log. `POOL[:N][/PLAN]` takes precedence over what the log says.
 
     Raises:
-        SpecError: the log cannot be read, the number of GPUs is open, or text and log contradict each other.
+        SpecError: the log cannot be read, the number of GPUs is unknown, or text and log contradict each other.
     """
     log = read_log(name)
     where, _, plan = head.partition("/")
@@ -177,7 +179,7 @@ def _read_runs_file(name: str) -> list[UnresolvedRun]:
 
 
 def find_measured_pools(runs: Sequence[UnresolvedRun], pools: Sequence[Pool]) -> list[Measurement]:
-    """Return the runs with their pools. If no pool has a run's name, the name is a GPU, in nodes of its usual size.
+    """Return the runs with their pools. A run's name is a pool's name, or else a GPU in nodes of its usual size.
 
     Raises:
         SpecError: a run names neither a pool nor a known GPU.
@@ -191,7 +193,7 @@ def find_measured_pools(runs: Sequence[UnresolvedRun], pools: Sequence[Pool]) ->
 
 
 def assume_pool(name: str, gpus: int, field: str) -> Pool:
-    """Return a pool of `gpus` GPUs with the name of a GPU, in nodes of its usual size. Errors name `field`.
+    """Return a pool of `gpus` GPUs, in nodes of the GPU's usual size. Errors name `field`.
 
     Raises:
         SpecError: no GPU has the name, or the GPUs do not fill whole nodes.

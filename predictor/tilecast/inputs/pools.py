@@ -25,19 +25,19 @@ class PoolOptions:
     """Options that say where a job may run. At least one of `nodes`, `gpus` and `context` must be set."""
 
     nodes: str | None = None
-    """File of Nodes, GPUPools and ResourceSlices, or "-"; or their text, where it begins with a brace."""
+    """File of Nodes, GPUPools and ResourceSlices, or "-". A value that begins with a brace is their text."""
     gpus: str | None = None
-    """GPU:N,… as `gpu_list` reads it, for instance "h100-sxm:16,p4d.24xlarge:2"."""
+    """GPU:N,… as `gpu_list` parses it, for instance "h100-sxm:16,p4d.24xlarge:2"."""
     context: str | None = None
-    """Context of kubectl."""
+    """kubectl context."""
     calibration: str | None = None
     """File of corrections for every pool."""
     link: str | None = None
-    """Names of links in or between the nodes of every pool, with commas between them."""
+    """Names of links in or between the nodes of every pool, separated by commas."""
 
     @classmethod
     def from_attributes(cls, values: object) -> PoolOptions:
-        """Return the options with the attributes of a parsed command line. Other attributes are ignored."""
+        """Return the options from the attributes of a parsed command line. Other attributes are ignored."""
         known = {item.name for item in fields(cls)}
         return cls(**{name: value for name, value in vars(values).items() if name in known})
 
@@ -45,12 +45,12 @@ class PoolOptions:
     def from_arguments(
         cls, nodes: object, gpus: object, context: str | None, calibration: str | None, link: str | None = None
     ) -> PoolOptions:
-        """Return the options for arguments of the Python API.
+        """Return the options from arguments of the Python API.
 
         Args:
             nodes: a path, or Node objects as dictionaries.
             gpus: a text as for `--gpus`, or a mapping from a GPU's name to its count.
-            context: a context of kubectl.
+            context: a kubectl context.
             calibration: path of a file of corrections.
             link: names of links, as for `--link`.
 
@@ -74,10 +74,10 @@ class PoolOptions:
 
 
 def read_pools(options: PoolOptions) -> Sequence[Pool]:
-    """Return the pools that the options name. Warn about nodes that are in no pool.
+    """Return the pools that the options describe. Warn about nodes that are in no pool.
 
     Raises:
-        SpecError: the options name no pools, or the input cannot be read or contains no GPU.
+        SpecError: the options describe no pools, or the input cannot be read or contains no GPU.
     """
     path, links = options.calibration, options.link.split(",") if options.link else []
     table = _read_corrections(path) if path else None
@@ -151,7 +151,7 @@ def pool_notes(options: PoolOptions, pools: Sequence[Pool]) -> tuple[str, ...]:
 
 
 def describe_nodes(pool: Pool) -> str:
-    """Return a phrase that describes a pool's nodes, with the links inside and between nodes that are not stated."""
+    """Return a phrase that describes a pool's nodes, and those links inside and between nodes that are assumed."""
     count = f"{pool.max_nodes} nodes" if pool.max_nodes > 1 else "1 node"
     wide = min(pool.domain, pool.max_gpus)
     inside = [f"{pool.intra.name} {f'over {wide} GPUs' if wide > pool.gpus_per_node else 'inside'}"]
@@ -167,14 +167,14 @@ def describe_nodes(pool: Pool) -> str:
 
 
 def pools_by_node(options: PoolOptions) -> dict[str, str]:
-    """Return the name of the pool for each node's name. With `--gpus`, there are no nodes and the mapping is empty."""
+    """Return the pool's name for each node's name. With `--gpus` there are no nodes, and the mapping is empty."""
     if options.gpus:
         return {}
     return {node: item.pool.name for item in read_nodes_report(options).entries for node in item.members}
 
 
 def read_node_labels(options: PoolOptions) -> list[Mapping[str, str]]:
-    """Return the labels of each node that has GPUs. With `--gpus`, there are no nodes and the list is empty."""
+    """Return the labels of each node that has GPUs. With `--gpus` there are no nodes, and the list is empty."""
     if options.gpus:
         return []
     from tilecast import nodes

@@ -33,7 +33,7 @@ def read_documents(name: str, *, may_be_empty: bool = False) -> list[Document]:
     """Return all documents of a file, of standard input (`-`), or of all YAML and JSON files in a folder.
 
     Raises:
-        SpecError: a file cannot be read, or there are no documents although there have to be some.
+        SpecError: a file cannot be read, or there are no documents and `may_be_empty` is False.
     """
     path = Path(name)
     files = sorted(item for item in path.iterdir() if item.suffix in _ENDINGS) if path.is_dir() else [path]
@@ -52,7 +52,7 @@ class QueueDocuments:
 
     jobs: tuple[Document, ...]
     others: Mapping[tuple[str, str], Document]
-    """All documents by kind and name, for runtimes of TrainJobs and for objects that ResourceClaims refer to."""
+    """All documents by kind and name, among them runtimes of TrainJobs and objects that ResourceClaims refer to."""
     config_maps: Mapping[str, Document]
     priorities: Priorities
     kueue: kueue.KueueObjects
@@ -60,7 +60,7 @@ class QueueDocuments:
 
     @classmethod
     def from_documents(cls, results: Sequence[Document]) -> QueueDocuments:
-        """Return documents grouped by kind. Jobs that are the target of a TrainingJob are left out of `jobs`.
+        """Return documents grouped by kind. Jobs that a TrainingJob targets are left out of `jobs`.
 
         Raises:
             SpecError: none of the documents is a job.
@@ -97,10 +97,10 @@ class QueueDocuments:
         )
 
     def split_off(self, added: Sequence[Document]) -> tuple[QueueDocuments, Document]:
-        """Return the documents without one job, and that job.
+        """Return these documents without the job in `added`, and that job.
 
         Args:
-            added: documents of which one is the job.
+            added: documents, of which exactly one is a job.
 
         Raises:
             SpecError: several of them are jobs, or none is.
@@ -137,12 +137,12 @@ def _namespace(document: Document) -> str:
 
 @dataclass(frozen=True, slots=True)
 class ReadQueue:
-    """The jobs of a queue, the jobs that cannot be planned (with reasons), and quotas. Made by `JobQueueReader`."""
+    """The jobs of a queue, the jobs that cannot be planned (with reasons), and quotas."""
 
     jobs: tuple[QueuedJob, ...]
     unplanned: tuple[UnplannedJob, ...]
     quotas: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
-    """GPUs by pool and ClusterQueue."""
+    """GPU quotas by pool and ClusterQueue."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,11 +155,11 @@ class JobQueueReader:
     """Labels of every node with GPUs."""
     now: datetime
     devices: Mapping[str, Sequence[PublishedDevice]] | None = None
-    """Devices that ResourceSlices publish, by pool; None if no nodes are given."""
+    """Devices that ResourceSlices publish, by pool. None without nodes."""
     _priced: dict[object, tuple[JobOption, ...]] = field(default_factory=dict)
 
     def read(self, track: Track = without_progress) -> ReadQueue:
-        """Return the jobs of the queue that have not finished. `track` may show the progress over the jobs."""
+        """Return the unfinished jobs of the queue. `track` wraps the loop over jobs, to show progress."""
         results, refused, quotas = list[QueuedJob](), list[UnplannedJob](), dict[str, dict[str, int]]()
         named = tuple(zip(self.documents.jobs, _unique_names(self.documents.jobs), strict=True))
         for document, name in track(named, "jobs"):
@@ -174,12 +174,12 @@ class JobQueueReader:
     def read_new_job(
         self, document: Document, taken: Sequence[str], quotas: dict[str, dict[str, int]]
     ) -> QueuedJob | UnplannedJob:
-        """Return a job that is not submitted yet, as if it arrived now, or why it cannot be planned.
+        """Return a job that is not submitted yet, as if it arrived now, or the reason why it cannot be planned.
 
         Args:
             document: the job.
             taken: names of the jobs in the queue.
-            quotas: GPUs by pool and ClusterQueue, to which those of the job are added.
+            quotas: GPUs by pool and ClusterQueue. Those of the job are added.
         """
         given = as_mapping(document.get("metadata"))
         metadata = {key: value for key, value in given.items() if key != "creationTimestamp"}
@@ -259,7 +259,10 @@ class JobQueueReader:
         return self._priced[key]
 
     def _seconds_until(self, time: object) -> float:
-        """Return the (negative) seconds from now to an ISO 8601 time. Return 0 for a future or an invalid time."""
+        """Return the seconds from now to an ISO 8601 time in the past, as a negative number.
+
+        Return 0 for a future or invalid time.
+        """
         try:
             at = datetime.fromisoformat(str(time))
         except ValueError:
@@ -267,7 +270,10 @@ class JobQueueReader:
         return min((at - self.now).total_seconds(), 0.0) if at.tzinfo else 0.0
 
     def _with_remaining_work(self, document: Document, job: QueuedJob) -> QueuedJob:
-        """Return the job as running, with the work that remains by the forecast on its present pool."""
+        """Return the job as running, with its options reduced to the work that remains.
+
+        How much remains follows from the forecast on its present pool.
+        """
         return start_running(job, -self._seconds_until(value_at_path(document, ("status", "startTime"))))
 
 

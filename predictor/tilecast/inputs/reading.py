@@ -1,4 +1,4 @@
-"""Read files and standard input, and parse values of flags: durations, amounts, names with counts."""
+"""Read files and standard input, and parse values of flags such as durations, amounts, and names with counts."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ def parse_seconds(text: str, flag: str = "--deadline") -> int:
 
 
 def parse_deadline(text: str, flag: str = "--deadline") -> int:
-    """Parse the time that a run may take, or the date and time by which it has to end, into whole seconds from now.
+    """Parse the time that a run may take, or the date and time by which it must end, into whole seconds from now.
 
-    A date is its first moment. Without an offset such as `+02:00`, a time is UTC. Errors name `flag`.
+    A date means its first moment. A time without an offset such as `+02:00` is in UTC. Errors name `flag`.
 
     Raises:
-        SpecError: the text is something else, or the date has passed.
+        SpecError: the text has another form, or the date has passed.
     """
     if re.match(r"\d{4}-\d\d-\d\d", text.strip(), re.ASCII) is None:
         return parse_seconds(text, flag)
@@ -66,9 +66,9 @@ def parse_amount(value: str, flag: str = "--budget") -> dict[str, Any]:
 
 
 _THOUSANDS: Mapping[str, int] = {"": 0, "k": 1, "m": 2, "g": 3, "b": 3, "t": 4}
-"""Powers of thousand that a suffix stands for: kilo, mega, giga or billion, tera or trillion."""
+"""Power of a thousand for each suffix: kilo, mega, giga or billion, tera or trillion."""
 _COUNT = r"(\d[\d_]{0,17}(?:\.\d{1,9})?(?:e\d{1,2})?) *([kmgbt]?)"
-"""Pattern of a number and a suffix, in lower case."""
+"""Pattern of a number with an optional suffix, in lower case."""
 
 
 def parse_count(text: str, flag: str, kilo: int = 1000) -> int:
@@ -77,10 +77,10 @@ def parse_count(text: str, flag: str, kilo: int = 1000) -> int:
     Args:
         text: the number.
         flag: name of the number in errors.
-        kilo: what the suffix k stands for, 1000 or 1024; M, G (or B) and T are its powers.
+        kilo: value of the suffix k, 1000 or 1024. M, G (or B) and T are its powers.
 
     Raises:
-        SpecError: the text is something else, or no whole number.
+        SpecError: the text has another form, or is no whole number.
     """
     match = re.fullmatch(_COUNT, text.strip().lower(), re.ASCII)
     number = Fraction(match[1]) * kilo ** _THOUSANDS[match[2]] if match else Fraction(1, 2)
@@ -90,18 +90,19 @@ def parse_count(text: str, flag: str, kilo: int = 1000) -> int:
 
 
 def parse_batch(text: str, flag: str, sequence: int | None) -> int:
-    """Parse a global batch into samples: `512`, `2k`, or the tokens of a step, as `4Mtokens`.
+    """Parse a global batch into samples: `512`, `2k`, or the tokens of a step, such as `4Mtokens`.
 
     Tokens are divided by the sequence length. Their suffixes are powers of 1024, or of 1000 if only that gives whole
-    samples. If a sequence length is given, millions are taken for tokens, with a warning: no step has so many samples.
+    samples. If a sequence length is given, millions are taken as tokens, with a warning, because no step has so many
+    samples.
 
     Args:
         text: the batch.
         flag: name of the batch in errors.
-        sequence: tokens of a sample. None if they are not given.
+        sequence: tokens per sample, or None if unknown.
 
     Raises:
-        SpecError: the text is something else, or the tokens are no whole number of samples.
+        SpecError: the text has another form, or the tokens are no whole number of samples.
     """
     match = re.fullmatch(rf"{_COUNT} *(tok|tokens?)?", text.strip().lower(), re.ASCII)
     if match is None:
@@ -185,7 +186,7 @@ def to_flag(name: str) -> str:
 
 
 def means_file(job: str) -> bool:
-    """Return whether an argument is a dash, ends as YAML and JSON files do, or is the path of an existing file."""
+    """Return whether an argument is a dash, ends like YAML and JSON files, or is the path of an existing file."""
     return job == "-" or job.endswith((".yaml", ".yml", ".json")) or os.path.isfile(job)  # noqa: PTH113 (never raises)
 
 

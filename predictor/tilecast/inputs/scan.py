@@ -1,4 +1,4 @@
-"""Read the GPU jobs of a cluster, or of folders and files of manifests, with the objects that they name."""
+"""Read the GPU jobs of a cluster, or of manifests in folders and files, with the objects that the jobs refer to."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ _CLUSTER_KINDS = (
     "clustertrainingruntimes.trainer.kubeflow.org", "pytorchjobs.kubeflow.org", "mpijobs.kubeflow.org",
     "jobsets.jobset.x-k8s.io", "rayjobs.ray.io", "rayclusters.ray.io", "jobs.batch.volcano.sh", "jobs.batch",
 )  # fmt: skip
-"""Resources that `--context` reads, as kubectl names them."""
+"""Resources that `--context` reads, by their kubectl names."""
 _REMEDY = "check the context and its rights, or name files of manifests"
 
 
 @dataclass(frozen=True, slots=True)
 class ScannedJob:
-    """A GPU job that has not ended, with the runtime and the ConfigMaps that it names."""
+    """An unfinished GPU job, with the runtime and the ConfigMaps that it refers to."""
 
     namespace: str
     name: str
@@ -37,7 +37,7 @@ class ScannedJob:
 
     @property
     def items(self) -> list[Document]:
-        """The job and the objects beside it."""
+        """The job and the objects that it refers to."""
         return [self.document, *self.objects]
 
 
@@ -50,11 +50,11 @@ class FoundJobs:
 
 
 def read_scanned_jobs(names: Sequence[str], context: str | None) -> FoundJobs:
-    """Return the GPU jobs of files and folders, or of a cluster if none are named.
+    """Return the GPU jobs of files and folders, or of a cluster if `names` is empty.
 
     Args:
         names: files, folders, or "-" for standard input.
-        context: context of kubectl, or None.
+        context: kubectl context, or None.
 
     Raises:
         SpecError: there is nothing to read, or it cannot be read.
@@ -69,7 +69,7 @@ def read_scanned_jobs(names: Sequence[str], context: str | None) -> FoundJobs:
 
 
 def select_jobs(found: Sequence[Document]) -> list[ScannedJob]:
-    """Return the GPU jobs among objects that have not ended and that no other job made."""
+    """Return the unfinished GPU jobs among objects, without those that another job created."""
     runtimes = {_key(item): item for item in found if str(item.get("kind")).endswith("TrainingRuntime")}
     config_maps = {_key(item): item for item in found if item.get("kind") == "ConfigMap"}
     jobs = list[ScannedJob]()
@@ -107,9 +107,9 @@ def _find_runtime(
 
 
 def _read_files(names: Sequence[str]) -> tuple[list[Document], tuple[str, ...]]:
-    """Return the objects of files and of all files below folders, and the files below folders that are left out.
+    """Return the objects of files and of all files below folders, and the skipped files below folders.
 
-    A file is left out as a whole if any document of it cannot be read.
+    A file is skipped as a whole if any document in it cannot be read.
     """
     found = list[Document]()
     left_out = list[SpecError]()
@@ -135,7 +135,7 @@ def _read_files(names: Sequence[str]) -> tuple[list[Document], tuple[str, ...]]:
 
 
 def _read_cluster(context: str | None) -> list[Document]:
-    """Return the jobs of all namespaces, their runtimes, and the ConfigMaps that they name, by kubectl."""
+    """Return the jobs of all namespaces, their runtimes, and the ConfigMaps that they refer to, with kubectl."""
     served = set(run_kubectl(context, "api-resources", "--verbs=list", "-o", "name", remedy=_REMEDY).split())
     # Kubernetes' own group has no suffix in some versions of kubectl.
     kinds = [kind for kind in _CLUSTER_KINDS if kind in served]

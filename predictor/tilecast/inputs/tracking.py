@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeAlias
 
 Track: TypeAlias = Callable[[Sequence[Any], str], Iterable[Any]]
-"""Function that yields the items of a sequence and may show progress; the text names the items."""
+"""Function that yields the items of a sequence and may show progress. Its second argument says what the items are."""
 
 
 def without_progress(items: Sequence[Any], label: str) -> Iterable[Any]:

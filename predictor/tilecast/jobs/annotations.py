@@ -16,12 +16,12 @@ from tilecast.spec import SpecError
 def read_training_spec(
     annotations: Mapping[str, str], said: Mapping[str, Any] | None = None, why_not: str = ""
 ) -> dict[str, Any]:
-    """Return the spec of the TrainingJob that a job's annotations describe, as a mapping that is not validated yet.
+    """Return the TrainingJob spec that a job's annotations describe, as a mapping that is not validated yet.
 
     Args:
         annotations: annotations of the job.
-        said: `model` and `training` that the job's command says. Annotations take precedence.
-        why_not: reason why the command says neither, for errors.
+        said: `model` and `training` as read from the job's command. Annotations take precedence.
+        why_not: why neither could be read from the command, for errors.
 
     Raises:
         SpecError: an annotation is missing or cannot be read. The message names the annotation.
@@ -85,7 +85,7 @@ def read_mode(job: Job) -> Mode:
 
 
 def read_weight(annotations: Mapping[str, object]) -> float:
-    """Return the weight of a job's completion time in the plan of a queue, from its annotations. The default is 1.
+    """Return the weight of a job's completion time in the queue's plan, from its annotations. The default is 1.
 
     Raises:
         SpecError: the annotation is not a number above 0 and up to 1e6.

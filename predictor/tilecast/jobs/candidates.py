@@ -29,11 +29,11 @@ class CandidatePool:
     pool: Pool
     """The pool, with no more nodes and GPUs than the job can have."""
     flavor: Flavor | None
-    """Kueue flavor of the pool; None if Kueue does not manage the job."""
+    """Kueue flavor of the pool. None if Kueue does not manage the job."""
     node_selector: Labels
     tolerations: tuple[Mapping[str, str], ...]
     device_requests: tuple[str, ...] = ()
-    """Names of the requests of the job's ResourceClaims that the pool's devices meet."""
+    """Names of the requests in the job's ResourceClaims that the pool's devices satisfy."""
 
     def has_room(self, gpus: int) -> bool:
         """Return whether the queue has free quota for `gpus` GPUs now."""
@@ -47,7 +47,9 @@ class JobCandidates:
     usable: tuple[CandidatePool, ...]
     rejections: tuple[Rejection, ...]
     baseline: Baseline | None
-    """The job's own GPUs on the pool that its selectors or its queue's flavors lead to; None if there is no single one.
+    """The job's own number of GPUs on the pool that its selectors or its queue's flavors determine.
+
+    None if they do not determine a single pool.
     """
 
     @property
@@ -55,7 +57,7 @@ class JobCandidates:
         return [item.pool for item in self.usable]
 
     def find_candidate(self, pool_name: str) -> CandidatePool:
-        """Return the candidate with the given pool name. A name that is no candidate raises StopIteration."""
+        """Return the candidate for a pool name. Raise StopIteration if there is none."""
         return next(item for item in self.usable if item.pool.name == pool_name)
 
 
@@ -68,14 +70,14 @@ def find_candidates(
     *,
     writes_advice: bool,
 ) -> JobCandidates:
-    """Return the pools that a job may use, the other pools with reasons, and the pool used without advice.
+    """Return the pools that a job may use, reasons against the other pools, and the pool it would use without advice.
 
     Args:
         job: the job.
         pools: the pools of the cluster.
         nodes: the labels of every node that has GPUs.
         queue: the job's queue, if Kueue manages it.
-        devices: the devices that ResourceSlices publish, by pool name. None ignores the job's ResourceClaims.
+        devices: the devices that ResourceSlices publish, by pool name. If None, the job's ResourceClaims are ignored.
         writes_advice: whether the advice will be written into the job (mode Initial). The nodes of a pool must then
             have enough GPUs for a pod, and the pods must tolerate every taint of the pool.
 
@@ -101,13 +103,14 @@ def find_candidates(
 
 
 def find_selected_pools(workers: Sequence[Pods], pools: Sequence[Pool], nodes: Iterable[Labels]) -> list[Pool]:
-    """Return the pools with nodes that the node selectors and affinities of pods accept as they are now.
+    """Return the pools with nodes that match the present node selectors and affinities of pods.
 
     Args:
         workers: the pods with GPUs of a job.
         pools: the pools.
-        nodes: the labels of every node that has GPUs. Without any, only requirements on the GPU and on the instance
-            type decide, by what they mean.
+        nodes: the labels of every node that has GPUs. If empty, pools are selected only by the GPU and the instance
+    type
+            that the pods require.
     """
     kinds = _count_nodes_by_labels(workers, pools, nodes, None)
     if not kinds:
@@ -125,10 +128,10 @@ def find_selected_pools(workers: Sequence[Pods], pools: Sequence[Pool], nodes: I
 
 
 def _read_gpu_requirements(workers: Sequence[Pods]) -> dict[str, dict[str, str]]:
-    """Return the GPU that each value means, by the label's key, of the labels that selectors of pods require.
+    """Return the GPU that each required value of a node label means, by label key and value.
 
-    Labels of the GPU and of the instance type count. A value that no GPU has means "". Labels with a value that may
-    mean several GPUs are left out.
+    Only labels of the GPU and of the instance type are included. A value that no GPU has means "". Labels with a value
+    that may mean several GPUs are left out.
     """
     table = read_label_table()
     named = dict[str, set[str]]()
@@ -148,7 +151,7 @@ def _read_gpu_requirements(workers: Sequence[Pods]) -> dict[str, dict[str, str]]
 
 
 def _find_meant_gpu(key: str, value: str) -> str | None:
-    """Return the GPU that the value of a label of the GPU or the instance type means. None if that is unknown."""
+    """Return the GPU that the value of a GPU or instance-type label means, or None if that is unknown."""
     table = read_label_table()
     if key in table.instance_type:
         kind = find_node_type(value)
@@ -167,13 +170,13 @@ def _find_meant_gpu(key: str, value: str) -> str | None:
 def _accepts_hardware(
     workers: Sequence[Pods], pool: Pool, pools: Sequence[Pool], meanings: Mapping[str, Mapping[str, str]]
 ) -> bool:
-    """Return whether requirements of pods on the GPU and the instance type accept the nodes of a pool without labels.
+    """Return whether a pool without node labels satisfies the GPU and instance type that pods require.
 
     Args:
         workers: the pods with GPUs of a job.
         pool: the pool.
         pools: all pools.
-        meanings: what `_read_gpu_requirements` returns for the pods.
+        meanings: the result of `_read_gpu_requirements` for the pods.
     """
     labels = dict[str, str]()
     types = {item.node_type for item in pools if item.node_type}
@@ -190,10 +193,10 @@ def _accepts_hardware(
 
 
 def build_job_request(request: Request, job: Job, candidates: JobCandidates, *, writes_advice: bool) -> Request:
-    """Return a request for advice with the limits of an existing job, and its present GPUs as the baseline.
+    """Return a request for advice limited to what an existing job may use, with its present GPUs as the baseline.
 
-    Rejected pools are removed from the allowed pools. If the advice will be written into the job, the request keeps
-    the job's number of GPUs. It may differ only if the job can be resized and the constraints name a number.
+    Rejected pools are removed from the allowed pools. If the advice will be written into the job, the request keeps the
+    job's number of GPUs, unless the job can be resized and the constraints name another number.
 
     Args:
         request: the request that the user wrote.
@@ -217,7 +220,7 @@ def build_job_request(request: Request, job: Job, candidates: JobCandidates, *, 
 
 
 def order_by_quota(advice: Advice, candidates: JobCandidates) -> Advice:
-    """Return advice with the offers within free Kueue quota first, and with the rejections of the candidates added."""
+    """Return the advice with offers that fit free Kueue quota first, and with the rejections in `candidates` added."""
     now, later = list[Offer](), list[Offer]()
     for offer in advice.offers:
         candidate = candidates.find_candidate(offer.pool.name)
@@ -230,7 +233,7 @@ def order_by_quota(advice: Advice, candidates: JobCandidates) -> Advice:
 
 
 def _name_met_requests(offer: Offer, requests: tuple[str, ...]) -> Offer:
-    """Return the offer with the ResourceClaim requests that its devices meet, as a field and in its reason.
+    """Return the offer with the ResourceClaim requests that its devices satisfy, as a field and in its reason.
 
     Without requests, the offer is returned unchanged.
     """
@@ -284,7 +287,7 @@ def _count_nodes_by_labels(
 
 
 def _reject_for_claim(pool: Pool, request: str) -> Rejection:
-    """Return the rejection of a pool because its devices do not meet a named ResourceClaim request of the job."""
+    """Return the rejection of a pool whose devices do not satisfy a named ResourceClaim request of the job."""
     message = f"no device that ResourceSlices publish for its nodes meets request {request[:100]}"
     return Rejection(pool.name, "ClaimNotMet", message, "widen the request's selectors, or add an alternative to it")
 
@@ -352,9 +355,9 @@ def _flavor_selects(flavor: Flavor, labels: Labels) -> bool:
 def _find_baseline(
     job: Job, pools: Sequence[Pool], kinds: Sequence[tuple[Labels, int]], queue: LocalQueue | None
 ) -> Baseline | None:
-    """Return the pool and GPUs that the job uses without advice. If they are not known for certain, return None.
+    """Return the pool and GPUs that the job uses without advice, or None if they are not certain.
 
-    The job's node selector and affinity choose the pool. With Kueue, the flavor that Kueue would assign limits it too.
+    The job's node selector and affinity choose the pool. With Kueue, so does the flavor that Kueue would assign.
     """
     if not job.gpus:
         return None
@@ -368,10 +371,10 @@ def _find_baseline(
 
 
 def _job_accepts(job: Job, labels: Labels, writes_advice: bool) -> bool:
-    """Return whether the selectors of a job that advice cannot replace accept a node with the given labels.
+    """Return whether a node's labels match those selectors of a job that advice cannot replace.
 
-    Advice replaces selectors by the labels of `choice_labels`. It cannot replace pinned selectors. If advice will be
-    written into the job, it cannot replace the node affinity either.
+    Advice can replace the labels in `choice_labels`, except in pinned selectors. If advice will be written into the
+    job, it cannot replace the node affinity either.
     """
     return all(
         pods.pinned.items() <= labels.items()
@@ -381,7 +384,7 @@ def _job_accepts(job: Job, labels: Labels, writes_advice: bool) -> bool:
 
 
 def _pods_accept(pods: Pods, labels: Labels, is_checked: Callable[[str], bool], whole_affinity: bool = False) -> bool:
-    """Return whether the node selector and affinity of pods accept a node with the given labels.
+    """Return whether a node's labels match the node selector and affinity of pods.
 
     Args:
         pods: the pods.
@@ -421,7 +424,7 @@ _OPERATORS: Mapping[str, Callable[[str | None, list[str]], bool]] = {
     "Gt": lambda value, values: _compare_integers(value, values, 1),
     "Lt": lambda value, values: _compare_integers(value, values, -1),
 }
-"""Operators of a node selector's requirement, on the label's value (None if absent) and the values to compare with."""
+"""Operators of node selector requirements. Their arguments are a label's value, or None, and the required values."""
 
 
 def _find_untolerated_taint(job: Job, pool: Pool) -> str:

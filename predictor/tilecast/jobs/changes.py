@@ -1,4 +1,4 @@
-"""Changes of a job's fields that put the job onto the nodes of the advice."""
+"""Compute the changes of a job's fields that move the job to the advised nodes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tilecast.jobs.quantities import count_or_default, format_like
 def compute_changes(
     document: Document, job: Job, placement: Placement, *, has_runtime_patches: bool = True
 ) -> list[FieldChange]:
-    """Return the field changes that put a job onto the nodes of a placement.
+    """Return the field changes that move a job to the nodes of a placement.
 
     In node selectors, only labels that describe kinds of GPU nodes are replaced. Tolerations are added. Fields that
     already have the new value are left out.

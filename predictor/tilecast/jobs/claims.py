@@ -1,4 +1,4 @@
-"""GPUs that a job's ResourceClaims request, and the published devices that meet these requests."""
+"""Find the GPUs that a job's ResourceClaims request, and the published devices that satisfy these requests."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from tilecast.spec import SpecError
 
 
 def find_claim_objects(job: Job, objects: Mapping[tuple[str, str], Document]) -> set[tuple[str, str]]:
-    """Return (kind, name) of the objects that must be read to know which GPUs a job's ResourceClaims request.
+    """Return (kind, name) of the objects to read to know which GPUs a job's ResourceClaims request.
 
-    These are the job's ResourceClaims and ResourceClaimTemplates, and the DeviceClasses that they name, except
-    NVIDIA's own (`gpu_device_classes`). The DeviceClasses are found only if their claim or template is in `objects`,
-    so call this again after reading the first result.
+    These are the job's ResourceClaims and ResourceClaimTemplates, and the DeviceClasses that they name, except NVIDIA's
+    own (`gpu_device_classes`). A DeviceClass is found only if the claim that names it is in `objects`. So read the
+    result and call this again.
 
     Args:
         job: the job.
@@ -45,10 +45,10 @@ def find_claim_objects(job: Job, objects: Mapping[tuple[str, str], Document]) ->
 
 
 def resolve_claims(job: Job, objects: Mapping[tuple[str, str], Document]) -> Job:
-    """Return the job with the GPUs of its ResourceClaims added to the GPUs of its pods.
+    """Return the job with the GPUs of its ResourceClaims added to those of its pods.
 
     Args:
-        job: the job, with GPUs from container resources alone.
+        job: the job, with only the GPUs of container resources.
         objects: ResourceClaimTemplates, ResourceClaims and DeviceClasses by (kind, name).
 
     Raises:
@@ -77,9 +77,9 @@ def _resolve_pod_claims(pods: Pods, objects: Mapping[tuple[str, str], Document])
 
 
 def match_devices(job: Job, devices: Sequence[PublishedDevice]) -> tuple[str, ...] | str:
-    """Return the names of the request alternatives that a pool's devices meet, one for each GPU request of a job.
+    """Return, for each GPU request of a job, the name of the alternative that a pool's devices satisfy.
 
-    The first alternative that a device meets is taken. If no device meets a request, return its name as a string.
+    The first such alternative is taken. If a request has none, return the request's name as a string.
 
     Raises:
         SpecError: a selector cannot be evaluated.

@@ -1,4 +1,4 @@
-"""Commands of the containers that request GPUs: reading their Python program, and replacing it by a script."""
+"""Read and replace the commands of containers that request GPUs."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def find_program(document: Document, job: Job) -> tuple[str, ...]:
 def replace_commands(document: Document, job: Job, script: str) -> list[FieldChange]:
     """Return the changes that make every GPU container of a job run a bash script.
 
-    If the script uses MASTER_ADDR, an export of that variable is put first for kinds that do not set it themselves.
+    If the script uses MASTER_ADDR and the kind does not set that variable, an export of it is put first.
     """
     address = job.kind.find_main_address(document, job)
     lines = f'export MASTER_ADDR="{address}"\n{script}' if address and "$MASTER_ADDR" in script else script

@@ -1,8 +1,8 @@
 """GPUs that pods request by Dynamic Resource Allocation: ResourceClaims, their templates and DeviceClasses.
 
-Field names are those of `resource.k8s.io/v1`. Requests of v1beta1, which lack `exactly`, are read too. A selector is a
-CEL expression about one device (https://kubernetes.io/docs/reference/using-api/cel/). `_FUNCTIONS` has the functions
-that Kubernetes adds to CEL, if selectors of GPUs use them.
+Field names are those of `resource.k8s.io/v1`. Requests of v1beta1, which lack `exactly`, are supported too. A selector
+is a CEL expression about one device (https://kubernetes.io/docs/reference/using-api/cel/). `_FUNCTIONS` has those of
+Kubernetes' extensions to CEL that GPU selectors use.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _MACRO = re.compile(r"\b(?:all|exists|exists_one|map|filter)\s*\(")
 
 @dataclass(frozen=True, slots=True)
 class ClaimReference:
-    """Entry of a pod's `resourceClaims`, with the ResourceClaim or template that it names."""
+    """An entry of a pod's `resourceClaims`, and the ResourceClaim or template that it names."""
 
     name: str
     """Name of the entry in the pod."""
@@ -40,14 +40,14 @@ class ClaimReference:
 
 @dataclass(frozen=True, slots=True)
 class DeviceRequest:
-    """Number of GPUs and CEL selectors of one alternative of a request in a ResourceClaim."""
+    """One alternative of a request in a ResourceClaim: a number of GPUs and CEL selectors."""
 
     name: str
-    """Name of the claim and request, and of the subrequest if several are listed: `gpus/trainer/h100`."""
+    """Name of the claim and request, and of the subrequest if there are several: `gpus/trainer/h100`."""
     gpus: int
-    """GPUs of each pod."""
+    """Number of GPUs per pod."""
     selectors: tuple[str, ...] = ()
-    """CEL expressions, with those of the device class first; a device must satisfy all of them."""
+    """CEL expressions, those of the device class first. A device must satisfy all of them."""
 
 
 def read_references(spec: Document) -> tuple[ClaimReference, ...]:
@@ -75,10 +75,10 @@ def list_alternatives(request: Document) -> list[Document]:
 def read_request(
     where: str, claim: str, request: Document, objects: Mapping[tuple[str, str], Document]
 ) -> tuple[DeviceRequest, ...]:
-    """Return the alternatives of a device request that ask for GPUs. Alternatives for other devices are left out.
+    """Return the alternatives of a device request that are for GPUs.
 
     Args:
-        where: kind and name of the object that holds the request, for error messages.
+        where: kind and name of the object that contains the request, for error messages.
         claim: the name of the claim in the pod.
         request: an entry of `spec.devices.requests`.
         objects: the DeviceClasses by (kind, name).
@@ -125,7 +125,9 @@ def meets_request(request: DeviceRequest, device: PublishedDevice) -> bool:
 
 @lru_cache(maxsize=4096)
 def _evaluate_selector(selector: str, device: PublishedDevice) -> bool:
-    """Return whether a CEL selector is true for a device. If the device lacks an attribute it reads, return False.
+    """Return whether a CEL selector is true for a device.
+
+    If the selector reads an attribute that is missing, return False.
 
     Raises:
         SpecError: the selector is too long, or uses a part of CEL that is not supported here.

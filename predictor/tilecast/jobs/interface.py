@@ -1,4 +1,4 @@
-"""The interface of a kind of job, `JobKind`, and the dataclasses `Job` and `Pods` that hold a job that was read.
+"""The interface `JobKind` of a kind of job, and the dataclasses `Job` and `Pods` for a job that was read.
 
 Field names are those of Kubernetes 1.36, JobSet v1alpha2, Kubeflow Trainer v1alpha1 (2.1 to 2.3) and the training
 operator's v1. All functions are pure and work on dictionaries.
@@ -19,39 +19,39 @@ from tilecast.jobs.shapes import POD, require_shape
 from tilecast.nodes import choice_labels, gpu_resource
 
 RANDOM_PART = "[bcdfghjklmnpqrstvwxz2456789]{5}"
-"""Pattern of the part that Kubernetes appends to a generated name: its alphabet has no vowels and no 0, 1 or 3."""
+"""Pattern of the suffix that Kubernetes appends to a generated name. Its alphabet has no vowels and no 0, 1 or 3."""
 
 
 @dataclass(frozen=True, slots=True)
 class Pods:
-    """A group of identical pods of a job, with the fields of their pod spec that advice depends on."""
+    """A group of identical pods of a job, with those fields of their pod spec on which advice depends."""
 
     name: str
-    """Name of the replica type or replicated job; empty for a batch Job."""
+    """Name of the replica type or replicated job. Empty for a batch Job."""
     path: Path
-    """Path of their pod spec in the job; empty if it is in another object (the runtime of a TrainJob)."""
+    """Path of their pod spec in the job. Empty if it is in another object (the runtime of a TrainJob)."""
     count: int
     gpus: int
-    """GPUs of each pod."""
+    """Number of GPUs per pod."""
     node_selector: Mapping[str, str] = field(default_factory=dict)
     pinned: Mapping[str, str] = field(default_factory=dict)
-    """The part of the selector that the job cannot remove."""
+    """Part of the node selector that cannot be removed."""
     affinity: tuple[Mapping[str, Any], ...] = ()
-    """Terms of the required node affinity, one of which must match; no terms mean no requirement."""
+    """Terms of the required node affinity, one of which must match. Empty if there is no requirement."""
     tolerations: tuple[Mapping[str, Any], ...] = ()
     priority_class: str = ""
-    """Name of their PriorityClass; empty for the cluster's default."""
+    """Name of their PriorityClass. Empty for the cluster's default."""
     scheduler: str = ""
-    """Name of the scheduler that they request; empty for the cluster's default."""
+    """Name of the scheduler that they request. Empty for the cluster's default."""
     claims: tuple[ClaimReference, ...] = ()
     """Claims by which they request devices."""
     requests: tuple[tuple[DeviceRequest, ...], ...] = ()
-    """Requests for GPUs of these claims, each with its alternatives; `resolve_claims` of `claims` adds them."""
+    """GPU requests in these claims, each with its alternatives. `claims.resolve_claims` fills them in."""
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """A job of any kind, with the properties that advice depends on."""
+    """A job of any kind, with the properties on which advice depends."""
 
     kind: JobKind
     namespace: str
@@ -62,24 +62,24 @@ class Job:
     pods: tuple[Pods, ...]
     is_suspended: bool
     has_started: bool
-    """Whether it runs, ran, or may start at any moment."""
+    """Whether it runs, has run, or may start at any moment."""
     is_finished: bool
     is_owned: bool
     """Whether a job of another kind controls it."""
     is_resizable: bool
     """Whether the number of its pods may change while it is suspended."""
     is_countable: bool
-    """Whether a change of numbers alone can give its manifest another number of pods."""
+    """Whether changing numbers in its manifest is enough to give it another number of pods."""
     said: Mapping[str, Any] = field(default_factory=dict)
-    """`model` and `training` of the TrainingJob that the job's command says. Empty if it was not read."""
+    """`model` and `training` as read from the job's command. Empty if they were not read."""
     why_unread: str = ""
-    """Reason why the command says neither. Empty if it was read, or if nobody tried to."""
+    """Why neither could be read from the command. Empty if they were read, or if nobody tried."""
     created: str = ""
-    """Time of its creation (RFC 3339). Empty if it is not known."""
+    """Time of its creation (RFC 3339). Empty if unknown."""
     pod_names: str = ""
-    """Pattern of the names of its pods, as `JobKind.find_pod_names` returns it."""
+    """Pattern of its pods' names, from `JobKind.find_pod_names`."""
     reading: str = ""
-    """JSON of what was read of the command, for the annotation `READING`."""
+    """JSON of what was read from the command, for the annotation `READING`."""
 
     @property
     def workers(self) -> tuple[Pods, ...]:
@@ -92,7 +92,7 @@ class Job:
 
     @property
     def gpus_per_pod(self) -> int:
-        """Largest number of GPUs of any pod. Without pods, it is 0."""
+        """Largest number of GPUs of any pod, or 0 without pods."""
         return max((item.gpus for item in self.pods), default=0)
 
     @property
@@ -102,7 +102,7 @@ class Job:
 
     @property
     def other_scheduler(self) -> str:
-        """Name of the KAI or Volcano scheduler if it schedules the job. Otherwise it is empty."""
+        """Name of the scheduler if it is KAI or Volcano, otherwise empty."""
         named = (item.scheduler for item in self.pods if item.scheduler in keys.BATCH_SCHEDULERS)
         by_queue = (
             name for name, key in keys.BATCH_SCHEDULERS.items() if key in self.labels or key in self.annotations
@@ -111,27 +111,27 @@ class Job:
 
     @property
     def workload_priority_class(self) -> str:
-        """Name of the WorkloadPriorityClass on the job's label. Without the label, it is empty."""
+        """Name of the WorkloadPriorityClass on the job's label, or empty."""
         return self.labels.get(keys.PRIORITY_CLASS, "")
 
     @property
     def pod_priority_class(self) -> str:
-        """First PriorityClass that a pod template of the job names. If none is named, it is empty."""
+        """Name of the first PriorityClass in the job's pod templates, or empty."""
         return next((item.priority_class for item in self.pods if item.priority_class), "")
 
     @property
     def queue(self) -> str:
-        """Name of the LocalQueue that will admit the job. If Kueue does not manage the job, it is empty."""
+        """Name of the LocalQueue that will admit the job. Empty if Kueue does not manage it."""
         return self.next_queue or self.current_queue
 
     @property
     def current_queue(self) -> str:
-        """Name of the LocalQueue on the job's Kueue label. Without the label, it is empty."""
+        """Name of the LocalQueue on the job's Kueue label, or empty."""
         return self.labels.get(keys.QUEUE, "")
 
     @property
     def next_queue(self) -> str:
-        """Name of the LocalQueue that Tilecast moves the job to after advice. If there is none, it is empty."""
+        """Name of the LocalQueue to which Tilecast moves the job after advice, or empty."""
         return self.annotations.get(keys.NEXT_QUEUE, "").strip() if self.current_queue else ""
 
     @property
@@ -142,27 +142,30 @@ class Job:
 
     @property
     def is_gated(self) -> bool:
-        """Whether the job has Tilecast's admission gate, which keeps Kueue from admitting the job."""
+        """Whether the job has Tilecast's admission gate, so that Kueue does not admit it."""
         return keys.ADVISOR in self.gates
 
     @property
     def is_parked(self) -> bool:
-        """Whether the job is suspended in a LocalQueue until Tilecast moves it to another LocalQueue."""
+        """Whether the job is suspended in a holding LocalQueue, until Tilecast moves it to another one."""
         return self.is_suspended and not self.has_started and self.next_queue not in ("", self.current_queue)
 
     @property
     def is_held(self) -> bool:
-        """Whether the job waits for Tilecast: by an admission gate, in a LocalQueue, or suspended by its author."""
+        """Whether the job waits for Tilecast: by an admission gate, in a holding LocalQueue, or suspended."""
         return self.is_gated or self.is_parked or self.is_suspended_for_advice
 
     @property
     def is_suspended_for_advice(self) -> bool:
-        """Whether the job is suspended in mode Initial outside Kueue, has never run, and has no advice written yet."""
+        """Whether the job waits suspended for advice in mode Initial, outside Kueue.
+
+        It has never run, and no advice is written yet.
+        """
         by_mode = self.is_suspended and self.annotations.get(keys.MODE) == "Initial" and not self.queue
         return by_mode and keys.APPLIED not in self.annotations and not self.has_started
 
     def is_enabled(self, namespace_labels: Mapping[str, str]) -> bool:
-        """Return whether the job, or else its namespace, has the label that requests advice.
+        """Return whether the label that requests advice is set on the job, or else on its namespace.
 
         An annotation on the job can refuse advice.
         """
@@ -185,7 +188,7 @@ class JobKind(ABC):
     """Interface of one kind of job, such as PyTorchJob: its API, and how its fields are read and changed.
 
     `tools/job_kinds.py` generates parts of the API, the chart and the documentation from the subclasses. The methods
-    that are not abstract suit kinds that hold their pod templates in the job itself.
+    that are not abstract suit kinds with pod templates in the job itself.
     """
 
     kind: ClassVar[str]
@@ -195,28 +198,30 @@ class JobKind(ABC):
     runtimes: ClassVar[tuple[str, ...]] = ()
     """Plurals of the kinds in the same group whose objects hold pod templates of a job (`find_runtime`)."""
     finished: ClassVar[tuple[str, ...]] = ()
-    """Conditions that end the job; a kind without conditions in its status overrides `is_finished`."""
+    """Conditions that mean that the job has ended. A kind without status conditions overrides `is_finished`."""
     suspend: ClassVar[Path] = ("spec", "suspend")
-    """Path of the field that keeps a job from starting while it is true."""
+    """Path of the field that keeps a job from starting as long as it is true."""
     waits_from_creation: ClassVar[bool] = True
-    """Whether the admission policy of the chart (`jobs.gate`) makes a job in mode Initial wait from its creation."""
+    """Whether the chart's admission policy (`jobs.gate`) makes a job in mode Initial wait from its creation on."""
     processes: ClassVar[Path | None] = None
-    """Path of the number of processes per pod; None if the kind has no such field."""
+    """Path of the number of processes per pod. None if the kind has no such field."""
     pod_label: ClassVar[str] = ""
-    """Label whose value is the name of the job, on each of its pods; empty if pods have no such label."""
+    """Label of each pod with the name of the job as its value. Empty if pods have no such label."""
     has_jobs: ClassVar[bool] = False
-    """Whether batch Jobs control the pods, each with the name of the job, of a group of its pods and a number."""
+    """Whether batch Jobs control the pods. Their names consist of the job's name, a pod group's name and a number."""
     pod_names: ClassVar[str] = ""
-    """Pattern of the names of a job's pods, in which `$name` is the job and `$groups` the names of its groups of pods;
-    empty if unknown, or if `find_pod_names` makes it of the job."""
+    """Pattern of a job's pod names. `$name` stands for the job and `$groups` for the names of its pod groups.
+
+    Empty if it is unknown, or if `find_pod_names` derives it from the job.
+    """
     gpu_field: ClassVar[str] = "the limits of a container"
-    """Description of the field where the job's author requests GPUs."""
+    """Text on the field in which the job's author requests GPUs."""
     tested: ClassVar[str] = ""
-    """Description of the versions that are tested, for the documentation; empty for a kind of Kubernetes itself."""
+    """Text on the tested versions, for the documentation. Empty for a kind of Kubernetes itself."""
     placed_by: ClassVar[str] = "pod templates"
-    """Description of the field to which advice writes a node choice, for the documentation."""
+    """Text on the field to which advice writes a node choice, for the documentation."""
     resized_by: ClassVar[str] = "fixed"
-    """Description of the number of pods that may change after creation, for the documentation."""
+    """Text on which number of pods may change after creation, for the documentation."""
 
     @property
     def group(self) -> str:
@@ -242,7 +247,7 @@ class JobKind(ABC):
         """
 
     def find_pod_names(self, document: Document) -> str:
-        """Return the pattern of the names of a job's pods, with the placeholders that `pod_names` has."""
+        """Return the pattern of a job's pod names, with the placeholders of `pod_names`."""
         return self.pod_names
 
     @abstractmethod
@@ -256,7 +261,7 @@ class JobKind(ABC):
 
     @abstractmethod
     def list_resize_changes(self, document: Document, pods: int) -> list[FieldChange]:
-        """Return the changes that give a job `pods` pods. If changing numbers cannot do so, return an empty list."""
+        """Return the changes that give a job `pods` pods. If changing numbers is not enough, return an empty list."""
 
     def is_resizable(self, document: Document) -> bool:
         """Return whether the API allows the pod count of a suspended job to change after the job was created."""
@@ -294,7 +299,7 @@ class JobKind(ABC):
         ]
 
     def list_gpu_changes(self, document: Document, job: Job, gpus: int) -> list[FieldChange]:
-        """Return the changes that make every container that requests GPUs request `gpus` GPUs.
+        """Return the changes that make every GPU container request `gpus` GPUs.
 
         They suit only a manifest from which no job was created yet.
         """
@@ -308,7 +313,7 @@ class JobKind(ABC):
         ]
 
     def containers(self, document: Document, job: Job) -> dict[Path, Document]:
-        """Return the containers that request GPUs, by the path whose `command` and `args` start each container."""
+        """Return the containers that request GPUs, by the path at which their `command` and `args` are set."""
         return {
             (*pods.path, "containers", index): container
             for pods in job.workers
@@ -322,7 +327,7 @@ class JobKind(ABC):
 
 
 def merge_node_selector(pods: Pods, new_labels: Mapping[str, str]) -> dict[str, str]:
-    """Return the pods' node selector with `new_labels` in place of labels that describe kinds of GPU nodes.
+    """Return the pods' node selector with its labels of kinds of GPU nodes replaced by `new_labels`.
 
     Other labels and pinned labels are kept.
     """
@@ -333,14 +338,14 @@ def merge_node_selector(pods: Pods, new_labels: Mapping[str, str]) -> dict[str, 
 def list_labels_to_record(job: Job, new_labels: Mapping[str, str]) -> list[str]:
     """Return the keys of `new_labels` that the annotation `CHOSEN_LABELS` must record, sorted.
 
-    Without the annotation, nobody could tell later that advice added these labels and not the job's author.
+    Without it, nobody could tell later that advice added these labels, and not the job's author.
     """
     given = {key for pods in job.workers for key in pods.node_selector}
     return sorted(key for key in new_labels if key not in given and not is_choice_label(key))
 
 
 def remove_node_choice(job: Job) -> Job:
-    """Return a job without the node selector labels that advice wrote into it."""
+    """Return a job without the node selector labels that advice wrote."""
     ours = set(job.annotations.get(keys.CHOSEN_LABELS, "").split(","))
 
     def kept_selector(pods: Pods) -> Mapping[str, str]:
@@ -352,12 +357,12 @@ def remove_node_choice(job: Job) -> Job:
 
 
 def add_tolerations(pods: Pods, tolerations: Sequence[Mapping[str, str]]) -> list[Mapping[str, Any]]:
-    """Return the tolerations of pods, followed by those `tolerations` that the pods lack."""
+    """Return the tolerations of pods, followed by those in `tolerations` that they lack."""
     return [*pods.tolerations, *(item for item in tolerations if item not in pods.tolerations)]
 
 
 def quote_name(name: str) -> str:
-    """Return the pattern that matches only `name`, the name of an object. It has no backslash."""
+    """Return the regular expression that matches only `name`, the name of an object. It has no backslash."""
     return name.replace(".", "[.]")
 
 
@@ -367,11 +372,11 @@ def is_choice_label(label: str) -> bool:
 
 
 def read_pod_template(name: str, path: Path, count: int, spec: Document) -> Pods:
-    """Return `count` identical pods as a pod spec describes them.
+    """Return a group of `count` pods with a pod spec.
 
     Args:
         name: the name of the replica type or replicated job.
-        path: the path of the pod spec in the job. Empty if another object holds the spec.
+        path: the path of the pod spec in the job. Empty if another object contains it.
         count: the number of pods.
         spec: the pod spec.
 

@@ -1,4 +1,4 @@
-"""ResourceFlavors that a Kueue LocalQueue gives access to, with total and free GPU quota.
+"""Read the ResourceFlavors that a Kueue LocalQueue can use, with total and free GPU quota.
 
 The functions are pure and work on objects of `kueue.x-k8s.io`. v1beta1 and v1beta2 have equal names for the fields used
 here, except for the cohort.
@@ -19,20 +19,20 @@ from tilecast.spec import SpecError
 
 @dataclass(frozen=True, slots=True)
 class Flavor:
-    """A Kueue ResourceFlavor with node labels, tolerations, and the GPU quota of one ClusterQueue."""
+    """A Kueue ResourceFlavor with node labels, tolerations, and its GPU quota in one ClusterQueue."""
 
     name: str
     node_labels: Mapping[str, str]
     tolerations: tuple[Mapping[str, Any], ...]
     quota: int
-    """Most GPUs of this flavor that the queue can have, including borrowed ones."""
+    """Most GPUs of this flavor that the queue can use, including borrowed ones."""
     free: int
     """GPUs of the quota that no Workload has reserved."""
 
 
 @dataclass(frozen=True, slots=True)
 class LocalQueue:
-    """LocalQueue with those flavors of its ClusterQueue that have GPUs, in the order in which Kueue tries them."""
+    """A LocalQueue with the GPU flavors of its ClusterQueue, in the order in which Kueue tries them."""
 
     name: str
     cluster_queue: str
@@ -151,7 +151,7 @@ class Quotas:
 
     nominal: Mapping[str, int]
     lendable: Mapping[str, int]
-    """The part of `nominal` that others of its cohort may borrow."""
+    """Part of `nominal` that other ClusterQueues of the cohort may borrow."""
     reserved: Mapping[str, int]
 
 
@@ -169,13 +169,13 @@ def read_quotas(cluster_queue: Document) -> Quotas:
 
 
 def read_node_labels(resource_flavor: Document) -> dict[str, str]:
-    """Return `spec.nodeLabels` of a ResourceFlavor. If absent, return an empty mapping."""
+    """Return `spec.nodeLabels` of a ResourceFlavor, or an empty mapping."""
     labels = as_mapping(as_mapping(resource_flavor.get("spec")).get("nodeLabels"))
     return {str(key): str(value) for key, value in labels.items()}
 
 
 def _gpu_resources(flavors: object) -> Iterator[tuple[str, Document]]:
-    """Yield (flavor name, resource entry) for each GPU resource of a list of flavors."""
+    """Yield (flavor name, resource entry) for each GPU resource in a list of flavors."""
     for flavor in mappings_in(flavors):
         for resource in mappings_in(flavor.get("resources")):
             if resource.get("name") == gpu_resource():

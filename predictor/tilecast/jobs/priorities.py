@@ -1,4 +1,4 @@
-"""Priority of a job as Kueue determines it, from WorkloadPriorityClasses and PriorityClasses."""
+"""Find a job's priority by Kueue's rules, from WorkloadPriorityClasses and PriorityClasses."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from tilecast.api.fields import Document
 
 @dataclass(frozen=True, slots=True)
 class PriorityClass:
-    """Value of a Kueue WorkloadPriorityClass or a Kubernetes PriorityClass."""
+    """Value of a Kueue WorkloadPriorityClass or of a Kubernetes PriorityClass."""
 
     value: int
     is_default: bool = False
-    """Whether pods that name no class have this one."""
+    """Whether it applies to pods that name no class."""
 
     @classmethod
     def from_object(cls, body: Document) -> PriorityClass:

@@ -1,4 +1,4 @@
-"""Reading of pod and GPU counts from the fields of jobs and pods."""
+"""Read pod and GPU counts from fields of jobs and pods."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ MAX_COUNT = 10**9 - 1
 
 
 def count_or_default(value: object, default: int = 1) -> int:
-    """Return a number or text as a whole number up to `MAX_COUNT`. For any other value, return `default`."""
+    """Return a number or text as a whole number up to `MAX_COUNT`, or `default` for any other value."""
     number = parse_count(value)
     return default if number is None or number > MAX_COUNT else number
 
@@ -42,5 +42,5 @@ def format_like(example: object, number: int) -> int | str:
 
 
 def has_any_count(entries: Iterable[Document], *fields: str) -> bool:
-    """Return whether any status entry has a value above 0 in any of the named fields."""
+    """Return whether any of the named fields is above 0 in any status entry."""
     return any(count_or_default(entry.get(name), 0) for entry in entries for name in fields)

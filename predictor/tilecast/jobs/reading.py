@@ -1,4 +1,4 @@
-"""Reading of a job document of any known kind into a `Job`."""
+"""Read a job document of any known kind as a `Job`."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Expected types of the fields of a job that are read.
+"""Check the types of the job fields that are read.
 
-A shape is `str`, a list with the shape of every item, or a mapping of keys to shapes. The key `EVERY` matches all
-keys. Keys that a shape does not name are not checked here, because the API server checks them (PodSpec of core/v1).
+A shape is `str`, a list with the shape of every item, or a mapping of keys to shapes. The key `EVERY` matches all keys.
+Keys that a shape does not name are not checked here, because the API server checks them (PodSpec of core/v1).
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ POD: Shape = {
 
 
 def require_shape(value: object, shape: Shape, path: Path) -> None:
-    """Raise SpecError unless a value has the expected shape. None is accepted, except as an item of a list.
+    """Raise SpecError unless a value has the expected shape. None is accepted everywhere except as a list item.
 
     Args:
         value: the value.

@@ -49,8 +49,10 @@ class KernelTimes:
     roofline_s: Floats
     """Fewest seconds that peak FLOP/s and memory bandwidth allow."""
     irregular: npt.NDArray[np.bool_]
-    """Whether a kernel is a product on tensor cores, of which no library is tuned for two or more sides. No measured
-    table has such products, so they are predicted like other products."""
+    """Whether a kernel is a tensor-core product with two or more sides of a size that no library is tuned for.
+
+    No measured table has such products, so they are predicted like other products.
+    """
     implicit: Floats
     """Result of `features.count_tensor_rate_doublings` for convolutions that are predicted as matrix products on tensor
     cores. It is 0 for all other kernels."""

@@ -68,7 +68,7 @@ def is_image_convolution(dims: Dims) -> npt.NDArray[np.bool_]:
 
 
 def count_tensor_rate_doublings(gpu: Gpu, precision: str) -> float:
-    """Return log2 of the ratio between an SM's tensor-core rate in bytes and the usual rate, at least 0.
+    """Return log2 of an SM's tensor-core rate in bytes relative to the usual rate, at least 0.
 
     The rate in bytes is the peak FLOP/s of one SM per clock cycle, times the bytes of an element.
     """
@@ -395,7 +395,7 @@ def _compute_wave_details(dims: Dims, gpu: Gpu) -> list[Floats]:
 
 
 def find_odd_factor(side: Floats) -> Floats:
-    """Return the largest odd factor of each of N sizes, (N,). Doubling a size does not change the result.
+    """Return the largest odd factor of each of N sizes, (N,). Doubling a size does not change it.
 
     For a size that is not an integer, return the largest odd factor of its mantissa as an integer.
     """
@@ -423,8 +423,10 @@ ALIGNMENTS = (8, 64, 128)
 DETAILS = 3 * (3 + len(ALIGNMENTS)) + 2 * len(tiles.CANDIDATES["tensor"])
 MANTISSA_BITS = 53
 SPILL_SHARES = {"16th": 1 / 16, "8th": 1 / 8, "6th": 1 / 6, "4th": 1 / 4, "half": 1 / 2, "whole": 1.0}
-"""Fractions of the L2 beyond which a kernel's bytes may come from DRAM. Other operands that run between two uses of
-the bytes leave a kernel only a fraction of the cache."""
+"""Fractions of the L2 beyond which a kernel's bytes may come from DRAM.
+
+Other operands pass through the cache between two uses of the bytes, so a kernel has only a fraction of it.
+"""
 HEATED_S = {"300us": 3e-4, "1ms": 1e-3, "3ms": 3e-3, "10ms": 1e-2, "30ms": 3e-2}
 """Times at the peak rate after which a power-limited card may have left its boost clock. L4 and T4 run FP32 products of
 a few milliseconds at 0.4 and 0.87 of their peak, and of a tenth of a second at 0.25 and 0.45 (NeuSight)."""

@@ -1,1 +1,1 @@
-"""Launchers of training: what their options mean, one table each, from which options are read and written."""
+"""What the options of each launcher mean. One table per launcher serves to read and to write options."""

@@ -1,13 +1,13 @@
-"""Read and write options of a launcher, by a table of what each option says.
+"""Read and write the options of a launcher, by a table that says what each option means.
 
-A table is a TOML file in `options/`. Each option has a target, such as `plan.tensor` or `training.precision`, and a
-type. `ignored` lists options that change neither speed nor memory. `unpriced` holds options that do, but that no
-forecast knows, with the reason. Spellings with dashes, underscores and leading dashes are equal.
+A table is a TOML file in `tables/`. Each option has a target, such as `plan.tensor` or `training.precision`, and a
+type. `ignored` lists options that change neither speed nor memory. `unpriced` has options that do, but that no forecast
+includes, with the reason. Spellings with dashes, underscores and leading dashes are equal.
 
 An option with `write` is also written, in the order of the table. `write` names the value that the launcher's module in
 `render/launch/` gives it; `true` is the name of its target. The value is written as it is read: as a flag if the option
-has `is`, else by the first of its `values` that means it, or by `as` where that is another. An option with an empty
-target is written and means nothing to a forecast. `section` is the mapping of a configuration that it is written to.
+has `is`, otherwise as the first of its `values` with that meaning, or as `as` says. An option with an empty target is
+written, but has no meaning for a forecast. `section` is the mapping of a configuration in which it is written.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from tilecast.spec import SpecError
 
 _T = TypeVar("_T")
 UNKNOWN = "\x00"
-"""Mark before and after the name of a value that is not literal."""
+"""Marker before and after the name of a value that is not literal."""
 _NUMBER = re.compile(r"-\d")
 _DOTTED = re.compile(r"[A-Za-z_][\w.]*\.[A-Za-z_]\w*")
 _TRUE, _FALSE = ("true", "1", "yes", "on"), ("false", "0", "no", "off", "none", "null", "")
 
 
 def spell(option: str) -> str:
-    """Return the spelling by which tables compare an option: without leading dashes, dashes for underscores."""
+    """Return the spelling of an option in tables: without leading dashes, and with dashes for underscores."""
     return option.lstrip("-").replace("_", "-")
 
 
@@ -44,21 +44,21 @@ class Setting:
 
     @property
     def text(self) -> str:
-        """Values as text, separated by blanks."""
+        """The values as text, separated by blanks."""
         return " ".join(map(str, self.values))
 
 
 @dataclass(frozen=True, slots=True)
 class WrittenOption:
-    """An option that is written."""
+    """An option that Tilecast writes."""
 
     option: str
     value: str
-    """Name of the value that the launcher gives it."""
+    """Name of the value that the launcher's module gives it."""
     entry: Mapping[str, Any]
 
     def format(self, value: object) -> object:
-        """Return what is written for a value of Tilecast's, or None if the option is left out."""
+        """Return the launcher's value for a value of Tilecast, or None if the option is left out."""
         if value is None:
             return None
         if "as" in self.entry:
@@ -79,21 +79,21 @@ class OptionTable:
     title: str
     version: str
     options: Mapping[str, Mapping[str, Any]]
-    """Target, type and values of each option, by its spelling in `spell`."""
+    """Target, type and values of each option, by spelling (`spell`)."""
     names: Mapping[str, str]
-    """Spelling of each option in the launcher, by its spelling in `spell`."""
+    """Name of each option in the launcher, by spelling (`spell`)."""
     ignored: frozenset[str]
     unpriced: Mapping[str, str]
     """Reasons why options are not priced, by spelling."""
     defaults: Mapping[str, Any]
-    """Values that the launcher assumes for targets that no option states."""
+    """Values that the launcher assumes for targets without an option."""
     sections: tuple[str, ...] = ()
-    """Beginnings of options that options of the table go by without, such as `model.`, by spelling."""
+    """Prefixes, such as `model.`, with which some options of the table can be written, by spelling."""
     facts: Mapping[str, Any] = field(default_factory=dict)
-    """Further tables of the launcher, such as its names of models."""
+    """Further tables of the launcher, such as names of models."""
     source: str = ""
     writes: str = ""
-    """Version whose options are written. It is empty if the options are read only."""
+    """Version for which options are written. Empty if options are only read."""
 
     @classmethod
     @cache
@@ -122,7 +122,7 @@ class OptionTable:
         )  # fmt: skip
 
     def list_written(self) -> list[WrittenOption]:
-        """Return the options that are written, in the order in which they are."""
+        """Return the options that are written, in order."""
         return [
             WrittenOption(self.names[key], entry["to"] if entry["write"] is True else entry["write"], entry)
             for key, entry in self.options.items()
@@ -130,10 +130,12 @@ class OptionTable:
         ]
 
     def format_words(self, values: Mapping[str, Callable[[_T], object]], setting: _T) -> list[str]:
-        """Return the command-line words of the options that are written.
+        """Return the options to write as command-line words.
 
         Args:
-            values: a function for each value by name. None leaves the option out, True writes it without a value.
+            values: a function for each value by name. If it returns None, the option is left out. True is written
+        without a
+                value.
             setting: argument of the functions.
         """
         words: list[str] = []
@@ -148,10 +150,10 @@ class OptionTable:
         return words
 
     def format_sections(self, values: Mapping[str, Callable[[_T], object]], setting: _T) -> dict[str, Any]:
-        """Return the options that are written as nested mappings, by the dots in their names.
+        """Return the options to write as nested mappings, by the dots in their names.
 
         Args:
-            values: a function for each value by name. None leaves the option out.
+            values: a function for each value by name. If it returns None, the option is left out.
             setting: argument of the functions.
         """
         found: dict[str, Any] = {}
@@ -167,14 +169,17 @@ class OptionTable:
         return found
 
     def find_key(self, option: str) -> str:
-        """Return the spelling by which the table knows an option, without its section if it has one."""
+        """Return an option's spelling in the table, without its section prefix."""
         key = spell(option)
         if key in self.options or key in self.unpriced:
             return key
         return next((key[len(one) :] for one in self.sections if key.startswith(one)), key)
 
     def split_words(self, words: Sequence[str]) -> list[Setting]:
-        """Return the options of command-line words, each with the words behind it. Words before them are left out."""
+        """Return the options among command-line words, each with the words that follow it.
+
+        Words before them are dropped.
+        """
         settings: list[Setting] = []
         for word in words:
             if word.startswith(f"{UNKNOWN}+"):
@@ -189,7 +194,7 @@ class OptionTable:
         return settings
 
     def read_facts(self, settings: Iterable[Setting], where: str) -> Facts:
-        """Return what the settings say. Of an option that is given twice, the last one counts.
+        """Return what the settings mean. If an option is given twice, the last one is used.
 
         Args:
             settings: the options with their values.
@@ -221,7 +226,7 @@ class OptionTable:
 
 @dataclass(slots=True)
 class Facts:
-    """Values that options set, by target, with the option that set each."""
+    """Values that options set, by target, and the option that set each."""
 
     table: OptionTable
     where: str
@@ -233,7 +238,7 @@ class Facts:
     ignored: list[str] = field(default_factory=list)
 
     def add(self, entry: Mapping[str, Any], setting: Setting) -> None:
-        """Add what one option says.
+        """Add the meaning of one option.
 
         Raises:
             SpecError: it contradicts an earlier option, or its value cannot be read.
@@ -251,7 +256,7 @@ class Facts:
         self.values[target], self.origins[target] = value, setting.option
 
     def _read_value(self, entry: Mapping[str, Any], setting: Setting) -> object:
-        """Return the value of an option, or None if it says nothing."""
+        """Return the value of an option, or None if it has no meaning."""
         kind, text = entry.get("type", "count"), setting.text.strip()
         if kind == "flag" or "is" in entry:
             if setting.values and len(setting.values) == 1 and UNKNOWN in text:
@@ -319,15 +324,15 @@ class Facts:
         )
 
     def field(self, option: str) -> str:
-        """Return the name of an option in errors."""
+        """Return how errors name an option."""
         return f"{self.where}: {option}" if self.where else option
 
     def get(self, target: str, default: object = None) -> Any:
-        """Return the value of a target, the launcher's default, or `default`."""
+        """Return the value of a target, or else the launcher's default, or else `default`."""
         return self.values.get(target, self.table.defaults.get(target, default))
 
     def count(self, target: str, default: int = 1) -> int:
-        """Return the value of a target that counts something.
+        """Return the value of a target, which must be at least 1.
 
         Raises:
             SpecError: it is below 1.
@@ -341,7 +346,7 @@ class Facts:
         """Return the value of a target.
 
         Raises:
-            SpecError: no option states it.
+            SpecError: no option sets it.
         """
         value = self.get(target)
         if value is None:
@@ -350,7 +355,7 @@ class Facts:
         return value
 
     def prefix(self, start: str) -> dict[str, Any]:
-        """Return the stated values whose target begins with `start`, without that beginning."""
+        """Return the values whose targets begin with `start`, by the rest of the target."""
         return {key[len(start) :]: value for key, value in self.values.items() if key.startswith(start)}
 
 
@@ -359,7 +364,10 @@ _LETTERS = {"embedding": "E", "decoder": "t", "mtp": "m", "loss": "L"}
 
 
 def _join_layout(stages: Sequence[object]) -> str:
-    """Return the text of a pipeline layout that is a list of stages, each a list of kinds. Any other is empty."""
+    """Return the text of a pipeline layout given as a list of stages, each a list of kinds.
+
+    Return "" for any other value.
+    """
     if not all(isinstance(stage, list | tuple) and all(kind in _LETTERS for kind in stage) for stage in stages):
         return ""
     return "|".join("".join(_LETTERS[str(kind)] for kind in stage) for stage in stages)  # type: ignore[attr-defined]

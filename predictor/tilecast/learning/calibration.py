@@ -37,25 +37,25 @@ from tilecast.shipped import NumbersFile
 from tilecast.spec import Floats, Ints, Workload
 
 MIN_OBSERVATIONS = 3
-"""Observations that a group needs before it moves a forecast."""
+"""Fewest observations with which a group affects a forecast."""
 PROVEN_RUNS = 3
-"""Runs of a workload's own group from which on a forecast counts as proven."""
+"""Fewest runs of a workload's own group for its forecast to count as proven."""
 MAX_RATIO = 3.0
-"""Largest factor of a correction, up or down; a larger error means that another job ran."""
+"""Largest factor of a correction, up or down. A larger error means that another job ran."""
 HUBER_LIMIT = 2.5
-"""Distance in standard deviations beyond which a run is moved towards the others."""
+"""Distance, in standard deviations, beyond which a run is moved towards the others."""
 COVERAGE = 0.9
 """Share of runs that a range holds."""
 HALF_WIDTH_90 = 1.645
 """Half-width of a normal variable's 90 % range, in standard deviations."""
 MAD_TO_DEVIATION = 1.4826
-"""A normal variable's standard deviation over its median absolute deviation."""
+"""Ratio of a normal variable's standard deviation to its median absolute deviation."""
 MEDIAN_ERROR = 1.2533
-"""Standard error of a median of normal variables over that of their mean: the root of half of pi."""
+"""Ratio of the standard errors of the median and the mean of normal variables: the root of half of pi."""
 DRIFT_WINDOW = 8
-"""Most newest runs of a pool that are compared with the older ones; at least half as many are compared."""
+"""Most of a pool's newest runs that are compared with its older ones. The fewest is half of it."""
 DRIFT_LIMIT = 4.0
-"""Standard errors by which the newest runs must differ from the older ones to supersede them."""
+"""Least shift of the newest runs, in standard errors, at which the older runs no longer count."""
 
 
 ValueT = TypeVar("ValueT", Floats, np.float64)
@@ -70,7 +70,7 @@ def relative_error(predicted: ValueT, observed: ValueT) -> ValueT:
 
 
 def digest_workload(workload: Workload) -> str:
-    """Return a hash of 8 hexadecimal digits of all properties of a workload that its step time depends on."""
+    """Return a hash of a workload's properties that affect its step time, as 8 hexadecimal digits."""
     text = json.dumps(replace(workload, steps=None), sort_keys=True, default=_to_json_value)
     return hashlib.sha256(text.encode()).hexdigest()[:8]
 
@@ -91,12 +91,12 @@ GPU_RANGES: tuple[tuple[float, str], ...] = ((1, "1"), (8, "2-8"), (64, "9-64"),
 
 
 GroupKey: TypeAlias = tuple[str, ...]
-"""GPU, precision, family, range of GPU counts and workload, from coarse to fine; a shorter key is a coarser group."""
+"""GPU, precision, family, range of GPU counts and workload. A shorter key names a coarser group."""
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """A job that ran: its properties, and the seconds of its step by raw forecast and by measurement.
+    """A job that ran: its properties, and the seconds of its step as forecast without corrections and as measured.
 
     The measured step is the median of `observations` reports.
     """
@@ -111,7 +111,10 @@ class Run:
     observed_s: float
     observations: int = 1
     framework: str = ""
-    """Name by `name_framework`; empty if unknown. Such a run shares no deviation by framework."""
+    """Name from `name_framework`.
+
+    If empty, the framework is unknown, and the run shares no deviation with its framework.
+    """
     namespace: str = ""
     """Namespace that the job ran in."""
 
@@ -122,11 +125,11 @@ class Run:
 
 
 LEVELS: tuple[tuple[str, int], ...] = (("cluster", 0), ("gpu", 1), ("kind", 3), ("scale", 4), ("workload", 5))
-"""Levels of deviations that the runs of a group share, and how many parts of a key name the group."""
+"""Levels of group deviations, and the number of parts of a key that name a group of each level."""
 
 
 SOFTWARE = "software"
-"""Level of the deviation that runs of one framework and model family share over all GPUs."""
+"""Level of the deviation that runs of one framework and model family share on all GPUs."""
 
 
 def name_framework(workload: Workload) -> str:
@@ -146,26 +149,29 @@ class Correction:
     group: GroupKey = ()
     ratio: float = 1.0
     width: float = 1.0
-    """Factor on the half-width, as a logarithm, of the range that is given without any run."""
+    """Factor on the half-width, as a logarithm, of the range without any runs."""
     runs: int = 0
-    """Number of runs, over all groups, that the ratio is learned from."""
+    """Number of runs of all groups from which the ratio is learned."""
     own: int = 0
-    """Runs of this group that confirm it: all runs of the reader's namespace and of trusted ones, and of the other
-    namespaces that agree, except the one with most runs, so that no single namespace confirms alone."""
+    """Number of runs of this group that confirm the correction.
+
+    It counts all runs of the reader's namespace, of trusted ones, and of other namespaces that agree, except the one
+    with most runs. So no single namespace can confirm a correction alone.
+    """
     observations: int = 0
-    """Number of reports of the group's runs."""
+    """Number of reports in the group's runs."""
 
 
 @dataclass(frozen=True, slots=True)
 class Calibration:
     """Corrections of forecasts, learned from runs.
 
-    A group without a correction uses the correction of the next coarser group. Without any, forecasts do not change.
+    A group without a correction uses that of the next coarser group. Without any, its forecasts do not change.
     """
 
     corrections: tuple[Correction, ...] = ()
     software: tuple[Correction, ...] = ()
-    """Corrections by framework and model family on every GPU, which multiply the others."""
+    """Corrections by framework and model family, on any GPU. They are multiplied with the others."""
 
     @property
     def runs(self) -> int:
@@ -180,7 +186,7 @@ class Calibration:
         return {item.group: item for item in self.corrections}
 
     def find_workload_correction(self, gpu: str, workload: Workload, gpus: int) -> Correction:
-        """Return the correction for a workload on `gpus` GPUs. Its ratio includes the ratio of framework and family."""
+        """Return the correction for a workload on `gpus` GPUs, including the ratio for its framework and family."""
         if not self.corrections:
             return Correction()
         correction = self.find_group_correction(
@@ -196,7 +202,7 @@ class Calibration:
         return next((item.ratio for item in self.software if item.group == (framework, family)), 1.0)
 
     def list_factors_by_gpus(self, gpu: str, workload: Workload, gpus: Ints) -> tuple[Floats, Floats]:
-        """Return the factors on forecast and on width of its range for each GPU count, (n,) each."""
+        """Return the factors on the forecast and on the width of its range, for n GPU counts, (n,) each."""
         ratio, width = np.ones(len(gpus)), np.ones(len(gpus))
         if self.corrections:
             named = digest_workload(workload)
@@ -209,10 +215,10 @@ class Calibration:
         return ratio, width
 
     def differs(self, other: Calibration, tolerance: float = 0.01) -> bool:
-        """Return whether any ratio differs by more than the relative tolerance from that of the other calibration.
+        """Return whether any ratio differs from that of the other calibration by more than the relative tolerance.
 
-        Widths may differ five times as much. Calibrations also differ if one has at least twice as many runs for a
-        group, or if only one of them has `PROVEN_RUNS` runs of the group itself.
+        Widths may differ five times as much. Calibrations also differ if one has at least twice as many runs of a
+        group, or if only one has `PROVEN_RUNS` runs of the group itself.
         """
         if self is other:
             return False
@@ -252,11 +258,11 @@ def shipped_deviations() -> Mapping[str, float]:
 
 
 def fit_calibration(runs: Sequence[Run], sigmas: Mapping[str, float] | None = None) -> Calibration:
-    """Return the corrections that a set of runs gives, with no limit on the influence of a namespace.
+    """Return the corrections learned from some runs, without a limit on the influence of a namespace.
 
     Args:
         runs: the runs, oldest first. Runs before a drift are left out (`find_drift_start`).
-        sigmas: standard deviations by level; None for `shipped_deviations()`.
+        sigmas: standard deviations by level. None for `shipped_deviations()`.
     """
     return RunFit.from_runs(keep_current_runs(runs), sigmas or shipped_deviations()).calibration()
 
@@ -270,7 +276,7 @@ def leave_one_out_errors(runs: Sequence[Run], sigmas: Mapping[str, float] | None
 
 
 def keep_current_runs(runs: Iterable[Run]) -> list[Run]:
-    """Return the runs without those that came before a drift of their pool."""
+    """Return the runs without those before a drift of their pool."""
     by_pool: dict[str, list[Run]] = {}
     for run in runs:
         by_pool.setdefault(run.pool, []).append(run)
@@ -301,7 +307,7 @@ def find_drift_start(runs: Sequence[Run]) -> int | None:
 
 
 def robust_median(values: Sequence[float]) -> float:
-    """Return the median of positive values after outliers are removed.
+    """Return the median of positive values without outliers.
 
     Outliers are more than five standard deviations away from the median. The standard deviation comes from the median
     absolute deviation, and is at least 1 % of the median.
@@ -318,7 +324,7 @@ def _estimate_spread(residuals: Floats) -> float:
 
 
 _Effect: TypeAlias = tuple[str, GroupKey]
-"""A level, and the group that has the deviation."""
+"""A level and a group of that level, which together name a deviation."""
 
 
 @dataclass(frozen=True)
@@ -326,7 +332,7 @@ class RunFit:
     """Bayesian fit of group deviations to the runs of one namespace, with a prior from other namespaces.
 
     An effect is the deviation of one group, in units of its standard deviation. Arrays have n runs and m effects. Runs
-    of this namespace have full weight, and those of other namespaces enter by the consensus.
+    of this namespace have full weight. Those of other namespaces count only through their consensus.
     """
 
     runs: tuple[Run, ...]
@@ -337,23 +343,23 @@ class RunFit:
     members: Mapping[_Effect, int]
     """Number of runs of every group."""
     index: Mapping[Hashable, int]
-    """Columns of the effects that runs share or that others have observed."""
+    """Column of each effect that runs share or that other namespaces observed."""
     mean: Floats
-    """Mean of the effects as learned from others, (m,)."""
+    """Mean of the effects, learned from other namespaces, (m,)."""
     covariance: Floats
-    """Covariance of the effects that others leave unexplained, (m, m)."""
+    """Covariance of the effects that remains after learning from other namespaces, (m, m)."""
     shares: Floats
-    """Share of each of the effects in a run's deviation, (n, m)."""
+    """Coefficient of each effect in each run's deviation, (n, m)."""
     noise: Floats
-    """Covariance of all other parts of the deviations, (n, n)."""
+    """Covariance of the rest of the deviations, (n, n)."""
     inverse: Floats
     """Inverse of the covariance of the deviations, (n, n)."""
     deviation: Floats
-    """Deviations of the runs, minus the part that others expect, (n,)."""
+    """Deviations of the runs, minus what other namespaces predict, (n,)."""
     robust_deviation: Floats
     """`deviation` with outliers moved towards the other runs, (n,)."""
     consensus: Consensus | None = None
-    """Effects as learned from others."""
+    """Effects learned from other namespaces."""
 
     @classmethod
     def from_runs(cls, runs: Sequence[Run], sigmas: Mapping[str, float]) -> RunFit:
@@ -424,11 +430,11 @@ class RunFit:
 
     @cached_property
     def contributor(self) -> ContributorEstimate:
-        """The runs of this fit, as input of a consensus."""
+        """The runs of this fit, as input to a consensus."""
         return ContributorEstimate.from_deviations(tuple(self.index), self.shares, self.noise, self.robust_deviation)
 
     def leave_one_out_residuals(self) -> Floats:
-        """Return the deviation of each run minus the deviation that all other runs predict, (n,)."""
+        """Return each run's deviation minus the value that all other runs predict, (n,)."""
         return _leave_one_out_errors(self.inverse, self.robust_deviation, self.deviation)[0]
 
     def calibration(self) -> Calibration:
@@ -454,10 +460,7 @@ class RunFit:
         return Calibration(tuple(by_group), tuple(by_software))
 
     def _estimate_group_factors(self, effects: Sequence[_Effect]) -> tuple[Floats, Floats]:
-        """Return two factors for each of k groups, (k,) each.
-
-        The first multiplies forecasts, the second the half-widths of the ranges of forecasts.
-        """
+        """Return two factors for each of k groups, (k,) each: on forecasts, and on the half-widths of their ranges."""
         if not effects:
             return np.ones(0), np.ones(0)
         loadings = np.zeros((len(self.index), len(effects)))
@@ -488,9 +491,9 @@ class RunFit:
     def _spread_factor(self) -> float:
         """Ratio of the observed spread of runs to the spread that the variances predict.
 
-        It comes from the 90 % quantile of the leave-one-out errors, shrunk towards 1 as by 1 / (1 - `COVERAGE`) runs
-        with the predicted spread. Without runs of this namespace, it is the median over other namespaces, where the
-        smallest ratio is left out.
+        It comes from the 90 % quantile of the leave-one-out errors, shrunk towards 1 as if 1 / (1 - `COVERAGE`) more
+        runs had the predicted spread. Without runs of this namespace, it is the median over other namespaces without
+        the smallest ratio.
         """
         if not self.counts:
             is_apart = self.consensus.disagrees if self.consensus else ()
@@ -505,7 +508,7 @@ class RunFit:
 
 
 _SHARED = ("cluster", "gpu", "kind", SOFTWARE)
-"""Levels of deviations that contributors share; deviations of finer groups belong to one's own runs."""
+"""Levels of deviations that contributors share. Deviations of finer groups come only from a namespace's own runs."""
 _ALL = (*(name for name, _ in LEVELS), SOFTWARE)
 
 
@@ -523,9 +526,9 @@ def _list_effects(run: Run, levels: Collection[str] = _ALL) -> list[_Effect]:
 def _build_unshared_covariance(
     runs: Sequence[Run], sigmas: Mapping[str, float], counts: Mapping[_Effect, int]
 ) -> Floats:
-    """Return the covariance of the deviations that other namespaces cannot share, (n, n).
+    """Return the covariance of the deviations that runs do not share with other namespaces, (n, n).
 
-    They are those of single runs, of the levels outside `_SHARED`, and of groups with too few observations.
+    These are the deviations of single runs, of levels outside `_SHARED`, and of groups with too few observations.
 
     Args:
         runs: the runs.
@@ -546,7 +549,7 @@ def _build_unshared_covariance(
 
 
 def _limit_outliers(inverse: Floats, deviation: Floats) -> Floats:
-    """Return the deviations of runs, (n,), with outliers moved towards what the other runs predict.
+    """Return the deviations of runs, (n,), with outliers moved towards the values that the other runs predict.
 
     Args:
         inverse: inverse covariance of the deviations, (n, n).

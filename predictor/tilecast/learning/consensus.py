@@ -1,4 +1,4 @@
-"""Estimate random effects from measurements of several contributors, with a bound on the influence of each contributor.
+"""Estimate random effects from measurements of several contributors, each with bounded influence.
 
 A contributor is a namespace that reports runs, possibly false ones. Effects are independent standard normal variables
 u, (m,). A contributor has measured y = Z u + e, where e has covariance R. Without a bound, the posterior mean u would
@@ -6,11 +6,11 @@ be the sum of the pulls g = Z' R^-1 (y - Z u) of all contributors.
 
 Here every contributor may also deviate by a shift s, which costs `limit` times its length. So no pull is longer than
 `limit`, while contributors with honest noise keep full weight (Huber's function, as an infimal convolution). The
-problem is convex with modulus 1. So a contributor moves the estimate of l'u by at most `limit` times the length of l,
-whatever it reports.
+problem is strongly convex with modulus 1. So, whatever a contributor reports, it moves the estimate of l'u by at most
+`limit` times the length of l.
 
-A shift of that cost is equivalent to a shift of variance nu = length / limit. The search finds the variances with which
-every pull is within the limit (iteratively reweighted least squares).
+A shift with this cost is equivalent to a shift of variance nu = length / limit. The search finds the variances with
+which every pull is within the limit (iteratively reweighted least squares).
 
 `find_consensus` is the entry point.
 """
@@ -26,20 +26,20 @@ from tilecast.spec import Floats, Ints
 
 ROUNDS = 300
 CONVERGENCE = 1e-6
-"""Change of the estimate below which it is final, in standard deviations of an effect."""
+"""Change of the estimate, in standard deviations of an effect, below which the search stops."""
 PULL_TOLERANCE = 1e-4
-"""Relative excess of a pull over the limit that is accepted."""
+"""Largest accepted excess of a pull over the limit, relative to the limit."""
 MIN_SHIFT = 0.01
-"""Least variance of a shift, at which its search begins; it is not 0, because the search multiplies it."""
+"""Variance of a shift at which its search begins. It is above 0, because the search multiplies it."""
 DISAGREEMENT_LIMIT = 2.5
-"""Least root mean square of a contributor's shift, in limits of a pull, with which it disagrees with the others."""
+"""Least root mean square of a contributor's shift, in units of the limit, at which it disagrees with the others."""
 MIN_INFORMATION = 1e-3
-"""Largest information about a direction that is ignored, in units of the prior information."""
+"""Information about a direction, in units of the prior information, up to which the direction is ignored."""
 
 
 @dataclass(frozen=True, slots=True)
 class ContributorEstimate:
-    """Measurements of effects by one contributor, compressed to r independent directions of its k effects."""
+    """One contributor's measurements of its k effects, compressed to r independent directions."""
 
     names: tuple[Hashable, ...]
     """Names of the effects, (k,)."""
@@ -70,7 +70,7 @@ class ContributorEstimate:
         return cls(tuple(names), directions[enough], size[enough] ** 2, seen[enough])
 
     def find_pull_length(self, mean: Floats, shift: float) -> float:
-        """Return the length of the pull (see the module) of this contributor on the estimate.
+        """Return the length of this contributor's pull on the estimate (see the module).
 
         Args:
             mean: mean of the contributor's effects, (k,).
@@ -79,7 +79,7 @@ class ContributorEstimate:
         return float(np.linalg.norm(self._pull(mean, shift)))
 
     def find_shift_length(self, mean: Floats, shift: float) -> float:
-        """Return the root mean square of the shift by which this contributor deviates, over its directions.
+        """Return the root mean square of this contributor's shift over its directions.
 
         Each direction is weighted by its information.
 
@@ -105,10 +105,10 @@ class Consensus:
     mean: Floats
     covariance: Floats
     shifts: Floats
-    """Variance of each contributor's shift; 0 if its pull is within the limit, (p,)."""
+    """Variance of each contributor's shift, (p,). It is 0 if its pull is within the limit."""
     contributors: tuple[ContributorEstimate, ...] = ()
     disagrees: tuple[bool, ...] = ()
-    """Whether each contributor disagrees with all others by more than its bounded pull can express, (p,)."""
+    """Whether each contributor disagrees with the others by more than its bounded pull can express, (p,)."""
 
     @property
     def is_at_limit(self) -> Sequence[bool]:
@@ -127,8 +127,8 @@ class Consensus:
     def find_unconfirmed_variance(self, covariance: Floats, targets: Floats) -> Floats:
         """Return the variance to add to k targets because too few contributors confirm their estimates, (k,).
 
-        It is the variance that returns without the contributors that disagree (`disagrees`) and, for each target,
-        without the one other contributor that explains most of it. So one contributor cannot narrow a range alone.
+        It is the variance that removing some contributors would add: those that disagree (`disagrees`), and, for each
+        target, the one other contributor that explains most of it. So no contributor can narrow a range alone.
 
         Args:
             covariance: covariance of the effects, given all measurements, (m, m).
@@ -181,14 +181,13 @@ def find_consensus(
     excluded: ContributorEstimate | None = None,
     start: Floats | None = None,
 ) -> Consensus:
-    """Return the estimate of effects from the measurements of contributors with bounded influence.
+    """Return the estimate of effects from contributors with bounded influence.
 
     Args:
         contributors: the contributors, (p,).
         limit: largest length of the pull of a contributor.
-        excluded: measurements of the namespace that the estimate is for. They affect the bounds, but are left out of
-            the estimate.
-        start: variances of shifts at which the search begins, (p,); None for a new start.
+        excluded: measurements of the namespace that the estimate is for. They affect the bounds, but not the estimate.
+        start: variances of shifts at which the search begins, (p,). None for a new search.
     """
     everyone = (*contributors, *((excluded,) if excluded is not None and contributors else ()))
     index = {name: number for number, name in enumerate(dict.fromkeys(n for one in everyone for n in one.names))}
@@ -238,7 +237,7 @@ def _build_normal_equations(
 
     Args:
         contributors: the contributors, (p,).
-        columns: positions among the m effects of the k effects of each contributor, (k,) each.
+        columns: for each contributor, the indices of its k effects among the m effects, (k,).
         shifts: variance of the shift of each contributor, (p,).
         count: the number m of effects.
     """

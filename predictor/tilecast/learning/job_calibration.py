@@ -1,7 +1,7 @@
-"""Correct the forecasts of a job on every GPU, count and plan from measured runs of the same job.
+"""Correct the forecasts of a job on every GPU, GPU count and plan, from measured runs of the same job.
 
 A deviation is the logarithm of forecast over measurement, where the forecast is already corrected by `calibration`. It
-is a sum of independent deviations that runs of one job have in common if they agree in:
+is a sum of independent deviations, which runs of one job share if they agree in:
 
 * the job;
 * the architecture of the GPU;
@@ -12,10 +12,10 @@ is a sum of independent deviations that runs of one job have in common if they a
 
 One more deviation is that of the single run.
 
-`calibration.toml` has the variances. The expected deviation of a setting is the best linear unbiased prediction
-c' K^-1 d (Henderson 1975; Robinson, Statistical Science 6, 1991). So a run changes only forecasts of its job, and more
-the more the settings agree. A few settings are odd: their deviation "setting" has a much larger variance. So a small
-deviation is transferred almost whole to other settings, and only little of a very large deviation.
+`calibration.toml` has the variances. The expected deviation of a setting is the best linear unbiased prediction c' K^-1
+d (Henderson 1975; Robinson, Statistical Science 6, 1991). So a run changes only forecasts of its own job, and the more
+settings agree, the larger the change. A few settings are odd: their "setting" deviation has a much larger variance. So
+a small deviation is carried over to other settings almost whole, but only little of a very large one.
 
 A run may report the time of its collectives or of its optimizer step. Then these parts of the step have deviations
 apart from the rest of the step, and correct the corresponding parts of other plans.
@@ -38,22 +38,22 @@ from tilecast.shipped import NumbersFile
 from tilecast.spec import Floats, Ints, Plan, Plans, Workload
 
 MAX_RATIO = 3.0
-"""Largest factor of a correction, up or down; a larger error means that another job ran."""
+"""Largest factor of a correction, up or down. A larger error means that another job ran."""
 MAX_CHANGE_BY_OTHERS = 0.1
-"""Largest relative change of a job's forecasts where all its runs are of other workloads under the job's name."""
+"""Largest relative change of a job's forecasts if all its runs are of other workloads with the job's name."""
 LEVELS = ("job", "architecture", "recipe", "split", "shape", "setting")
-"""Deviations that runs of one job share, in the order of `find_shared_levels`."""
+"""Deviations that runs of one job can share, in the order of `find_shared_levels`."""
 REST = "together"
 SEPARATE_PARTS = ("communication", "optimizer")
-"""Parts of a step that are corrected alone if a run reports them; all others are corrected together (`REST`)."""
+"""Parts of a step that are corrected separately if a run reports them. All others are corrected together (`REST`)."""
 LINK_KINDS = (False, True, None)
 """Kinds of plans: False for exchanges inside a node, True for exchanges across nodes, None for pipelines."""
 MAX_EXPOSED_RATIO = 100.0
-"""Value of `MAX_RATIO` for the ratio of exposed communication, whose forecast may be close to zero."""
+"""Like `MAX_RATIO`, for exposed communication, whose forecast may be close to zero."""
 RECIPE_COLUMNS = ("zero_stage", "checkpointing")
-"""Columns of a plan that tell what its GPUs hold and what they compute twice."""
+"""Plan columns that determine what a GPU stores and what it recomputes."""
 SPLIT_COLUMNS = (*RECIPE_COLUMNS, "tensor", "pipeline", "context", "expert", "expert_tensor")
-"""Columns of a plan that tell how it splits the model; the others tell the number of copies and their samples."""
+"""Plan columns that determine how the model is split. The others determine the number of copies and their samples."""
 Mask: TypeAlias = npt.NDArray[np.bool_]
 ALL_COLUMNS = tuple(item.name for item in fields(Plans))
 """Every column of a plan."""
@@ -61,7 +61,7 @@ ALL_COLUMNS = tuple(item.name for item in fields(Plans))
 
 @dataclass(frozen=True, slots=True)
 class RunSetting:
-    """A GPU and the properties of a workload on which the deviation of a forecast may depend."""
+    """A GPU and the workload properties on which the deviation of a forecast may depend."""
 
     gpu: str
     architecture: str
@@ -71,7 +71,7 @@ class RunSetting:
 
     @classmethod
     def from_workload(cls, gpu: str, architecture: str, workload: Workload) -> RunSetting:
-        """Return the setting of a workload on a GPU of an architecture."""
+        """Return the setting of a workload on a GPU of the given architecture."""
         return cls(gpu, architecture, workload.precision, workload.sequence_length, workload.global_batch)
 
 
@@ -79,11 +79,12 @@ class RunSetting:
 class MeasuredParts:
     """Seconds of the parts of a measured step. A part that the run does not report is None.
 
-    Parts do not overlap. Forward and backward include collectives that they wait for, unless `communication_s` does.
+    Parts do not overlap. Forward and backward include the collectives that they wait for, unless `communication_s`
+    does.
     """
 
     input_s: float | None = None
-    """Waiting for the data loader."""
+    """Wait for the data loader."""
     forward_s: float | None = None
     backward_s: float | None = None
     optimizer_s: float | None = None
@@ -132,26 +133,26 @@ class JobRun:
     place: RunSetting  # names of fields are part of `inputs_hash`
     plan: Plan
     deviation: float
-    """log(predicted / observed), for the forecast without the job's own runs."""
+    """log(predicted / observed), where the job's own runs do not correct the prediction."""
     reports: int = 1
-    """Number of medians of steps whose median is the measurement."""
+    """Number of reported step medians. The measurement is their median."""
     waited_s: float = 0.0
-    """Seconds of a step that the run waited for its data loader, which no other GPU shortens."""
+    """Seconds per step that the run waited for its data loader. A faster GPU does not shorten them."""
     parts: tuple[tuple[str, float], ...] = ()
-    """Deviations of the reported parts and of the rest (`part_deviations`); empty if the run reports none."""
+    """Deviations of the reported parts and of the rest (`part_deviations`). Empty if the run reports none."""
     parts_elsewhere: tuple[tuple[str, float], ...] = ()
-    """Value of `parts` with communication as a part of the rest."""
+    """Like `parts`, but with communication in the rest."""
     gpus_per_node: int = 1
     fields: tuple[str, ...] = ALL_COLUMNS
-    """Columns of its plan that are known. In the others, every plan counts as equal."""
+    """Known columns of the run's plan. All plans count as equal in the others."""
     is_relative: bool = False
-    """Whether it is of another workload under the job's name; then deviations of its plan and shape are ignored."""
+    """Whether the run is of another workload with the job's name. Then deviations of its plan and shape are ignored."""
 
     def list_deviations(self, is_across: bool | None) -> tuple[float, ...]:
         """Return the deviations (rest of the step, communication, optimizer) that apply to plans of one kind.
 
-        A part that the run does not report gets the deviation of the rest. Communication does too if the run used
-        links of another kind.
+        A part that the run does not report gets the deviation of the rest. So does communication if the run used links
+        of another kind.
 
         Args:
             is_across: kind of the plans, one of `LINK_KINDS`.
@@ -187,9 +188,9 @@ def part_deviations(
 
 
 def correct_parts(parts_s: Mapping[str, Floats], hidden_s: Floats, ratios: Floats) -> dict[str, Floats]:
-    """Return corrected seconds of the parts of n steps, (n,) each, by name.
+    """Return the corrected seconds of the parts of n steps, (n,) each, by name.
 
-    No step becomes longer or shorter by more than the factor `MAX_RATIO`.
+    No step changes by more than the factor `MAX_RATIO`, up or down.
 
     Args:
         parts_s: forecast seconds of the parts, by name, (n,) each.
@@ -207,7 +208,7 @@ def correct_parts(parts_s: Mapping[str, Floats], hidden_s: Floats, ratios: Float
 
 
 def find_shared_levels(run: JobRun, setting: RunSetting, plans: Plans) -> Mask:
-    """Return at which of the 6 `LEVELS` a run agrees with each of n plans at a setting, a mask (6, n)."""
+    """Return at which of the 6 `LEVELS` a run agrees with each of n plans in a setting, a mask (6, n)."""
     of_run, run_plan = run.place, Plans.from_plans(run.plan)
     kernels = (of_run.precision, of_run.sequence_length) == (setting.precision, setting.sequence_length)
     architecture = of_run.architecture == setting.architecture
@@ -252,15 +253,15 @@ class JobRuns:
     def find_plan_factors(
         self, setting: RunSetting, plans: Plans, gpus_per_node: int, sigmas: Mapping[str, float] | None = None
     ) -> tuple[Floats, Floats]:
-        """Return factors on parts of the steps of n plans, (3, n), and on the half-widths of their ranges, (n,).
+        """Return the factors on parts of the steps of n plans, (3, n), and on the half-widths of their ranges, (n,).
 
-        The rows are for communication (second), the optimizer (third), and the rest of the step (first).
+        Row 0 is for the rest of the step, row 1 for communication, and row 2 for the optimizer.
 
         Args:
             setting: the GPU and the properties of the workload.
             plans: the plans, (n,).
             gpus_per_node: GPUs per node of the pool.
-            sigmas: standard deviations by level; None for `shipped_deviations()`.
+            sigmas: standard deviations by level. None for `shipped_deviations()`.
         """
         if not self.runs:
             return np.ones((1 + len(SEPARATE_PARTS), len(plans))), np.ones(len(plans))
@@ -296,7 +297,7 @@ class JobRuns:
     def waited_s(self, plans: Plans, gpus_per_node: int) -> Floats:
         """Return the seconds per step that n plans wait for the data loader, (n,).
 
-        They are proportional to the samples that a node loads, at the mean rate of the runs.
+        The wait is proportional to the samples that a node loads, at the mean rate of the runs.
         """
         each = [
             one.waited_s / count_samples_per_node(Plans.from_plans(one.plan), one.gpus_per_node)[0] for one in self.runs
@@ -324,9 +325,9 @@ def estimate_correction_factors(
 ) -> tuple[Floats, Floats]:
     """Return the factors on n forecast steps and on the half-widths of their ranges, (…, n) each.
 
-    Leading axes are different jobs. The prediction is a mixture of two: one for usual settings and one for odd
-    settings, weighted by the likelihood of the runs. Ranges use the mean variance, so they do not depend on
-    measurements. The factors are not limited here.
+    Leading axes are different jobs. The prediction is a mixture of one for usual and one for odd settings, weighted by
+    the likelihood of the runs. Ranges use the mean variance, so they do not depend on measurements. The factors are not
+    limited here.
 
     Args:
         sigmas: standard deviations as in `shipped_deviations`.
@@ -334,7 +335,7 @@ def estimate_correction_factors(
         shared: at which of `LEVELS` the runs agree with the settings to correct, (6, …, k, n).
         deviation: deviations of the runs, (…, k).
         reports: number of reports of the runs, (…, k).
-        deviation_for_odds: deviations that determine whether settings are odd, (…, k); None for `deviation`.
+        deviation_for_odds: deviations that determine whether settings are odd, (…, k). None for `deviation`.
     """
     deviation_for_odds = deviation if deviation_for_odds is None else deviation_for_odds
     noise = (sigmas["run"] ** 2 + sigmas["report"] ** 2 / reports)[..., None] * np.eye(deviation.shape[-1])

@@ -1,9 +1,9 @@
 """Learn corrections for each namespace of a cluster from the runs of all namespaces.
 
-A namespace follows its own runs and those of trusted namespaces, as `calibration` describes. The influence of every
-other namespace is bounded (`consensus`): its runs move no forecast of another namespace by more than `MAX_INFLUENCE`.
-Forecasts move further only as far as several namespaces agree. Only a namespace's own runs decide which of its runs
-count (observations of a group, outliers, superseded runs, doubtful runs).
+A namespace follows its own runs and those of trusted namespaces (`calibration`). The influence of every other namespace
+is bounded (`consensus`): its runs change no forecast of another namespace by more than `MAX_INFLUENCE`. Forecasts
+change further only if several namespaces agree. Which runs of a namespace count (enough observations, no outlier, not
+superseded, not in doubt) depends only on its own runs.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ from tilecast.learning.consensus import Consensus, find_consensus
 from tilecast.spec import Floats
 
 MAX_JUMP = 1.5
-"""Factor from the deviation of earlier runs beyond which a run is in doubt, until another job confirms it."""
+"""Largest factor between a run's deviation and that of earlier runs that needs no confirmation by another run."""
 AGREEMENT = 1.25
-"""Factor within which two jobs agree."""
+"""Largest factor between the deviations of two runs that agree."""
 MIN_CONFIRMING_RUNS = 2
-"""Number of jobs that must agree on a jump."""
+"""Number of runs that must agree on a jump."""
 MAX_INFLUENCE = 0.1
-"""Largest relative change of the forecasts of other namespaces by one namespace."""
+"""Largest relative change of other namespaces' forecasts that one namespace can cause."""
 
 
 class NamespaceCalibration:
-    """Runs of all namespaces of a cluster, and the calibration that follows for each namespace.
+    """Runs of all namespaces of a cluster, and the calibration of each namespace that follows from them.
 
     Args:
         runs: the runs, oldest first.
@@ -77,7 +77,7 @@ class NamespaceCalibration:
         return frozenset(name for name, is_bounded in bounded if is_bounded)
 
     def fit(self, namespace: str | None = None) -> Calibration:
-        """Return the corrections for jobs of a namespace. None stands for any namespace without runs."""
+        """Return the corrections for the jobs of a namespace. None means any namespace without runs."""
         return self._find_fit(namespace).calibration()
 
     def leave_one_out_errors(self, namespace: str) -> Floats:
@@ -118,12 +118,13 @@ def keep_accepted_runs(runs: Sequence[Run]) -> list[Run]:
 
 
 def quarantine_reasons(runs: Sequence[Run]) -> list[str]:
-    """Return for each run of a namespace why it is excluded from learning: "Absurd", "Unconfirmed" or "" if it is not.
+    """Return why each run of a namespace is excluded from learning, or "" if it is not.
 
-    An absurd run differs from its forecast by more than the factor `MAX_RATIO`. An unconfirmed run differs by more than
-    the factor `MAX_JUMP` from the median of the earlier runs of its pool, and fewer than `MIN_CONFIRMING_RUNS` runs of
-    the pool, itself included, agree with it. The first `DRIFT_WINDOW // 2` runs of a pool are neither checked nor
-    counted as agreeing. Only the newest `DRIFT_WINDOW` runs of a pool are checked.
+    The reason is "Absurd" or "Unconfirmed". An absurd run differs from its forecast by more than the factor
+    `MAX_RATIO`. An unconfirmed run differs by more than the factor `MAX_JUMP` from the median of the earlier runs of
+    its pool, and fewer than `MIN_CONFIRMING_RUNS` runs of the pool, itself included, agree with it. The first
+    `DRIFT_WINDOW // 2` runs of a pool are neither checked nor counted as agreeing. Only the newest `DRIFT_WINDOW` runs
+    of a pool are checked.
 
     Args:
         runs: the runs, oldest first.

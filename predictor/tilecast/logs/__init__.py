@@ -1,7 +1,7 @@
-"""Read the step of a training run from what the run has logged.
+"""Read the step time of a training run from its log.
 
-`formats/` has a module for each format. A format of lines is a row of patterns; a format of experiment trackers gives
-rows of metrics (`metrics`). Both end in a `StepSeries`, whose steady steps are measured (`steps`).
+`formats/` has a module for each format. A format of text lines is a set of patterns. A format of an experiment tracker
+gives rows of metrics (`metrics`). Both give a `StepSeries`, from which the steady step is measured (`steps`).
 """
 
 from tilecast.logs.formats import NAMES, TEXT_FORMATS

@@ -1,4 +1,4 @@
-"""Read the GPUs and the plan of a run from the arguments that its program logs."""
+"""Read the GPUs and the plan of a run from the program arguments in its log."""
 
 from __future__ import annotations
 
@@ -49,13 +49,13 @@ ARGUMENTS: Mapping[str, tuple[str, Callable[[object], object]]] = {
     "use_distributed_optimizer": ("zero_stage", _to_distributed),
     "zero_optimization_stage": ("zero_stage", _to_stage),
 }
-"""Arguments of training programs: the column of a plan that each means (or `gpus`), and how its value is read."""
+"""Arguments of training programs, each with its plan column (or `gpus`) and the function that parses its value."""
 _DEGREES = ("tensor", "pipeline", "context", "expert")
 
 
 @dataclass(slots=True)
 class RunFacts:
-    """Facts that a log says about a run beside its steps."""
+    """What a log says about a run, besides its steps."""
 
     gpus: int | None = None
     gpu: str | None = None
@@ -63,7 +63,7 @@ class RunFacts:
     """Columns of the plan by name."""
 
     def add_argument(self, name: str, value: object) -> None:
-        """Record an argument of the training program. Unknown names are ignored; the first value of a name counts."""
+        """Record an argument of the training program. Unknown names, and later values of the same name, are ignored."""
         column, read = ARGUMENTS.get(name.strip().lower().replace("-", "_"), ("", _to_count))
         if not column or (known := read(value)) is None:
             return
@@ -84,7 +84,7 @@ class RunFacts:
 
     @property
     def plan(self) -> PartialPlan | None:
-        """The plan, if the log says a degree of it. Columns that it does not say stay open."""
+        """The plan, if the log states one of its degrees. Columns that it does not state stay open."""
         if not any(name in self.columns for name in _DEGREES):
             return None
         columns = dict(self.columns)

@@ -1,4 +1,4 @@
-"""Find the step in what an experiment tracker recorded: rows of metrics with a step number and a time."""
+"""Find the step time in the metrics of an experiment tracker: rows with a step number and a time."""
 
 from __future__ import annotations
 
@@ -28,24 +28,24 @@ STEP_METRICS: Mapping[str, float] = {
     "train/step_time_ms": 1e-3,
     "iter_time_ms": 1e-3,
 }
-"""Metrics that are the duration of a step, and the seconds of their unit."""
+"""Names of metrics with the duration of a step, and their unit in seconds."""
 CLOCK_METRICS: Sequence[str] = ("train|time", "_runtime", "_timestamp", "timestamp", "wall_time", "elapsed_seconds")
-"""Metrics that are a time in seconds: since the start of the run, or since 1970."""
+"""Names of metrics with a time in seconds, since the start of the run or since 1970."""
 STEP_NUMBERS: Sequence[str] = (
     "train/global_step", "trainer/global_step", "global_step", "iteration", "iter", "train/step", "step", "_step",
 )  # fmt: skip
-"""Metrics that are the number of the step, best first."""
+"""Names of metrics with the number of the step, best first."""
 _PAUSE = re.compile(r"(?:^|[/_|. -])(?:eval|val|valid|validation|test)(?:$|[/_|. -])", re.ASCII | re.IGNORECASE)
 _SYSTEM = re.compile(r"^(?:system|gpu|cpu|memory|_)", re.ASCII | re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
 class MetricRow:
-    """Metrics that a run recorded at once."""
+    """Metrics that a run recorded together."""
 
     step: int | None
     time: float | None
-    """When, in seconds."""
+    """Time of the recording, in seconds."""
     values: Mapping[str, float]
 
     @property
@@ -55,10 +55,10 @@ class MetricRow:
 
 
 def find_metric_run(rows: Sequence[MetricRow], name: str) -> LoggedRun | None:
-    """Return the run from rows of metrics in the order in which they were recorded. None if there are too few steps.
+    """Return the run from rows of metrics in recorded order, or None if there are too few steps.
 
-    A metric that is the duration of a step comes first, then a metric that is a time, then the time of the rows with
-    the metric of training that was recorded most often.
+    A metric with the duration of a step is preferred, then one with a time. Otherwise the times of the rows are used
+    that have the most frequent training metric.
 
     Args:
         rows: the rows.
@@ -86,7 +86,7 @@ def _list_series(rows: Sequence[MetricRow]) -> Iterable[StepSeries]:
 
 
 def _make_series(rows: Sequence[MetricRow], metric: str, unit: float = 0.0, *, is_time: bool = False) -> StepSeries:
-    """Return the series of a metric: its values as durations in `unit`, as times, or the times of its rows."""
+    """Return the series of a metric: its values as durations in `unit` or as times, or the times of its rows."""
     series, is_paused = StepSeries(is_clock=not unit), False
     known = {key for row in rows if metric in row.values for key in row.values}
     # Trackers that count calls themselves have a number beside that of the program, which is in some rows alone.

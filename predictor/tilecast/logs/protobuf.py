@@ -6,11 +6,11 @@ import struct
 from collections.abc import Iterator
 
 VARINT, FIXED64, BYTES, FIXED32 = 0, 1, 2, 5
-"""Wire types."""
+"""Wire types of Protocol Buffers."""
 
 
 class MessageError(ValueError):
-    """Bytes that are no message."""
+    """Error that bytes are not a Protocol Buffers message."""
 
 
 def iterate_fields(data: bytes) -> Iterator[tuple[int, int, int | bytes]]:
@@ -40,7 +40,7 @@ def iterate_fields(data: bytes) -> Iterator[tuple[int, int, int | bytes]]:
 
 
 def list_messages(data: bytes, number: int) -> list[bytes]:
-    """Return the values of a field of bytes, which may be messages or texts."""
+    """Return the values of a bytes field. They may be messages or texts."""
     return [value for found, _, value in iterate_fields(data) if found == number and isinstance(value, bytes)]
 
 

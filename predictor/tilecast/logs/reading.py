@@ -14,15 +14,15 @@ from tilecast.spec import SpecError
 MAX_BYTES = 1 << 28
 """Largest log that is read, in bytes."""
 MAX_DEPTH = 6
-"""Folders below the named one that are looked into."""
+"""Levels of folders below the named one that are searched."""
 MAX_ENTRIES = 20_000
-"""Files in a folder that are looked at."""
+"""Most files in a folder."""
 HEAD = 4096
 _REMEDY = "give the seconds of a step, for instance 1.9s"
 
 
 def read_log(name: str) -> LoggedRun:
-    """Return the run in a log: the median duration of its steady steps, and what the log says of GPUs and plan.
+    """Return the run in a log: the median of its steady steps, and what the log says about GPUs and plan.
 
     Nothing is executed, and no link in a folder is followed.
 
@@ -62,7 +62,7 @@ def _read_file(path: Path) -> LoggedRun:
 
 
 def _read_folder(path: Path) -> LoggedRun:
-    """Return the run in a folder, by the first format of which the folder has files."""
+    """Return the run in a folder, by the first format that matches any of its files."""
     files = list(_iterate_files(path))
     for name, pattern in FOLDER_FILES.items():
         found = sorted(file for file in files if file.match(pattern))
@@ -88,7 +88,7 @@ def _read_folder(path: Path) -> LoggedRun:
 
 
 def _iterate_files(root: Path) -> Iterator[Path]:
-    """Yield the files of a folder, no links, down to `MAX_DEPTH`.
+    """Yield the files of a folder down to `MAX_DEPTH`, without links.
 
     Raises:
         SpecError: there are more than `MAX_ENTRIES`.

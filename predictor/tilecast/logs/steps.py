@@ -1,4 +1,4 @@
-"""Find the steady duration of a step in the steps that a run has logged."""
+"""Find the steady duration of a step from the steps in a log."""
 
 from __future__ import annotations
 
@@ -12,28 +12,28 @@ from tilecast.learning.calibration import robust_median
 from tilecast.spec import PartialPlan
 
 MAX_STEPS = 1_000_000
-"""Steps of a log that are looked at; later ones are left out."""
+"""Most steps of a log that are read. Later ones are ignored."""
 WARM_UP_STEPS = 3
 WARM_UP_SHARE = 0.1
-"""Steps after each start of a run that are left out: at least so many, and at least this share."""
+"""Share of the steps after each start of a run that is left out as warm-up. At least `WARM_UP_STEPS` are."""
 MIN_STEPS = 2
-"""Smallest number of measured intervals from which a step is told."""
+"""Fewest measured intervals from which a step is computed."""
 MAX_LAG = 2
-"""Logging intervals by which ranks that write into one log may differ. A step further back is a restart."""
+"""Most logging intervals by which ranks that share a log may differ. A step that goes back further is a restart."""
 MAX_NUMBER = 1e15
-"""Largest number of a step, and most seconds of a step or a time, that are taken as such."""
+"""Largest step number, and most seconds of a step or a time, that are accepted."""
 RESOLUTIONS = 100
-"""Smallest span between two times of a log, in multiples of the resolution of its times."""
+"""Shortest span between two times of a log that is measured, in multiples of their resolution."""
 
 
 @dataclass(frozen=True, slots=True)
 class LoggedRun:
-    """A run as its log describes it."""
+    """A run as described by its log."""
 
     seconds: float
     """Median of the steady steps."""
     steps: int
-    """Logged intervals that were measured."""
+    """Number of logged intervals that were measured."""
     format: str
     gpus: int | None = None
     gpu: str | None = None
@@ -43,9 +43,9 @@ class LoggedRun:
 
 @dataclass(slots=True)
 class StepSeries:
-    """Steps of a run in the order in which they were logged.
+    """Steps of a run in logged order.
 
-    The values are durations of a step in seconds or, for a clock, the seconds at which the step was logged.
+    The values are durations of a step in seconds or, for a clock, the times of logging in seconds.
     """
 
     is_clock: bool = False
@@ -57,7 +57,7 @@ class StepSeries:
     """Whether an evaluation or a checkpoint preceded the step."""
 
     def add_step(self, step: int, value: float, *, is_paused: bool = False) -> None:
-        """Add a logged step, unless there are too many, or its number or value is none of a step."""
+        """Add a logged step, unless there are too many, or its number or value is invalid."""
         # A number that is not finite fails both comparisons.
         is_sound = abs(step) < MAX_NUMBER and abs(value) < MAX_NUMBER
         if len(self.steps) < MAX_STEPS and is_sound and (self.is_clock or value > 0):
@@ -66,10 +66,10 @@ class StepSeries:
             self.paused.append(is_paused)
 
     def list_steady_seconds(self) -> list[float]:
-        """Return the seconds of a step for each interval after warm-up, without evaluations and checkpoints.
+        """Return the seconds per step of each interval after warm-up, without evaluations and checkpoints.
 
-        Each attempt of a run that was restarted has a warm-up of its own. Intervals across a restart are left out. Of
-        several ranks that log a step, the first counts.
+        Each attempt of a restarted run has its own warm-up. Intervals across a restart are left out. If several ranks
+        log a step, only the first is used.
         """
         interval = _typical_interval(self.steps)
         attempts = [_Attempt(self, rows, interval) for rows in self._split_attempts(interval)]
@@ -108,7 +108,7 @@ class _Attempt:
         self._first = max(-(-WARM_UP_STEPS // interval), int(WARM_UP_SHARE * len(self._steps)))
 
     def intervals(self, is_clock: bool, resolution_s: float) -> list[tuple[float, bool]]:
-        """Return seconds per step of each interval after warm-up, and whether it contains a pause."""
+        """Return, for each interval after warm-up, the seconds per step and whether it contains a pause."""
         if not is_clock:
             return list(zip(self._values, self._paused, strict=True))[self._first :]
         steps, times, paused = (column[self._first :] for column in (self._steps, self._values, self._paused))
@@ -128,12 +128,15 @@ class _Attempt:
 
 
 def _typical_interval(steps: Sequence[int]) -> int:
-    """Return the median difference between logged steps that follow each other; at least 1."""
+    """Return the median difference between consecutive logged steps, at least 1."""
     numbers = sorted(set(steps))
     return max(1, int(statistics.median_low([b - a for a, b in pairwise(numbers)]))) if len(numbers) > 1 else 1
 
 
 def find_median(series: StepSeries) -> tuple[float, int] | None:
-    """Return the median seconds of a step without outliers, and the number of intervals. None if there are too few."""
+    """Return the median seconds per step without outliers, and the number of intervals.
+
+    Return None if there are too few intervals.
+    """
     seconds = series.list_steady_seconds()
     return (robust_median(seconds), len(seconds)) if len(seconds) >= MIN_STEPS else None

@@ -13,12 +13,12 @@ from tilecast.logs.arguments import RunFacts
 from tilecast.logs.steps import LoggedRun, StepSeries, find_median
 
 MAX_LINE = 4096
-"""Characters of a line that are looked at."""
+"""Most characters of a line that are read."""
 CHUNK = 1 << 20
 MAX_SERIES = 64
-"""Progress bars of different lengths that are kept apart."""
+"""Most progress bars, told apart by their length, that are tracked."""
 _UNITS: Mapping[str, float] = {"ms": 1e-3, "s": 1.0, "s/it": 1.0, "it/s": -1.0}
-"""Seconds of each unit; -1 for a rate."""
+"""Seconds per unit, or -1 for a rate."""
 
 TIME = r"(?P<time>\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d(?:[.,]\d{1,6})?)"
 NUMBER = r"(?P<seconds>\d{1,12}(?:\.\d{1,15})?(?:[eE]-?\d{1,2})?)"
@@ -33,24 +33,24 @@ _PAUSE_WORDS = ("val", "checkpoint")
 
 @dataclass(frozen=True, slots=True)
 class TextFormat:
-    """A format of the lines that a training program logs for its steps.
+    """Patterns of the lines in which a training program logs its steps.
 
     Each pattern has a group `step` (a number), and a group `seconds` (duration) or `time` (when the line was written).
-    An optional group `unit` matches a key of `_UNITS`; the field `unit` applies to patterns without that group. An
-    optional group `series` keeps progress bars apart: the one that ran longest counts.
+    An optional group `unit` matches a key of `_UNITS`. The field `unit` applies to patterns without that group. An
+    optional group `series` tells progress bars apart: the one that ran longest is used.
     """
 
     name: str
     patterns: Sequence[re.Pattern[str]]
     word: str
-    """Text that every line of a step contains; it is searched first, because that is fast."""
+    """Text that every line with a step contains. It is tested first, because that is fast."""
     unit: str = "s"
     argument: re.Pattern[str] | None = None
-    """Pattern of a line with an argument of the program, with groups `name` and `value`."""
+    """Pattern of a line with a program argument, with groups `name` and `value`."""
     facts: Sequence[re.Pattern[str]] = ()
-    """Patterns whose groups are called `gpus`, `gpu` or as columns of a plan."""
+    """Patterns with groups named `gpus`, `gpu` or like a plan column."""
     read_facts: Callable[[str], Mapping[str, object]] | None = None
-    """Returns the same from a line, by name."""
+    """Function that returns such values from a line, by name."""
 
 
 def _series_table() -> dict[tuple[bool, str], StepSeries]:
@@ -59,7 +59,7 @@ def _series_table() -> dict[tuple[bool, str], StepSeries]:
 
 @dataclass(slots=True)
 class _FormatReader:
-    """Steps of one format that were found so far."""
+    """Reader of one text format, with the steps found so far."""
 
     format: TextFormat
     facts: RunFacts = field(default_factory=RunFacts)
@@ -67,7 +67,7 @@ class _FormatReader:
     is_paused: bool = False
 
     def read_line(self, line: str) -> None:
-        """Record the step in a line, if the line has one; before the first step, what the line says of the run."""
+        """Record the step in a line, if it has one. Before the first step, record what the line says about the run."""
         if self.format.word in line:
             for pattern in self.format.patterns:
                 if match := pattern.search(line):
@@ -106,7 +106,7 @@ class _FormatReader:
             self.is_paused = False
 
     def find_run(self) -> LoggedRun | None:
-        """Return the run, with the step of the series that took longest; None if there are too few steps."""
+        """Return the run, with the step of the longest series, or None if there are too few steps."""
         found = [(median, series) for series in self.series.values() if (median := find_median(series)) is not None]
         if not found:
             return None
@@ -116,7 +116,7 @@ class _FormatReader:
 
 
 def find_logged_run(lines: Iterable[str], formats: Sequence[TextFormat]) -> LoggedRun | None:
-    """Return the run from the lines of a log, by the first format that has steps. None if there are too few steps."""
+    """Return the run in a log's lines, by the first format that finds steps, or None if there are too few steps."""
     readers = [_FormatReader(item) for item in formats]
     for raw in lines:
         line = _COLOUR.sub("", raw[:MAX_LINE]) if "\x1b" in raw else raw[:MAX_LINE]
@@ -129,9 +129,9 @@ def find_logged_run(lines: Iterable[str], formats: Sequence[TextFormat]) -> Logg
 
 
 def iterate_lines(path: Path) -> Iterator[str]:
-    """Yield the lines of a file, each cut to `MAX_LINE` bytes, with a bounded part of the file in memory.
+    """Yield the lines of a file, each cut to `MAX_LINE` bytes, with bounded memory.
 
-    Carriage returns end lines too, as progress bars write them. Invalid UTF-8 is replaced.
+    Carriage returns end lines too, because progress bars write them. Invalid UTF-8 is replaced.
     """
     with path.open("rb") as handle:
         rest = b""
@@ -145,7 +145,7 @@ def iterate_lines(path: Path) -> Iterator[str]:
 
 
 def split_lines(content: bytes) -> Iterator[str]:
-    """Yield the lines of a log that is in memory, as `iterate_lines` does for a file."""
+    """Yield the lines of a log in memory, split like those of `iterate_lines`."""
     for line in content.replace(b"\r", b"\n").split(b"\n"):
         if line:
             yield line[:MAX_LINE].decode("utf-8", "replace")

@@ -1,9 +1,9 @@
-"""Read what the pods of a Kubernetes job train from their command, arguments, environment and mounted ConfigMaps.
+"""Read what a Kubernetes job trains from its pods' command, arguments, environment and mounted ConfigMaps.
 
 `pods` finds the pods with GPUs of each kind of job. `containers` turns a container into a launch line, with the files
-that ConfigMaps mount. `processes` counts the processes that the line starts, and refuses what contradicts the pods.
-`reading` puts these together. All functions are pure and work on dictionaries. Nothing is run, and no job is guessed:
-what its manifest does not say is refused with the reason.
+that ConfigMaps mount. `processes` counts the processes that the line starts, and refuses contradictions with the pods.
+`reading` combines these. All functions are pure and work on dictionaries. Nothing is executed or guessed: if the
+manifest does not describe the job, it is refused with the reason.
 """
 
 from tilecast.manifests.pods import KINDS, asks_for_gpus, find_runtime, is_finished, is_owned, is_read

@@ -1,4 +1,4 @@
-"""Turn a container of a pod into the launch line of its command, with the files that ConfigMaps mount into it."""
+"""Turn a container into the launch line of its command, with the files that ConfigMaps mount."""
 
 from __future__ import annotations
 
@@ -24,40 +24,40 @@ from tilecast.spec import SpecError
 
 _SCRIPTS = (".sh", ".bash")
 _REFERENCE = re.compile(r"\$\$|\$\(([A-Za-z_][A-Za-z0-9_.-]*)\)")
-"""Reference to a variable in a command, as Kubernetes expands it."""
+"""Pattern of a reference to a variable in a command, as Kubernetes expands it."""
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 MAX_BYTES = 2**20
 MAX_FILES = 256
 """Most files of a container."""
 _MAX_SCRIPTS = 4
-"""Most scripts that call each other."""
+"""Largest depth of scripts that call scripts."""
 
 
 @dataclass(slots=True)
 class Container:
-    """The command of a container, its variables, and the texts that ConfigMaps mount into it."""
+    """The command of a container, its variables, and the texts of files that ConfigMaps mount."""
 
     name: str
     where: str
     """Path of the container in the manifest, for messages."""
     words: Sequence[str]
     variables: Mapping[str, str]
-    """Values of environment variables. Those that are not in the manifest are marked as unknown."""
+    """Values of environment variables. If a value is not in the manifest, it is marked as unknown."""
     texts: Mapping[str, str] = field(default_factory=dict)
-    """Texts of files by their absolute path."""
+    """Text of each file, by its absolute path."""
     sources: Mapping[str, str] = field(default_factory=dict)
     """ConfigMap and key of each file, by its absolute path."""
     mounted: Mapping[str, str] = field(default_factory=dict)
-    """ConfigMaps that were not given, by the path that they are mounted at."""
+    """Missing ConfigMaps, by the path at which they are mounted."""
     folder: str = "/"
     """Working directory."""
     has_unread: bool = False
-    """Whether a Secret or a ConfigMap that was not given sets more variables, whose names are not known."""
+    """Whether a Secret or a missing ConfigMap sets further variables with unknown names."""
     read: list[str] = field(default_factory=list)
-    """Paths of files that were read."""
+    """Paths of the files that were read."""
 
     def find_text(self, path: str) -> str | None:
-        """Return the text of a file that a ConfigMap mounts, or None if there is none at the path."""
+        """Return the text of a file that a ConfigMap mounts, or None."""
         whole = normpath(join(self.folder, path))
         if whole in self.texts:
             self.read.append(whole)
@@ -65,7 +65,7 @@ class Container:
         return None
 
     def explain_missing(self, name: str) -> SpecError:
-        """Return the error about a file that is not in the manifest."""
+        """Return the error for a file that is not in the manifest."""
         whole = normpath(join(self.folder, name))
         shown = name[:80] if name.isprintable() else "a file"
         for path, config_map in self.mounted.items():
@@ -80,7 +80,7 @@ class Container:
 
 @dataclass(slots=True)
 class ContainerFiles:
-    """Files that a launch may name: those of ConfigMaps, and those that its script writes."""
+    """Files that a launch may name: files of ConfigMaps, and files that its script writes."""
 
     container: Container
     written: Mapping[str, str]
@@ -89,7 +89,7 @@ class ContainerFiles:
         """Return the text of a file.
 
         Raises:
-            SpecError: it is not in the manifest, or it is too long or no text.
+            SpecError: it is not in the manifest, too long, or not text.
         """
         text = self.container.find_text(name)
         if text is None:
@@ -102,7 +102,7 @@ class ContainerFiles:
 
 
 def list_names(spec: Document) -> set[str]:
-    """Return the names of the ConfigMaps that a pod's volumes and environment name."""
+    """Return the names of the ConfigMaps in a pod's volumes and environment."""
     names = set[str]()
     for volume in mappings_in(spec.get("volumes")):
         parts = [volume, *mappings_in(as_mapping(volume.get("projected")).get("sources"))]
@@ -126,7 +126,7 @@ def read_container(
         container: the container.
         where: its path in the manifest.
         config_maps: ConfigMaps by name.
-        given: variables that the job's controller sets. The container's own take precedence.
+        given: variables that the job's controller sets. The container's own variables take precedence.
     """
     variables, has_unread = _read_variables(container, config_maps, given)
     texts, sources, mounted = _read_files(spec, container, config_maps)
@@ -145,7 +145,7 @@ def _strings(value: object) -> list[str]:
 def _read_variables(
     container: Document, config_maps: Mapping[str, Document], given: Mapping[str, str]
 ) -> tuple[dict[str, str], bool]:
-    """Return the values of variables, and whether there may be more that were not read.
+    """Return the values of variables, and whether there may be further variables that were not read.
 
     A value that is not in the manifest, such as that of a Secret, is marked as unknown.
     """
@@ -172,13 +172,13 @@ def _read_variables(
 
 
 _MARK = "\ue000"
-"""Mark around the name of a variable that is unknown. It becomes an expansion when the words are joined."""
+"""Marker around the name of an unknown variable. It becomes a shell expansion when the words are joined."""
 
 
 def _expand_value(text: str, variables: Mapping[str, str], has_unread: bool) -> str:
-    """Return the value of a variable with references such as `$(NAME)` replaced, as Kubernetes does.
+    """Return the value of a variable with references such as `$(NAME)` replaced, by the rules of Kubernetes.
 
-    Names that are not defined stay as they are, unless variables that were not read may define them.
+    Undefined names are kept, unless variables that were not read may define them.
     """
 
     def replaced(match: re.Match[str]) -> str:
@@ -190,7 +190,7 @@ def _expand_value(text: str, variables: Mapping[str, str], has_unread: bool) -> 
 
 
 def _expand_command(text: str, variables: Mapping[str, str], has_unread: bool) -> str:
-    """Return a word of a command with references replaced. Names of unknown values are marked by `_MARK`."""
+    """Return a word of a command with references replaced. Names of unknown values are marked with `_MARK`."""
 
     def replaced(match: re.Match[str]) -> str:
         if match[1] is None:
@@ -207,7 +207,7 @@ def _expand_command(text: str, variables: Mapping[str, str], has_unread: bool) -
 def _read_files(
     spec: Document, container: Document, config_maps: Mapping[str, Document]
 ) -> tuple[dict[str, str], dict[str, str], dict[str, str]]:
-    """Return texts by path, ConfigMap and key by path, and ConfigMaps that are not given by the path of their mount."""
+    """Return three mappings by path: the text of each file, its ConfigMap and key, and ConfigMaps that are missing."""
     volumes = {str(item.get("name")): item for item in mappings_in(spec.get("volumes"))}
     texts, origins, mounted = dict[str, str](), dict[str, str](), dict[str, str]()
     for mount in mappings_in(container.get("volumeMounts")):
@@ -236,7 +236,7 @@ def _read_files(
 
 
 def find_line(container: Container) -> tuple[LaunchLine, Script]:
-    """Return the only launch line of a container's command, and the script that holds it.
+    """Return the only launch line of a container's command, and the script that contains it.
 
     Raises:
         SpecError: there is none, or there are several that differ.
@@ -248,7 +248,9 @@ def find_line(container: Container) -> tuple[LaunchLine, Script]:
 
 
 def find_script_line(container: Container, text: str) -> tuple[LaunchLine, Script]:
-    """Return the only launch line of a shell command, and the script that holds it. It may call scripts of ConfigMaps.
+    """Return the only launch line of a shell command, and the script that contains it.
+
+    The command may call scripts from ConfigMaps.
 
     Raises:
         SpecError: there is none, or there are several that differ.
@@ -279,10 +281,10 @@ def find_script_line(container: Container, text: str) -> tuple[LaunchLine, Scrip
 
 
 def _require_arguments(container: Container, line: LaunchLine, script: Script) -> None:
-    """Raise an error if a launch line has options whose text is not in the manifest.
+    """Raise SpecError if a launch line has options whose text is not in the manifest.
 
     Raises:
-        SpecError: it has.
+        SpecError: it has such options.
     """
     before = ""
     for word in line.arguments:
@@ -298,7 +300,7 @@ def _require_arguments(container: Container, line: LaunchLine, script: Script) -
 
 
 def _quote(word: str) -> str:
-    """Return a word as a shell reads it back, with variables that are unknown."""
+    """Return a word quoted for a shell. Unknown variables in it remain expansions."""
     parts = word.split(_MARK)
     return "".join(
         shlex.quote(part) if place % 2 == 0 else f'"${{{part}}}"' for place, part in enumerate(parts) if part
@@ -313,14 +315,14 @@ class _Called:
     text: str
     arguments: Sequence[str]
     prefix: Mapping[str, str]
-    """Assignments in front of the call."""
+    """Variable assignments before the call."""
 
 
 def _find_called(container: Container, script: Script, written: Mapping[str, str]) -> _Called | None:
     """Return the only script that a command calls, if a ConfigMap mounts it or the command writes it.
 
     Raises:
-        SpecError: the image or a volume holds the script, or it is called in different ways.
+        SpecError: the script is in the image or a volume, or it is called in different ways.
     """
     found = list[tuple[str, Sequence[str], Mapping[str, str]]]()
     for index, words in enumerate(script.commands):

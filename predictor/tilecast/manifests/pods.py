@@ -1,4 +1,4 @@
-"""Find the pod templates of a job of any kind that is read, and what its controller tells the processes in them."""
+"""Find the pod templates of a supported job, and what its controller sets for their processes."""
 
 from __future__ import annotations
 
@@ -15,29 +15,29 @@ from tilecast.spec import SpecError
 
 MAX_COUNT = 2**20
 MAX_GROUPS = 64
-"""Most groups of pods of a job."""
+"""Most pod groups of a job."""
 
 
 @dataclass(frozen=True, slots=True)
 class PodGroup:
-    """Identical pods of a job."""
+    """A group of identical pods of a job."""
 
     name: str
     path: Path
-    """Path of the pod's spec, for messages. It begins with `runtime` if the runtime of a TrainJob holds it."""
+    """Path of the pod spec, for messages. It begins with `runtime` if it is in the runtime of a TrainJob."""
     count: int
     spec: Document
     """The pod's spec."""
 
     @property
     def gpus(self) -> int:
-        """GPUs of each pod."""
+        """Number of GPUs per pod."""
         return sum(count_requested_gpus(item.get("resources")) for item in mappings_in(self.spec.get("containers")))
 
 
 @dataclass(frozen=True, slots=True)
 class JobPods:
-    """The pods of a job, and what the job's controller says to their processes."""
+    """The pods of a job, and what the job's controller sets for their processes."""
 
     groups: tuple[PodGroup, ...]
     variables: Mapping[str, str] = field(default_factory=dict)
@@ -45,20 +45,20 @@ class JobPods:
     has_ranks: bool = False
     """Whether the controller sets RANK and WORLD_SIZE, so that plain Python processes find each other."""
     launcher: str = ""
-    """Name of the group whose command starts the processes of all others, as that of an MPIJob. Empty without one."""
+    """Name of the pod group whose command starts the processes of all others, as in an MPIJob. Empty without one."""
     slots: int | None = None
-    """Processes of a pod if the launcher does not say their number."""
+    """Processes per pod if the launcher does not state their number."""
     entrypoint: str | None = None
-    """Shell command that the job runs in a Ray cluster. None of other kinds."""
+    """Shell command that the job runs in a Ray cluster. None for other kinds."""
     model_uri: str = ""
-    """Place from which an initializer loads the model into /workspace/model."""
+    """Location from which an initializer loads the model into /workspace/model."""
 
 
 def find_count(document: object, path: Path, default: int = 1) -> int:
     """Return the number at a path, or the default if there is none.
 
     Raises:
-        SpecError: it is no number of pods.
+        SpecError: it is not a number of pods.
     """
     value = value_at_path(document, path)
     if value is None:
@@ -77,7 +77,7 @@ def _group(document: Document, name: str, path: Path, count: int) -> PodGroup:
 
 
 def _read_replicas(document: Document, key: str) -> Iterator[PodGroup]:
-    """Yield the groups of a kind of the training operator, one for each replica type."""
+    """Yield a pod group for each replica type of a training-operator job."""
     for role, item in as_mapping(value_at_path(document, ("spec", key))).items():
         path: Path = ("spec", key, str(role))
         if isinstance(item, Mapping):
@@ -110,7 +110,7 @@ def _read_mpi_job(document: Document, runtime: Document | None) -> JobPods:
 
 
 def _without_gpus(group: PodGroup) -> PodGroup:
-    """Return a group whose containers request no GPU: the launcher of an MPIJob starts no rank of its own."""
+    """Return a pod group without GPU requests, for the launcher of an MPIJob, which runs no rank itself."""
     containers = [
         {key: value for key, value in item.items() if key != "resources"}
         for item in mappings_in(group.spec.get("containers"))
@@ -173,14 +173,14 @@ def _read_train_job(document: Document, runtime: Document | None) -> JobPods:
 def _read_mpi_runtime(
     document: Document, wrapped: Document, count: int, slots: int, model_uri: str, *, is_node: bool
 ) -> JobPods:
-    """Return the pods of a TrainJob whose launcher starts MPI ranks in the others.
+    """Return the pods of a TrainJob in which a launcher starts MPI ranks in the other pods.
 
     Args:
         document: the TrainJob.
         wrapped: the spec of its runtime under `runtime`.
         count: number of nodes.
-        slots: ranks of a node.
-        model_uri: place of the model.
+        slots: ranks per node.
+        model_uri: location of the model.
         is_node: whether the launcher's pod is one of the nodes.
     """
     path: Path = ("runtime", "template", "spec", "replicatedJobs")
@@ -201,7 +201,7 @@ _CONTAINER_FIELDS = ("command", "args", "image")
 
 
 def _with_trainer(document: Document, group: PodGroup, *, keeps_resources: bool = False) -> PodGroup:
-    """Return the pods with what `spec.trainer`, overrides and patches of a TrainJob set in the container `node`."""
+    """Return the pod group with what a TrainJob sets in the container `node`: `spec.trainer`, overrides and patches."""
     trainer = as_mapping(value_at_path(document, ("spec", "trainer")))
     require_shape(trainer, {"command": [str], "args": [str]}, ("spec", "trainer"))
     pod = dict(group.spec)
@@ -226,7 +226,7 @@ def _with_trainer(document: Document, group: PodGroup, *, keeps_resources: bool 
 
 
 def _with_resources(document: Document, group: PodGroup) -> PodGroup:
-    """Return pods whose container `node` requests what `spec.trainer.resourcesPerNode` says."""
+    """Return the pod group with the resources of `spec.trainer.resourcesPerNode` in the container `node`."""
     resources = value_at_path(document, ("spec", "trainer", "resourcesPerNode"))
     containers = [
         {**item, "resources": resources} if resources and item.get("name") == "node" else item
@@ -289,10 +289,10 @@ def _read_ray_groups(document: Document, path: Path) -> Iterator[PodGroup]:
 
 
 def _read_runtime_environment(document: Document) -> dict[str, str]:
-    """Return the environment variables of `spec.runtimeEnvYAML`.
+    """Return the environment variables in `spec.runtimeEnvYAML`.
 
     Raises:
-        SpecError: it is no YAML mapping.
+        SpecError: it is not a YAML mapping.
     """
     text = value_at_path(document, ("spec", "runtimeEnvYAML"))
     if not isinstance(text, str) or not text.strip():
@@ -321,7 +321,7 @@ KINDS: Mapping[str, _Kind] = {
     "RayCluster": _Kind("ray.io", _read_ray_cluster),
     "Job": _Kind("batch", _read_batch_job),
 }
-"""Kinds of jobs that are read, by name. The name Job has also Volcano's, see `_find_kind`."""
+"""Kinds of jobs that can be read, by name. Volcano also has a kind named Job (`_find_kind`)."""
 _VOLCANO = _Kind("batch.volcano.sh", _read_volcano_job)
 
 
@@ -334,12 +334,12 @@ def _find_kind(document: Document) -> _Kind | None:
 
 
 def is_read(document: Document) -> bool:
-    """Return whether a document is a job of a kind whose pods are read."""
+    """Return whether a document is a job of a kind whose pods can be read."""
     return _find_kind(document) is not None
 
 
 def is_owned(document: Document) -> bool:
-    """Return whether a job of another kind made this one, which is then read in its place."""
+    """Return whether another job created this one. Then that job is read instead."""
     owners = mappings_in(value_at_path(document, ("metadata", "ownerReferences")))
     return any(item.get("controller") is True and item.get("kind") in KINDS for item in owners)
 
@@ -357,7 +357,7 @@ def is_finished(document: Document) -> bool:
 
 
 def asks_for_gpus(document: Document, runtime: Document | None) -> bool:
-    """Return whether a pod of a job requests a GPU, or whether the pods cannot be read, so that it may.
+    """Return whether a pod of a job requests a GPU, or may do so because the pods cannot be read.
 
     MIG slices, shared GPUs and devices of ResourceClaims count too.
 
@@ -376,7 +376,7 @@ def asks_for_gpus(document: Document, runtime: Document | None) -> bool:
 
 
 def _asks_for_other_devices(group: PodGroup) -> bool:
-    """Return whether a container asks for MIG slices, for GPUs that pods share, or for devices of a ResourceClaim."""
+    """Return whether a container requests MIG slices, shared GPUs, or devices of a ResourceClaim."""
     table = read_label_table()
     shared = table.gpu_resource + table.shared_resource_suffix
     for container in mappings_in(group.spec.get("containers")):

@@ -1,4 +1,4 @@
-"""Count the processes that a launch line starts in the pods of a job, and refuse what contradicts the pods."""
+"""Count the processes that a launch line starts in the pods of a job, and refuse contradictions with the pods."""
 
 from __future__ import annotations
 
@@ -11,25 +11,25 @@ from tilecast.readers import UNKNOWN, LaunchLine, Script
 from tilecast.spec import SpecError
 
 _ALL = ("auto", "gpu")
-"""Values by which torchrun starts a process for each GPU."""
+"""Values with which torchrun starts a process for each GPU."""
 _OWN_LAUNCHERS = ("axolotl", "llamafactory-cli", "trl")
 """Programs that start a process for each GPU of the pod themselves."""
 _READS_NODES = "llamafactory-cli"
-"""The only one of these that finds the processes of other pods, by variable NNODES."""
+"""The only one of these programs that finds the processes of other pods, through the variable NNODES."""
 _WHOLE_NODES = ("maxtext", "MaxText")
-"""Programs of which one process drives all GPUs of a pod, and that find the other pods."""
+"""Programs that need one process for all GPUs of a pod and find the other pods themselves."""
 _MPI = ("mpirun", "mpiexec", "horovodrun", "mpiexec.hydra")
 
 
 @dataclass(frozen=True, slots=True)
 class Processes:
-    """The GPUs that a launch uses, one process each."""
+    """The GPUs that a launch uses, with one process each."""
 
     gpus: int
     gpus_per_pod: int
     pods: int
     assumed: tuple[str, ...] = ()
-    """Sentences that say what was taken for granted."""
+    """Sentences on the assumptions that were made."""
 
 
 def count_workers(pods: JobPods, where: str) -> tuple[int, int]:
@@ -55,7 +55,7 @@ def count_processes(
 
     Args:
         line: the launch line.
-        script: the script that holds it.
+        script: the script that contains it.
         pods: the pods of the job.
         group: the pods that run the line.
         variables: environment variables of the container.
@@ -97,15 +97,15 @@ _VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 
 def _find_commands(line: LaunchLine, script: Script) -> list[int]:
-    """Return the places of the commands that hold a launch line."""
+    """Return the indices of the commands that contain a launch line."""
     program = line.program.rpartition(" ")[2]
     return [index for index, words in enumerate(script.commands) if program in words]
 
 
 def _list_variables(line: LaunchLine, script: Script, variables: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment variables of a container as the launch line sees them.
+    """Return the environment variables that a launch line sees.
 
-    A script may assign the container's own anew. Other variables of a script are not taken for exported.
+    A script may change the container's variables. Other variables of a script are assumed not to be exported.
     """
     found = dict[str, str]()
     for name in variables:
@@ -117,7 +117,7 @@ def _list_variables(line: LaunchLine, script: Script, variables: Mapping[str, st
 
 
 def _find_visible(line: LaunchLine, script: Script) -> str | None:
-    """Return what is assigned to CUDA_VISIBLE_DEVICES in the command of a launch line, or None if nothing is."""
+    """Return the value assigned to CUDA_VISIBLE_DEVICES in the command of a launch line, or None."""
     for index in _find_commands(line, script):
         for word in [word for words in (*script.wrappers, script.commands[index]) for word in words]:
             name, equals, value = word.partition("=")
@@ -129,10 +129,12 @@ def _find_visible(line: LaunchLine, script: Script) -> str | None:
 
 
 def _require_visible(value: str | list[str] | None, each: int, where: str) -> tuple[str, ...]:
-    """Raise an error if CUDA_VISIBLE_DEVICES hides GPUs of a pod. Return a sentence if only a run knows its value.
+    """Raise SpecError if CUDA_VISIBLE_DEVICES hides GPUs of a pod.
+
+    Return a sentence if its value is known only at run time.
 
     Raises:
-        SpecError: it does.
+        SpecError: it hides GPUs.
     """
     if value is None:
         return ()
@@ -152,7 +154,7 @@ def _require_visible(value: str | list[str] | None, each: int, where: str) -> tu
 
 
 def _parse_count(text: str) -> int | None:
-    """Return a count up to a million, or None if the text is none."""
+    """Return a count up to a million, or None if the text is not one."""
     return int(text) if re.fullmatch(r"[0-9]{1,7}", text) and 0 < int(text) <= 2**20 else None
 
 
@@ -173,7 +175,10 @@ def _require_nodes(nodes: int, count: int, where: str) -> None:
 def _read_world(
     stated: int | None, names: Sequence[str], line: LaunchLine, fallback: int, what: str
 ) -> tuple[int | None, tuple[str, ...]]:
-    """Return a count that a line states, or the fallback with a sentence if only a run knows it, or else None."""
+    """Return the count that a launch line states, and sentences on assumptions.
+
+    If the count is known only at run time, return `fallback` with a sentence. If it is not stated, return None.
+    """
     if stated is not None:
         return stated, ()
     if computed := next((name for name in names if name in line.computed), None):
@@ -223,7 +228,7 @@ def _count_deepspeed(line: LaunchLine, count: int, each: int, where: str) -> Pro
 
 
 def _require_devices(line: LaunchLine, count: int, each: int, where: str) -> None:
-    """Raise an error if DeepSpeed's --include or --exclude leaves GPUs out.
+    """Raise SpecError if DeepSpeed's --include or --exclude leaves out GPUs.
 
     Raises:
         SpecError: it does, or its form is not known.
@@ -262,7 +267,7 @@ def _count_accelerate(line: LaunchLine, count: int, each: int, where: str) -> Pr
 
 
 def _count_launched(line: LaunchLine, script: Script, pods: JobPods, count: int, each: int, where: str) -> Processes:
-    """Return the GPUs that a launcher pod uses in the others: by mpirun, or by a launcher with a file of hosts."""
+    """Return the GPUs that a launcher pod uses in other pods, by mpirun or by a launcher with a host file."""
     if line.launcher == "deepspeed":
         return _count_deepspeed(line, count, each, where)
     if line.launcher:
@@ -288,7 +293,7 @@ _MAPPED = re.compile(r"ppr:([0-9]{1,7}):node(?::.*)?", re.IGNORECASE)
 
 
 def _list_mpi_calls(script: Script, line: LaunchLine) -> list[Sequence[str]]:
-    """Return the words of mpirun and its options, of each command in which it starts the program."""
+    """Return the words of mpirun and its options, for each command that starts the program with it."""
     found = list[Sequence[str]]()
     starts = [script.commands[index] for index in _find_commands(line, script)]
     program = line.program.rpartition(" ")[2]
@@ -346,7 +351,7 @@ _WORKERS = re.compile(r"--(?:num|n)[-_]workers(?:=(\d{1,7}))?")
 def _count_ray(line: LaunchLine, count: int, each: int, where: str) -> Processes:
     """Return the GPUs that a job in a Ray cluster uses.
 
-    A launcher starts processes in the pod of the entrypoint alone. Ray Train starts as many workers as the script says.
+    A launcher starts processes only in the pod of the entrypoint. Ray Train starts as many workers as the script says.
     """
     if count * each == 1:
         return Processes(1, 1, 1)

@@ -1,4 +1,4 @@
-"""Read the job and the plan that a manifest's pods say, with where each was read and how sure that is."""
+"""Read the job and the plan from a manifest's pods, with the place and the confidence of the reading."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ _MOST_OPTIONS = 20
 
 @dataclass(frozen=True, slots=True)
 class JobReading:
-    """Job and plan that the pods of a manifest say."""
+    """The job and the plan read from the pods of a manifest."""
 
     kind: str
     name: str
     launch: LaunchReading
-    """What the command says. Its GPUs are those of all pods."""
+    """Launch read from the command. Its GPUs are those of all pods."""
     pods: int
     gpus_per_pod: int
     where: str
@@ -50,7 +50,7 @@ class JobReading:
     files: tuple[str, ...] = ()
     """ConfigMaps and keys that were read."""
     assumed: tuple[str, ...] = ()
-    """Sentences that say what was taken for granted."""
+    """Sentences on the assumptions that were made."""
 
     @property
     def gpus(self) -> int:
@@ -58,23 +58,23 @@ class JobReading:
 
     @property
     def confidence(self) -> Confidence:
-        """How sure the reading is: medium if anything was taken for granted or ignored, or else high."""
+        """Confidence in the reading: medium if anything was assumed or ignored, otherwise high."""
         launch = self.launch
         return "medium" if self.assumed or launch.unpriced or launch.unknown or launch.notes else "high"
 
     @property
     def model(self) -> dict[str, Any] | None:
-        """`spec.model`, or None if `launch.model_name` is only a name on the Hugging Face Hub, or no name."""
+        """`spec.model`. None if `launch.model_name` is only a name on the Hugging Face Hub, or is missing."""
         return None if self.launch.model is None else dict(self.launch.model)
 
     @property
     def training(self) -> dict[str, Any]:
-        """`spec.training` that the launch says."""
+        """`spec.training` as stated by the launch."""
         said = dict(self.launch.training)
         return {**said, "framework": said.get("framework", self.launch.framework)}
 
     def list_origins(self, training: Mapping[str, Any]) -> dict[str, str]:
-        """Return the option and its place by the path of each field of `spec.training` that the command states.
+        """Return, for each field of `spec.training` that the command states, its option and place, by the field's path.
 
         Args:
             training: the fields of the job. Those with another value come from elsewhere.
@@ -86,14 +86,14 @@ class JobReading:
         return {f"spec.training.{key}": f"{self.where}: {option}" for key, option in origins.items()}
 
     def summary(self) -> tuple[str, ...]:
-        """Return sentences that say what was read, from where, how sure, and what was ignored."""
+        """Return sentences on what was read, where, with which confidence, and what was ignored."""
         first, *others = self.launch.summary()
         place = f"{first[:-1]}, from {self.where} of {self.kind} {self.name} ({self.confidence} confidence)."
         sources = (f"Read too: {'; '.join(self.files)}.",) if self.files else ()
         return (place, *sources, *self.assumed, *others)
 
     def document(self) -> dict[str, Any]:
-        """Return what was read as a document: for an annotation, and for JSON."""
+        """Return what was read as a document, for an annotation and for JSON."""
         launch = self.launch
         found = {
             "launcher": launch.title,
@@ -109,7 +109,7 @@ class JobReading:
         return {key: value for key, value in found.items() if value not in ("", [])}
 
     def format_annotation(self, limit: int = 1024) -> str:
-        """Return the document as JSON of at most `limit` characters. Lists that are too long are cut."""
+        """Return the document as JSON of at most `limit` characters. Long lists are cut."""
         found = self.document()
         text = json.dumps(found, separators=(",", ":"))
         for key in ("ignored", "assumed", "from"):
@@ -121,7 +121,7 @@ class JobReading:
 
 
 def list_config_maps(document: Document, runtime: Document | None = None) -> set[str]:
-    """Return the names of the ConfigMaps that the pods with a launch may read. Return none if the pods are not found.
+    """Return the names of the ConfigMaps that the pods of a launch may read, or none if the pods are not found.
 
     Args:
         document: the job's manifest.
@@ -135,7 +135,7 @@ def list_config_maps(document: Document, runtime: Document | None = None) -> set
 
 
 def _list_readable(pods: JobPods) -> list[PodGroup]:
-    """Return the groups whose command may launch the job."""
+    """Return the pod groups whose command may launch the job."""
     if pods.launcher:
         return [item for item in pods.groups if item.name == pods.launcher]
     if pods.entrypoint is not None:
@@ -151,17 +151,18 @@ def read_manifest(
     has_model: bool = False,
     lenient: bool = False,
 ) -> JobReading:
-    """Return what the pods of a job say that it trains.
+    """Return the training that the pods of a job describe.
 
     Args:
-        document: the job's manifest, of a kind of `is_read`.
+        document: the job's manifest, of a kind accepted by `is_read`.
         runtime: the TrainingRuntime or ClusterTrainingRuntime of a TrainJob, or None.
         config_maps: ConfigMaps of the job's namespace by name. Only those that a pod names are read.
         has_model: whether the job's model is known from elsewhere, such as an annotation.
-        lenient: whether options that change speed or memory and are not priced are ignored.
+        lenient: whether to ignore options that change speed or memory but are not priced.
 
     Raises:
-        SpecError: the manifest does not say the job, says it in a way that is not read, or contradicts itself. The
+        SpecError: the manifest does not describe the job, describes it in an unsupported way, or contradicts itself.
+    The
             error names the place and the reason.
     """
     pods, given = find_pods(document, runtime), config_maps or {}
@@ -224,10 +225,10 @@ def _read_group(
 
 
 def _choose_container(pods: JobPods, group: PodGroup) -> tuple[int, Document]:
-    """Return the container that launches the job, with its position in the pod.
+    """Return the container that launches the job, and its index in the pod.
 
     Raises:
-        SpecError: several may.
+        SpecError: several containers may launch it.
     """
     containers = mappings_in(group.spec.get("containers"))
     asking = [index for index, item in enumerate(containers) if count_requested_gpus(item.get("resources"))]
@@ -240,7 +241,7 @@ def _choose_container(pods: JobPods, group: PodGroup) -> tuple[int, Document]:
 
 
 def _check_gpus(launch: LaunchReading, counted: Processes, where: str) -> None:
-    """Raise an error if a configuration states another number of GPUs than the pods have.
+    """Raise SpecError if a configuration states another number of GPUs than the pods have.
 
     Raises:
         SpecError: it does.
@@ -251,7 +252,7 @@ def _check_gpus(launch: LaunchReading, counted: Processes, where: str) -> None:
 
 
 def _find_model(launch: LaunchReading, container: Container, pods: JobPods) -> tuple[LaunchReading, tuple[str, ...]]:
-    """Return the launch with its model, if ConfigMaps, an initializer or the presets know it, and what was assumed.
+    """Return the launch with its model from ConfigMaps, an initializer or the presets, and the assumptions made.
 
     Raises:
         SpecError: the model is a path that none of them knows.

@@ -7,11 +7,11 @@ Each property of a node comes from the first of these sources that has it:
 * the labels of `labels.toml` (GPU Feature Discovery, then labels of clouds);
 * the instance types of `hardware/nodes`.
 
-If no source has a property, the node is left out and the report says why. Only the network may be assumed, and then its
-source is `default`.
+If no source has a property, the node is left out and the report says why. Only the network may be assumed. Its source
+is then `default`.
 
-A pool describes all its nodes in the cluster. Call `discover_pools(..., now=True)` to count only nodes and GPUs that a
-job can use now. The remarks of a pool describe conditions of some of its nodes. Read `discovery` first.
+A pool describes all its nodes in the cluster. Call `discover_pools(..., usable_only=True)` to count only nodes and GPUs
+that a job can use now. The remarks of a pool describe conditions of some of its nodes. Read `discovery` first.
 """
 
 from __future__ import annotations

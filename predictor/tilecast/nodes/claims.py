@@ -1,4 +1,4 @@
-"""Assignment of nodes to the GPUPools that select them."""
+"""Assign nodes to the GPUPools that select them."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from tilecast.spec import SpecError
 
 @dataclass(slots=True)
 class ExistingPools:
-    """GPUPools that users wrote with the nodes they select, and GPUPools that discovery wrote earlier."""
+    """GPUPools that users wrote, with the nodes they select, and GPUPools that an earlier discovery wrote."""
 
     specs: dict[str, gpu_pool.GPUPoolSpec] = field(default_factory=dict)
     """Specs of the pools that users wrote, by name."""
     owner: dict[int, str] = field(default_factory=dict)
-    """Names of pools that users wrote, by the positions of their nodes."""
+    """Name of the user's pool that selects a node, by the node's position."""
     remembered: dict[str, tuple[gpu_pool.Discovery, gpu_pool.GPUPoolSpec]] = field(default_factory=dict)
-    """Records and specs of the pools that discovery wrote earlier, by name."""
+    """Records and specs of the pools that an earlier discovery wrote, by name."""
 
 
 def assign_nodes(

@@ -10,12 +10,12 @@ VERSION = "version:"
 
 @dataclass(frozen=True, slots=True)
 class PublishedDevice:
-    """A device of a ResourceSlice without serial numbers and the like, so that equal devices compare equal."""
+    """A device of a ResourceSlice, without serial numbers and the like, so that equal products compare equal."""
 
     kind: str
-    """Whole GPU or MIG slice, spelled as in labels.toml."""
+    """Whole GPU or MIG slice, by the spelling in labels.toml."""
     product: str
     attributes: tuple[tuple[str, bool | int | str], ...] = ()
-    """Attributes by qualified name, sorted; a version is written as `version:1.2.3`."""
+    """Attributes by qualified name, sorted. A version is written as `version:1.2.3`."""
     capacity: tuple[tuple[str, int], ...] = ()
     """Capacity in bytes or pieces by qualified name, sorted."""

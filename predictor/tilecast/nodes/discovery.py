@@ -1,7 +1,7 @@
-"""Discovery of the pools that nodes form, and writing of GPUPools that record these pools.
+"""Discover the pools that nodes form, and write GPUPools that record them.
 
-Discovery reads the GPUPools that it wrote before. So a pool keeps its name, its selector and its largest size while
-its nodes come and go.
+Discovery reads the GPUPools that it wrote before. So a pool keeps its name, its selector and its largest size while its
+nodes come and go.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from tilecast.nodes.report import FoundPool, NodesReport, OmittedNodes
 from tilecast.spec import SpecError
 
 UNSELECTED = "its nodes share no label that others lack, so that no node selector leads to them"
-"""Remark on a pool whose nodes no selector selects."""
+"""Remark on a pool whose nodes no selector can select."""
 
 
 def discover_pools(
@@ -110,7 +110,7 @@ def _list_user_pools(
 ) -> list[FoundPool]:
     """Return the pools of the GPUPools that users wrote. Errors of invalid GPUPools are added to `invalid`.
 
-    The number of nodes that a user wrote is kept, even if some of the nodes cannot be used.
+    The number of nodes that a user wrote is kept, even if some nodes cannot be used.
     """
     pools = []
     for name in sorted(existing.specs):

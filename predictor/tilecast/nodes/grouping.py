@@ -1,4 +1,4 @@
-"""Formation of a pool from nodes with equal GPUs, network and price."""
+"""Form a pool from nodes with equal GPUs, network and price."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def group_nodes(
 def _list_pool_properties(
     first: NodeProperties, gpus_per_node: int, intra: Link, domain_source: str, currency: str
 ) -> Facts:
-    """Return (value, source) of each property of a pool, by name.
+    """Return the value and the source of each property of a pool, by name.
 
     Args:
         first: properties of one node of the pool.
@@ -99,8 +99,8 @@ def _list_pool_properties(
 def _find_intra_link(members: Sequence[Node], gpu: Gpu, gpus_per_node: int) -> tuple[Link, str]:
     """Return the link between the GPUs of a node, and the source of the size of its NVLink domain.
 
-    The source is "gpu" for the size that the GPU product has. It is a label key if that label of the nodes shows
-    another size. If an NVLink domain does not reach beyond one node, the source is "".
+    The source is "gpu" if the size is that of the GPU product. It is a label key if that label shows another size. It
+    is "" if an NVLink domain is within one node.
     """
     intra = find_link(gpu.intra_link)
     if gpu.mig or intra.beyond is not None or intra.domain <= gpus_per_node:

@@ -1,8 +1,8 @@
-"""Identification of a node's GPU, its number of GPUs and its network, each from the first source that has it.
+"""Identify a node's GPU, its number of GPUs and its network, each from the first source that has it.
 
 The sources are, in order: a user's GPUPool, the devices of ResourceSlices, the labels of `labels.toml` (GPU Feature
 Discovery, then labels of clouds), the instance types of `hardware/nodes`. If no source has it, the node has a problem.
-Only the network may be assumed, and then its source is `default`.
+Only the network may be assumed. Its source is then `default`.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class NodeProperties:
     gpu: Gpu
     gpus: int
     usable: int
-    """Number of the GPUs that pods may use."""
+    """Number of GPUs that pods may use."""
     inter: Link
     kind: NodeType | None
     spot: bool
@@ -60,7 +60,7 @@ class NodeProperties:
     def price(self) -> float | None:
         """List price of one GPU, or of one MIG slice, per hour.
 
-        It is None if unknown, and for spot nodes, because their price changes by the hour.
+        None if it is unknown, and for spot nodes, whose price changes by the hour.
         """
         price = None if self.kind is None or self.spot else self.kind.price_per_gpu_hour
         return None if price is None else price * self.gpu.share
@@ -253,10 +253,10 @@ def _identify_gpu(
 def _count_gpus(
     node: Node, spec: gpu_pool.GPUPoolSpec | None, kind: NodeType | None, gpu: Gpu, devices: int
 ) -> tuple[int, int, str] | None:
-    """Return (total, usable, source): a node's GPUs or MIG slices, and how many of them pods may use.
+    """Return the number of GPUs or MIG slices of a node, how many of them pods may use, and the source.
 
-    If a device plugin reports 0 GPUs, the total comes from labels and 0 are usable. If no source has the number,
-    return None.
+    If a device plugin reports 0 GPUs, the total comes from labels and 0 are usable. If no source has the number, return
+    None.
     """
     cut = {name: (total, usable) for name, total, usable in node.slices}
     if gpu.mig in cut:

@@ -1,4 +1,4 @@
-"""The table `labels.toml`, which says what labels and resources of nodes mean. It is validated when it is read."""
+"""The table `labels.toml`: the meaning of labels and resources of nodes. It is validated when it is read."""
 
 from __future__ import annotations
 
@@ -12,7 +12,10 @@ from tilecast.hardware import normalise_product
 from tilecast.nodes.quantities import parse_count
 
 MEMORY_TOLERANCE = 0.1
-"""Largest relative difference between memory sizes of one GPU; sources differ by up to 7 % (L4: 22888 to 24576 MiB)."""
+"""Largest relative difference of memory sizes that mean one GPU. Sources differ by up to 7 %.
+
+For L4 they have 22888 to 24576 MiB.
+"""
 
 
 class _TableModel(BaseModel):
@@ -34,7 +37,8 @@ class LabelSource(_TableModel):
     product: str
     source: str
     is_exact: bool = False
-    """Whether the driver reads the product from the device, so that no instance type knows better."""
+    """Whether the driver reads the product from the device, so that the label takes precedence over the instance type.
+    """
     count: str = ""
     memory_mib: str = ""
     network_mbit_per_s: str = ""
@@ -62,10 +66,10 @@ class LabelSource(_TableModel):
 
 
 class PartitionRule(_TableModel):
-    """Label whose value can show that the GPUs of a node are cut by MIG, shared or virtual.
+    """A label whose value can show that a node's GPUs are cut by MIG, shared or virtual.
 
-    The value shows it if it contains `contains`, is in `equals`, is a number greater than `above`, or matches the
-    regular expression `pattern`.
+    It does if it contains `contains`, is in `equals`, is a number greater than `above`, or matches the regular
+    expression `pattern`.
     """
 
     code: str
@@ -79,7 +83,10 @@ class PartitionRule(_TableModel):
     pattern: str | None = None
 
     def matches(self, text: str | None) -> bool:
-        """Return whether a label's value shows that GPUs are cut, shared or virtual. None is an absent label."""
+        """Return whether a label's value shows that GPUs are cut, shared or virtual.
+
+        `text` is None if the label is absent.
+        """
         if text is None:
             return False
         number = parse_count(text)
@@ -170,7 +177,7 @@ def gpu_device_classes() -> tuple[str, str]:
 
 @cache
 def choice_labels() -> frozenset[str]:
-    """Return the keys of node labels that describe the kind of GPU node: GPU, count, memory, instance type, spot."""
+    """Return the keys of node labels that describe the kind of a GPU node: GPU, count, memory, instance type, spot."""
     table = read_label_table()
     keys = {key for source in table.sources for key in (source.product, source.count, source.memory_mib) if key}
     return frozenset(keys | set(table.instance_type) | {mark.label for mark in table.spot})

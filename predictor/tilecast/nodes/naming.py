@@ -1,4 +1,4 @@
-"""Names of discovered pools, and the labels that select their nodes."""
+"""Choose the names of discovered pools, and the labels that select their nodes."""
 
 from __future__ import annotations
 
@@ -41,14 +41,14 @@ def choose_selectors(
 ) -> list[dict[str, str]]:
     """Return a node selector for each group of nodes, which selects exactly the nodes of the group if possible.
 
-    A group's old selector is kept while it is exact. Otherwise the exact selector with the fewest labels is used.
+    A group's old selector is kept as long as it is exact. Otherwise the exact selector with the fewest labels is used.
     Labels that name a node pool are used only if labels that describe nodes do not suffice. If no selector is exact,
     all descriptive labels that the nodes share are used.
 
     Args:
         nodes: all nodes.
         groups: positions in `nodes` of the nodes of each group.
-        old_selectors: the selector of each group before. Empty for a new group.
+        old_selectors: the previous selector of each group. Empty for a new group.
     """
     table = read_label_table()
     keys = [source.product for source in table.sources] + list(table.instance_type)
@@ -74,14 +74,14 @@ def _choose_selector(
     group_index: int,
     old_selector: Mapping[str, str],
 ) -> dict[str, str]:
-    """Return the node selector of one group of nodes, as `choose_selectors` describes.
+    """Return the node selector of one group of nodes. `choose_selectors` describes the rules.
 
     Args:
         keys: label keys in order of preference.
-        descriptive_count: number of first keys that describe nodes. The other keys name node pools.
+        descriptive_count: number of keys, from the first on, that describe nodes. The others name node pools.
         kinds: distinct pairs of a node's label values and the index of its group; -1 for no group.
         group_index: index of the group.
-        old_selector: the selector of the group before. Empty for a new group.
+        old_selector: the previous selector of the group. Empty for a new group.
     """
     own = [value for value, owner in kinds if owner == group_index]
     others = [value for value, owner in kinds if owner != group_index]

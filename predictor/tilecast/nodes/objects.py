@@ -28,22 +28,26 @@ class Node:
     name: str
     labels: Mapping[str, str]
     taints: tuple[tuple[str, str, str], ...]
-    """Taints as (key, value, effect), without those that report a passing state."""
+    """Taints as (key, value, effect), without those that report a temporary state."""
     gpus: int | None
-    """Whole GPUs that the device plugin reports; None if it reports no number, not even zero."""
+    """Whole GPUs that the device plugin reports. None if it reports no number, not even zero."""
     allocatable: int
-    """Number of `gpus` that pods may use; the device plugin excludes GPUs that it finds unhealthy."""
+    """Number of `gpus` that pods may use. The device plugin excludes unhealthy GPUs."""
     other_devices: tuple[str, ...]
     """Extended resources that are MIG slices, or accelerators of other vendors."""
     slices: tuple[tuple[str, int, int], ...] = ()
-    """MIG slices that the node offers, as (profile, number, number that pods may use)."""
+    """MIG slices of the node, as (profile, number, number that pods may use)."""
     shared: tuple[str, ...] = ()
     """Extended resources that are time-sliced or MPS shares of GPUs."""
     has_capacity: bool = False
-    """Whether the node states any capacity, for instance its CPUs."""
+    """Whether the node reports any capacity, for instance its CPUs."""
     unavailable: str = ""
-    """Reason why no new pod can start on the node now: cordoned, not ready, or tainted with a passing state; empty if
-    one can. It affects free GPUs and the present size of a pool, but never which pools there are."""
+    """Why no new pod can start on the node now: cordoned, not ready, or tainted with a temporary state.
+
+    Empty if one can.
+
+    It affects free GPUs and the present size of a pool, but not which pools there are.
+    """
 
     @property
     def schedulable(self) -> bool:
@@ -52,7 +56,7 @@ class Node:
 
     @property
     def node_type(self) -> str:
-        """Instance type of the node. If no label names it, it is empty."""
+        """Instance type of the node. Empty if no label names it."""
         return next((self.labels[key] for key in read_label_table().instance_type if key in self.labels), "")
 
 
@@ -64,7 +68,7 @@ class ResourceSlice:
     node: str
     pool: str
     generation: int
-    """Generation of the ResourceSlice; older generations of a pool of slices are void."""
+    """Generation of the ResourceSlice. Older generations of the same pool of slices are ignored."""
     devices: tuple[PublishedDevice, ...]
 
 
@@ -167,7 +171,7 @@ def _read_device(document: Mapping[str, Any], where: str) -> PublishedDevice:
 
 @lru_cache(maxsize=1024)
 def _intern_device(device: PublishedDevice) -> PublishedDevice:
-    """Return an equal device that was passed before, or else this device, so that equal devices share memory."""
+    """Return an equal device from an earlier call, or else this device, so that equal devices share memory."""
     return device
 
 
@@ -176,7 +180,7 @@ def _qualify_name(name: str) -> str:
 
 
 def _read_attribute(typed_value: object) -> bool | int | str | None:
-    """Return the value of a device attribute. If its type is unknown, return None. Versions get prefix `version:`."""
+    """Return the value of a device attribute, or None if its type is unknown. Versions get the prefix `version:`."""
     if not isinstance(typed_value, Mapping):
         return None
     number, version = typed_value.get("int"), typed_value.get("version")
@@ -222,7 +226,10 @@ def _count_mig_slices(
 
 
 _EFFECTS = ("NoSchedule", "PreferNoSchedule", "NoExecute")
-"""Effects of taints. The API server stores no taint without an effect or a key, or with a value above 63 characters."""
+"""Effects of taints.
+
+The API server stores no taint without an effect or a key, or with a value above 63 characters.
+"""
 
 
 def _explain_unavailable(
@@ -250,5 +257,5 @@ def _require_mappings(value: object, where: str) -> Sequence[Mapping[str, Any]]:
 
 
 def _format_label(value: object) -> str:
-    """Return a label's value as text. Hand-written YAML may hold a bare number or `true` instead of text."""
+    """Return a label's value as text. In hand-written YAML it may be a bare number or `true`."""
     return str(value).lower() if isinstance(value, bool) else str(value)

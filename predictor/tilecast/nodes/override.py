@@ -1,4 +1,4 @@
-"""The pool of a GPUPool that a user wrote. Fields of its spec take precedence over properties of its nodes."""
+"""Build the pool of a GPUPool that a user wrote. Fields of its spec take precedence over properties of its nodes."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ def override_pool(
     spot: bool = False,
     source: str = "override",
 ) -> tuple[Pool, Facts]:
-    """Return the pool of a GPUPool, with fields of the spec in place of properties of the nodes.
+    """Return the pool of a GPUPool. Fields of the spec replace properties of the nodes.
 
     Args:
         name: the name of the GPUPool.
         spec: the spec of the GPUPool.
-        observed: the pool that its nodes form; None if there are no nodes now.
+        observed: the pool that its nodes form. None if there are no nodes now.
         properties: value and source of the properties of `observed`.
-        spot: whether every node of the pool is a spot node. It is used if the spec does not say.
+        spot: whether every node of the pool is a spot node, if the spec does not say.
         source: name of the source that properties from the spec get.
 
     Returns:

@@ -6,11 +6,11 @@ from decimal import Decimal, InvalidOperation, Overflow
 from math import ceil
 
 UNLIMITED = 2**31
-"""Number that larger counts are cut to."""
+"""Largest count. Larger ones are reduced to it."""
 MOST = Decimal(2**63)
-"""Number that is above every quantity of the API server."""
+"""A number above every quantity of the API server."""
 MAX_LENGTH = 64
-"""Most characters of a quantity that is read."""
+"""Most characters of a quantity that is parsed."""
 
 
 def parse_count(value: object) -> int | None:

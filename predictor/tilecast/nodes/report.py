@@ -36,25 +36,25 @@ class FoundPool:
     members: tuple[str, ...] = ()
     """Names of the pool's nodes, sorted."""
     note: gpu_pool.Discovery | None = None
-    """Discovery's record of the pool; None for a pool that a user wrote."""
+    """Discovery's record of the pool. None for a pool that a user wrote."""
     spot: bool = False
     kueue_flavor: str = ""
-    """Kueue flavor that the user wrote; empty if the labels of the nodes determine it."""
+    """Kueue flavor that the user wrote. Empty if it follows from the labels of the nodes."""
     topology: tuple[TopologyLevel, ...] = ()
     """Topology labels that the nodes have, nearest first."""
     unusable: int = 0
-    """Number of nodes that no job can use whole now."""
+    """Number of nodes that no job can use as a whole now."""
     devices: tuple[PublishedDevice, ...] = ()
     """Distinct devices that ResourceSlices publish for the pool's nodes."""
     remarks: tuple[str, ...] = ()
-    """Sentences about some of the nodes: cordoned, not ready, tainted, short of GPUs, or partly cut."""
+    """Sentences on some of the nodes: cordoned, not ready, tainted, with missing GPUs, or partly cut by MIG."""
 
 
 @dataclass(frozen=True, slots=True)
 class OmittedNodes:
-    """Names of GPU nodes that are in no pool for one reason, with a remedy.
+    """Names of GPU nodes that are in no pool for the same reason, with a remedy.
 
-    `code` is one of UnknownAccelerator, MigPartitioned, SharedGpu, VirtualGpu.
+    `code` is UnknownAccelerator, MigPartitioned, SharedGpu or VirtualGpu.
     """
 
     code: str
@@ -74,7 +74,7 @@ class NodesReport:
     other_nodes: int
     """Number of nodes without GPUs."""
     obsolete: tuple[str, ...] = ()
-    """Names of GPUPools of discovery whose nodes are in another pool now, or gone for good."""
+    """Names of GPUPools of discovery whose nodes are in another pool now, or gone permanently."""
 
     @property
     def pools(self) -> tuple[Pool, ...]:
@@ -86,7 +86,7 @@ class NodesReport:
         return {item.pool.name: item.devices for item in self.entries if item.devices}
 
     def with_calibration(self, table: Calibration) -> NodesReport:
-        """Return the report with the given calibration of forecasts in every pool."""
+        """Return the report with the given calibration in every pool."""
         calibrated = (replace(item, pool=replace(item.pool, calibration=table)) for item in self.entries)
         return replace(self, entries=tuple(calibrated))
 

@@ -1,4 +1,4 @@
-"""Number of nodes and GPUs of a pool that a job can use now, and remarks about the other nodes."""
+"""Count the nodes and GPUs of a pool that a job can use now, and write remarks on the other nodes."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ MAX_NAMES = 3
 
 @dataclass(frozen=True, slots=True)
 class UsableNodes:
-    """Number of usable nodes of a pool, GPUs per node, and remarks about the other nodes."""
+    """Usable nodes of a pool, GPUs per node, and remarks on the other nodes."""
 
     gpus_per_node: int
     nodes: int
     remarks: tuple[str, ...]
-    """Sentences about the other nodes of the pool, and about requirements of all nodes on a job."""
+    """Sentences on the other nodes of the pool, and on what all nodes require of a job."""
 
 
 def find_usable_nodes(
     members: Sequence[Node], node_properties: Sequence[NodeProperties], *, usable_only: bool
 ) -> UsableNodes:
-    """Return the GPUs per node with which a job can use most GPUs of a pool, and how many nodes have them usable.
+    """Return the number of GPUs per node with which most GPUs of a pool are usable, and the number of such nodes.
 
     Args:
         members: the pool's nodes.

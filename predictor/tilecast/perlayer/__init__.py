@@ -105,10 +105,10 @@ class PerLayer:
 
 @dataclass(frozen=True, slots=True)
 class FamilyCosts:
-    """Costs of each of a model's N blocks under the S strategies of one family, which layers of a plan may mix.
+    """Costs of each of a model's N blocks under the S strategies of one family. Only these may be mixed in a plan.
 
-    `chain` holds all costs. `resharding_s` holds the seconds in which activations move between the layouts of
-    neighbouring blocks, (N - 1, S, S), which the costs in `chain` include.
+    `chain` has all costs. They include `resharding_s`, (N - 1, S, S): the seconds in which activations move between the
+    layouts of neighbouring blocks.
     """
 
     plans: Plans
@@ -229,7 +229,7 @@ class StrategyFamilies:
     def iterate_families(self) -> Iterator[Ints]:
         """Yield the row indices in `plans` of each family.
 
-        Strategies of a family are equal in all dimensions that may not vary. They use the same communicators.
+        Strategies of a family are equal in all dimensions that may not vary, and use the same communicators.
         """
         fixed = [column for dimension in DIMENSIONS if dimension not in self.vary for column in DIMENSIONS[dimension]]
         key = np.column_stack([getattr(self.plans, column) for column in ("gradient_accumulation", *fixed)])
@@ -305,9 +305,9 @@ def find_fastest_uniform(links: Chain) -> tuple[int | None, float]:
 
 
 def _chains_with_tied_ends(workload: Workload, graph: Graph, order: Ints, family: FamilyCosts) -> Iterator[Chain]:
-    """Yield the chain of a family of strategies.
+    """Yield the chains of a family to solve, one for each layout if the head shares its weights with the embedding.
 
-    A layout is a tensor degree with a ZeRO stage. Embedding and head then use only strategies with that layout.
+    A layout is a tensor degree with a ZeRO stage. In each chain, embedding and head use only strategies of that layout.
     """
     model = workload.model
     ends = np.isin(order, [find_block_index(graph.blocks, block) for block in (*graph.first, *graph.last)])

@@ -18,20 +18,20 @@ from tilecast.spec import Floats, Ints
 QueueScore: TypeAlias = tuple[float, ...]
 """Values to minimize, the most important first."""
 _MOST_KNOWN_JOBS = 40
-"""Largest queue of which timelines are kept."""
+"""Largest queue, in jobs, whose timelines are cached."""
 _MOST_KNOWN = 20_000
-"""Most timelines that are kept."""
+"""Most timelines that are cached."""
 
 
 @dataclass(frozen=True, slots=True)
 class PoolTimeline:
-    """Jobs assigned to one pool, their simulated end times, and the terms that they add to the score."""
+    """Jobs assigned to one pool, their simulated end times, and what they add to the score."""
 
     jobs: list[int]
     """Rows of the jobs, in the order in which they may start."""
     finish: Floats
     missed: float
-    """Weight of the jobs that end after they are due."""
+    """Total weight of the jobs that end after they are due."""
     peak: float
     sums: tuple[float, ...]
     simulation: PoolSimulation
@@ -50,9 +50,9 @@ class Assignment:
     """The option of each job."""
     pools: list[PoolTimeline] = field(init=False)
     simulated: int = 0
-    """Number of job starts simulated so far, which limits a search. Timelines that are known count as simulated."""
+    """Number of job starts simulated so far, by which a search is limited. Cached timelines count too."""
     _known: dict[tuple[int, ...], PoolTimeline] | None = field(init=False, repr=False)
-    """Timelines of small queues by pool and options of its jobs, because a search meets many of them again."""
+    """Cached timelines of small queues, by pool and options of its jobs. A search meets many of them again."""
     _without: tuple[PoolTimeline, int, PoolTimeline] | None = field(init=False, repr=False, default=None)
     """Last timeline that one job left, the job, and the timeline without it. A search tries many places of one job."""
 
@@ -77,7 +77,7 @@ class Assignment:
         return ends
 
     def try_moves(self, moves: Mapping[int, int]) -> tuple[QueueScore, dict[int, PoolTimeline]]:
-        """Return the score that moves would give, and new timelines by pool, without applying the moves.
+        """Return the score after some moves, and the new timelines by pool. The moves are not applied.
 
         Args:
             moves: new options by job.
@@ -140,7 +140,7 @@ class Assignment:
         Args:
             pool: index of the pool.
             jobs: jobs of the pool, in start order.
-            moves: new options of jobs that differ from `option`.
+            moves: new options of some jobs, which replace those in `option`.
         """
         self.simulated += len(jobs)
         if not jobs:
@@ -165,7 +165,7 @@ class Assignment:
             pool: index of the pool.
             jobs: jobs of the pool, in start order.
             chosen: option of each of these jobs.
-            moves: new options of jobs that differ from `option`.
+            moves: new options of some jobs, which replace those in `option`.
         """
         columns, options, rows = self.columns, np.array(chosen), np.array(jobs)
         tasks = _build_pool_tasks(columns, pool, rows, options)
@@ -197,10 +197,10 @@ class Assignment:
         return simulate_pool(columns.pools[pool], tasks, old.simulation, since, begin.tolist())
 
     def _count_untouched(self, pool: int, moves: Mapping[int, int]) -> int:
-        """Return how many jobs of a pool start at unchanged times before moves can change any start.
+        """Return the number of first starts on a pool whose times no move can change.
 
-        A job that leaves the pool changes no earlier start. A job that joins the pool starts after the job ahead of it
-        with equal GPU count and queue, and changes no start before that job's.
+        A job that leaves the pool changes no earlier start. A job that joins the pool starts after the last job ahead
+        of it that has the same GPU count and queue, so it changes no start before that one.
         """
         old, columns = self.pools[pool], self.columns
         jobs, order = columns.problem.jobs, old.simulation.order
@@ -221,7 +221,7 @@ class Assignment:
 
 
 def _build_pool_tasks(columns: QueueColumns, pool: int, jobs: Ints, options: Ints) -> PoolTasks:
-    """Return the GPUs, run times and queues of jobs of one pool as input of a simulation.
+    """Return the GPUs, run times and queues of the jobs of one pool, as input of a simulation.
 
     Args:
         columns: the queue.

@@ -20,30 +20,32 @@ class QueueColumns:
     problem: QueueProblem
     weight: Floats
     share: Floats
-    """Share of each job in the total weight."""
+    """Weight of each job as a share of the total weight."""
     arrival: Floats
     due: Floats
-    """Deadline of each job, else the horizon; infinite without either."""
+    """Deadline of each job, or the horizon if it has none. Infinite without either."""
     alone: Floats
-    """Seconds of each job with an equal share of every pool (`isolated_s`), plus the time that a running job has run.
-    """
+    """Seconds of each job if it had an equal share of every pool (`isolated_s`). A running job's past time is added."""
     present: Ints
-    """Present option of each job; -1 if it has none."""
+    """Index of each job's present option, or -1."""
     is_running: Ints
     kind: Ints
     """Class of each job. Jobs of one class differ only in name and arrival."""
     need: Ints
-    """Class of each job by what it can still be given. Jobs of one class may also differ in their present options."""
+    """Class of each job by the options that it can still be given.
+
+    Jobs of one class may differ in their present options.
+    """
     first: Ints
-    """Index of each job's first option, followed by the number of all options, (n + 1,)."""
+    """Index of each job's first option, and then the number of all options, (n + 1,)."""
     job: Ints
     pool: Ints
     gpus: Ints
     seconds: Floats
     cost: Floats
-    """Cost of each option; 0 where a pool has no price."""
+    """Cost of each option, or 0 if its pool has no price."""
     width: Floats
-    """Half-width of the forecast's range, as a logarithm."""
+    """Half-width of the run time's 90 % range, as a logarithm."""
     options: tuple[JobOption, ...]
 
     @property
@@ -55,10 +57,10 @@ class QueueColumns:
         return range(self.first[job], self.first[job + 1])
 
     def select_options(self, kept: Ints) -> QueueColumns:
-        """Return the queue with some of the options alone.
+        """Return the queue with only some of the options.
 
         Args:
-            kept: indices of these options, ascending, with at least one of each job.
+            kept: indices of the options to keep, ascending, with at least one of each job.
         """
         place = np.full(len(self.options) + 1, -1)
         place[kept] = np.arange(len(kept))
@@ -176,12 +178,12 @@ def _find_present_options(
 
 
 def _list_need_properties(job: QueuedJob) -> tuple[object, ...]:
-    """Return the properties besides its options that bound how early a job can end, and what it costs."""
+    """Return the properties, besides options, that bound a job's earliest end and its cost."""
     return job.weight, job.priority, job.queue, job.deadline_s, job.is_running
 
 
 def isolated_s(options: Sequence[JobOption], pools: Sequence[PoolCapacity], jobs: int) -> float:
-    """Return the run time in seconds of a job that has 1 / `jobs` of the GPU time of every pool.
+    """Return the run time in seconds of a job that always gets 1 / `jobs` of the GPU time of every pool.
 
     The job uses one pool at a time and prefers its fastest pools. Finish-time fairness compares with this time (Themis,
     NSDI 2020, section 3; Gavel, OSDI 2020, section 4.2).

@@ -1,4 +1,4 @@
-"""When a job would start and end on each pool, if the places of all other jobs stay as planned."""
+"""Forecast when a job would start and end on each pool, if the places of all other jobs stay as planned."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from tilecast.planner.totals import LateJob, find_lateness
 from tilecast.spec import Floats
 
 EFFORT = 50_000
-"""Most job starts that are simulated for the ends of waiting jobs."""
+"""Most job starts to simulate when forecasting the ends of waiting jobs."""
 
 
 @dataclass(frozen=True, slots=True)
 class PoolEntry:
     """Start and end of a job on one pool, with their ranges, in seconds from now.
 
-    The ranges are those between all forecasts of the queue at their lower and at their upper ends.
+    The lower end of a range assumes that every forecast of the queue is at its lower end, and likewise the upper end.
     """
 
     option: JobOption
@@ -37,7 +37,7 @@ class PoolEntry:
     finish_lower_s: float
     finish_upper_s: float
     delayed: int = 0
-    """Number of other jobs that end later than without the job."""
+    """Number of other jobs that this job makes end later."""
     late_s: float | None = None
     """Time by which the job ends after its deadline, 0 if it ends in time; None if it has no deadline."""
 
@@ -60,7 +60,7 @@ EndT = TypeVar("EndT", PoolEntry, PoolEnd)
 
 @dataclass(frozen=True, slots=True)
 class SubmittedJob:
-    """Answer for one more job: its entry on each pool, the first to finish first, or why it has none."""
+    """When one more job would run: its entry on each pool, the earliest end first, or why it has none."""
 
     name: str
     entries: tuple[PoolEntry, ...]
@@ -71,14 +71,14 @@ class SubmittedJob:
 
 
 def enter_job(solution: QueueSolution, job: QueuedJob | UnplannedJob) -> SubmittedJob:
-    """Return when one more job would start and end on each pool. The plan of the other jobs stays as it is.
+    """Return when one more job would start and end on each pool. The other jobs keep their planned options.
 
-    In Kueue's order, the job takes its turn by priority and arrival. In a free order, it takes the turn by which the
-    policy sorts. Others may end later: those behind it, and those that would have passed it.
+    In Kueue's order, the job's turn follows from priority and arrival. In a free order, it follows from the policy's
+    sort key. Other jobs may end later: those behind it, and those that would have overtaken it.
 
     Args:
         solution: the plan of the queue.
-        job: the job, whose name no job of the queue has, or why it cannot be planned.
+        job: the job, with a name that no job of the queue has, or the reason why it cannot be planned.
     """
     if isinstance(job, UnplannedJob):
         return SubmittedJob(job.job, (), job)
@@ -107,9 +107,10 @@ def _count_late_seconds(columns: QueueColumns, job: int, finish_s: float) -> flo
 
 
 def list_waiting_ends(solution: QueueSolution, effort: int = EFFORT) -> dict[int, tuple[PoolEnd, ...]]:
-    """Return when each waiting job would end on each pool, by row, for the jobs that start first.
+    """Return when waiting jobs would end on each pool, by row of the job.
 
-    The end on the planned pool is the planned one. Jobs for which the effort does not suffice are absent.
+    Jobs that start first are simulated first. Jobs for which `effort` does not suffice are absent. The end on the
+    planned pool is the planned one.
 
     Args:
         solution: the plan of the queue.
@@ -144,7 +145,7 @@ def list_planned_entries(solution: QueueSolution) -> list[PoolEntry]:
 
 
 def _insert_job(solution: QueueSolution, job: QueuedJob) -> QueueColumns:
-    """Return the queue with one more job in its turn. The other jobs keep their order."""
+    """Return the queue with one more job at its turn. The other jobs keep their order."""
     problem = solution.columns.problem
     larger = replace(problem, jobs=(*problem.jobs, job))
     if solution.order == "kueue" or not problem.jobs:
@@ -163,7 +164,7 @@ def _insert_job(solution: QueueSolution, job: QueuedJob) -> QueueColumns:
 
 
 def _simulate_range(columns: QueueColumns, solution: QueueSolution, option: Sequence[int]) -> tuple[Assignment, ...]:
-    """Return the plan with all forecasts as they are, at the lower and at the upper ends of their ranges."""
+    """Return three plans: with all forecasts as they are, at the lower ends and at the upper ends of their ranges."""
     lower, upper = (
         replace(columns, seconds=np.fromiter(map(attrgetter(name), columns.options), float, len(columns.options)))
         for name in ("lower_s", "upper_s")
@@ -175,10 +176,10 @@ def _enter_pool(plans: Sequence[Assignment], row: int, option: int, before: Floa
     """Return the entry of a job with one of its options.
 
     Args:
-        plans: the plan at the forecasts, and at the ends of their ranges.
+        plans: the plan at the forecasts, and at the lower and upper ends of their ranges.
         row: the job.
         option: the option.
-        before: end of every job without this job, (n,); None if nobody asks.
+        before: end of every job without this job, (n,). If None, delayed jobs are not counted.
     """
     columns = plans[0].columns
     lines = list[PoolTimeline]()
@@ -194,14 +195,14 @@ def _enter_pool(plans: Sequence[Assignment], row: int, option: int, before: Floa
 
 
 def _make_entry(option: JobOption, finish: Sequence[float]) -> PoolEntry:
-    """Return the entry of an option from its ends at the forecasts, and at the lower and upper ends of their ranges."""
+    """Return an option's entry from three ends: at the forecasts, and at the lower and upper ends of their ranges."""
     starts = [end - taken for end, taken in zip(finish, (option.seconds, option.lower_s, option.upper_s), strict=True)]
     starts = [max(start, 0.0) for start in starts]
     return PoolEntry(option, starts[0], min(starts), max(starts), finish[0], min(finish), max(finish))
 
 
 def _keep_first_to_finish(entries: Sequence[EndT]) -> tuple[EndT, ...]:
-    """Return the entry of each pool that finishes first, with the fewest GPUs of equals, sorted by finish."""
+    """Return for each pool the entry that finishes first, sorted by finish. Of equal ones, take the fewest GPUs."""
     best = dict[str, EndT]()
     for entry in sorted(entries, key=lambda item: (item.finish_s, item.option.gpus)):
         best.setdefault(entry.option.pool, entry)

@@ -1,4 +1,4 @@
-"""Input of the planner from pools and from the plan search of `tilecast advise`."""
+"""Build the planner's input from pools and from the plan search of `tilecast advise`."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def build_capacity(pool: Pool, held_gpus: int = 0) -> PoolCapacity:
 def list_job_options(request: Request, pools: Sequence[Pool], remaining_fraction: float = 1.0) -> tuple[JobOption, ...]:
     """Return the options of a job: the best parallelization for each pool and useful GPU count.
 
-    A GPU count is useful if it is faster than every smaller count on that pool.
+    A GPU count is useful if its run is shorter than with every smaller count on that pool.
 
     Args:
         request: the job. Its objective, deadline and budget are ignored.
@@ -78,7 +78,7 @@ def _list_offers_by_gpus(request: Request, pool: Pool) -> list[Offer]:
 
 
 def _list_useful_gpu_counts(plans: CandidatePlans, allowed: Mask) -> list[int]:
-    """Return the GPU counts whose shortest run is shorter than that of every smaller count, ascending.
+    """Return the GPU counts whose fastest run is shorter than with every smaller count, ascending.
 
     Args:
         plans: the plans of one pool.

@@ -1,7 +1,8 @@
-"""Swaps between two jobs of one owner, by weights that the owner gives to its own jobs.
+"""Swap the places of two jobs of one owner, by weights that the owner gives to its own jobs.
 
-The search for a plan ignores these weights, so that no owner gains on other owners by them. Afterwards, two jobs of one
-owner swap pool and GPU count if the job with the higher weight ends earlier and no job of another owner ends later.
+The search for a plan ignores these weights, so that no owner gains an advantage over others by them. Afterwards, two
+jobs of one owner swap pool and GPU count if the job with the higher weight then ends earlier and no job of another
+owner ends later.
 """
 
 from __future__ import annotations
@@ -15,13 +16,13 @@ from tilecast.planner.columns import QueueColumns
 from tilecast.spec import Floats
 
 TRIED = 3
-"""Most exchanges that are tried for each job: those with the largest gains for it."""
+"""Most swaps that are tried for each job, those with the largest gains first."""
 LEAST_GAIN = 0.03
-"""Least gain of an exchange over the weighted completion times of both jobs, so that jobs do not move to and fro."""
+"""Least relative gain of a swap in the weighted completion times of both jobs. It keeps jobs from moving to and fro."""
 
 
 def swap_within_owners(current: Assignment, effort: int) -> None:
-    """Swap pool and GPU count between jobs of one owner where the owner's weights favour it.
+    """Swap pool and GPU count between jobs of one owner if the owner's weights favour it.
 
     Args:
         current: the plan, which is changed in place.
@@ -44,7 +45,7 @@ def swap_within_owners(current: Assignment, effort: int) -> None:
 
 
 def _group_jobs_by_owner(columns: QueueColumns) -> Sequence[Sequence[int]]:
-    """Return one list of waiting jobs for each owner that gives its jobs different weights."""
+    """Return the waiting jobs of each owner whose jobs have different weights, one list per owner."""
     of_owner: dict[str, list[int]] = {}
     for number, job in enumerate(columns.problem.jobs):
         if job.owner and not job.is_running:
@@ -54,12 +55,12 @@ def _group_jobs_by_owner(columns: QueueColumns) -> Sequence[Sequence[int]]:
 
 
 def _list_promising_swaps(current: Assignment, members: Sequence[int], job: int) -> list[tuple[int, Mapping[int, int]]]:
-    """Return the most promising swaps of `job` with jobs of lower weight, as (other job, moves), best first.
+    """Return the best swaps of `job` with jobs of lower weight, as (other job, moves), best first.
 
     Args:
         current: the plan.
         members: the waiting jobs of the owner.
-        job: the job that is to end earlier.
+        job: the job that should end earlier.
     """
     columns, finish = current.columns, current.finish
     jobs, exchanges = columns.problem.jobs, list[tuple[float, int, Mapping[int, int]]]()
@@ -78,7 +79,7 @@ def _list_promising_swaps(current: Assignment, members: Sequence[int], job: int)
 
 
 def _find_option(columns: QueueColumns, job: int, other_option: int) -> int | None:
-    """Return the option of a job with the pool and GPU count of another option. If there is none, return None."""
+    """Return the index of a job's option with the pool and GPU count of `other_option`, or None."""
     place = columns.pool[other_option], columns.gpus[other_option]
     return next((one for one in columns.options_of(job) if (columns.pool[one], columns.gpus[one]) == place), None)
 
@@ -92,10 +93,10 @@ def _compare_ends(current: Assignment, changed: Mapping[int, PoolTimeline]) -> t
 
 
 def _may_get_score(current: Assignment, score: QueueScore) -> bool:
-    """Return whether the plan may get a score by a swap.
+    """Return whether a swap may change the plan's score to `score`.
 
-    No policy allows more missed deadlines. The completion policy allows every mean, because an owner may shift
-    completion time between its jobs. Under other policies, the deciding value must not get worse.
+    No policy allows more missed deadlines. The completion policy allows any mean completion time, because an owner may
+    shift time between its jobs. Under other policies, the deciding value must not get worse.
     """
     part = current.policy.deciding + (current.policy.name != "completion")
     return score[:part] <= current.score[:part]
@@ -104,7 +105,7 @@ def _may_get_score(current: Assignment, score: QueueScore) -> bool:
 def _is_gain_of_owner(
     current: Assignment, changed: Mapping[int, PoolTimeline], members: Sequence[int], pair: tuple[int, int]
 ) -> bool:  # fmt: skip
-    """Return whether a swap reduces the owner's weighted completion times by more than `LEAST_GAIN`.
+    """Return whether a swap reduces the weighted completion times of the pair by more than `LEAST_GAIN`.
 
     Args:
         current: the plan.

@@ -16,22 +16,31 @@ Terms: TypeAlias = tuple[Floats | None, tuple[Floats, ...]]
 
 @dataclass(frozen=True, slots=True)
 class QueuePolicy:
-    """Lexicographic objective of a plan: first the maximum of one quantity over jobs, then sums of other quantities."""
+    """An objective by which plans are compared in lexicographic order.
+
+    First comes the weight of jobs that miss their deadline, then the maximum of one quantity over jobs, then sums.
+    """
 
     name: str
     summary: str
     terms: Callable[[QueueColumns, Ints, Ints, Floats], Terms]
-    """Function of the columns, some jobs (k,), their options (k,) and their ends (k,). It returns the column whose
-    maximum is minimized first (None for none), and the columns whose sums are minimized next, (k,) each. The weight of
-    jobs that miss their deadline comes before both."""
+    """Function that returns what jobs add to the score.
+
+    Its arguments are the columns, some jobs (k,), their options (k,) and their ends (k,). It returns the column whose
+    maximum is minimized first, or None, and the columns whose sums are minimized next, (k,) each.
+    """
     stake: Callable[[QueueColumns, int, int, float], float]
-    """Function of the columns, a job, an option and a ratio. It returns the ratio times the job's part of the deciding
-    value."""
+    """Function that returns by how much a longer run of one job raises the deciding value.
+
+    Its arguments are the columns, a job, an option, and the added run time as a ratio.
+    """
     rank: Callable[[QueueColumns, Ints, float], Floats]
-    """Function of the columns, an option of each job (n,) and the deciding value of a plan. It returns keys by which
-    jobs are sorted in a free order, (n,)."""
+    """Function that returns the keys by which jobs are sorted in a free order, (n,).
+
+    Its arguments are the columns, an option of each job (n,), and the deciding value of a plan.
+    """
     deciding: int = 1
-    """Index of the part of the score that judges a plan. Parts before it are only counts."""
+    """Index of the score's value by which plans are judged. The values before it are only counts."""
     unit: Literal["seconds", "price", "ratio"] = "seconds"
     needs_price: bool = False
 
@@ -41,7 +50,7 @@ def _completion_terms(columns: QueueColumns, jobs: Ints, options: Ints, finish: 
 
 
 def _completion_fraction(columns: QueueColumns, jobs: Ints, finish: Floats) -> Floats:
-    """Return the term of each of k jobs in the weighted mean of completion times, (k,) seconds."""
+    """Return what each of k jobs adds to the weighted mean completion time, in seconds, (k,)."""
     return np.asarray(columns.share[jobs] * (finish - columns.arrival[jobs]))
 
 
@@ -59,9 +68,9 @@ def _fairness_terms(columns: QueueColumns, jobs: Ints, options: Ints, finish: Fl
 
 
 def smith_ratio(columns: QueueColumns, options: Ints) -> Floats:
-    """Return the share of its pool's time that each option takes, by the weight of its job, (k,) seconds.
+    """Return the time that each option occupies its whole pool, divided by the weight of its job, in seconds, (k,).
 
-    Jobs in ascending order of this ratio have the least weighted mean of completion times if GPUs are divisible.
+    If GPUs were divisible, jobs in ascending order of this ratio would have the least weighted mean completion time.
 
     Source: Smith (Naval Research Logistics Quarterly 3, 1956).
     """
@@ -102,4 +111,4 @@ POLICIES: dict[str, QueuePolicy] = {
         ),
     )
 }  # fmt: skip
-"""Policies by the name that `--policy` takes."""
+"""Policies by their names for `--policy`."""

@@ -1,4 +1,4 @@
-"""A queue problem: jobs with options of how to run, and pools with nodes and quotas."""
+"""A queue problem: jobs with the options that each can run with, and pools with nodes and quotas."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ class JobOption:
     pool: str
     gpus: int
     seconds: float
-    """Forecast of the remaining run time."""
+    """Forecast of the remaining run time, in seconds."""
     lower_s: float
     upper_s: float
     """Upper end of the 90 % range of `seconds`; `lower_s` is the lower end."""
     cost: float | None = None
-    """Price of the remaining run; None if the pool has no price."""
+    """Price of the remaining run. None if the pool has no price."""
     plan: str = ""
     step_s: float = math.nan
 
@@ -34,38 +34,38 @@ class JobOption:
 
 @dataclass(frozen=True, slots=True)
 class QueuedJob:
-    """A waiting or running job that is to be planned. Times are in seconds from now."""
+    """A waiting or running job to be planned. Times are in seconds from now."""
 
     name: str
     options: tuple[JobOption, ...]
     arrival_s: float = 0.0
-    """Arrival time; negative for a job that waits already."""
+    """Arrival time. Negative if the job has arrived already."""
     weight: float = 1.0
     owner: str = ""
-    """Owner of the job; empty if owners do not matter."""
+    """Owner of the job. Empty if owners do not matter."""
     own_weight: float = 1.0
-    """Weight of the job among the jobs of its owner; it does not matter elsewhere."""
+    """Weight of the job among the jobs of its owner. It has no effect on other jobs."""
     priority: int = 0
-    """Priority; Kueue starts jobs with a higher one first."""
+    """Priority. Kueue starts jobs with a higher priority first."""
     deadline_s: float | None = None
     queue: str = ""
     """Name of the queue whose quotas the job uses."""
     present: tuple[str, int] | None = None
-    """Pool and GPUs that it runs on, was advised before, or would use without advice; None if unknown."""
+    """Pool and GPU count that the job runs on, was last advised, or would use without advice. None if unknown."""
     is_advised: bool = False
-    """Whether `present` comes from an earlier plan, so that it does not tell where the job would run without advice."""
+    """Whether `present` comes from an earlier plan. Then it does not tell where the job would run without advice."""
     is_running: bool = False
-    """Whether the job runs on `present`; its options then describe the remaining run."""
+    """Whether the job runs on `present`. Its options then describe the remaining run."""
     move_s: float | None = None
-    """Cost of a move once it runs, in seconds of the run; None if its owner does not allow moves."""
+    """Run time that moving the running job costs, in seconds. None if its owner does not allow moves."""
 
 
 LEAST_LEFT = 0.02
-"""Least share of a running job that is assumed to remain, however long it has run, because forecasts err."""
+"""Least share of a running job's run time that is assumed to remain, because forecasts err."""
 
 
 def start_running(job: QueuedJob, ran_s: float) -> QueuedJob:
-    """Return a job as running, with the run times and costs of its options reduced to the remaining run.
+    """Return a job as running. The run times and costs of its options are reduced to the remaining run.
 
     Args:
         job: the job, with options for the whole run. `present` is the pool and GPU count that it runs on.
@@ -94,7 +94,7 @@ def _scale_option(option: JobOption, remaining_fraction: float) -> JobOption:
 
 @dataclass(frozen=True, slots=True)
 class PoolCapacity:
-    """Nodes of a pool, GPUs that jobs outside the plan use, and quotas of queues."""
+    """Nodes of a pool, GPUs used by jobs outside the plan, and quotas of queues."""
 
     name: str
     nodes: int
@@ -102,7 +102,7 @@ class PoolCapacity:
     held_gpus: int = 0
     """GPUs held by others for an unknown time."""
     quotas: Mapping[str, int] = field(default_factory=dict)
-    """Most GPUs that each queue may have at once; a queue that is not named has no limit."""
+    """Most GPUs that each queue may use at once. A queue without an entry has no limit."""
     price_per_gpu_hour: float | None = None
     currency: str = "USD"
 
@@ -128,13 +128,13 @@ class PoolCapacity:
 
 @dataclass(frozen=True, slots=True)
 class UnplannedJob:
-    """Name of a job that cannot be planned as requested, with the problem and a remedy."""
+    """A job that cannot be planned as requested, with the problem and a remedy."""
 
     job: str
     problem: str
     remedy: str
     is_left_out: bool = True
-    """Whether the plan leaves the job out; otherwise the job is planned without the part that is impossible."""
+    """Whether the plan leaves the job out. Otherwise the job is planned without the impossible part of its request."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,17 +144,17 @@ class QueueProblem:
     jobs: tuple[QueuedJob, ...]
     pools: tuple[PoolCapacity, ...]
     horizon_s: float | None = None
-    """Time by which jobs without their own deadline are due, in seconds from now; used where cost decides."""
+    """Seconds from now in which jobs without a deadline are due, for policies that minimize cost."""
 
     def pool(self, name: str) -> PoolCapacity:
-        """Return the pool with the given name. An unknown name raises StopIteration."""
+        """Return the pool with the given name. Raise StopIteration for an unknown name."""
         return next(pool for pool in self.pools if pool.name == name)
 
 
 def check_problem(problem: QueueProblem) -> tuple[QueueProblem, tuple[UnplannedJob, ...]]:
     """Return the problem without impossible options and jobs, and the jobs that cannot be planned as requested.
 
-    The jobs are sorted in the order in which Kueue starts them.
+    The jobs of the returned problem are in the order in which Kueue starts them.
 
     Raises:
         SpecError: a name of a job or pool is not unique, or a pool or quota has an invalid number.
@@ -189,7 +189,7 @@ def check_problem(problem: QueueProblem) -> tuple[QueueProblem, tuple[UnplannedJ
 
 
 def sort_jobs(problem: QueueProblem, keys: Sequence[float]) -> QueueProblem:
-    """Return the problem with its jobs sorted: running ones first, then by priority, then by a key of each job."""
+    """Return the problem with its jobs sorted: running jobs first, then by priority, then by `keys`, one per job."""
     jobs = problem.jobs
     order = sorted(range(len(jobs)), key=lambda row: (not jobs[row].is_running, -jobs[row].priority, keys[row]))
     return replace(problem, jobs=tuple(jobs[row] for row in order))
@@ -230,7 +230,7 @@ def _explain_impossible_option(job: QueuedJob, option: JobOption, pools: Mapping
 
 
 def _refuse_job(job: QueuedJob, pools: Mapping[str, PoolCapacity]) -> UnplannedJob:
-    """Return the refusal of a job without a possible option, with the reasons against its options."""
+    """Return the refusal of a job that has no possible option. It names the reason against each option."""
     reasons = list(dict.fromkeys(_explain_impossible_option(job, option, pools) for option in job.options))
     if not reasons:
         return UnplannedJob(job.name, "no pool can run it", "see `tilecast advise` for what would help")
@@ -238,7 +238,7 @@ def _refuse_job(job: QueuedJob, pools: Mapping[str, PoolCapacity]) -> UnplannedJ
 
 
 def keep_pareto_options(job: QueuedJob, options: Sequence[JobOption]) -> tuple[JobOption, ...]:
-    """Return the options on the Pareto front of GPUs, time and cost in each pool, and always the present option."""
+    """Return the options of each pool on the Pareto front of GPUs, time and cost. Always keep the present option."""
     remaining = list[JobOption]()
     for option in sorted(options, key=lambda item: (item.pool, item.gpus, item.seconds, item.cost or 0.0)):
         beaten = any(

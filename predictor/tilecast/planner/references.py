@@ -1,4 +1,4 @@
-"""Outcomes of a queue without a common plan: four usual ways to assign jobs to pools, for comparison."""
+"""Simulate a queue without a common plan, in four usual ways to assign jobs to pools, for comparison with the plan."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ class QueueOutcome:
 
 
 def choose_fastest(columns: QueueColumns) -> list[int]:
-    """Return the fastest option of each job, or that with the fewest GPUs among equally fast options."""
+    """Return the fastest option of each job. Of equally fast options, take the one with the fewest GPUs."""
     return _choose_least(columns, (columns.seconds, columns.gpus))
 
 
 def _choose_least(columns: QueueColumns, by: tuple[Floats | Ints, Floats | Ints]) -> list[int]:
-    """Return the option of each job that is least by the columns `by`, in lexicographic order.
+    """Return each job's least option, compared by the two columns `by` in lexicographic order.
 
     Args:
         columns: the queue.
@@ -42,12 +42,12 @@ def _choose_least(columns: QueueColumns, by: tuple[Floats | Ints, Floats | Ints]
 
 
 def choose_cheapest(columns: QueueColumns) -> list[int]:
-    """Return the cheapest option of each job, or the fastest among equally cheap options."""
+    """Return the cheapest option of each job. Of equally cheap options, take the fastest."""
     return _choose_least(columns, (columns.cost, columns.seconds))
 
 
 def choose_earliest(columns: QueueColumns) -> list[int]:
-    """Return for each job, in queue order, the option with the earliest end after the jobs before it have chosen."""
+    """Return for each job the option with the earliest end, if jobs choose one after another in queue order."""
     lines = [_FreeTimes(np.array(pool.free), pool.gpus_per_node) for pool in columns.pools]
     chosen = []
     for job in range(len(columns.weight)):
@@ -81,7 +81,7 @@ class _FreeTimes:
         return self._ready[gpus]
 
     def occupy(self, gpus: int, end: float) -> None:
-        """Mark the `gpus` GPUs that become free first as used until `end`, in seconds."""
+        """Mark the `gpus` GPUs that become free first as used until `end` seconds from now."""
         for node in np.argsort(self._list_node_free_times(gpus), kind="stable")[: self._count_nodes(gpus)]:
             row = self.until[node]
             row[: min(gpus, self.per_node)] = end
@@ -168,7 +168,7 @@ class _PoolRoom:
 def _group_waiting_lines(columns: QueueColumns) -> tuple[dict[int, int], list[list[tuple[int, int, int]]]]:
     """Return the waiting line of each job class, and the options that Kueue tries for each waiting line.
 
-    Jobs with equal options and an equal queue share a waiting line, because none can start while the first cannot.
+    Jobs with the same options and the same queue share a waiting line: while the first cannot start, none can.
     """
     lines, line_of, wishes = dict[tuple[object, ...], int](), dict[int, int](), list[list[tuple[int, int, int]]]()
     for kind, job in zip(*np.unique(columns.kind, return_index=True), strict=True):
@@ -208,4 +208,4 @@ REFERENCES: Mapping[str, tuple[str, Callable[[QueueColumns], QueueOutcome]]] = {
     "flavors": ("Kueue's order of flavors", simulate_kueue),
     "cheapest": ("each on its cheapest pool", lambda held: simulate_options(held, choose_cheapest(held))),
 }
-"""Ways to place jobs without a plan for all of them, by name: a summary, and the function that returns the outcome."""
+"""Ways to place jobs without a common plan, by name. Each has a summary and a function that returns the outcome."""

@@ -1,7 +1,7 @@
-"""Linear programs whose optimum is a lower bound of the score of every plan of a queue.
+"""Lower bounds on the score of every plan of a queue, from linear programs.
 
-The programs ignore node boundaries and the order of jobs, and divide the GPUs of a pool freely. So a plan is at most as
-far from the best plan as from the bound. HiGHS solves the programs.
+The programs ignore node boundaries and the order of jobs, and divide the GPUs of a pool freely. The distance of a plan
+from the bound is therefore at least its distance from the best plan. HiGHS solves the programs.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from tilecast.planner.columns import QueueColumns
 from tilecast.spec import Floats, Ints
 
 MOST_COLUMNS = 48_000
-"""Most variables of a program, which limits the number of parts that time is divided into."""
+"""Most variables of a program. It limits into how many intervals time is divided."""
 _MOST_PARTS = 100
-"""Most parts that time is divided into."""
+"""Most intervals into which time is divided."""
 _BISECTIONS = 10
 
 
@@ -28,21 +28,21 @@ class RelaxedSolution:
     """Solution of a linear program: the lower bound, and how many jobs use each option."""
 
     bound: float | None
-    """Value that no plan is below; None if the program was not solved."""
+    """Lower bound on the value of every plan. None if the program was not solved."""
     share: Floats
-    """Number of jobs of its class that take each option of `JobClasses`, (m,)."""
+    """For each option of `JobClasses`, the number of jobs of its class that use it, (m,)."""
 
 
 @dataclass(frozen=True, slots=True)
 class JobClasses:
-    """Classes of equal jobs, and the m options of the classes. Each class is one row of a linear program."""
+    """Classes of equal jobs, with the m options of all classes. Each class is one row of a linear program."""
 
     jobs: list[Ints]
     """Jobs of each class, in order."""
     option: Ints
-    """Index of each option, among those of the first job of its class."""
+    """Index of each option among the options of the first job of its class."""
     row: Ints
-    """Class of each option."""
+    """Index of the class of each option."""
     count: Floats
     """Number of jobs in each class."""
 
@@ -75,8 +75,8 @@ def bound_completion(
 ) -> RelaxedSolution:
     """Return a lower bound of the weighted mean of completion times.
 
-    Time is divided into intervals, and a job may be spread over any of them. It ends half its run time after its mean
-    busy time.
+    Time is divided into intervals, and a job may be spread over any of them. A job ends half its run time after the
+    mean of the times at which it runs.
 
     Source: the mean busy time relaxation of Schulz and Skutella (SIAM J. Discrete Math. 15, 2002).
 
@@ -121,8 +121,8 @@ def bound_peak(
 ) -> RelaxedSolution:
     """Return a lower bound of the largest `(end - since) / scale` over all jobs, for policies that minimize it.
 
-    Bisection searches for the smallest feasible value. Each value gives every job a deadline. The work that is due by a
-    moment must fit into the GPU time before that moment.
+    The smallest feasible value is found by bisection. A value gives every job a deadline. It is feasible if the work
+    that is due by each moment fits into the GPU time before that moment.
 
     Source: Lenstra, Shmoys and Tardos (Math. Programming 46, 1990), without their rounding step.
 
@@ -148,7 +148,7 @@ def bound_peak(
 
 
 def bound_cost(columns: QueueColumns, classes: JobClasses, missed: float) -> RelaxedSolution:
-    """Return a lower bound of the cost of all jobs if jobs of at most `missed` total weight miss their deadlines."""
+    """Return a lower bound of the cost of all jobs. Jobs of at most `missed` total weight may miss their deadlines."""
     due = np.array([columns.due[some].max() for some in classes.jobs])
     options = classes.option
     rows = _minimize_price_by_deadline(columns, classes, due, columns.cost[options], missed)
@@ -201,7 +201,7 @@ def _minimize_price_by_deadline(
 
 
 _MOMENTS = 16
-"""Number of moments by which the work that is due must fit. Ignoring other moments only lowers a bound."""
+"""Number of moments at which the due work is checked. Checking fewer moments only lowers a bound."""
 
 
 def _count_gpus_by_pool(columns: QueueColumns) -> Floats:
@@ -232,8 +232,8 @@ def _solve_program(
         entries: rows, columns and values of the constraints.
         lower: lower bound of each row.
         upper: upper bound of each row.
-        most: upper bound of each variable; None for unbounded variables.
-        fold: number of distinct variables. The returned variables are then sums over variables that are `fold` apart.
+        most: upper bound of each variable, or None.
+        fold: number of distinct variables. Returned variables are summed over those that are `fold` apart.
     """
     row, column = (np.concatenate([item[part].ravel() for item in entries]) for part in (0, 1))
     value = np.concatenate([item[2].ravel() for item in entries])

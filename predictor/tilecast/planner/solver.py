@@ -1,4 +1,4 @@
-"""Search for a plan: a start from the linear program or a simple rule, then a local search.
+"""Search for a plan: start from a linear program or a simple rule, then improve it by local search.
 
 Equal queues get equal plans, because no step depends on the clock and random numbers have a fixed seed.
 """
@@ -23,49 +23,49 @@ from tilecast.planner.relaxation import JobClasses, RelaxedSolution
 from tilecast.spec import Floats, Ints, SpecError
 
 EFFORT = 600_000
-"""Number of job starts that may be simulated; each trial costs `_TRIAL` more, whatever its size."""
+"""Number of job starts that may be simulated. Each trial counts `_TRIAL` more, whatever its size."""
 _TRIAL = 60
 _MAX_SWAP_JOBS = 40
-"""Largest queue in which every pair of jobs is tried; in larger ones only single jobs move."""
+"""Largest queue in which swaps of every pair of jobs are tried. In larger ones only single jobs move."""
 _MAX_ANNEALED_JOBS = 40
 """Largest queue that is annealed."""
 _TRIED_OPTIONS = 3
-"""Options tried for each job of a larger queue: the most promising ones."""
+"""Number of options, the most promising ones, that are tried for each job of a larger queue."""
 _TRIED_OPTIONS_NEW = 12
-"""Options tried for each new job of a queue that is planned from the present one."""
+"""Number of options that are tried for each new job if the present plan is extended."""
 _MOST_LISTED = 20_000
-"""Most options of a larger queue that are listed at once."""
+"""Most options of a larger queue that one round lists."""
 _MAX_NEW_SHARE = 0.1
-"""Largest share of new jobs with which a large queue is planned from the present one."""
+"""Largest share of new jobs at which a large queue's present plan is extended instead of planned anew."""
 _RESUME_DIVISOR = 4
-"""Divisor of the effort for a queue that is planned from the present plan, from which the next arrival continues."""
+"""Divisor of the effort if the present plan is extended. The search goes on at the next arrival."""
 _ANNEALED, _ANNEALED_BELOW = 2.0, 0.6
-"""Parts of the effort that simulated annealing may take with all options, and below each power of 2 GPUs."""
+"""Shares of the effort for simulated annealing with all options, and for annealing below each power of 2 GPUs."""
 _RESTARTED, _IMPROVED = 0.3, 0.4
-"""Parts of the effort that the search with restarts may take, and the last local search."""
+"""Shares of the effort for the search with restarts, and for the last local search."""
 _RESTARTS, _RESTART_MOVES = 40, 6
 """Most restarts of the local search, and the most jobs that a restart moves at random."""
 _TRIALS_PER_OPTION = 20
-"""Most trials of a run of simulated annealing, for each option."""
+"""Most trials per option in one run of simulated annealing."""
 _MISSED_PRICE = 0.1
-"""Price of a missed deadline of mean weight during annealing, as a share of the deciding value."""
+"""Penalty in simulated annealing for a missed deadline of mean weight, as a share of the deciding value."""
 _NEAR_MOVES = 0.3
-"""Share of the moves of simulated annealing that go to the next larger or smaller count."""
+"""Share of annealing moves that go to the next larger or smaller GPU count."""
 _TEMPERATURES = 0.03, 0.0005
-"""First and last temperature of the annealing, as shares of the deciding value."""
+"""First and last temperature of annealing, as shares of the deciding value."""
 _REACH = NormalDist().inv_cdf(1 - uncertainty.ODDS) / NormalDist().inv_cdf(0.95)
-"""Half-widths between two forecasts whose order is wrong with probability `uncertainty.ODDS`."""
+"""Distance of two forecasts, in half-widths, whose order is wrong with probability `uncertainty.ODDS`."""
 ORDERS: Mapping[str, str] = {
     "kueue": "by priority, then by creation, as Kueue starts jobs",
     "free": "by priority, then by what the policy gains (for completion: weighted shortest processing time)",
 }
-"""Orders in which jobs may start, by the name that `--order` takes."""
+"""Orders in which jobs may start, by their names for `--order`."""
 _FREE_DIVISOR = 3
-"""Divisor of the effort for each round of a free order, in which good plans are found sooner."""
+"""Divisor of the effort of each round in a free order, where good plans are found sooner."""
 _ORDER_ROUNDS = 3
-"""Most times that the jobs of a free order are sorted anew by the options of the plan before."""
+"""Most rounds in which the jobs of a free order are sorted by the options of the last plan."""
 MAX_LOSS = 0.03
-"""Largest loss for keeping the present plan, as a share of the deciding value."""
+"""Largest loss, as a share of the deciding value, at which the present plan is kept."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,18 +78,18 @@ class QueueSolution:
     finish: Floats
     score: QueueScore
     best: QueueScore
-    """Score of the plan before changes that the forecasts cannot tell apart were undone."""
+    """Score of the plan before the last step, which undoes changes whose gain is within the forecasts' uncertainty."""
     bound: float | None
-    """Lower bound of the deciding part of the score over all plans; None if it was not requested or not solved."""
+    """Lower bound of the deciding value over all plans. None if it was not requested or not solved."""
     refused: tuple[UnplannedJob, ...] = ()
     order: str = "kueue"
     """A key of `ORDERS`. The rows of `columns` are in this order."""
     kueue_order: tuple[str, ...] = ()
-    """Names of the jobs in the order in which Kueue starts them, if `order` is another one."""
+    """Names of the jobs in the order in which Kueue starts them. Empty if `order` is that order."""
 
     @property
     def gap(self) -> float | None:
-        """Relative distance of the plan from the lower bound. Without a bound, it is None.
+        """Relative distance of the plan from the lower bound, or None without a bound.
 
         The plan is at most this far from the best plan.
         """
@@ -138,7 +138,8 @@ def solve(
 def _plan_in_free_order(first: QueueSolution, effort: int, is_bounded: bool) -> QueueSolution:
     """Return a plan in which jobs of equal priority start in the order that the policy prefers.
 
-    Each round sorts the jobs and plans them in that order. The options of one plan give the order of the next.
+    Each round sorts the jobs and plans them in that order. The options of a round's plan give the order of the next
+    round.
     """
     columns, policy, best = first.columns, first.policy, first
     ratio = smith_ratio(columns, np.arange(len(columns.options)))
@@ -165,7 +166,10 @@ def _plan_in_free_order(first: QueueSolution, effort: int, is_bounded: bool) -> 
 
 
 def _plan_in_order(columns: QueueColumns, record: QueuePolicy, effort: int, is_bounded: bool) -> QueueSolution:
-    """Return a plan in which jobs start in the order of the rows of `columns`, later jobs pass ones that do not fit."""
+    """Return a plan in which jobs start in the order of the rows of `columns`.
+
+    Later jobs may overtake ones that do not fit.
+    """
     first = _choose_starting_plan(columns, record)
     relaxed = None
     if is_bounded:
@@ -227,7 +231,7 @@ def _bound_score(
         columns: the queue.
         policy: the policy.
         classes: classes of equal jobs.
-        start_plan: any plan, as upper limit.
+        start_plan: any plan. Its score is the upper end of the search for a bound.
     """
     if policy.name == "completion":
         most = relaxation.MOST_COLUMNS // (_RESUME_DIVISOR if _is_plan_extended(columns) else 1)
@@ -241,12 +245,12 @@ def _bound_score(
 
 
 def _search_plan(first: Assignment, effort: int) -> Assignment:
-    """Return the best plan of a local search with random restarts and of several runs of simulated annealing.
+    """Return the best plan that local search with random restarts and simulated annealing find.
 
-    A count that is good for one job depends on the counts of all others, so that moves that only improve a plan soon
-    find none. Annealing also takes moves that make it worse. One long run with all options finds better plans than
-    several short ones; a short run below the largest power of 2 GPUs wins in some queues.
-    At last, jobs are moved and swapped until nothing improves the best plan.
+    The best GPU count of one job depends on the counts of all others, so moves that only improve a plan soon find none.
+    Annealing also takes moves that make the plan worse. One long run with all options finds better plans than several
+    short ones, but in some queues a short run below the largest power of 2 GPUs wins. Finally, jobs are moved and
+    swapped until nothing improves the best plan.
     """
     if len(first.option) > _MAX_ANNEALED_JOBS:
         current = first.copy()
@@ -266,7 +270,7 @@ def _search_plan(first: Assignment, effort: int) -> Assignment:
 
 
 def _restart_search(first: Assignment, budget: _TrialBudget) -> Assignment:
-    """Return the best plan that a local search finds from a plan and from random changes of the best one so far."""
+    """Return the best plan of a local search that restarts from random changes of the best plan so far."""
     best = first.copy()
     _improve_plan(best, budget)
     draw = random.Random(0)  # noqa: S311
@@ -284,9 +288,9 @@ def _restart_search(first: Assignment, budget: _TrialBudget) -> Assignment:
 
 
 def _list_option_subsets(columns: QueueColumns) -> list[Ints]:
-    """Return the indices of all options, and of those with at most each power of 2 GPUs if they are fewer.
+    """Return the options to anneal: all of them, and those below the largest power of 2 GPUs that leaves some out.
 
-    The present option of a job and its options with the fewest GPUs are always among them.
+    A subset always has the present option of a job and its options with the fewest GPUs.
     """
     least = np.minimum.reduceat(columns.gpus, columns.first[:-1])[columns.job]
     always = columns.gpus == least
@@ -304,7 +308,7 @@ _MOST_SUBSETS = 2
 
 
 def _anneal_plan(first: Assignment, budget: _TrialBudget) -> Assignment:
-    """Return the best plan that simulated annealing meets, with random moves of single jobs.
+    """Return the best plan that simulated annealing finds by random moves of single jobs.
 
     Source: Kirkpatrick, Gelatt and Vecchi (Science 220, 1983).
     """
@@ -355,7 +359,7 @@ class _TrialBudget:
     def simulate_moves(
         self, current: Assignment, moves: Mapping[int, int]
     ) -> tuple[QueueScore, dict[int, PoolTimeline]]:
-        """Return the score and the timelines that moves would give, as `Assignment.try_moves` does."""
+        """Return the score and the timelines that moves would give (`Assignment.try_moves`), and count the trial."""
         before = current.simulated
         score, changed = current.try_moves(moves)
         self.left -= current.simulated - before + _TRIAL
@@ -392,7 +396,7 @@ def _swap_pairs(current: Assignment, budget: _TrialBudget) -> bool:
 
 
 def _list_moves(current: Assignment) -> Sequence[tuple[int, Sequence[int]]]:
-    """Return (job, options to try) pairs, the most promising first. In a small queue, all options are listed."""
+    """Return pairs of a job and the options to try, the most promising first. In a small queue, list all options."""
     columns = current.columns
     promise = _estimate_gains(current)
     if len(current.option) <= _MAX_SWAP_JOBS:
@@ -435,7 +439,7 @@ def _estimate_gains(current: Assignment) -> Floats:
 
 
 def _undo_small_changes(current: Assignment, effort: int) -> None:
-    """Return jobs to their present options if their moves gain less than the uncertainty of the forecasts."""
+    """Move jobs back to their present options if their moves gain less than the uncertainty of the forecasts."""
     columns, policy = current.columns, current.policy
     best, budget = current.score, _TrialBudget(effort)
     for job in np.flatnonzero((columns.present >= 0) & (columns.present != current.option)).tolist():

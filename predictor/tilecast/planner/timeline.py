@@ -1,4 +1,4 @@
-"""Simulation of when Kueue starts the jobs of a pool: in queue order, skipping jobs that do not fit.
+"""Simulate when Kueue starts the jobs of a pool: in queue order, skipping jobs that do not fit.
 
 The strategy is Kueue's `BestEffortFIFO`. A job uses GPUs of one node, or whole nodes. Of the nodes with enough free
 GPUs, the fullest is used. No job is preempted, and no GPUs are reserved for a job that does not fit yet.
@@ -18,9 +18,9 @@ import numpy as np
 from tilecast.planner.problem import PoolCapacity
 
 SNAPSHOT_INTERVAL = 32
-"""Number of starts between stored moments from which a simulation can be resumed."""
+"""Number of job starts between stored states from which a simulation can be resumed."""
 TaskLine: TypeAlias = tuple[int, str]
-"""GPUs and queue of jobs that start in order among themselves."""
+"""GPU count and queue of jobs that wait in one line. They start in order."""
 
 
 @dataclass(slots=True)
@@ -94,11 +94,11 @@ class PoolTasks:
     gpus: Sequence[int]
     seconds: Sequence[float]
     ready_s: Sequence[float] | None = None
-    """Earliest start of each job in seconds from now; None if all can start now."""
+    """Earliest start of each job in seconds from now. None if all can start now."""
     queues: Sequence[str] | None = None
-    """Queue whose quota each job uses; None if there are no quotas."""
+    """Queue whose quota each job uses. None if there are no quotas."""
     names: Sequence[int] | None = None
-    """Name of each job, ascending; None for 0, 1, 2 and so on."""
+    """Identifier of each job, ascending. None for 0, 1, 2 and so on."""
 
 
 @dataclass(slots=True)
@@ -110,7 +110,7 @@ class QueueAdmission:
     left: dict[str, int]
     """Unused GPUs of each quota."""
     running: list[tuple[float, int, int, str, list[int]]] = field(default_factory=list)
-    """Heap of running jobs: end, name, GPUs, queue and nodes of each."""
+    """Heap of running jobs. Each has its end, identifier, GPUs, queue and nodes."""
     passed: dict[TaskLine, int] = field(default_factory=dict)
     """Number of jobs of each line that have started."""
     started: int = 0
@@ -127,9 +127,9 @@ class PoolSimulation:
 
     begin: list[float]
     order: list[int] = field(default_factory=list)
-    """Names of the tasks in the order in which they start."""
+    """Identifiers of the tasks in the order in which they start."""
     moments: list[QueueAdmission] = field(default_factory=list)
-    """Stored moments, ascending; none if all tasks have the same size."""
+    """Stored states, ascending. Empty if all tasks have the same size."""
 
     def find_last_moment(self, started: int) -> QueueAdmission | None:
         """Return the last stored state with at most `started` started jobs. If there is none, return None."""
@@ -201,7 +201,7 @@ def _start_equal_tasks(places: int, seconds: Sequence[float]) -> list[float]:
 
 
 def _simulate_mixed(tasks: PoolTasks, state: QueueAdmission, made: PoolSimulation) -> None:
-    """Simulate jobs of several sizes: at every end or arrival, the jobs that fit start in queue order.
+    """Simulate jobs of several sizes. At every end or arrival, the jobs that fit start in queue order.
 
     Args:
         tasks: the jobs.

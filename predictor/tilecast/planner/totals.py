@@ -1,4 +1,4 @@
-"""Report on a plan: its totals, the totals of the references, and times and gains of each job."""
+"""Report on a plan: its totals, the totals of the references, and the times and gains of each job."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class QueueTotals:
     """Completion times, cost, fairness and missed deadlines of a whole queue under one plan."""
 
     completion_s: float
-    """Weighted mean of completion times."""
+    """Weighted mean completion time."""
     worst_completion_s: float
     """99th percentile of completion times."""
     makespan_s: float
@@ -28,7 +28,7 @@ class QueueTotals:
     cost: float | None
     """Total cost; None if a used pool has no price."""
     fairness: float
-    """Largest finish-time fairness ratio; 1 is an equal share of the cluster for each job."""
+    """Largest ratio of completion time to that with an equal share of the cluster (finish-time fairness)."""
     missed: int
     """Number of jobs that end after they are due."""
 
@@ -58,11 +58,15 @@ class PlannedTimes:
     finish_s: float
     lower_s: float
     upper_s: float
-    """End of the job if every forecast is at the upper end of its range; `lower_s` is that at the lower end."""
+    """End of the job if every forecast of the queue is at the upper end of its range.
+
+    `lower_s` is that at the lower end.
+    """
     gain_s: float
-    """Time by which the job ends earlier than if each job ran on its own best pool."""
+    """Seconds by which the job ends earlier than if every job ran on its own best pool."""
     payers: tuple[str, ...] = ()
-    """Jobs that use its place on its own best pool, if it ends later than there; those that gain most are first."""
+    """Jobs that use this job's place on its own best pool, if it ends later than there. The largest gains come first.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,14 +132,14 @@ def _simulate_references(solution: QueueSolution) -> dict[str, QueueOutcome]:
 
 @dataclass(frozen=True, slots=True)
 class LateJob:
-    """A job that ends after it is due, and the start on its fastest option with which it would be on time."""
+    """A job that ends after it is due, and the latest start with which it would be on time."""
 
     job: int
     """Row of the job in the columns."""
     late_s: float
     fastest: JobOption
     latest_start_s: float
-    """Latest start on the fastest option, in seconds from now. If it is negative, no option is fast enough."""
+    """Latest start on the fastest option, in seconds from now. Negative if no option is fast enough."""
 
 
 def list_late_jobs(solution: QueueSolution) -> list[LateJob]:
@@ -162,7 +166,7 @@ def find_lateness(columns: QueueColumns, job: int, finish_s: float) -> LateJob |
 
 
 def _simulate_with_seconds(solution: QueueSolution, seconds: Sequence[float]) -> Floats:
-    """Return the end of each job, (n,), if every option takes other run times.
+    """Return the end of each job, (n,), with other run times for all options.
 
     Args:
         solution: the plan.
@@ -175,7 +179,7 @@ def _simulate_with_seconds(solution: QueueSolution, seconds: Sequence[float]) ->
 def _find_payers(
     solution: QueueSolution, best_outcome: QueueOutcome, gain: Floats, start: Floats, job: int
 ) -> tuple[str, ...]:
-    """Return the names of jobs that use a delayed job's best pool when the job would have run there.
+    """Return the names of jobs that occupy a delayed job's best pool when it would have run there.
 
     Args:
         solution: the plan.

@@ -32,34 +32,34 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class AdviceInputs:
-    """A user's inputs to the advice: the job, the pools and options, as given to the command line or the Python API."""
+    """A user's request for advice: the job, the pools and the options, from the command line or the Python API."""
 
     job: JobOptions
     pools: PoolOptions
     baseline: str | None = None
-    """POOL:N[:PLAN][=STEP], what the user would run today."""
+    """Configuration in use today: POOL:N[:PLAN][=STEP]."""
     plan: str | None = None
-    """The only plan to price."""
+    """Plan to price instead of searching for one."""
     measured: Sequence[str] = field(default_factory=tuple)
-    """Measured steps, POOL:N[/PLAN]=STEP each, @FILE.json, or the seconds of one step."""
+    """Measured steps. Each is POOL:N[/PLAN]=STEP, @FILE.json, or only the seconds of a step."""
     launch: str | None = None
-    """Launcher that has to be able to run the plan."""
+    """Launcher that must be able to run the plan."""
     seeks_fewest: bool = False
-    """Whether the fewest GPUs that hold the job are sought, whatever its objective."""
+    """Whether to search for the fewest GPUs that hold the job, whatever the job's objective is."""
 
 
 @dataclass(frozen=True, slots=True)
 class AdviceResult:
-    """The advice for `AdviceInputs`, with the job and the pools that were read."""
+    """The advice for `AdviceInputs`, with the job and the pools it was computed from."""
 
     job: JobInput
     advice: Advice
     pools: Sequence[Pool]
     """Pools that the job may use."""
     candidates: JobCandidates | None = None
-    """How a job of another kind may use them; None for a TrainingJob."""
+    """Pools that an annotated job may use, and why it may not use the others. None for a TrainingJob."""
     seconds: float | None = None
-    """A measured step that names no pool."""
+    """Step time from `measured` that was given without a pool, in seconds."""
 
 
 def compute_advice(inputs: AdviceInputs) -> AdviceResult:
@@ -85,7 +85,10 @@ def compute_advice(inputs: AdviceInputs) -> AdviceResult:
 
 
 def _with_gpus(inputs: AdviceInputs) -> JobOptions:
-    """Return the options of the job. A launch gets those of the baseline or the first pool, if it says none."""
+    """Return the options of the job, and add a GPU count if the job is a launch command.
+
+    The count is that of the baseline. Without a baseline it is that of the first pool.
+    """
     if not launches.is_launch(inputs.job):
         return inputs.job
     if inputs.baseline:
@@ -95,7 +98,10 @@ def _with_gpus(inputs: AdviceInputs) -> JobOptions:
 
 
 def _add_launch_notes(advice: Advice, job: JobInput, request: Request, pools: Sequence[Pool]) -> Advice:
-    """Return the advice with what was read of a job's launch, and with the options to change on the same GPUs."""
+    """Return the advice with notes on the job's launch command: how it was read, and which options to change.
+
+    The options are those of the best plan on the same GPUs.
+    """
     reading = job.launch
     if reading is None:
         return advice
@@ -194,7 +200,7 @@ def _compute_job_advice(inputs: AdviceInputs, job: JobInput) -> AdviceResult:
 
 
 def measured_offer(inputs: AdviceInputs, result: AdviceResult) -> Offer:
-    """Return the offer that a measured step without a pool is compared with: the baseline or the only plan.
+    """Return the offer to compare with a measured step that names no pool: the baseline or the only plan.
 
     Raises:
         SpecError: the measured step is not a duration, or it is unclear to which offer it belongs.
@@ -212,9 +218,9 @@ def measured_offer(inputs: AdviceInputs, result: AdviceResult) -> Offer:
 
 
 def _attention_notes(advice: Advice) -> tuple[str, ...]:
-    """Return a note that names the assumed attention library, if libraries of other frameworks differ in speed.
+    """Return a note that names the assumed attention library, if other frameworks use libraries of another speed.
 
-    A model without attention has no note.
+    The result is empty for a model without attention.
     """
     best = advice.best
     if best is None or best.workload.framework is not None or best.workload.attention != "auto":
@@ -238,7 +244,7 @@ def _attention_notes(advice: Advice) -> tuple[str, ...]:
 
 
 def _name_flags(job: JobInput, advice: Advice) -> Advice:
-    """Return the advice with flags in place of fields of the spec in its sentences and remedies."""
+    """Return the advice with command-line flags in its sentences, in place of the spec's field names."""
 
     def renamed(change: Change | None) -> Change | None:
         return None if change is None else replace(change, text=job.name_flags(change.text))
@@ -261,7 +267,7 @@ def _add_notes(advice: Advice, notes: Sequence[str]) -> Advice:
 
 
 _GAIN = 0.05
-"""What another framework of a launcher has to save of the first one's objective to be worth its wrapping."""
+"""Least share of the objective that another framework of the same launcher must save to be chosen."""
 
 
 def _choose_advice(requests: Sequence[Request], pools: Sequence[Pool]) -> Advice:
@@ -311,7 +317,7 @@ def _is_executable(advice: Advice) -> bool:
 
 
 def _objective_value(advice: Advice, offer: Offer) -> float:
-    """Return the number that the objective minimises: an offer's GPUs, or its seconds, cost or energy per sample."""
+    """Return the amount that the objective minimises: GPUs, or time, cost or energy per sample."""
     goal = advice.request.goal
     if goal.fewest_gpus:
         return float(offer.gpus)
@@ -353,11 +359,11 @@ def _request_for_plan(request: Request, text: str) -> Request:
 
 
 _RECOMPUTATION = ("activation_checkpointing", "recompute_modules", "recompute_layers")
-"""Options that say what is recomputed."""
+"""Names of the job options that set recomputation."""
 
 
 def _fit_plan_to_options(request: Request, inputs: AdviceInputs) -> PartialPlan | None:
-    """Return the request's plan, in which recomputation is that of the job's options if the plan's text leaves it out.
+    """Return the request's plan. If the plan does not state recomputation, it is taken from the job's options.
 
     Raises:
         SpecError: the plan states another recomputation or micro-batch than the job's options.

@@ -47,8 +47,8 @@ if TYPE_CHECKING:
 class JobSettings(TypedDict, total=False):
     """Keyword arguments that describe how a job is trained and where it may run. All of them are optional.
 
-    Those of the job have the names, the values and the meaning of the flags that `tilecast advise --help` lists, which
-    are those of the spec. Numbers may be texts as for the flags, such as "8k" or "15T".
+    Names, values and meanings are those of the flags in `tilecast advise --help`. Numbers may be texts such as "8k" or
+    "15T".
     """
 
     seq: int | str
@@ -81,7 +81,7 @@ class JobSettings(TypedDict, total=False):
     fused_loss: bool
     """Whether softmax and cross-entropy are one kernel."""
     offload: str
-    """none, optimizer or parameters: what lives in the host's memory."""
+    """What is kept in the host's memory: none, optimizer or parameters."""
     loss_chunks: int | str
     """Pieces in which the output layer and the loss run."""
     activation_checkpointing: str
@@ -91,17 +91,17 @@ class JobSettings(TypedDict, total=False):
     shard_degree: int | str
     """Data-parallel ranks that share weights and states at ZeRO stages 2 and 3."""
     offload_activations: float | str
-    """Share of the activations of layers that waits for the backward pass in the host's memory."""
+    """Share of the layers' activations that is kept in the host's memory until the backward pass."""
     recompute_modules: Sequence[str] | str
-    """Modules of a layer that the backward pass computes again, in the words of Megatron-Core."""
+    """Modules of a layer to recompute in the backward pass, by their Megatron-Core names."""
     recompute_layers: int | str
-    """Layers of each pipeline stage that are computed again whole."""
+    """Number of layers in each pipeline stage to recompute in full."""
     attention: str
     """auto, flash, eager, or a library such as cudnn, flash3 or flex."""
     execution: str
     """eager, compiled, cudaGraphs or xla."""
     memory_format: str
-    """contiguous or channelsLast, of images."""
+    """Memory format of images: contiguous or channelsLast."""
     input_samples_per_second: float | str
     """Samples per second that the input pipeline of each node delivers."""
     expert_dispatch: str
@@ -121,7 +121,7 @@ class JobSettings(TypedDict, total=False):
     lora_targets: str
     """all or attention."""
     quantization: str
-    """Quantization of frozen weights below adapters."""
+    """Quantization of the frozen weights under LoRA adapters."""
     steps: int | str
     """Optimizer steps of the whole run, for the time and the cost to finish."""
     tokens: int | str
@@ -150,11 +150,11 @@ class JobSettings(TypedDict, total=False):
     target_step_seconds: float | str
     """How long a step may take."""
     limits_at: str
-    """forecast or upperBound: the end of the range at which deadline and target must hold."""
+    """End of the forecast's range that must meet the deadline and the target: forecast or upperBound."""
     command: str | Sequence[str]
-    """Launch command, or the name of a training configuration, that says the job; the model may then be None."""
+    """Launch command, or name of a training configuration, that describes the job. The model may then be None."""
     lenient: bool
-    """Whether options of the launch that change speed or memory and are not priced are ignored."""
+    """Whether to ignore launch options that affect speed or memory but are not modelled."""
     inputs: Any
     """Example inputs of a `torch.nn.Module`: a tensor, or a tuple of them."""
     gpus: str | Mapping[str, int]
@@ -166,7 +166,7 @@ class JobSettings(TypedDict, total=False):
     calibration: str
     """Path of corrections that `tilecast calibrate` wrote."""
     link: str
-    """Name of the link in or between the nodes of every pool, for which `gpus` names none."""
+    """Name of the link in or between nodes, for every pool whose `gpus` entry names none."""
 
 
 def advise(
@@ -410,7 +410,7 @@ def _to_python_number(value: Any) -> Any:
 
 
 def _trace_module(module: Any, inputs: Any) -> Any:
-    """Return the operator graph of a `torch.nn.Module`, traced with example inputs."""
+    """Return the operator graph of a `torch.nn.Module`, traced with the example inputs."""
     from tilecast.zoo.traced import torch_export
 
     if inputs is None:
@@ -420,7 +420,7 @@ def _trace_module(module: Any, inputs: Any) -> Any:
 
 
 def _step_texts(measured: str | Sequence[str] | Mapping[str, float]) -> tuple[str, ...]:
-    """Return measured steps as texts in the syntax of `--measured`."""
+    """Return measured steps as texts, each in the syntax of `--measured`."""
     if isinstance(measured, str):
         return (measured,)
     if isinstance(measured, Mapping):
@@ -430,9 +430,9 @@ def _step_texts(measured: str | Sequence[str] | Mapping[str, float]) -> tuple[st
 
 @contextmanager
 def errors_about_arguments() -> Iterator[None]:
-    """Convert a SpecError in the `with` block: its text names keyword arguments instead of command-line flags.
+    """Rewrite a SpecError from the `with` block so that it names keyword arguments instead of command-line flags.
 
-    Cached nodes are cleared afterwards, because files and clusters change while a notebook is open.
+    On exit, clear cached nodes, because files and clusters change while a notebook is open.
     """
     try:
         yield

@@ -92,7 +92,7 @@ def list_link_rows() -> list[Row]:
 
 
 def describe_link(name: str) -> Row:
-    """Return the specifications of a link with their sources. The name `ethernet-N` may have any N Gb/s per node.
+    """Return the specifications of a link with their sources. `ethernet-N` means N Gb/s per node, for any N.
 
     Raises:
         SpecError: nothing has that name.
@@ -110,7 +110,7 @@ def _valid_nodes_report(options: PoolOptions) -> NodesReport:
 
 
 def list_pools(options: PoolOptions) -> list[Row]:
-    """Return a row for each pool, and rows that say why other nodes are in no pool."""
+    """Return a row for each pool, and a row for each node that is in no pool, with the reason."""
     if options.gpus:
         return [_pool_row(pool, "--gpus") for pool in pool_inputs.read_pools(options)]
     report = _valid_nodes_report(options)
@@ -139,7 +139,7 @@ def _pool_row(pool: Pool, layer: str, remarks: Sequence[str] = ()) -> Row:
 
 
 def _describe_assumed_pool(pool: Pool) -> Row:
-    """Return the properties of a pool from `--gpus`, with the assumed nodes, links and price."""
+    """Return the properties of a pool given by `--gpus`, including the nodes, links and price assumed for it."""
     return {
         "name": pool.name,
         "most nodes": pool.max_nodes,
@@ -169,7 +169,7 @@ def _parse_numbers(properties: Mapping[str, str]) -> Row:
 
 
 def describe_pool(name: str, options: PoolOptions) -> Row:
-    """Return the properties of the pool `name`. If `name` is a node without a pool, return the reason.
+    """Return the properties of the pool `name`. If `name` is a node that is in no pool, return the reason.
 
     Raises:
         SpecError: nothing has that name.

@@ -1,7 +1,7 @@
-"""Confine a call to the files and the network that the user allowed, whatever the arguments name.
+"""Restrict a call to the files and the network access that the user allowed, whatever its arguments name.
 
-An audit hook of Python (PEP 578) sees every file that is opened, every program that is started and every connection. It
-cannot be removed, and applies only inside `confine`, in the thread that entered it.
+A Python audit hook (PEP 578) sees every file that is opened, every program that is started and every connection. The
+hook cannot be removed. It applies only inside `confine`, in the thread that entered it.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from tilecast.spec import SpecError
 
 @dataclass(frozen=True, slots=True)
 class Permissions:
-    """Files, contexts and models that tools may read beside their arguments. The default is none."""
+    """Files, kubectl contexts and models that tools may read in addition to their arguments. The default is none."""
 
     folders: tuple[Path, ...] = ()
     """Folders whose files may be read."""
     contexts: tuple[str, ...] = ()
-    """Contexts of kubectl that may be asked."""
+    """kubectl contexts that may be queried."""
     allows_hub: bool = False
     """Whether models may be read from the Hugging Face Hub and its local cache."""
 
@@ -43,10 +43,10 @@ _CHANGES = (
 
 @contextmanager
 def confine(permissions: Permissions) -> Iterator[None]:
-    """Let code in the `with` block, in this thread, read only what the permissions allow.
+    """Restrict the code in the `with` block, in this thread, to what the permissions allow.
 
     Raises:
-        SpecError: inside the block, where something else is read, written, started or connected to.
+        SpecError: inside the block, if anything else is read, written, started or connected to.
     """
     _install_hook()
     _active.permissions, _active.refusal = permissions, None
@@ -67,7 +67,7 @@ def _install_hook() -> None:
 
 
 def _check_event(event: str, arguments: tuple[Any, ...]) -> None:
-    """Raise SpecError if an event of the interpreter is not allowed in this thread, and keep the error."""
+    """Raise SpecError if an audit event is not allowed in this thread, and store the error."""
     permissions: Permissions | None = getattr(_active, "permissions", None)
     if permissions is None:
         return
@@ -79,7 +79,7 @@ def _check_event(event: str, arguments: tuple[Any, ...]) -> None:
 
 
 def _require_allowed(event: str, arguments: tuple[Any, ...], permissions: Permissions) -> None:
-    """Raise SpecError if an event is not allowed."""
+    """Raise SpecError if the permissions do not allow an audit event."""
     if event == "open":
         path, _, flags = arguments
         if isinstance(flags, int) and flags & _WRITING and not _is_null(path):
@@ -101,7 +101,7 @@ def _require_allowed(event: str, arguments: tuple[Any, ...], permissions: Permis
 
 
 def _check_path(path: Any, permissions: Permissions) -> None:
-    """Raise SpecError if a path is neither below an allowed folder nor part of Python and of the installed packages."""
+    """Raise SpecError unless a path is below an allowed folder, or is part of Python or of an installed package."""
     if isinstance(path, int) or _is_null(path):
         return
     if not permissions.allows_hub and _is_below(path, _list_hub_folders()):
@@ -113,18 +113,18 @@ def _check_path(path: Any, permissions: Permissions) -> None:
 
 
 def _check_change(path: Any, permissions: Permissions) -> None:
-    """Raise SpecError if a path that is written or removed is not part of the Hub's cache."""
+    """Raise SpecError if a path to be written or removed is outside the Hub's cache."""
     if not _is_cached(path, permissions):
         raise SpecError(_name(path), "would be changed", "tools only read")
 
 
 def _is_cached(path: Any, permissions: Permissions) -> bool:
-    """Return whether a path is in the cache of the Hub, and the Hub is allowed."""
+    """Return whether a path is in the Hub's cache and the permissions allow the Hub."""
     return permissions.allows_hub and _is_below(path, _list_hub_folders())
 
 
 def _is_below(path: Any, folders: Iterable[Path]) -> bool:
-    """Return whether a path is a folder of `folders` or below one, after links are followed."""
+    """Return whether a path, with links resolved, is one of `folders` or below one of them."""
     real = Path(os.path.realpath(os.fsdecode(path)))
     return any(real.is_relative_to(folder) for folder in folders)
 
@@ -139,7 +139,7 @@ def _name(path: object) -> str:
 
 @cache
 def _list_own_folders() -> tuple[Path, ...]:
-    """Return the folders of Python, of its packages and of Tilecast, whose modules and tables are read when needed."""
+    """Return the folders of Python, its packages and Tilecast, from which modules and tables are loaded on demand."""
     paths = sysconfig.get_paths()
     named: list[str | Path] = [paths[key] for key in ("stdlib", "platstdlib", "purelib", "platlib")]
     packages = [entry for entry in sys.path if Path(entry).name in ("site-packages", "dist-packages")]
@@ -158,4 +158,4 @@ def _list_hub_folders() -> tuple[Path, ...]:
 
 
 _HUB_READS = (Path("/etc/ssl"), Path("/etc/resolv.conf"), Path("/etc/hosts"), Path("/etc/nsswitch.conf"))
-"""Files by which programs find certificates and name servers."""
+"""System files that programs read to find certificates and name servers."""

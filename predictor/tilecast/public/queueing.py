@@ -34,13 +34,13 @@ class QueueInputs:
     order: str = "kueue"
     """A key of `tilecast.planner.solver.ORDERS`."""
     horizon: str | None = None
-    """When everything without a deadline is due: seconds, or a text such as "36h"."""
+    """When jobs without a deadline are due: seconds from now, or a text such as "36h"."""
     what_if: Sequence[str] = field(default_factory=tuple)
-    """POOL:+N or POOL:-N nodes."""
+    """Nodes to add or remove in a second plan: POOL:+N or POOL:-N."""
     at: str | None = None
-    """Time that counts as now, in ISO 8601; the present if absent."""
+    """Time to use as now, in ISO 8601. If absent, the current time."""
     if_submitted: Sequence[Document] = field(default_factory=tuple)
-    """One more job, and objects that it refers to; empty if nobody asks."""
+    """Documents of one more job and of the objects it refers to. Empty if there is none."""
 
 
 def plan_queue(inputs: QueueInputs, track: Track = without_progress) -> QueueScreen | EmptyQueue:
@@ -48,7 +48,7 @@ def plan_queue(inputs: QueueInputs, track: Track = without_progress) -> QueueScr
 
     Args:
         inputs: the jobs, the pools and options.
-        track: shows progress over the jobs, which are priced, and then over the plans.
+        track: wraps the loops over jobs and over plans, to show their progress.
 
     Raises:
         SpecError: the jobs, the pools or an option cannot be read.
@@ -100,13 +100,13 @@ def _parse_time(text: str | None) -> datetime:
 def _queue_problem(
     read: ReadQueue, pools: Sequence[Pool], horizon: float | None, held_gpus: Mapping[str, int]
 ) -> QueueProblem:  # fmt: skip
-    """Return the planning problem for the jobs and the pools. GPUs of pods outside the queue reduce a pool's capacity.
+    """Return the planning problem for the jobs and the pools. GPUs held by pods outside the queue are not available.
 
     Args:
         read: the jobs and quotas.
         pools: the pools.
         horizon: seconds from now until jobs without a deadline are due.
-        held_gpus: GPUs that pods hold, by pool, with the running jobs of the queue.
+        held_gpus: GPUs that pods hold, by pool. Running jobs of the queue are included.
     """
     ours = Counter[str]()
     for job in read.jobs:

@@ -55,7 +55,7 @@ class Forecast(core.Offer):
 
     @property
     def rows(self) -> Rows:
-        """A list of one dictionary, which has every scalar value of the forecast."""
+        """A list with one dictionary that has every scalar value of the forecast."""
         return [_offer_row(self, True)]
 
     def to_dict(self) -> dict[str, Any]:
@@ -133,7 +133,7 @@ class Advice(core.Advice):
         return launched.launch_text(launcher, setting, safer, is_stated=self.request.plan is not None)
 
     def write_dialect(self, dialect: str) -> str:
-        """Return the ranked pools in the words of a scheduler, as `tilecast advise -o DIALECT` prints them.
+        """Return the ranked pools in a scheduler's format, as `tilecast advise -o DIALECT` prints them.
 
         Args:
             dialect: `dra`, `kueue`, `karpenter`, `ray`, `skypilot` or `slurm`.
@@ -146,30 +146,30 @@ class Advice(core.Advice):
 
 @dataclass(frozen=True, slots=True)
 class PoolFit:
-    """The answer whether a job fits into one pool's GPU memory. Bytes are those of the fullest GPU."""
+    """Whether a job fits into the GPU memory of one pool. Bytes are those of the GPU that holds most."""
 
     pool: str
     fits: bool
-    """Whether what the plan cannot do without fits."""
+    """Whether the bytes that the plan needs at least fit."""
     is_tight: bool
-    """Whether the upper end of the range does not fit."""
+    """Whether the upper end of the memory range exceeds the GPU's memory."""
     plan: str
-    """The plan that was asked about, the best one on the fewest GPUs, or the one that is nearest to fitting."""
+    """The plan asked about, or the best plan on the fewest GPUs, or the plan that comes nearest to fitting."""
     gpus: int | None
-    """GPUs of the plan; None where it does not fit."""
+    """GPUs of the plan. None if it does not fit."""
     memory_bytes: float | None
     memory_upper_bytes: float | None
     available_bytes: float | None
     remedy: str
-    """The nearest change that would make it fit; empty where it does."""
+    """The smallest change that would make the job fit. Empty if it fits."""
     memory: Mapping[str, float] | None = None
-    """The bytes by purpose; None where no plan was tried."""
+    """Bytes by purpose. None if no plan was tried."""
     step_seconds: float | None = None
-    """A step of the plan; None where it does not fit."""
+    """Seconds of a step of the plan. None if it does not fit."""
     cost_per_1000_steps: float | None = None
     currency: str = "USD"
     remedy_step_seconds: float | None = None
-    """A step of the plan after the remedy, where it was priced."""
+    """Seconds of a step after the remedy. None if that was not priced."""
     remedy_cost_per_1000_steps: float | None = None
     roomy_gpus: int | None = None
     """Fewest GPUs on which a plan has memory to spare, if this plan is tight."""
@@ -178,7 +178,10 @@ class PoolFit:
 
     @classmethod
     def from_offer(cls, offer: core.Offer, roomy: core.Offer | None) -> PoolFit:
-        """Return the answer for a plan that fits, and for a plan with memory to spare if the first one is tight."""
+        """Return the answer for a plan that fits.
+
+        If the plan is tight, `roomy` is a plan that has memory to spare.
+        """
         if roomy is not None and roomy.gpus <= offer.gpus:
             offer, roomy = roomy, None
         return cls(
@@ -227,18 +230,18 @@ class PoolFit:
 
 
 _BILL = ("parameters", "gradients", "optimizer", "activations")
-"""Purposes of memory that have a column in the table of `Fits`; the others are summed."""
+"""Purposes of memory with a column of their own in the table of `Fits`. The others are summed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Fits:
-    """The answer whether a job fits into memory, for each pool. It is truthy if the job fits on any pool."""
+    """Whether a job fits into memory, for each pool. The value is true if the job fits on any pool."""
 
     pools: tuple[PoolFit, ...]
 
     @classmethod
     def from_advice(cls, advice: core.Advice) -> Fits:
-        """Return the memory needs of each pool's plan or rejection in the predictor's advice."""
+        """Return the answer for every pool: from its plan in the predictor's advice, or from its rejection."""
         is_free = advice.request.plan is None
         pools = [
             PoolFit.from_offer(
@@ -321,11 +324,11 @@ class Queue:
     """The plan of a queue, with the jobs that could not be planned."""
 
     plan: QueueScreen | None
-    """None where no job can be planned."""
+    """The plan. None if no job can be planned."""
     unplanned: tuple[UnplannedJob, ...]
     """Jobs without a place, and why."""
     empty: queue_screen.EmptyQueue | None = None
-    """What is known where no job can be planned."""
+    """The refused jobs and the pools, if no job can be planned."""
 
     @classmethod
     def from_plan(cls, planned: QueueScreen | queue_screen.EmptyQueue) -> Queue:
@@ -375,7 +378,7 @@ class Table(tuple[Mapping[str, Any], ...]):
 
 
 def _fit_cells(fit: PoolFit) -> tuple[str, ...]:
-    """Return pool, verdict, GPUs, plan, needed and usable memory of a pool as cells of a table."""
+    """Return the table cells of a pool: its name, verdict, GPUs, plan, needed memory and usable memory."""
     verdict = "tight" if fit.is_tight else "fits" if fit.fits else "no"
     upper = fit.memory_upper_bytes
     needed = "" if fit.memory_bytes is None else format_gibibyte_range(fit.memory_bytes, upper or fit.memory_bytes)
@@ -384,7 +387,7 @@ def _fit_cells(fit: PoolFit) -> tuple[str, ...]:
 
 
 def _bill_cells(memory: Mapping[str, float] | None) -> tuple[str, ...]:
-    """Return the GiB of each purpose in `_BILL`, and of all other purposes, as cells of a table."""
+    """Return table cells with the GiB of each purpose in `_BILL`, then the GiB of all other purposes."""
     if memory is None:
         return ("",) * (len(_BILL) + 1)
     sizes = [memory.get(name, 0.0) for name in _BILL]

@@ -1,4 +1,4 @@
-"""Forecast every GPU job of a cluster or of a folder as it is, and find the cheapest place and plan that is as fast."""
+"""Forecast every GPU job of a cluster or folder as it is, and find the cheapest pool and plan of at least its speed."""
 
 from __future__ import annotations
 
@@ -29,16 +29,16 @@ from tilecast.spec import PartialPlan, SpecError
 Outcome = Literal["better", "good", "doesNotRun", "notRead"]
 """Whether a job would be cheaper elsewhere, is good as it is, does not run as it is, or could not be read."""
 LEAST_SAVING = 0.05
-"""Least share of the price, or of the GPU-hours without prices, that makes a place or a plan better."""
+"""Least saving, as a share of the price, that counts as better. Without prices, a share of the GPU-hours."""
 OWN_DIMENSIONS = "own dimensions"
-"""What a job trains whose model has no name of its own, but dimensions in the command or in annotations."""
+"""Model name shown for a job whose command or annotations give dimensions but no name."""
 _HOURS = 24
 _MAX_REASON = 200
 
 
 @dataclass(frozen=True, slots=True)
 class ScanRow:
-    """A job, its forecast as it is, and what would be better."""
+    """One scanned job: its forecast as it is, and a better pool and plan if there is one."""
 
     namespace: str
     name: str
@@ -50,7 +50,7 @@ class ScanRow:
     pool: str = ""
     gpus: int | None = None
     is_pool_assumed: bool = False
-    """Whether the pods may run on several pools, of which the first that is large enough is taken."""
+    """Whether the pods may run on several pools. If so, the forecast is for the first pool that is large enough."""
     plan: str = ""
     step_s: float | None = None
     better_pool: str = ""
@@ -58,29 +58,29 @@ class ScanRow:
     better_plan: str = ""
     better_step_s: float | None = None
     gpu_hours_saved: float = 0.0
-    """GPU-hours that the work of a day takes less."""
+    """GPU-hours saved on one day's work."""
     money_saved: float | None = None
-    """Amount that the work of a day costs less. None without prices."""
+    """Money saved on one day's work. None without prices."""
     currency: str = ""
     total_gpu_hours_saved: float | None = None
-    """GPU-hours that the whole run takes less. None if its number of steps is unknown."""
+    """GPU-hours saved over the whole run. None if its number of steps is unknown."""
     total_money_saved: float | None = None
     confidence: str = ""
-    """How sure the reading of the job is: stated by annotations, or high or medium of its command."""
+    """Origin of the job's settings: stated by annotations, or read from its command with high or medium confidence."""
     reason: str = ""
-    """Why the job could not be read, or does not run."""
+    """Why the job could not be read or cannot run."""
 
 
 @dataclass(frozen=True, slots=True)
 class Scan:
-    """The rows of all jobs, the largest saving first, and how many searches they took."""
+    """The rows of all jobs, the largest saving first, and the number of searches that were run."""
 
     rows: tuple[ScanRow, ...]
     searches: int
 
     @property
     def needs_attention(self) -> bool:
-        """Whether any job would be cheaper elsewhere, or does not run as it is."""
+        """Whether any job would be cheaper elsewhere or cannot run as it is."""
         return any(row.outcome in ("better", "doesNotRun") for row in self.rows)
 
     @property
@@ -101,15 +101,15 @@ class JobScanner:
     lenient: bool = False
     searches: int = 0
     _rows: dict[str, ScanRow] = field(default_factory=dict)
-    """Rows by what of a job decides."""
+    """Cached rows, by the text from `_find_essence`."""
     _priced: dict[str, tuple[Offer | None, Offer | None, str]] = field(default_factory=dict)
-    """The job as it is, the better offer, and why it does not run, by request and pools."""
+    """Cached results of `_price`, by request and pools."""
 
     @classmethod
     def from_options(
         cls, options: PoolOptions, least_saving: float = LEAST_SAVING, *, lenient: bool = False
     ) -> JobScanner:
-        """Return a scanner on the pools that options name.
+        """Return a scanner for the pools that the options describe.
 
         Raises:
             SpecError: the pools cannot be read.
@@ -119,7 +119,7 @@ class JobScanner:
         return cls(pools, labels, devices, least_saving, lenient)
 
     def scan(self, jobs: Sequence[ScannedJob], track: Track = without_progress) -> Scan:
-        """Return the rows of jobs, sorted by saving. `track` may show the progress over the jobs."""
+        """Return the rows of jobs, the largest saving first. `track` wraps the loop over jobs, to show progress."""
         rows = [self._scan_job(job) for job in track(jobs, "jobs")]
         order = {"better": 0, "doesNotRun": 1, "good": 2, "notRead": 3}
         rows.sort(
@@ -190,7 +190,7 @@ class JobScanner:
     def _price(
         self, request: Request, baseline: Baseline, pools: Sequence[Pool]
     ) -> tuple[Offer | None, Offer | None, str]:
-        """Return the offer of the job as it is, the best one that is no slower, and why the first does not run."""
+        """Return the offer for the job as it is, the cheapest at least as fast, and why the job cannot run as it is."""
         own = replace(request, name="", baseline=None)
         key = repr((own, baseline, [(pool.name, pool.max_gpus) for pool in pools]))
         if key in self._priced:
@@ -218,7 +218,10 @@ class JobScanner:
 
 
 def _find_essence(job: ScannedJob) -> str:
-    """Return a text of all fields of a job, and of the objects beside it, that decide how it is priced."""
+    """Return a text of all fields, of the job and of the objects it refers to, that affect its price.
+
+    Jobs with equal texts are priced once.
+    """
     metadata = value_at_path(job.document, ("metadata",)) or {}
     annotations = manifest.read_annotations(job.document)
     own = {key: value for key, value in annotations.items() if key.startswith("tilecast.dev/")}
@@ -230,7 +233,7 @@ def _find_essence(job: ScannedJob) -> str:
 
 
 def _list_workers(job: ScannedJob, read: JobInput) -> tuple[Pods, ...]:
-    """Return the pods with GPUs of a job of any kind, also of those that advice does not place."""
+    """Return the GPU pods of a job of any kind, even of a kind that advice does not place."""
     if read.source is not None:
         return read.source.job.workers
     groups = find_pods(job.document, None).groups
@@ -238,11 +241,11 @@ def _list_workers(job: ScannedJob, read: JobInput) -> tuple[Pods, ...]:
 
 
 def _explain_no_pool(kind: str, rejections: Sequence[Rejection]) -> SpecError:
-    """Return the error of a job that may run on none of the pools as it is.
+    """Return the error for a job that cannot run on any of the pools as it is.
 
     Args:
         kind: kind of the job.
-        rejections: reasons against the pools, if advice could not place the job on any either.
+        rejections: why advice rejects each pool, if it rejects all of them.
     """
     for item in rejections:
         if item.code != "NotSelected":
@@ -252,14 +255,14 @@ def _explain_no_pool(kind: str, rejections: Sequence[Rejection]) -> SpecError:
 
 
 def _name_model(read: JobInput, name: str) -> str:
-    """Return the name of a job's model, or `OWN_DIMENSIONS` if it has only the name of the job."""
+    """Return the name of a job's model, or `OWN_DIMENSIONS` if the model has no name but the job's."""
     preset = value_at_path(read.document, ("spec", "model", "preset"))
     is_named_by_job = preset is None and name == metadata_name(read.document)
     return OWN_DIMENSIONS if is_named_by_job else name
 
 
 def _compare(row: ScanRow, now: Offer | None, better: Offer | None, reason: str, least: float) -> ScanRow:
-    """Return the row with the forecast as it is, and with the better offer if it saves enough."""
+    """Return the row with the forecast as it is. Add the better offer if it saves at least the share `least`."""
     if now is not None:
         row = replace(row, step_s=now.step_s)
     if better is None:

@@ -1,7 +1,7 @@
-"""Tools for agents: functions of the Python API with JSON in and JSON out, each with a schema of its arguments.
+"""Tools for agents: the functions of the Python API with JSON input and output, each with a JSON schema.
 
-The arguments are those of the Python API. Their types are those of its signatures, and their descriptions are those of
-the job's options, so that nothing is written twice. `tilecast mcp` serves the tools.
+Types of arguments come from the signatures of the Python API, and descriptions from the job's options, so that nothing
+is written twice. `tilecast mcp` serves the tools.
 """
 
 from __future__ import annotations
@@ -54,19 +54,19 @@ _DESCRIPTIONS: Mapping[str, str] = {
     "if_submitted": "One more job, as a path or an object: also when it would start and end on each pool.",
     "at": "The time that counts as now, in ISO 8601.",
 }
-"""Descriptions of arguments that are no options of a job."""
+"""Descriptions of arguments that are not job options."""
 _CHOICES: Mapping[str, Sequence[str]] = {
     "launcher": tuple(LAUNCHERS),
     "policy": tuple(POLICIES),
     "order": tuple(ORDERS),
 }
 _NO_ARGUMENTS = ("inputs", *(alias for option in JOB_OPTIONS.values() for alias in option.aliases))
-"""Keywords of the Python API that tools lack: tensors, and second names."""
+"""Arguments of the Python API that tools do not have: tensors and synonyms."""
 
 
 @dataclass(frozen=True, slots=True)
 class Tool:
-    """A function for agents, with the Python types of its arguments by name."""
+    """One function for agents, with the Python type of each argument by name."""
 
     name: str
     description: str
@@ -105,7 +105,7 @@ def call_tool(name: str, arguments: Mapping[str, Any]) -> Answer:
 
 @cache
 def warm_up() -> None:
-    """Price one job, so that libraries which look at the machine when they are loaded have done so."""
+    """Price one job, so that libraries which inspect the machine when they load are loaded before the first request."""
     api.forecast("gpt2", seq=1024, batch=8, gpus="l4:1", plan="dp=1")
 
 
@@ -126,7 +126,7 @@ def list_tools() -> Mapping[str, Tool]:
 
 
 def _build_tool(function: Callable[..., Any], description: str, settings: Mapping[str, Any]) -> Tool:
-    """Return the tool of a function of the Python API, whose `**settings` are those of `JobSettings`."""
+    """Return the tool for a function of the Python API. If the function takes `**settings`, they are `JobSettings`."""
     hints, arguments = get_type_hints(function, localns={"Unpack": Unpack}), dict[str, Any]()
     for name, parameter in inspect.signature(function).parameters.items():
         if parameter.kind is parameter.VAR_KEYWORD:
@@ -143,11 +143,11 @@ _JSON_TYPES: Mapping[str, Any] = {
     "if_submitted": str | dict[str, Any] | None,
     "nodes": str | dict[str, Any] | list[dict[str, Any]] | None,
 }
-"""Types of arguments that may be any object in Python."""
+"""JSON types of arguments that the Python API accepts as arbitrary objects."""
 
 
 def _run(function: Callable[..., Any], given: dict[str, Any]) -> Answer:
-    """Call a function of the Python API, whose first argument is the model or the jobs."""
+    """Call a function of the Python API. Its first argument, the model or the jobs, is passed by position."""
     subject = given.pop("jobs" if function is api.queue else "model", None)
     result = function(subject, **given)
     return result.to_dict(), str(result)
@@ -162,7 +162,7 @@ def _list_pools(given: dict[str, Any]) -> Answer:
 
 @cache
 def _find_adapter(name: str, hint: Any) -> TypeAdapter[Any]:
-    """Return the reader of an argument's type."""
+    """Return the pydantic adapter that validates an argument of type `hint`."""
     return TypeAdapter(_JSON_TYPES.get(name, hint))
 
 
@@ -182,7 +182,7 @@ def _write_property(name: str, hint: Any) -> dict[str, Any]:
 
 
 def _check_arguments(tool: Tool, arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the arguments of a tool, without those that are null.
+    """Return the validated arguments of a tool, without those that are null.
 
     Raises:
         SpecError: an argument is unknown, missing, or of another type.

@@ -1,7 +1,7 @@
-"""Read what users have: a launch command, a shell script, or the configuration of a training framework.
+"""Read a launch command, a shell script, or the configuration of a training framework.
 
-Nothing is run. Only files within the folder of the named file are opened, and their size and depth are bounded. Each
-launcher has a table of options in `options/`, and a function that turns what they say into a job and a plan.
+Nothing is executed. Only files within the folder of the named file are opened, and their size and depth are bounded.
+Each launcher has a table of options, and a function that turns their values into a job and a plan.
 """
 
 from __future__ import annotations

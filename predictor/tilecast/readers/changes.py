@@ -1,4 +1,4 @@
-"""List the options of a launch to change for another plan."""
+"""List the launch options to change to get another plan."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from tilecast.search import find_engine
 from tilecast.spec import Plan
 
 _DERIVED = ("data",)
-"""Columns that follow from the number of processes."""
+"""Plan columns that follow from the number of processes."""
 _TARGETS = {"gradient_accumulation": "accumulation"}
-"""Target of a column, where it is not `plan.` and its name."""
+"""Target of a plan column if it is not `plan.` and the column's name."""
 
 
 def list_changes(reading: LaunchReading, before: Plan, after: Plan) -> list[str]:
-    """Return a text for each option to change, such as `--micro-batch-size 1 -> 2`, from one plan to another.
+    """Return a text for each option to change between two plans, such as `--micro-batch-size 1 -> 2`.
 
-    Columns that no option of the launcher states are named in words.
+    Columns without an option of the launcher are named in words.
     """
     table = OptionTable.read(reading.table)
     changes = []
@@ -60,15 +60,15 @@ def _format_shards(reading: LaunchReading, old: object, new: object) -> str:
 
 
 _BESIDE = ("deepspeed", "accelerate", "fsdp")
-"""Tables of files beside the main one."""
+"""Tables of files that accompany the main one."""
 
 
 def _find_option(
     table: OptionTable, reading: LaunchReading, target: str, new: object
 ) -> tuple[str, Mapping[str, Any] | None]:
-    """Return the option that states a target, the one that the user wrote if there is one, and its entry.
+    """Return the option for a target, and its entry. An option that the user wrote is preferred.
 
-    Among flags that no one wrote, the one that says the new value is preferred.
+    Among flags that the user did not write, the one with the new value is preferred.
     """
     if (origin := reading.origins.get(target)) is not None:
         tables = (table, *map(OptionTable.read, _BESIDE))

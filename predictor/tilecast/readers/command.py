@@ -1,4 +1,4 @@
-"""Find the launch line among commands: how many processes it starts, and which program with which arguments."""
+"""Find the command that launches training: how many processes it starts, and which program with which arguments."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ class LaunchLine:
     """A command that starts processes, and the program that each of them runs."""
 
     launcher: str
-    """torchrun, deepspeed, accelerate, or empty for a program without a launcher."""
+    """torchrun, deepspeed, accelerate, or empty for a program that is started directly."""
     program: str
-    """Path of the training script, or the module behind `-m`."""
+    """Path of the training script, or the module after `-m`."""
     arguments: Sequence[str]
     nodes: int | None = None
     gpus_per_node: int | None = None
     gpus: int | None = None
-    """Processes of all nodes, where the command says their number."""
+    """Number of processes of all nodes. None if the command does not say it."""
     options: Mapping[str, str] = field(default_factory=dict)
     """Options of the launcher itself."""
     computed: frozenset[str] = frozenset()
-    """Options of the launcher whose values are not literal."""
+    """Options of the launcher with values that are not literal."""
     step: Allocation | None = None
     """Counts that `srun` states in front of the launcher or program. None if the command has no `srun`."""
 
@@ -47,7 +47,7 @@ _TRAINERS: Mapping[str, Sequence[str]] = {
     "litgpt": ("pretrain", "finetune", "finetune_full", "finetune_lora"),
     "trl": ("sft", "dpo", "kto", "reward", "grpo"),
 }
-"""Programs that start training themselves, with the words behind them that do."""
+"""Programs that start training themselves, and the subcommands that do."""
 _SINGLE = {
     "standalone", "no-python", "module", "m", "use-env", "quiet", "debug", "multi-gpu", "use-fsdp", "use-deepspeed",
     "same-network", "tpu", "cpu", "use-cpu", "use-xpu", "ipex", "use-megatron-lm", "use-parallelism-config",
@@ -55,7 +55,7 @@ _SINGLE = {
     "dynamo-use-regional-compilation", "tpu-use-cluster", "no-tpu-cluster", "tpu-use-sudo", "virtual-local-rank",
     "force-multi", "no-local-rank", "no-ssh", "no-ssh-check", "save-pid", "bind-cores-to-rank", "elastic-training",
 }  # fmt: skip
-"""Options of launchers that take no value."""
+"""Launcher options that take no value."""
 _SHELLS = ("python", "python3", "srun", "mpirun", "mpiexec", "uv", "env", "numactl", "singularity", "apptainer")
 
 

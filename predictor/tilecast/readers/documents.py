@@ -16,10 +16,10 @@ MAX_DEPTH = 16
 
 
 def load_mapping(text: str, name: str) -> dict[str, Any]:
-    """Return the only mapping of a YAML, JSON or TOML text. `name` is the file in errors.
+    """Return the mapping that a YAML, JSON or TOML text contains. `name` is the file's name in errors.
 
     Raises:
-        SpecError: the text is too long, too deep, or holds something else.
+        SpecError: the text is too long, too deep, or contains anything else.
     """
     if name.endswith(".toml"):
         return _load_toml(text, name)
@@ -45,7 +45,7 @@ def _load_toml(text: str, name: str) -> dict[str, Any]:
 
 
 def flatten(values: Mapping[Any, Any], prefix: str = "", depth: int = 0) -> list[Setting]:
-    """Return a setting for each value of nested mappings. Its option is the keys from the top, with dots between.
+    """Return a setting for each value in nested mappings. Its option is the path of keys, joined by dots.
 
     Raises:
         SpecError: the mappings are nested more than `MAX_DEPTH` levels deep.
@@ -63,7 +63,7 @@ def flatten(values: Mapping[Any, Any], prefix: str = "", depth: int = 0) -> list
 
 
 def leaves(values: Mapping[Any, Any]) -> list[Setting]:
-    """Return a setting for each value of nested mappings. Its option is the innermost key."""
+    """Return a setting for each value in nested mappings. Its option is the innermost key."""
     return [Setting(setting.option.rpartition(".")[2], setting.values) for setting in flatten(values)]
 
 

@@ -1,4 +1,4 @@
-"""Read a command of Megatron-LM: the model from its dimensions, the job and the plan."""
+"""Read a Megatron-LM command: the model from its dimensions, the job and the plan."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ SCRIPTS = ("pretrain_gpt.py", "pretrain_bert.py", "pretrain_t5.py", "pretrain_ma
 _DIMENSIONS = "give the dimensions of the model, or name it before --"
 _VOCABULARIES = {"GPT2BPETokenizer": 50257, "Llama2Tokenizer": 32000, "BertWordPieceLowerCase": 30522,
                  "BertWordPieceCase": 28996}  # fmt: skip
-"""Vocabulary of each `--tokenizer-type` that has only one."""
+"""Vocabulary size of each `--tokenizer-type` that has a fixed one."""
 _COUNTS = (
     "model.layers", "model.encoder_layers", "model.decoder_layers", "model.hidden", "model.heads", "model.ffn",
     "virtual_layers", "samples",
 )  # fmt: skip
-"""Targets that are at least 1 where an option states them."""
+"""Targets whose values must be at least 1."""
 _DISPATCHERS = {"alltoall": "allToAll", "alltoall_seq": "allToAll", "allgather": "allGather"}
 _FLEX = {"deepep": "deepEP", "hybridep": "hybridEP"}
 
@@ -31,14 +31,14 @@ _FLEX = {"deepep": "deepEP", "hybridep": "hybridEP"}
 def read_megatron(
     settings: Sequence[Setting], where: str, program: str, gpus: int | None, has_model: bool, table: str = "megatron"
 ) -> LaunchReading:
-    """Return what the options of a Megatron-LM command say.
+    """Return the job and plan that the options of a Megatron-LM command describe.
 
     Args:
         settings: the options.
         where: name of the command in errors.
         program: the training script.
         gpus: number of processes, or None if it is unknown.
-        has_model: whether the user names the model beside the command.
+        has_model: whether the user names the model separately from the command.
         table: the table of options, that of Megatron-LM or of a launcher around Megatron-Core.
 
     Raises:
@@ -86,7 +86,7 @@ def read_megatron(
 
 
 def _notes(facts: Facts, plan: PartialPlan) -> tuple[str, ...]:
-    """Return sentences on options that the forecast assumes, but that the command leaves out."""
+    """Return sentences on options that the command leaves out and the forecast assumes."""
     said = {option.lstrip("-") for option in facts.ignored}
     expected = ["overlap-grad-reduce"] if plan.data != 1 else []
     expected += ["overlap-param-gather"] if plan.data != 1 and plan.zero_stage else []
@@ -157,10 +157,10 @@ def _training(facts: Facts, plan: PartialPlan, layers: int | None) -> dict[str, 
 
 
 def _find_model(facts: Facts, program: str, table: str) -> tuple[dict[str, Any] | None, str]:
-    """Return `spec.model` and its name, or None and a name on the Hub.
+    """Return `spec.model` and its name, or None and the model's name on the Hub.
 
     Raises:
-        SpecError: no option says the model.
+        SpecError: no option describes the model.
     """
     if stated := facts.get("model.name"):
         return None, str(stated)
@@ -235,7 +235,7 @@ def _wanted(facts: Facts, program: str) -> dict[str, Any]:
 
 
 def _learned_positions(facts: Facts) -> int:
-    """Return the rows of a learned position embedding, 0 if there is none."""
+    """Return the number of learned position embeddings, or 0."""
     if facts.get("model.positions", "learned_absolute") != "learned_absolute" or facts.get("model.latent"):
         return 0
     length = facts.get("training.sequenceLength")
@@ -243,7 +243,7 @@ def _learned_positions(facts: Facts) -> int:
 
 
 def _expert_layers(text: str | None, layers: int) -> tuple[int, int]:
-    """Return the number of first dense layers, and the distance between layers with experts."""
+    """Return the number of dense layers at the beginning, and the distance between layers with experts."""
     if text is None:
         return 0, 1
     if re.fullmatch(r"\d{1,6}", text, re.ASCII) and int(text):
@@ -279,7 +279,7 @@ def _custom_model(facts: Facts, wanted: dict[str, Any], vocab: int) -> dict[str,
     """Return `spec.model` of a model that no preset describes.
 
     Raises:
-        SpecError: the model is of a kind that has to be named.
+        SpecError: the model is of a kind that only a name can describe.
     """
     own = facts.prefix("model.")
     base = {

@@ -1,4 +1,4 @@
-"""Find a model by its dimensions or by its name in a launch."""
+"""Find a model by the dimensions or the name in a launch."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _FAMILIES = ("decoder", "moe", "deepseek", "encoder", "encdec")
 
 
 def dimensions(model: Model) -> dict[str, Any]:
-    """Return the dimensions of a transformer by which a command describes it."""
+    """Return those dimensions of a transformer that a command states."""
     own = model.dimensions if isinstance(model.dimensions, zoo.Transformer) else zoo.Transformer()
     latent = own if isinstance(own, Deepseek) else None
     return {
@@ -46,7 +46,7 @@ def dimensions(model: Model) -> dict[str, Any]:
 
 @cache
 def _transformers() -> tuple[tuple[str, int, dict[str, Any]], ...]:
-    """Return name, vocabulary and dimensions of every preset that is a transformer."""
+    """Return the name, the vocabulary size and the dimensions of every transformer preset."""
     known = (model for model in zoo.presets().values() if model.family in _FAMILIES and not model.towers)
     return tuple((model.name, model.vocab, dimensions(model)) for model in known)
 
@@ -70,7 +70,7 @@ def find_preset_like(wanted: Mapping[str, Any], vocab: int | None, optional: tup
 
 
 def find_named(name: str) -> str | None:
-    """Return the preset that a name on the Hugging Face Hub or a path ends in, or None."""
+    """Return the preset named at the end of a Hugging Face Hub name or a path, or None."""
     for text in (name, name.rstrip("/").rpartition("/")[2]):
         try:
             if text:

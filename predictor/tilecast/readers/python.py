@@ -1,9 +1,9 @@
-"""Read a training configuration that is written in Python, without running it.
+"""Read a training configuration written in Python, without running it.
 
-The file is parsed, and the few statements that configurations consist of are followed: assignments, calls of functions
-in the same folder, literals, and branches whose condition is literal. Any other call becomes an object with its name
-and its arguments, as the call of a configuration's class is. What only a run would know becomes a mark, as in
-`tilecast.readers.shell`. Modules beside the file are read where they are imported, those elsewhere are not.
+The file is parsed, and the few statements that configurations consist of are interpreted: assignments, calls of
+functions in the same folder, literals, and branches with a literal condition. Any other call becomes an object with its
+name and its arguments, like a call of a configuration class. A value that is known only at run time becomes a marker,
+as in `tilecast.readers.shell`. Modules next to the file are read when they are imported, others are not.
 """
 
 from __future__ import annotations
@@ -22,43 +22,43 @@ from tilecast.spec import SpecError
 
 ReadText = Callable[[str], str]
 MAX_STEPS = 50_000
-"""Most expressions and statements that are followed."""
+"""Most expressions and statements that are interpreted."""
 MAX_CALLS = 16
-"""Most calls that are open at once."""
+"""Largest depth of calls."""
 MAX_ITEMS = 4096
-"""Most items of a list, characters of a computed text and settings of a configuration."""
+"""Most items of a list, characters of a computed text, and settings of a configuration."""
 _MAX_DEPTH = 24
 _MAX_NODES = 200_000
-"""Most nodes of a file."""
+"""Most syntax nodes of a file."""
 _MAX_FLAT = 16 * MAX_ITEMS
 """Most items of all lists and settings of a configuration together."""
 _MAX_NESTED = 64
-"""Most items of a list within a list that are described."""
+"""Most items of a nested list that are described."""
 _MAX_NAME = 1000
 """Most characters of a setting's name."""
 _REST = "**"
-"""Key of fields and items that only a run would know."""
+"""Key for fields and items that are known only at run time."""
 _ASIDE = ("env_vars", "logger", "tokenizer")
-"""Sections in which such fields do not matter, as they say nothing of the job."""
+"""Sections in which such fields do not matter, because they do not describe the job."""
 
 
 @dataclass(slots=True, eq=False)
 class Built:
-    """An object that a call builds: the name of what is called, and its arguments or fields by name."""
+    """An object that a call builds: the name of the called function, and its arguments or fields by name."""
 
     name: str
     fields: dict[str, Any] = field(default_factory=dict)
     is_object: bool = False
-    """Whether it is known to be an object, which counts as true. A call of a function may return anything."""
+    """Whether it is certainly an object, which is true in a condition. A function's result may be anything."""
 
 
 @dataclass(frozen=True, slots=True)
 class Symbol:
-    """A name that is imported or not known, such as `torch.bfloat16`."""
+    """An imported or unknown name, such as `torch.bfloat16`."""
 
     name: str
     is_own: bool = False
-    """Whether it is a class of the file, whose fields are not followed."""
+    """Whether it is a class of the file. Its fields are not interpreted."""
 
     def __str__(self) -> str:
         """Return the name."""
@@ -67,24 +67,24 @@ class Symbol:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Function:
-    """A function that is defined in a Python file."""
+    """A function defined in a Python file."""
 
     node: ast.FunctionDef
     module: _Module
     outer: Mapping[str, Any] = field(default_factory=dict)
-    """Variables around a function within a function."""
+    """Variables of the enclosing function, if there is one."""
 
 
 @dataclass(slots=True, eq=False)
 class _Module:
-    """A file, with its variables."""
+    """A file with its variables."""
 
     name: str
     names: dict[str, Any] = field(default_factory=dict)
 
 
 class _ReturnError(Exception):
-    """End of a function, with what it returns."""
+    """Raised at a `return`, with the returned value."""
 
     def __init__(self, value: Any) -> None:
         super().__init__()
@@ -92,37 +92,37 @@ class _ReturnError(Exception):
 
 
 class _StopError(Exception):
-    """End of a branch, which may not run, by `return`, `raise`, `break` or `continue`."""
+    """Raised where a branch that may not run ends by `return`, `raise`, `break` or `continue`."""
 
 
 class _RaiseError(_StopError):
-    """Certain `raise`."""
+    """Raised at a `raise` that certainly runs."""
 
 
 class _BreakError(_StopError):
-    """Certain `break`."""
+    """Raised at a `break` that certainly runs."""
 
 
 class _ContinueError(_StopError):
-    """Certain `continue`."""
+    """Raised at a `continue` that certainly runs."""
 
 
 @dataclass(slots=True, eq=False)
 class _Block:
-    """A call or a loop that is open."""
+    """A call or a loop that is being interpreted."""
 
     base: int
-    """Conditions that were open when it began."""
+    """Number of open branches with an unknown condition when the block began."""
     extra: int = 0
-    """Ends of it that may have been reached. What follows in it may not run."""
+    """Number of points at which the block may have ended. Statements after them may not run."""
     returned: list[Any] = field(default_factory=list)
-    """What it may have returned."""
+    """Values that the call may have returned."""
 
 
 def find_functions(text: str, name: str) -> dict[str, str]:
-    """Return the functions of a file that build a configuration, with the type that each is declared to return.
+    """Return the functions of a file that build a configuration, with the declared return type of each.
 
-    Only those count that need no argument, and whose name does not begin with an underscore.
+    Only functions count that need no argument and whose name does not begin with an underscore.
 
     Raises:
         SpecError: the file is not Python.
@@ -138,7 +138,7 @@ def find_functions(text: str, name: str) -> dict[str, str]:
 
 
 def _dotted(node: ast.expr) -> list[str]:
-    """Return the parts of a name with dots, none if an expression is no such name."""
+    """Return the parts of a dotted name, or an empty list for any other expression."""
     parts: list[str] = []
     while isinstance(node, ast.Attribute):
         parts.insert(0, node.attr)
@@ -155,11 +155,11 @@ def read_function(text: str, name: str, function: str, read_text: ReadText, base
         text: the file.
         name: name of the file in errors.
         function: name of the function.
-        read_text: function that reads a file beside it by its name.
+        read_text: function that reads another file of the folder by name.
         bases: fields of the objects that functions of the framework build, by the functions' names.
 
     Raises:
-        SpecError: the file is not Python, has no such function, or the function is too long to follow.
+        SpecError: the file is not Python, has no such function, or the function is too long to interpret.
     """
     reader = _Reader(name, read_text, bases)
     try:
@@ -200,7 +200,7 @@ _COMPARED: Mapping[type, Callable[[Any, Any], Any]] = {
     ast.LtE: operator.le,
 }  # fmt: skip
 _WRAPPERS = ("Config", "Partial", "partial")
-"""Names of calls whose first argument is what they build: `run.Config(Trainer, devices=8)`."""
+"""Names of calls that build their first argument: `run.Config(Trainer, devices=8)`."""
 _Scope = dict[str, Any]
 
 
@@ -209,19 +209,19 @@ def _is_unknown(value: object) -> bool:
 
 
 class _Reader:
-    """Follower of the statements of a configuration."""
+    """Interpreter of the statements of a configuration."""
 
     def __init__(self, name: str, read_text: ReadText, bases: Mapping[str, Any]) -> None:
         self.name, self.read_text, self.bases = name, read_text, bases
         self.steps = self.calls = 0
         self.modules: dict[str, _Module] = {}
         self.effects: list[Setting] = []
-        """Calls of functions elsewhere that may change an object, with their other arguments."""
+        """Calls of unknown functions that may change an object, with their other arguments."""
         self.unsure = 0
-        """Branches that are open whose condition only a run would know."""
+        """Number of open branches with a condition that is known only at run time."""
         self.frame = self.loop = _Block(0)
         self.flat = 0
-        """Items of settings."""
+        """Number of items of settings so far."""
 
     def _step(self, count: int = 1) -> None:
         self.steps += count
@@ -241,7 +241,7 @@ class _Reader:
         return module
 
     def call(self, function: Function, args: Sequence[Any], keywords: Mapping[str, Any]) -> Any:
-        """Return what a function returns."""
+        """Return the result of a call of a function."""
         if self.calls >= MAX_CALLS:
             return unknown(function.node.name)
         own = function.node.args
@@ -281,7 +281,7 @@ class _Reader:
         return value if all(_is_same(one, value) for one in frame.returned) else unknown(function.node.name)
 
     def flatten(self, value: object, prefix: str, settings: list[Setting], depth: int) -> None:
-        """Add a setting for each field of an object. The setting of an object itself is the name of what built it."""
+        """Add a setting for each field of an object. The setting of the object itself is the name of what built it."""
         self._step()
         if depth > _MAX_DEPTH or len(settings) > MAX_ITEMS or len(prefix) > _MAX_NAME:
             raise SpecError(self.name, "builds more than can be read", "flatten it")
@@ -375,13 +375,13 @@ class _Reader:
             self._mark([node], scope, module)
 
     def _end_unsure(self, block: _Block) -> NoReturn:
-        """End a branch that may not run with a call or a loop. What follows in the call or loop may not run."""
+        """End a branch that may not run, and mark the rest of the call or loop as possibly not run."""
         block.extra += 1
         self.unsure += 1
         raise _StopError
 
     def _mark(self, body: Sequence[ast.stmt], scope: _Scope, module: _Module) -> None:
-        """Make unknown what statements store."""
+        """Make unknown every variable that the statements store."""
         for outer in body:
             for node in ast.walk(outer):
                 self._step()
@@ -432,7 +432,7 @@ class _Reader:
             self._repeat(node, scope, module)
 
     def _repeat(self, node: ast.For | ast.While, scope: _Scope, module: _Module) -> None:
-        """Follow a loop. What it stores is unknown if its turns are."""
+        """Interpret a loop. If its iterations are unknown, so is what it stores."""
         items = self._value(node.iter, scope, module) if isinstance(node, ast.For) else None
         outer = self.loop
         loop = self.loop = _Block(self.unsure)
@@ -468,7 +468,7 @@ class _Reader:
             self.unsure -= loop.extra
 
     def _run_unsure(self, body: Sequence[ast.stmt], scope: _Scope, module: _Module) -> None:
-        """Follow statements that may not run. What they change is unknown."""
+        """Interpret statements that may not run. What they change becomes unknown."""
         self.unsure += 1
         try:
             self._run(body, scope, module)
@@ -478,7 +478,7 @@ class _Reader:
             self.unsure -= 1
 
     def _import(self, node: ast.ImportFrom, scope: _Scope) -> None:
-        """Import from a module beside the file, if there is one. Any other import only gives names."""
+        """Import from a module next to the file, if there is one. Any other import only defines names."""
         last = (node.module or "").rpartition(".")[2]
         module = self._load_beside(f"{last}.py") if last else None
         for alias in node.names:
@@ -542,7 +542,7 @@ class _Reader:
                 _open(owner)
 
     def _find_or_make_owner(self, node: ast.expr, scope: _Scope, module: _Module) -> Built | None:
-        """Return the object whose field is set. It is made if only its name is known so far."""
+        """Return the object whose field is set. If only its name is known so far, make the object."""
         if isinstance(node, ast.Attribute):
             outer = self._find_or_make_owner(node.value, scope, module)
             if outer is None:
@@ -593,7 +593,7 @@ class _Reader:
         return unknown(node.attr)
 
     def _tuple(self, node: ast.Tuple, scope: _Scope, module: _Module) -> list[Any] | tuple[Any, ...]:
-        """Return a tuple of literals, which may be a key, or a list of anything else."""
+        """Return a tuple if all items are literals, so that it can be a key. Otherwise return a list."""
         items = self._list(node, scope, module)
         return tuple(items) if all(isinstance(one, _PLAIN) for one in items) else items
 
@@ -676,7 +676,7 @@ class _Reader:
         return self._value(node.body if test else node.orelse, scope, module)
 
     def _values_unsure(self, nodes: Sequence[ast.expr], scope: _Scope, module: _Module) -> None:
-        """Follow expressions that may not be evaluated, for what they change."""
+        """Interpret expressions that may not be evaluated, for their side effects."""
         self.unsure += 1
         for node in nodes:
             self._value(node, scope, module)
@@ -739,7 +739,7 @@ class _Reader:
         return self._build(function.name, args, keywords)
 
     def _mark_arguments(self, name: str, args: Sequence[Any]) -> str:
-        """Return the mark of a call of what is not known, which may change its arguments."""
+        """Return the marker for a call of an unknown function. The call may change its arguments."""
         for one in args:
             if isinstance(one, Built):
                 one.fields[_REST] = unknown(name)
@@ -760,7 +760,7 @@ class _Reader:
                 owner[key] = unknown(str(key)[:80]) if self.unsure else value
 
     def _copy(self, value: Any, copied: dict[int, Any], depth: int = 0) -> Any:
-        """Return a deep copy. What occurs several times is copied once."""
+        """Return a deep copy. An object that occurs several times is copied once."""
         self._step()
         if not isinstance(value, Built | dict | list):
             return value
@@ -781,7 +781,7 @@ class _Reader:
         return made
 
     def _build(self, name: str, args: list[Any], keywords: dict[str, Any]) -> Any:
-        """Return what a call of a name builds that is not of this folder."""
+        """Return the object that a call of a name from outside the folder builds."""
         last = name.rpartition(".")[2]
         if last == "deepcopy" and len(args) == 1:
             return self._copy(args[0], {})
@@ -826,7 +826,7 @@ class _Reader:
         return value
 
     def _method(self, owner: object, name: str, args: list[Any], keywords: dict[str, Any]) -> Any:
-        """Return what a method returns."""
+        """Return the result of a method call."""
         if isinstance(owner, str) and not args and name in ("lower", "upper", "strip"):
             self._step(len(owner) // _PER_STEP)
             return owner if _is_unknown(owner) else getattr(owner, name)()
@@ -898,7 +898,7 @@ def _describe(value: object) -> object:
 
 
 def _as_fields(base: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields of a base, in which nested mappings are objects with fields of their own."""
+    """Return the fields of a base. Nested mappings become objects with fields of their own."""
     return {
         key: Built("", _as_fields(value), is_object=True) if isinstance(value, Mapping) else value
         for key, value in base.items()
@@ -906,18 +906,18 @@ def _as_fields(base: Mapping[str, Any]) -> dict[str, Any]:
 
 
 _OPEN = unknown("a list")
-"""Mark of an item of a list that stands for any number of items."""
+"""Marker of a list item that stands for any number of items."""
 
 
 def _is_open(value: object) -> bool:
-    """Return whether only a run would know which items there are."""
+    """Return whether the items of a list or mapping are known only at run time."""
     if isinstance(value, dict):
         return _REST in value
     return isinstance(value, list | tuple) and any(isinstance(one, str) and one == _OPEN for one in value)
 
 
 def _open(value: dict[Any, Any] | list[Any]) -> None:
-    """Make all items unknown."""
+    """Make all items of a list or mapping unknown."""
     if isinstance(value, list):
         value[:] = [_OPEN]
     else:
@@ -925,13 +925,13 @@ def _open(value: dict[Any, Any] | list[Any]) -> None:
 
 
 def _is_same(before: object, after: object) -> bool:
-    """Return whether two values are the same. Only literals and names are compared, which takes little time."""
+    """Return whether two values are equal. To be fast, only literals and names are compared."""
     is_plain = isinstance(before, (*_PLAIN, Symbol))
     return before is after or (is_plain and type(before) is type(after) and before == after)
 
 
 def _operate(how: ast.operator, left: Any, right: Any) -> Any:
-    """Return the result of an operation on literals, or a mark. Results are bounded."""
+    """Return the result of an operation on literals, or a marker. The size of results is bounded."""
     apply = _BINARY.get(type(how))
     numbers = isinstance(left, int | float) and isinstance(right, int | float)
     texts = isinstance(left, str) and isinstance(right, str) and isinstance(how, ast.Add)
@@ -952,7 +952,7 @@ def _operate(how: ast.operator, left: Any, right: Any) -> Any:
 
 
 def _compare(how: ast.cmpop, left: Any, right: Any) -> bool | None:
-    """Return the result of a comparison, or None if only a run would know it."""
+    """Return the result of a comparison, or None if it is known only at run time."""
     if _is_unknown(left) or _is_unknown(right):
         return None
     if isinstance(how, ast.Is | ast.IsNot) and (left is None or right is None or isinstance(right, bool)):
@@ -979,7 +979,7 @@ def _compare(how: ast.cmpop, left: Any, right: Any) -> bool | None:
 _PLAIN = (str, int, float, type(None))
 _KEYS = (*_PLAIN, tuple)
 _PER_STEP = 64
-"""Items or characters that are copied or compared in a step."""
+"""Items or characters that may be copied or compared for the cost of one step."""
 
 
 def _call_builtin(name: str, args: Sequence[Any]) -> Any:
@@ -998,6 +998,6 @@ def _call_builtin(name: str, args: Sequence[Any]) -> Any:
 
 
 def split_name(name: str) -> tuple[str, str]:
-    """Return the file and the function of `FILE.py:FUNCTION`. The function is empty if there is none."""
+    """Return the file and the function of `FILE.py:FUNCTION`. The function is empty if it is missing."""
     match = re.fullmatch(r"(.*\.py):([A-Za-z_]\w*)", name, re.DOTALL)
     return (match[1], match[2]) if match else (name, "")

@@ -1,4 +1,4 @@
-"""The result of reading a launch: the job, its plan, and what of the options was ignored."""
+"""The result of reading a launch: the job, its plan, and the ignored options."""
 
 from __future__ import annotations
 
@@ -12,29 +12,29 @@ from tilecast.spec import Framework, PartialPlan, SpecError
 
 @dataclass(frozen=True, slots=True)
 class LaunchReading:
-    """Training job and plan that a user's launch describes."""
+    """The training job and the plan that a user's launch describes."""
 
     title: str
-    """Name of what was read, such as "Megatron-LM"."""
+    """Name of the launcher or framework, such as "Megatron-LM"."""
     framework: Framework
     training: Mapping[str, Any]
     """Fields of `spec.training`, without those that belong to the plan."""
     plan: PartialPlan
     model: Mapping[str, Any] | None = None
-    """`spec.model`, or None if the launch does not say it."""
+    """`spec.model`, or None if the launch does not describe the model."""
     model_name: str = ""
     gpus: int | None = None
     gpus_per_node: int | None = None
     table: str = ""
-    """Name of the table of options in `options/`."""
+    """Name of the table of options."""
     origins: Mapping[str, str] = field(default_factory=dict)
-    """Options by the target that they state."""
+    """Option that set each target."""
     unpriced: Mapping[str, str] = field(default_factory=dict)
     unknown: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
 
     def summary(self) -> tuple[str, ...]:
-        """Return sentences that say what was read and what was ignored."""
+        """Return sentences on what was read and what was ignored."""
         gpus = f" on {self.gpus} GPUs" if self.gpus else ""
         lines = [f"Read as {self.title}: {self.plan_text()}{gpus}."]
         if self.unknown:
@@ -44,7 +44,7 @@ class LaunchReading:
         return (*lines, *self.notes)
 
     def plan_text(self) -> str:
-        """Return the degrees and choices of the plan as `--plan` takes them."""
+        """Return the plan in the syntax of `--plan`."""
         plan = self.plan
         degrees = {
             "dp": plan.data, "tp": plan.tensor, "pp": plan.pipeline, "cp": plan.context, "ep": plan.expert,
@@ -58,7 +58,7 @@ class LaunchReading:
 
 
 def require_priced(reading: LaunchReading, where: str) -> None:
-    """Raise an error for an option that changes speed or memory and that is not priced.
+    """Raise SpecError if an option changes speed or memory and is not priced.
 
     Raises:
         SpecError: there is such an option.
@@ -68,10 +68,10 @@ def require_priced(reading: LaunchReading, where: str) -> None:
 
 
 def data_degree(gpus: int | None, tensor: int, pipeline: int, context: int, where: str) -> int | None:
-    """Return the number of replicas of a plan, or None if the number of GPUs is unknown.
+    """Return the data-parallel degree of a plan, or None if the number of GPUs is unknown.
 
     Raises:
-        SpecError: the degrees do not divide the GPUs.
+        SpecError: the other degrees do not divide the GPUs.
     """
     if gpus is None:
         return None
@@ -85,7 +85,7 @@ def data_degree(gpus: int | None, tensor: int, pipeline: int, context: int, wher
 
 
 def check_batch(batch: int | None, micro: int | None, data: int | None, where: str, option: str) -> None:
-    """Raise an error for a global batch that micro-batches and replicas do not divide.
+    """Raise SpecError unless the micro-batch and the data-parallel degree divide the global batch.
 
     Raises:
         SpecError: they do not divide it.
@@ -101,7 +101,7 @@ def drop_none(items: Mapping[str, Any] | Iterable[tuple[str, Any]]) -> dict[str,
 
 
 def common_fields(facts: Facts) -> dict[str, Any]:
-    """Return the fields of a reading that come from the facts as they are."""
+    """Return the fields of a reading that are taken from the facts unchanged."""
     return {
         "title": facts.table.title,
         "table": facts.table.name,

@@ -1,6 +1,6 @@
 """Read recipes of Trainer, TRL, axolotl, LLaMA-Factory, torchtune and MaxText.
 
-Configurations of DeepSpeed, Accelerate and FSDP count beside them.
+Configurations of DeepSpeed, Accelerate and FSDP that accompany them are read too.
 """
 
 from __future__ import annotations
@@ -23,27 +23,30 @@ ReadText = Callable[[str], str]
 
 @dataclass(slots=True)
 class PrioritizedFacts:
-    """Facts of several sources. An earlier one takes precedence, and an error of one names its file."""
+    """Facts of several sources. An earlier source takes precedence. Errors name the source's file."""
 
     facts: list[Facts] = field(default_factory=list)
 
     def get(self, target: str, default: Any = None) -> Any:
-        """Return the value of a target in the first source that states it, else a launcher's default, or `default`."""
+        """Return the value of a target from the first source that sets it.
+
+        If none does, return a launcher's default, or else `default`.
+        """
         for one in self.facts:
             if target in one.values:
                 return one.values[target]
         return next((one.table.defaults[target] for one in self.facts if target in one.table.defaults), default)
 
     def stated(self, target: str) -> Any:
-        """Return the value of a target that a source states, or None."""
+        """Return the value of a target from the first source that sets it, or None."""
         return next((one.values[target] for one in self.facts if target in one.values), None)
 
     def find_option(self, target: str, default: str) -> str:
-        """Return the option that states a target, or `default` if none does."""
+        """Return the option that sets a target, or `default` if none does."""
         return next((one.origins[target] for one in self.facts if target in one.origins), default)
 
     def fields(self) -> dict[str, Any]:
-        """Return what a reading keeps of all sources."""
+        """Return the fields of a `LaunchReading` that combine all sources."""
         origins: dict[str, str] = {}
         unpriced: dict[str, str] = {}
         unknown: list[str] = []
@@ -70,7 +73,7 @@ def read_recipe(
     extra: Sequence[Facts] = (),
     gpus_per_node: int | None = None,
 ) -> LaunchReading:
-    """Return what the options of a recipe say.
+    """Return the job and plan that the options of a recipe describe.
 
     Args:
         name: the table of options.
@@ -78,8 +81,8 @@ def read_recipe(
         where: name of the recipe in errors.
         read_text: function that reads a file that the recipe names.
         gpus: number of GPUs, or None if it is unknown.
-        extra: facts of files beside the recipe, such as that of `accelerate config`.
-        gpus_per_node: GPUs of a node, which groups of hybrid shards span.
+        extra: facts of accompanying files, such as that of `accelerate config`.
+        gpus_per_node: GPUs per node, the size of a group in hybrid sharding.
 
     Raises:
         SpecError: options contradict each other, or a file cannot be read.
@@ -190,12 +193,12 @@ def _recompute_offloaded(
 
 
 def _check_update(facts: Facts, settings: Sequence[Setting], is_within: bool) -> None:
-    """Note an update of torchtune's weights that is not priced.
+    """Record that torchtune's weight update is not priced, if the recipe's update differs from the assumed one.
 
     Args:
-        facts: what the recipe says.
+        facts: the meaning of the recipe's options.
         settings: its options.
-        is_within: whether the forecast assumes that the update runs within the backward pass, by a paged optimizer.
+        is_within: whether the forecast assumes that a paged optimizer updates weights during the backward pass.
     """
     option = facts.origins.get("in_backward", "optimizer_in_bwd")
     stated = bool(facts.get("in_backward", False))
@@ -209,7 +212,7 @@ def _check_update(facts: Facts, settings: Sequence[Setting], is_within: bool) ->
 
 
 def _degree(ranked: PrioritizedFacts, target: str, where: str) -> int:
-    """Return what a target counts, 1 if nothing states it.
+    """Return the value of a target that counts something, or 1 if nothing sets it.
 
     Raises:
         SpecError: it is below 1.
@@ -282,9 +285,9 @@ def _add_files(ranked: PrioritizedFacts, read_text: ReadText, where: str) -> lis
 
 
 def _add_mesh(facts: Facts, gpus: int | None) -> None:
-    """Add the plan that MaxText's axes say. Of each axis there is a degree within nodes and one between them.
+    """Add the plan that MaxText's mesh axes describe. Each axis has a degree within nodes and one between them.
 
-    A degree of -1 takes the GPUs that the others leave, which only data and FSDP ranks may here.
+    A degree of -1 takes the GPUs that the other degrees leave. It is supported only for data and FSDP ranks.
     """
     degrees = {
         axis: [int(facts.get(f"mesh.{kind}_{axis}", _AXES[axis][place])) for place, kind in enumerate(("ici", "dcn"))]
@@ -320,7 +323,7 @@ def _add_mesh(facts: Facts, gpus: int | None) -> None:
 _AXES: Mapping[str, tuple[int, int]] = {
     "fsdp": (-1, 1), "data": (1, -1), "tensor": (1, 1), "pipeline": (1, 1), "context": (1, 1), "expert": (1, 1),
 }  # fmt: skip
-"""MaxText's default of the degree of each axis, within nodes and between them."""
+"""MaxText's default degree of each axis, within nodes and between them."""
 
 
 def _deepspeed_values(path: str, read_text: ReadText, table: OptionTable, notes: list[str]) -> dict[str, Any]:
@@ -360,7 +363,7 @@ _HOST_PARTS: Mapping[str, str] = {"optimizer": "optimizer", "weights": "param"}
 
 
 def _sharding(ranked: PrioritizedFacts, name: str, data: int | None) -> tuple[Framework, int, str | None]:
-    """Return the framework, the ZeRO stage and what lives on the host."""
+    """Return the framework, the ZeRO stage, and what is offloaded to the host."""
     offload = ranked.get("offload_parameters") or ranked.get("offload_optimizer") or ranked.get("training.offload")
     kind = str(ranked.stated("distributed") or "")
     if name == "lightning":
@@ -396,7 +399,7 @@ def _sharding(ranked: PrioritizedFacts, name: str, data: int | None) -> tuple[Fr
 
 
 def _is_litgpt(ranked: PrioritizedFacts) -> bool:
-    """Return whether a configuration of Lightning is one of LitGPT."""
+    """Return whether a Lightning configuration is one of LitGPT."""
     return any(option.startswith("train.") for option in ranked.facts[0].origins.values())
 
 
@@ -430,13 +433,13 @@ def _precision(ranked: PrioritizedFacts, name: str, is_sharded: bool) -> tuple[s
 _ATTENTION = re.compile(
     r"(?:self_attn\.)?(?:[qkvo]_proj|output_proj|q|k|v|query|key|value|c_attn|query_key_value|qkv_proj|Wqkv)"
 )
-"""Names of the projections of attention among the targets of adapters."""
+"""Names of attention projections among the targets of adapters."""
 
 
 def _adapters(ranked: PrioritizedFacts, name: str, rank: int, training: Mapping[str, Any]) -> dict[str, Any]:
     """Return the fields of `spec.training` for LoRA adapters.
 
-    If the configuration names no adapter, its LoRA rank is ignored, except for LitGPT, where the rank is the adapter.
+    If the configuration names no adapter, its LoRA rank is ignored. In LitGPT the rank alone means an adapter.
     """
     component = str(ranked.stated("model.component") or "").rpartition(".")[2]
     adapter = ranked.get("adapter")
@@ -468,11 +471,11 @@ def _adapters(ranked: PrioritizedFacts, name: str, rank: int, training: Mapping[
 
 
 _COMPONENTS: Mapping[str, str] = {"phi3_mini": "phi-3-mini", "code_llama2_7b": "llama-2-7b", "phi4_14b": "phi-4"}
-"""Presets of torchtune's builders whose names say something else."""
+"""Presets of torchtune's builders whose names differ from the preset's."""
 
 
 def _model_name(ranked: PrioritizedFacts, where: str) -> str:
-    """Return the name of the model as the recipe says it, or an empty string."""
+    """Return the name of the model in the recipe, or an empty string."""
     component = ranked.stated("model.component")
     if component is None:
         return str(ranked.stated("model.name") or "")

@@ -1,9 +1,9 @@
 """Read the commands of a shell script without running anything.
 
-Variables with literal values are replaced, also arrays, defaults (`${N:-8}`) and integer arithmetic. A value that only
-a run would know (a command's output, a parameter) becomes a mark, `UNKNOWN` around its name. Branches, also those of
-`&&` and `||`, are followed if their condition is literal. What other branches and loops assign is unknown. The body of
-a function is read where it is called, and what a subshell assigns ends with it.
+Variables with literal values are replaced. So are arrays, defaults (`${N:-8}`) and integer arithmetic. A value that is
+known only at run time (a command's output, a parameter) becomes a marker, `UNKNOWN` around its name. Branches,
+including those of `&&` and `||`, are followed if their condition is literal. Variables assigned in other branches and
+in loops become unknown. The body of a function is read where it is called. Assignments in a subshell end with it.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from tilecast.spec import SpecError
 MAX_BYTES = 2**20
 MAX_LINE = 2**16
 MAX_CHARACTERS = 2**22
-"""Most characters that the values of a script's variables expand to, all uses together."""
+"""Most characters to which all uses of a script's variables expand together."""
 MAX_WORDS = 100_000
 MAX_STEPS = 20_000
-"""Most commands of a script, those that functions and `eval` repeat included."""
+"""Most commands of a script, including those that functions and `eval` repeat."""
 MAX_BRANCHES = 256
-"""Most compound commands that are open at once."""
+"""Largest depth of nested compound commands."""
 _MAX_DEPTH = 8
-"""Most levels of functions, `eval` and `bash -c`."""
+"""Largest depth of nested functions, `eval` and `bash -c`."""
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _ASSIGNMENT = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)(\+?)=")
 _ELEMENT = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)\[[^\]]*\]\+?=")
@@ -38,7 +38,7 @@ _FUNCTION = re.compile(
 )
 _PLAIN = re.compile(r"[^ \t\n;&|()<>\\'\"$`]+")
 _JOINED = re.compile(r"\$\*|\$\{(?:\*|[A-Za-z_][A-Za-z0-9_]*\[\*\])")
-"""Expansion whose words are one word within quotation marks."""
+"""Expansion that gives one word within quotation marks."""
 _QUOTED = re.compile(r'[^"\\$`]+')
 _Value = TypeVar("_Value", str, list[str], str | list[str])
 _SPECIAL = "@*#?$!0123456789-"
@@ -49,9 +49,9 @@ _SUCCEEDING = (
     *_DECLARATIONS, "cd", "pushd", "popd", "mkdir", "echo", "printf", "set", "shift", "source", ".", "module", "ulimit",
     "umask", "sleep", "rm", "touch", "cp", "mv", "ln", "chmod", "conda", "pip",
 )  # fmt: skip
-"""Commands that are taken to succeed. Whether any other does is unknown."""
+"""Commands that are assumed to succeed. Whether any other command does is unknown."""
 _ACTIVATIONS = ("activate", "conda.sh")
-"""Files that activate an environment of Python, which set no variable of a script."""
+"""Files that activate a Python environment. They set no variable that scripts use."""
 SHELLS = ("sh", "bash", "dash", "ash", "zsh")
 _BREAKS = " \t\n;&|()<>"
 _MARK = re.compile(rf"{UNKNOWN}[^{UNKNOWN}]*{UNKNOWN}")
@@ -60,7 +60,7 @@ _MARKED_WORD = re.compile(rf"(?:{UNKNOWN}[^{UNKNOWN}]*{UNKNOWN}|[^\s{UNKNOWN}])+
 
 @dataclass(slots=True)
 class Budget:
-    """Remaining cost that the reading of a script may have, with all texts that it reads."""
+    """Remaining cost of reading a script and all texts that it runs."""
 
     name: str
     characters: int = MAX_CHARACTERS
@@ -68,10 +68,10 @@ class Budget:
     steps: int = MAX_STEPS
 
     def spend(self, characters: int = 0, words: int = 0, steps: int = 0) -> None:
-        """Take a cost off.
+        """Subtract a cost.
 
         Raises:
-            SpecError: more is spent than a script may cost.
+            SpecError: the budget is exceeded.
         """
         self.characters -= characters
         self.words -= words
@@ -90,15 +90,15 @@ class _Function:
     """A function of a script."""
 
     body: str
-    """Its braces with what is between them."""
+    """Text of the body, including its braces."""
     defined: bool | None
-    """Whether the definition runs."""
+    """Whether its definition runs. None if that is unknown."""
     called: bool = False
 
 
 @dataclass(slots=True)
 class Script:
-    """The commands of a script in order, and the files that it writes from here-documents."""
+    """The commands of a script in order, and the files that it writes by here-documents."""
 
     name: str
     variables: dict[str, str | list[str]] = field(default_factory=dict)
@@ -111,17 +111,17 @@ class Script:
     notes: list[str] = field(default_factory=list)
     functions: dict[str, _Function] = field(default_factory=dict)
     subshells: list[dict[str, str | list[str] | None]] = field(default_factory=list)
-    """Values before each subshell that is open."""
+    """Values of variables before each open subshell."""
     has_ended: bool = False
-    """Whether the script has ended before what is read next."""
+    """Whether the script has already ended."""
     parameters: list[str] | None = None
-    """Arguments of the script itself. None if they are not known: then defaults count."""
+    """Arguments of the script. None if they are unknown, in which case defaults apply."""
     has_unread: bool = False
-    """Whether the environment may hold variables that were not read, so that no default is certain."""
+    """Whether the environment may have variables that were not read, so that no default is certain."""
     prefixes: dict[int, dict[str, str]] = field(default_factory=dict)
-    """Assignments in front of a command, by its place in `commands`."""
+    """Assignments before a command, by its index in `commands`."""
     wrappers: list[list[str]] = field(default_factory=list)
-    """Words in front of each `bash -c`, such as those of mpirun."""
+    """Words before each `bash -c`, such as those of mpirun."""
     budget: Budget = field(init=False)
 
     def __post_init__(self) -> None:
@@ -130,12 +130,12 @@ class Script:
 
 
 def unknown(name: str) -> str:
-    """Return the mark of a value that is not literal."""
+    """Return the marker for a value that is not literal."""
     return f"{UNKNOWN}{name}{UNKNOWN}"
 
 
 REST = unknown("$@")
-"""Argument that stands for any number of arguments that are not known."""
+"""Argument that stands for any number of unknown arguments."""
 
 
 def read_script(
@@ -151,9 +151,9 @@ def read_script(
     Args:
         text: the script.
         name: name of the file in errors.
-        variables: environment variables. Any other is unknown.
-        arguments: arguments of the script, None if they are not known.
-        has_unread: whether the environment may hold other variables, so that defaults such as `${N:-8}` are unknown.
+        variables: environment variables. All others are unknown.
+        arguments: arguments of the script, or None if they are unknown.
+        has_unread: whether the environment may have other variables, so that defaults such as `${N:-8}` are unknown.
 
     Raises:
         SpecError: it is binary, too long, cut off within a quotation, or its commands cost more than a `Budget`.
@@ -179,18 +179,18 @@ def read_script(
 
 
 class _Pieces:
-    """Words that a word of the text expands to, the last one in parts."""
+    """The words to which one word of the text expands. The last one may still grow."""
 
     def __init__(self) -> None:
         self.done: list[str] = []
         self.parts: list[str] = []
 
     def add(self, text: str) -> None:
-        """Add a text to the last word."""
+        """Append a text to the last word."""
         self.parts.append(text)
 
     def extend(self, words: Sequence[str]) -> None:
-        """Add the first word to the last one so far, the others behind it."""
+        """Append the first word to the last word so far, and add the others after it."""
         for place, word in enumerate(words):
             if place:
                 self.done.append("".join(self.parts))
@@ -204,21 +204,21 @@ class _Pieces:
 
 @dataclass(slots=True)
 class _Chain:
-    """Commands joined by `&&` and `||`. True and False are known, None only a run would know."""
+    """Commands joined by `&&` and `||`. Conditions are True, False, or None if known only at run time."""
 
     gate: bool | None = True
     """Whether the next command runs."""
     status: bool | None = True
-    """Whether the commands so far succeed."""
+    """Whether the last command succeeded."""
     mark: str = ""
-    """Mark before the next command."""
+    """Operator before the next command."""
     is_piped: bool = False
     """Whether the next command is part of a pipeline."""
     ended: tuple[bool, bool] | None = None
-    """Whether the text and the script had ended before the compound command that stands next."""
+    """Whether the text and the script had already ended before the next compound command."""
 
     def end_command(self, status: bool | None, mark: str) -> None:
-        """Note whether a command succeeds, and the mark behind it."""
+        """Record whether a command succeeds, and the operator after it."""
         if self.gate is True:
             self.status = status
         elif self.gate is None:
@@ -232,28 +232,28 @@ class _Chain:
 
 @dataclass(slots=True)
 class _Branch:
-    """A compound command that is open: whether its present branch runs, if that is known."""
+    """An open compound command, and whether its present branch runs."""
 
     kind: str
     outer: bool | None
-    """Whether the compound command runs. True: it does. False: it does not. None: only a run would know."""
+    """Whether the compound command runs. None if that is known only at run time."""
     taken: bool | None
-    """Whether the present branch runs if the compound command does."""
+    """Whether the present branch runs, if the compound command does."""
     chain: _Chain
-    """Chain that the compound command stands in."""
+    """Chain that contains the compound command."""
     start: int = 0
-    """Place of its brace."""
+    """Position of its opening brace."""
     name: str = ""
-    """Name of the function whose body it is."""
+    """Name of the function, if it is a function's body."""
     negates: bool = False
     done: bool | None = False
     """Whether an earlier branch ran."""
     saved: dict[str, str | list[str] | None] | None = None
-    """Values before a subshell, to which variables return."""
+    """Values of variables to restore after a subshell."""
 
 
 class _Reader:
-    """Reader of one text. Variables and commands go to the script."""
+    """Reader of one text. It adds variables and commands to the script."""
 
     def __init__(
         self,
@@ -265,14 +265,14 @@ class _Reader:
         *,
         is_function: bool = False,
     ) -> None:
-        """Start at the beginning of a text.
+        """Prepare to read a text from its beginning.
 
         Args:
-            script: where variables and commands go.
+            script: the script to which variables and commands are added.
             text: the text.
-            depth: levels of texts that run this one.
-            runs: whether it runs, None if only a run would know.
-            arguments: its arguments, as those of the function whose body it is. None for those of the script.
+            depth: number of enclosing texts that run this one.
+            runs: whether it runs. None if that is known only at run time.
+            arguments: its own arguments, if it is a function's body. None for those of the script.
             is_function: whether it is the body of a function, or runs within one.
         """
         self.script, self.text, self.place, self.depth = script, text, 0, depth
@@ -281,15 +281,15 @@ class _Reader:
         self.pending: list[tuple[str, str, bool, bool]] = []
         self.chain = _Chain()
         self.status: bool | None = None
-        """Whether the present command succeeds, as far as it has no words."""
+        """Whether the present command, which has no words so far, succeeds."""
         self.is_begun = self.negates = self.has_ended = False
         self.function = ""
         self.environment: dict[str, tuple[str | None, str | None]] = {}
-        """Values before and after assignments in front of a command, which hold for that command alone."""
+        """Values before and after the assignments that precede a command and hold only for it."""
         self.inherited: dict[str, str] = {}
-        """Assignments in front of the command that runs the whole text."""
+        """Assignments before the command that runs this whole text."""
         self.locals: dict[str, str | list[str] | None] = {}
-        """Values of variables before the function declared them as its own."""
+        """Values of variables before the function declared them as local."""
 
     def run(self) -> None:
         """Read all commands."""
@@ -344,7 +344,7 @@ class _Reader:
         self._restore(self.locals)
 
     def _read_condition_mark(self, words: list[str]) -> bool:
-        """Read a mark within `[[ … ]]`, where `&&`, brackets and ends of lines separate no commands."""
+        """Read an operator within `[[ … ]]`, where `&&`, brackets and line ends do not separate commands."""
         pair, char = self.text[self.place : self.place + 2], self.text[self.place]
         if words[-1] == "=~" and char != "\n":
             words.append(self._read_expression())
@@ -362,7 +362,7 @@ class _Reader:
         return True
 
     def _read_expression(self) -> str:
-        """Return the regular expression behind `=~`, up to a blank outside of brackets and quotation marks."""
+        """Return the regular expression after `=~`, up to a blank outside of brackets and quotation marks."""
         start, depth, quote = self.place, 0, ""
         while self.place < len(self.text):
             char = self.text[self.place]
@@ -379,7 +379,7 @@ class _Reader:
         return self.text[start : self.place]
 
     def _bracket(self, char: str, words: list[str]) -> list[str]:
-        """Read a bracket. Return the words of the present command behind it."""
+        """Read a bracket. Return the words of the present command after it."""
         self.place += 1
         kind = self.open[-1].kind if self.open else ""
         if char == "(" and self.text.startswith("(", self.place) and (not words or words == ["for"]):
@@ -400,7 +400,7 @@ class _Reader:
         return []
 
     def _arithmetic_command(self) -> None:
-        """Read `((…))`, whose result is whether it succeeds. What it changes is unknown."""
+        """Read `((…))`, which succeeds if its result is not 0. Variables that it changes become unknown."""
         end = self.text.find("))", self.place)
         if end < 0:
             raise self._cut_off("((")
@@ -511,7 +511,7 @@ class _Reader:
             self._close_branch(self.chain.status if word == "}" else None)
 
     def _finish(self, words: list[str], mark: str) -> None:
-        """End a command with the mark behind it: `&&`, `||`, `|`, or the end of a list."""
+        """End a command with the operator after it: `&&`, `||`, `|`, or the end of a list."""
         if not self.is_begun:
             return
         if words and words[0] in ("for", "case", "select"):
@@ -534,7 +534,7 @@ class _Reader:
         self.is_begun = self.negates = False
 
     def _run_command(self, words: list[str]) -> bool | None:
-        """Note a command. Return whether it succeeds, None if only a run would know."""
+        """Record a command. Return whether it succeeds, or None if that is known only at run time."""
         self.script.budget.spend(steps=1)
         start = 0
         while start < len(words) - 1 and words[start] in ("time", "exec", "nohup", "command"):
@@ -583,7 +583,10 @@ class _Reader:
         return True if words[0] in _SUCCEEDING else None
 
     def _open_inner(self, words: list[str], runs: bool | None) -> _Reader | None:
-        """Return the reader of the text that a command runs: a function, `eval` or `bash -c`. None for others."""
+        """Return a reader of the text that a command runs: a function, `eval` or `bash -c`.
+
+        Return None for other commands.
+        """
         depth, function = self.depth + 1, self.script.functions.get(words[0])
         if function:
             self.script.budget.spend(len(function.body))
@@ -608,11 +611,11 @@ class _Reader:
         return None
 
     def _list_arguments(self) -> list[str] | None:
-        """Return the arguments that `$@` stands for, or None if they are not known, so that defaults count."""
+        """Return the arguments that `$@` stands for, or None if they are unknown, so that defaults apply."""
         return self.script.parameters if self.arguments is None else self.arguments
 
     def _shift(self, text: str, runs: bool | None) -> None:
-        """Remove the first arguments, as `shift` does. They become unknown if it is not certain which."""
+        """Remove the first arguments, as `shift` does. If their number is uncertain, all become unknown."""
         arguments = self._list_arguments()
         if arguments is None:
             return
@@ -623,7 +626,7 @@ class _Reader:
             self._set_arguments(arguments[number:], runs)
 
     def _set_arguments(self, words: Sequence[str], runs: bool | None) -> None:
-        """Replace all arguments, as `set --` does. They become unknown if it is not certain that it runs."""
+        """Replace all arguments, as `set --` does. If it is uncertain whether that runs, they become unknown."""
         is_certain = runs is True and not self.script.subshells
         new = [*words] if is_certain else [REST]
         arguments = self._list_arguments()
@@ -633,7 +636,7 @@ class _Reader:
             arguments[:] = new
 
     def _end(self, word: str, runs: bool | None) -> None:
-        """End the script, the subshell or the function, if it is certain that it ends here."""
+        """End the script, the subshell or the function, if the command that ends it certainly runs."""
         # Whether this text runs may be unknown, but not that it ends here if it does.
         is_sure = self.chain.gate is True and all(one.taken and one.chain.gate for one in self.open)
         if self.chain.is_piped or not is_sure:
@@ -650,7 +653,7 @@ class _Reader:
     # --- assignments and words
 
     def _assign(self, match: re.Match[str], words: Sequence[str]) -> None:
-        """Read an assignment, behind the words of a declaration if there are any."""
+        """Read an assignment, which may follow the words of a declaration."""
         name, adds = match[1], bool(match[2])
         self.place = match.end()
         value: str | list[str]
@@ -690,7 +693,7 @@ class _Reader:
         self.script.variables[name] = unknown(name)
 
     def _keep(self, name: str) -> None:
-        """Keep the value of a variable that is to change, for the end of the innermost subshell."""
+        """Save the value of a variable before it changes, to restore it after the innermost subshell."""
         if self.script.subshells and name not in (saved := self.script.subshells[-1]):
             saved[name] = self._copy_value(name)
 
@@ -709,7 +712,7 @@ class _Reader:
                 self.script.variables[name] = value
 
     def _skip_blank(self, blanks: str) -> bool:
-        """Skip a blank, a continued line's end or a comment. Return whether there was one."""
+        """Skip a blank, a continued line end or a comment. Return whether there was one."""
         char = self.text[self.place]
         if char in blanks:
             self.place += 1
@@ -773,7 +776,7 @@ class _Reader:
         return found
 
     def _skip_command(self, mark: str) -> None:
-        """Go behind a command between two marks."""
+        """Move past a command between two delimiters."""
         end = self.text.find(mark, self.place + 1)
         if end < 0:
             raise self._cut_off(mark)
@@ -784,7 +787,7 @@ class _Reader:
         return SpecError(f"{self.script.name}: line {line}", f"a {mark} is not closed", "check where it was cut off")
 
     def _quotation(self, pieces: _Pieces) -> bool:
-        """Read a quotation. Return whether it makes a word: `"$@"` makes none if there are no arguments."""
+        """Read a quotation. Return whether it makes a word: `"$@"` makes none without arguments."""
         start, makes_word = self.place, self.text.startswith('""', self.place)
         self.place += 1
         while self.place < len(self.text):
@@ -815,7 +818,7 @@ class _Reader:
         raise self._cut_off('"')
 
     def _expansion(self) -> str | list[str]:
-        """Return the value of `$…`: a text, or the words of an array."""
+        """Return the value of an expansion `$…`: a text, or the words of an array."""
         text = self.text
         if text.startswith("$((", self.place):
             end = text.find("))", self.place)
@@ -874,7 +877,7 @@ class _Reader:
         return unknown(name[0])
 
     def _argument(self, inner: str) -> str | list[str]:
-        """Return the value of a parameter without a name, such as `1`, `@`, `#` or `1:-8`."""
+        """Return the value of a positional or special parameter, such as `1`, `@`, `#` or `1:-8`."""
         arguments = self._list_arguments()
         if arguments is None:
             # Without arguments the defaults of parameters count.
@@ -924,7 +927,7 @@ class _Reader:
         return self._charge(self.script.variables.get(name, unknown(name)))
 
     def _charge(self, value: _Value) -> _Value:
-        """Return a value after its size is charged."""
+        """Return a value after charging its size to the budget."""
         if isinstance(value, list):
             self.script.budget.spend(sum(map(len, value)), len(value))
         else:
@@ -982,7 +985,10 @@ def _as_list(value: str | list[str]) -> list[str]:
 
 
 def _split_keeping_ends(value: str) -> list[str]:
-    """Return the words of an unquoted value. A blank at either end separates it from its neighbours."""
+    """Return the words of an unquoted value. A blank at either end gives an empty word there.
+
+    The empty word separates the value from its neighbours.
+    """
     # A mark of a value that is not literal stays whole, also with blanks in its name.
     words = _MARKED_WORD.findall(value) if UNKNOWN in value else value.split(None, MAX_WORDS)
     if not words:
@@ -1001,21 +1007,21 @@ def _closing_brace(text: str, start: int) -> int | None:
 
 @dataclass(frozen=True, slots=True)
 class ShellCall:
-    """Text or script that a call of a shell runs."""
+    """The text or script that a call of a shell runs."""
 
     operand: str
-    """Path of a script, or a text."""
+    """Path of the script, or the text."""
     rest: list[str]
-    """Words behind the operand."""
+    """Words after the operand."""
     is_text: bool
-    """Whether the operand is a text, by `-c`."""
+    """Whether the operand is a text, because of `-c`."""
 
 
 def split_shell_call(words: Sequence[str]) -> ShellCall | None:
-    """Return what a shell runs, or None if that is its input.
+    """Return what a shell runs, or None if it reads its standard input.
 
     Args:
-        words: words behind the name of the shell.
+        words: words after the name of the shell.
     """
     place, is_text = 0, False
     while place < len(words) and words[place][:1] in ("-", "+"):
@@ -1057,7 +1063,7 @@ _ORDERS: Mapping[type, Callable[[int, int], bool]] = {
 
 
 def _evaluate_arithmetic(text: str, variables: Mapping[str, str | list[str]]) -> str:
-    """Return the value of integer arithmetic as text, or a mark if a variable in it is not literal."""
+    """Return the value of integer arithmetic as text, or a marker if a variable in it is not literal."""
 
     def put(match: re.Match[str]) -> str:
         value = variables.get(match[1])
@@ -1087,7 +1093,7 @@ def _evaluate_node(node: ast.AST) -> int:
 
 
 def _evaluate_test(words: Sequence[str]) -> bool | None:
-    """Return the value of `[ … ]` or `[[ … ]]`, or None if only a run would know it."""
+    """Return the value of `[ … ]` or `[[ … ]]`, or None if it is known only at run time."""
     if len(words) < 3 or words[-1] != {"[": "]", "[[": "]]"}.get(words[0], words[-1]):
         return None
     inner = list(words[1:-1] if words[0] != "test" else words[1:])
@@ -1098,11 +1104,11 @@ def _evaluate_test(words: Sequence[str]) -> bool | None:
 
 
 MAX_CONDITION = 256
-"""Most words of a condition that is evaluated."""
+"""Most words of a condition to evaluate."""
 
 
 def _evaluate_alternatives(words: Sequence[str], place: int, depth: int) -> tuple[bool | None, int]:
-    """Return the value of conditions joined by `||`, and the place behind them."""
+    """Return the value of conditions joined by `||`, and the index after them."""
     value, place = _evaluate_joined(words, place, depth)
     while place < len(words) and words[place] in ("||", "-o"):
         other, place = _evaluate_joined(words, place + 1, depth)
@@ -1111,7 +1117,7 @@ def _evaluate_alternatives(words: Sequence[str], place: int, depth: int) -> tupl
 
 
 def _evaluate_joined(words: Sequence[str], place: int, depth: int) -> tuple[bool | None, int]:
-    """Return the value of conditions joined by `&&`, and the place behind them."""
+    """Return the value of conditions joined by `&&`, and the index after them."""
     value, place = _evaluate_single(words, place, depth)
     while place < len(words) and words[place] in ("&&", "-a"):
         other, place = _evaluate_single(words, place + 1, depth)
@@ -1124,7 +1130,7 @@ _JOINTS = ("&&", "||", "-a", "-o", ")")
 
 
 def _evaluate_single(words: Sequence[str], place: int, depth: int) -> tuple[bool | None, int]:
-    """Return the value of one condition, and the place behind it."""
+    """Return the value of one condition, and the index after it."""
     if place < len(words) and words[place] == "!":
         value, place = _evaluate_single(words, place + 1, depth)
         return _negate(value), place
@@ -1136,7 +1142,7 @@ def _evaluate_single(words: Sequence[str], place: int, depth: int) -> tuple[bool
 
 
 def _evaluate_words(inner: Sequence[str]) -> bool | None:
-    """Return the value of a condition without joints, or None if only a run would know it."""
+    """Return the value of a condition without operators, or None if it is known only at run time."""
     if any(UNKNOWN in word for word in inner):
         return None
     if len(inner) == 1:

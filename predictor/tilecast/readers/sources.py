@@ -1,4 +1,4 @@
-"""Read a launch from the words of a command, or from a file that holds one."""
+"""Read a launch from the words of a command, or from a file that contains one."""
 
 from __future__ import annotations
 
@@ -22,12 +22,15 @@ from tilecast.spec import SpecError
 
 _CONFIGURATIONS = (".yaml", ".yml", ".json", ".toml")
 SHELL = (".sh", ".bash", ".sbatch", ".slurm")
-"""Endings of the names of shell scripts."""
+"""Suffixes of shell scripts."""
 MAX_BYTES = 2**20
 
 
 class Folder:
-    """Files beside the one that the user names. Nothing outside is read but what the user's own command names."""
+    """Files in the folder of the file that the user names.
+
+    Nothing outside is read, except what the user's own command names.
+    """
 
     def __init__(self, root: Path, written: Mapping[str, str] | None = None, named: Sequence[str] = ()) -> None:
         self.root = root
@@ -38,7 +41,7 @@ class Folder:
         """Return the text of a file in the folder, or of one that the script writes.
 
         Raises:
-            SpecError: there is no such file, it lies outside the folder, is too long or is no text.
+            SpecError: there is no such file, it is outside the folder, too long, or not text.
         """
         if _clean(name) in self.written:
             return self.written[_clean(name)]
@@ -55,7 +58,7 @@ class Folder:
 
 
 class Files(Protocol):
-    """Files that a command may name."""
+    """Access to the files that a command may name."""
 
     def read(self, name: str) -> str:
         """Return the text of a file.
@@ -82,7 +85,7 @@ def read_bounded(path: Path, name: str) -> str:
     """Return the text of a file of at most `MAX_BYTES`.
 
     Raises:
-        SpecError: it cannot be read, is too long, or is no text.
+        SpecError: it cannot be read, is too long, or is not text.
     """
     try:
         # A pipe would be waited for without end.
@@ -112,7 +115,7 @@ def read_words(
         words: the words of the command.
         gpus: number of GPUs if the command does not say it, or None.
         has_model: whether the user names the model separately from the command.
-        folder: where the files that the command names lie. The working directory if None.
+        folder: folder of the files that the command names. None for the working directory.
 
     Raises:
         SpecError: the command launches nothing that can be read, or its options contradict each other.
@@ -140,7 +143,7 @@ _KEYS = (
     "train_micro_batch_size_per_gpu", "compute_environment", "distributed_type", "_component_", "per_device_batch_size",
     "finetuning_type", "MODEL_ARGS", "tensor_model_parallel_size", "model_name_or_path", "trainer", "checkpoint_dir",
 )  # fmt: skip
-"""Keys of which a launcher's configuration has one."""
+"""Keys of which a launcher's configuration has at least one."""
 _SIGNS = re.compile(rf'(?:^|[{{,\s])["\']?(?:{"|".join(_KEYS)})["\']?\s*:')
 _OTHERS = re.compile(r'(?:^|[{,\s])["\']?(?:apiVersion|architectures|base_model_name_or_path)["\']?\s*:')
 
@@ -149,9 +152,9 @@ _SINGLE_DEVICE = re.compile(r"^# *tune run (?:[a-z_]+_single_device\b)", re.MULT
 
 
 def is_launch_file(name: str) -> bool:
-    """Return whether a name is that of a shell script, a TOML file, or of a configuration with a launcher's keys.
+    """Return whether a name is that of a shell script, a TOML file, or a configuration with a launcher's keys.
 
-    Of Python files those count with functions that build a configuration, and `FILE.py:FUNCTION`.
+    Also return True for a Python file with functions that build a configuration, and for `FILE.py:FUNCTION`.
     """
     if name.endswith((*SHELL, ".toml")):
         return True
@@ -168,11 +171,11 @@ def is_launch_file(name: str) -> bool:
 
 
 _RETURNED = {"Trainer.Config": "torchtitan-0.3", "ConfigContainer": "megatron-bridge", "run.Partial": "nemo"}
-"""Table of options by the type that a function in Python returns."""
+"""Table of options by the return type of a Python function."""
 
 
 def _find_recipes(name: str) -> dict[str, str]:
-    """Return the table of options of each function of a Python file that builds a configuration."""
+    """Return the table of options for each function of a Python file that builds a configuration, by function."""
     try:
         functions = find_functions(read_bounded(Path(name), name), name)
     except SpecError:
@@ -181,24 +184,24 @@ def _find_recipes(name: str) -> dict[str, str]:
 
 
 _GPUS = re.compile(r"_(\d{1,5})gpu_")
-"""Number of GPUs in the name of a recipe of Megatron-Bridge."""
+"""Pattern of the number of GPUs in the name of a Megatron-Bridge recipe."""
 
 
 def _read_python(
     name: str, function: str, folder: Files, gpus: int | None, has_model: bool, over: Sequence[Setting] = (),
     kind: str = "", beside: str = "",
 ) -> LaunchReading:  # fmt: skip
-    """Return what a function of a Python file builds. Other arguments are those of `_read_configurations`.
+    """Return the launch that a function of a Python file builds. Other arguments are those of `_read_configurations`.
 
     Args:
         name: the file.
         function: the function, or an empty string for the only one.
         folder: the files that may be read.
         gpus: number of GPUs, or None if it is unknown.
-        has_model: whether the user names the model beside the file.
+        has_model: whether the user names the model separately from the file.
         over: options of the command line.
-        kind: the table of options, or an empty string to go by the type that the function returns.
-        beside: path from the folder to the file's own, with a slash behind it, where files that it imports lie.
+        kind: the table of options, or an empty string to find it by the function's return type.
+        beside: path from the folder to the file's own folder, with a final slash. Files that it imports are there.
 
     Raises:
         SpecError: there is no such function, or what it builds cannot be read.
@@ -231,7 +234,7 @@ def _read_python(
 
 
 def list_configurations(name: str) -> list[tuple[str, str]]:
-    """Return launcher and name of each training configuration that a file holds. Most hold one or none.
+    """Return the launcher and the name of each training configuration in a file. Most files have one or none.
 
     Raises:
         SpecError: the file cannot be read.
@@ -274,7 +277,7 @@ def detect(values: Mapping[str, Any]) -> str:
 
 
 _TABLES = ("torchtune", "llamafactory", "maxtext")
-"""Tables of options that say which configurations train."""
+"""Tables of options that can describe a configuration for training."""
 _DETECTED: Sequence[tuple[str, Sequence[set[str]]]] = (
     ("llamafactory-1", ({"model", "train_dataset"},)),
     ("axolotl", ({"base_model"}, {"micro_batch_size", "sequence_len"})),
@@ -294,10 +297,10 @@ def _read_configurations(
     texts: Mapping[str, str], folder: Files, gpus: int | None, has_model: bool, words: Sequence[str] = (),
     table: str = "", line: LaunchLine | None = None,
 ) -> LaunchReading:  # fmt: skip
-    """Return what configurations say together, with options of the command line over them.
+    """Return the launch that several configurations describe together. Options of the command line take precedence.
 
     Raises:
-        SpecError: none of them is of a launcher that is known.
+        SpecError: none of them belongs to a known launcher.
     """
     kinds: dict[str, tuple[str, dict[str, Any]]] = {}
     for name, text in texts.items():
@@ -331,9 +334,9 @@ _REFERENCE = re.compile(r"\$\{([.\w]+)\}")
 
 
 def _resolve(settings: Sequence[Setting]) -> list[Setting]:
-    """Return settings with references such as `${model.seq_length}` or `${.seq_length}` replaced, once each.
+    """Return settings with references such as `${model.seq_length}` or `${.seq_length}` replaced once each.
 
-    Any other reference leaves its option unsaid, if it is one of a count.
+    A setting is left out if its whole value is a reference that cannot be resolved.
     """
     known = {setting.option: setting for setting in settings}
     found = []
@@ -358,7 +361,7 @@ def _facts(kind: str, name: str, values: Mapping[str, Any]) -> Facts:
 
 
 def _launcher_facts(line: LaunchLine | None, folder: Files) -> list[Facts]:
-    """Return what `accelerate launch` says of the job, by its options and its configuration."""
+    """Return the facts from the options and the configuration of `accelerate launch`."""
     if line is None or line.launcher != "accelerate":
         return []
     settings = [Setting(f"--{key}", (value,) if value else ()) for key, value in line.options.items()]
@@ -369,7 +372,7 @@ def _launcher_facts(line: LaunchLine | None, folder: Files) -> list[Facts]:
 
 
 def _overrides(words: Sequence[str]) -> list[Setting]:
-    """Return settings of words such as `--training.steps 10`, `--training.steps=10` or `steps=10`."""
+    """Return settings from words such as `--training.steps 10`, `--training.steps=10` or `steps=10`."""
     settings: list[Setting] = []
     for word in words:
         key, equals, value = word.partition("=")
@@ -383,7 +386,7 @@ def _overrides(words: Sequence[str]) -> list[Setting]:
 
 
 def _megatron_arguments(values: Mapping[str, Any]) -> list[Setting]:
-    """Return the options of a mapping MODEL_ARGS, whose values are true for flags."""
+    """Return the options in a mapping MODEL_ARGS. The value of a flag is true."""
     stated = values["MODEL_ARGS"]
     if not isinstance(stated, Mapping):
         raise SpecError("MODEL_ARGS", "is no mapping", "give options with their values")
@@ -391,10 +394,10 @@ def _megatron_arguments(values: Mapping[str, Any]) -> list[Setting]:
 
 
 def read_file(name: str, *, gpus: int | None = None, has_model: bool = False) -> LaunchReading:
-    """Return what a shell script or a configuration says. Arguments are those of `read_words`.
+    """Return the launch in a shell script or a configuration. `read_words` describes the arguments.
 
     Raises:
-        SpecError: the file cannot be read, or says no job.
+        SpecError: the file cannot be read, or describes no job.
     """
     file, function = split_name(name)
     path = Path(file)
@@ -412,14 +415,14 @@ def read_file(name: str, *, gpus: int | None = None, has_model: bool = False) ->
 
 
 def read_line(line: LaunchLine, where: str, folder: Files, gpus: int | None, has_model: bool) -> LaunchReading:
-    """Return what a launch line says.
+    """Return the launch that a launch line describes.
 
     Args:
         line: the launch line.
         where: name of its source in errors.
         folder: the files that it may name.
         gpus: number of GPUs if the line does not say it, or None.
-        has_model: whether the user names the model beside it.
+        has_model: whether the user names the model separately.
 
     Raises:
         SpecError: the line launches nothing that can be read, or its options contradict each other.
@@ -460,13 +463,13 @@ def read_line(line: LaunchLine, where: str, folder: Files, gpus: int | None, has
 
 
 _REGISTRIES = ("torchtitan/models/{}/config_registry.py", "torchtitan/experiments/{}/config_registry.py")
-"""Files of torchtitan 0.3 in which `--module` looks for the function that `--config` names."""
+"""Files of torchtitan 0.3 that may define the function that `--config` names, for a `--module`."""
 
 
 def _read_registry(
     module: str, function: str, words: Sequence[str], folder: Files, gpus: int | None, has_model: bool
 ) -> LaunchReading:
-    """Return what a command of torchtitan 0.3 says, whose configuration is a function in the folder.
+    """Return the launch of a torchtitan 0.3 command, whose configuration is a function in the folder.
 
     Raises:
         SpecError: the folder has no such function.
@@ -483,17 +486,14 @@ def _read_registry(
 
 
 def _find_reader(line: LaunchLine) -> str:
-    """Return the name of the option table that fits a launch line, Megatron-LM's included.
-
-    If none fits, return an empty string.
-    """
+    """Return the name of the option table for a launch line, including Megatron-LM's, or an empty string."""
     if line.program.rpartition("/")[2] in MEGATRON or _is_megatron(line):
         return "megatron"
     return _find_table(line, {spell(word.partition("=")[0]) for word in line.arguments if word[:2] == "--"})
 
 
 def _find_table(line: LaunchLine, options: set[str]) -> str:
-    """Return the name of the option table that fits a launch line. If none fits, return an empty string."""
+    """Return the name of the option table for a launch line, or an empty string."""
     for name, table in _PROGRAMS:
         if name in line.program:
             return table
@@ -514,7 +514,7 @@ _PROGRAMS = (
     ("trl ", "trl"), ("trl/", "trl"), ("trl.", "trl"), ("sft.py", "trl"), ("MaxText", "maxtext"),
     ("maxtext", "maxtext"),
 )  # fmt: skip
-"""Part of a program's name, and the table of its options."""
+"""Parts of programs' names, and the table of options for each."""
 
 
 def _option_value(words: Sequence[str], option: str) -> str | None:

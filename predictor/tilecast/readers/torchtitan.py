@@ -1,4 +1,4 @@
-"""Read the configuration of torchtitan 0.2, a TOML file with options of its command line over it."""
+"""Read a torchtitan 0.2 configuration, a TOML file. Options of the command line take precedence."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tilecast.spec import PartialPlan, SpecError
 def read_torchtitan(
     settings: Sequence[Setting], where: str, gpus: int | None, has_model: bool, table: str = "torchtitan"
 ) -> LaunchReading:
-    """Return what a configuration of torchtitan says. Arguments are those of `read_megatron`.
+    """Return the job and plan of a torchtitan configuration. `read_megatron` describes the arguments.
 
     Raises:
         SpecError: options contradict each other, or the model is not known.
@@ -92,7 +92,7 @@ def _training(facts: Facts, data: int | None, local: int, context: int, shards: 
 
 
 def _interval(facts: Facts, layers: int | None, pipeline: int) -> tuple[str, int | None]:
-    """Return the recomputation of every n-th layer, and the number of such layers in a stage."""
+    """Return the recomputation of every n-th layer, and the number of recomputed layers in a stage."""
     text = str(facts.get("interval"))
     if not text.isdecimal() or not int(text):
         field = facts.field("activation_checkpoint.selective_ac_option")
@@ -113,7 +113,7 @@ def _virtual_stages(facts: Facts, pipeline: int, layers: int | None) -> int:
 
 
 def _preset(facts: Facts) -> str:
-    """Return the preset of a model name and flavor.
+    """Return the preset for a model name and flavor.
 
     Raises:
         SpecError: they are missing or unknown.

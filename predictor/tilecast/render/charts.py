@@ -1,7 +1,7 @@
 """Describe charts as data classes, and draw them as SVG or PNG.
 
 The SVG needs neither network nor script, and follows the light or dark mode of the browser. Each series has a colour
-and a marker shape. The `<title>` of a marker holds the values of its point, for tooltips and screen readers.
+and a marker shape. The `<title>` of a marker contains the values of its point, for tooltips and screen readers.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ class Axis:
     title: str
     text: Callable[[float], str] = "{:g}".format
     base: int = 0
-    """Base of a logarithmic axis. It is 0 for a linear axis, which begins at zero."""
+    """Base of a logarithmic axis. 0 for a linear axis, which begins at zero."""
 
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """A point of a series. `label` is its tooltip, and `text` is drawn beside its marker if there is room."""
+    """A point of a series. `label` is its tooltip, and `text` is drawn next to its marker if there is room."""
 
     x: float
     y: float
@@ -41,9 +41,9 @@ class Point:
     text: str = ""
     low: float | None = None
     high: float | None = None
-    """Ends of the range of `y`. The ranges of a joined series are drawn as a band."""
+    """Upper end of the range of `y`; `low` is the lower end. The ranges of a joined series are drawn as a band."""
     is_highlighted: bool = False
-    """Whether the text gets its place before the texts of other points."""
+    """Whether the text is placed before the texts of other points."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +89,7 @@ STYLE = """\
 @media(prefers-color-scheme:dark){.chart{--c0:#5cb3f2;--c1:#f29a5c;--c2:#4fc9a8;--c3:#e58fc2;--c4:#e0c04c;--c5:#a79ef5;
 --ink:#e8eaed;--faint:#343a42;--soft:#a2acb8}}
 """
-"""CSS of the charts. An HTML page includes it once, and so does a standalone SVG file."""
+"""CSS of the charts. An HTML page or a standalone SVG file includes it once."""
 
 COLORS = 6
 SHAPES = (
@@ -102,7 +102,7 @@ SHAPES = (
 )
 """SVG marker of each colour."""
 _MATPLOTLIB = "os^Dv*"
-"""Letter of matplotlib's marker for each colour."""
+"""matplotlib's marker for each colour."""
 
 
 def draw_svg(chart: Chart, name: str, style: str = "") -> str:
@@ -162,14 +162,14 @@ def _draw_band(series: Series, x: AxisScale, y: AxisScale) -> str:
 
 
 class _Labels:
-    """Texts beside markers. A text without room is left out, as the tooltip of its marker says more."""
+    """Texts next to markers. A text without room is left out, because the marker's tooltip has the same values."""
 
     def __init__(self, markers: Iterable[tuple[float, float]]) -> None:
         self._boxes = [(left - 5, left + 5, top - 5, top + 5) for left, top in markers]
-        """Left, right, top and bottom of everything that a text must not cover, in pixels."""
+        """Left, right, top and bottom, in pixels, of everything that a text must not cover."""
 
     def draw(self, left: float, top: float, text: str) -> list[str]:
-        """Return the elements of a text beside the marker at a pixel position: one, or none without room."""
+        """Return the SVG elements of a text next to the marker at a pixel position. Return none if there is no room."""
         width = 6.6 * len(text)
         for is_left, down in ((False, -6.0), (True, -6.0), (False, 15.0), (True, 15.0)):
             start = left - 8 - width if is_left else left + 8
@@ -187,7 +187,7 @@ def _overlap(first: tuple[float, float, float, float], second: tuple[float, floa
 
 
 def _color_series(chart: Chart) -> list[tuple[int, Series]]:
-    """Return (colour index, series) pairs. A reference line gets an index that the next series reuses."""
+    """Return (colour index, series) pairs. A reference line does not use up a colour index."""
     marks, color = [], 0
     for series in chart.series:
         marks.append((color, series))

@@ -13,7 +13,7 @@ from tilecast.render.table import advice_text
 
 
 def dump_document(syntax: str, value: Mapping[str, Any]) -> str:
-    """Return a document as JSON text if `syntax` is "json", or else as YAML text. Keys keep their order."""
+    """Return a document as JSON if `syntax` is "json", otherwise as YAML. Keys keep their order."""
     if syntax == "json":
         return json.dumps(value, indent=2) + "\n"
     import yaml

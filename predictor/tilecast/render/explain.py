@@ -12,7 +12,7 @@ from tilecast.render.columns import align_columns
 from tilecast.render.units import format_bytes, format_count, format_duration
 
 SHOWN = 12
-"""Most operators that are listed. One more line sums up all others."""
+"""Most operators that are listed. The others are summed in one more line."""
 
 _OPERATORS = ("TIME", "SHARE", "OPERATOR", "KERNEL", "RUNS", "EACH", "FACTOR", "FLOP/B", "BOUND", "REACHES", "TILES")
 _EXCHANGES = ("TIME", "WHAT", "COLLECTIVE", "RANKS", "BUFFER", "RUNS", "EACH", "EXPOSED")
@@ -93,7 +93,7 @@ def _format_time_and_fraction(seconds: float, explanation: Explanation) -> tuple
 def operator_cells(operator: PricedOperator, explanation: Explanation) -> tuple[str, ...]:
     """Return the cells of an operator's row in a table.
 
-    The cells are name, total time, percentage of all operators, kernel, number of runs, time of a run, FLOP per byte,
+    They are name, total time, percentage of all operators, kernel, number of runs, time of a run, FLOP per byte,
     limiting resource, utilization of that resource, and tiles.
     """
     tiles = (
@@ -121,7 +121,7 @@ def _list_factors(explanation: Explanation) -> str:
 
 
 def _compute_line(offer: Offer, explanation: Explanation) -> str:
-    """Return a line that computes the compute time of a step from that of a micro-batch."""
+    """Return a line that derives the compute time of a step from that of a micro-batch."""
     sums, plan = explanation.sums, offer.plan
     stage = f" on the fullest of {plan.pipeline} stages" if plan.pipeline > 1 else ""
     slowed = (
@@ -164,8 +164,8 @@ def _communication_lines(offer: Offer, explanation: Explanation) -> list[str]:
 def exchange_rows(explanation: Explanation) -> list[tuple[str, ...]]:
     """Return the cells of each exchange's row in a table.
 
-    The cells are name, total time, collective, ranks, buffer size, number of runs, time of a run, and the percentage
-    that is exposed. Rows of gradients and weights have no times and no percentage, because only their bytes are known.
+    They are name, total time, collective, ranks, buffer size, number of runs, time of a run, and the percentage that is
+    exposed. Rows of gradients and weights have no times and no percentage, because only their bytes are known.
     """
     rows: list[tuple[str, ...]] = [
         (
@@ -189,7 +189,7 @@ def exchange_rows(explanation: Explanation) -> list[tuple[str, ...]]:
 
 
 def gradient_exchanges(explanation: Explanation) -> list[tuple[str, str, float, str]]:
-    """Return the exchanges of gradients and weights between replicas.
+    """Return the data-parallel exchanges of gradients and weights.
 
     A row has a description, the collective, the bytes, and the number of runs, which is empty for a single run.
     """
@@ -207,7 +207,7 @@ def gradient_exchanges(explanation: Explanation) -> list[tuple[str, str, float, 
 
 
 def _sync_lines(explanation: Explanation) -> list[str]:
-    """Return table lines that compare ways to sum gradients (all-reduce, parameter servers). The job's is first."""
+    """Return table lines that compare ways to sum gradients, such as all-reduce. The job's own way is first."""
     if not explanation.syncs:
         return []
     rows = [(format_duration(one.seconds), format_duration(one.step_s), _name_sync(one)) for one in explanation.syncs]

@@ -182,10 +182,9 @@ def _charts_section(advice: Advice, curves: Sequence[ScalingCurve]) -> str:
 
 
 def _choices_chart(advice: Advice) -> Chart | None:
-    """Return a chart of step time over cost, or over GPUs unless all pools have prices.
+    """Return a chart of step time over cost, or over GPUs unless all pools have prices. Return None without plans.
 
-    The chart shows the Pareto set, the best plan of each pool, the user's plan of today, and data parallelism alone.
-    Without plans, return None.
+    It shows the Pareto set, the best plan of each pool, the baseline, and data parallelism alone.
     """
     plans = {(offer.pool.name, str(offer.plan), offer.gpus): offer for offer in (*advice.pareto, *advice.offers)}
     named = [(offer.pool.name, offer) for offer in sorted(plans.values(), key=lambda offer: offer.pool.name)]
@@ -228,7 +227,7 @@ def _axis_base(values: Sequence[float]) -> int:
 
 
 def _scaling_charts(curves: Sequence[ScalingCurve], best: Offer | None) -> list[tuple[str, Chart | None]]:
-    """Return charts of step time and of cost over the number of GPUs, each with a name for its identifiers.
+    """Return charts of step time and of cost over the number of GPUs, each with a name for its HTML identifiers.
 
     The chart of time has the 90 % range of each pool's steps, and the ideal time of the recommended pool.
     """
@@ -316,7 +315,7 @@ def _kernels_section(best: Offer, explanation: Explanation) -> str:
 
 
 def _roofline_chart(explanation: Explanation) -> Chart:
-    """Return a roofline chart with the operators as points, FLOP/s over FLOP per byte."""
+    """Return a roofline chart: FLOP/s over FLOP per byte, with operators as points."""
     gpu, peak = explanation.gpu, explanation.gpu.peak(explanation.precision)
     bandwidth = gpu.memory_bandwidth_bytes_per_s
     shown = [

@@ -79,7 +79,7 @@ def _strategy_lines(location: str, per_layer: PerLayer | None) -> list[str]:
 
 
 def _name_group(group: LayerGroup, depth: int) -> str:
-    """Return the name of a layer group, such as `embedding` or `layers 1-12,25-32 of 32`. `depth` is the last layer."""
+    """Return the name of a layer group, such as `embedding` or `layers 1-12,25-32 of 32`, up to layer `depth`."""
     if not group.layers:
         return group.name
     return f"layer{'s' if len(group.layers) > 1 else ''} {_format_ranges(group.layers)} of {depth}"

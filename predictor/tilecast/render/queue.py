@@ -28,13 +28,13 @@ class NodeChange:
     """The plan of a queue if some pools had more or fewer nodes."""
 
     nodes: Mapping[str, int]
-    """Change in the nodes of each pool; negative values remove nodes."""
+    """Change in the number of nodes, by pool. A negative number removes nodes."""
     report: QueueReport | None
-    """Plan with the changed pools, or None if no job can then be planned."""
+    """Plan with the changed pools. None if no job can then be planned."""
     jobs: int
     """Change in the number of queued jobs that are planned."""
     lost: tuple[UnplannedJob, ...]
-    """Jobs that the plan with the changed nodes leaves out."""
+    """Jobs that are planned only without the change."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ class QueueScreen:
     other_order: QueueReport | None = None
     """Plan of the same jobs in the other order of `ORDERS`."""
     submitted: SubmittedJob | None = None
-    """When one more job would start and end; None if nobody asks."""
+    """When one more job would start and end. None if no such job is given."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,13 +56,13 @@ class EmptyQueue:
 
     unplanned: tuple[UnplannedJob, ...]
     submitted: SubmittedJob | None = None
-    """When one more job would start and end on the pools as they are; None if nobody asks."""
+    """When one more job would start and end on the pools. None if no such job is given."""
     currency: str = "USD"
 
 
 @dataclass(frozen=True, slots=True)
 class PlannedJob:
-    """A queued job with its planned start and end, and with the pool, GPUs and parallelism that the plan chooses."""
+    """A queued job with its planned start and end, and the pool, GPUs and parallelism that the plan chooses."""
 
     times: PlannedTimes
     job: QueuedJob
@@ -70,7 +70,7 @@ class PlannedJob:
 
     @property
     def present(self) -> str:
-        """Pool and number of GPUs on which the job runs, or would run without advice. It is "-" if unknown."""
+        """Pool and number of GPUs on which the job runs, or would run without advice. "-" if unknown."""
         if self.job.present is None:
             return "-"
         return f"{self.job.present[0]}:{self.job.present[1]}{' (runs)' if self.job.is_running else ''}"
@@ -190,7 +190,7 @@ _ORDER_NAMES = {"kueue": "Kueue's order", "free": "free order"}
 
 
 def late_lines(queue_report: QueueReport) -> list[str]:
-    """Return sentences on the jobs that end late, with what would make them on time. The latest come first."""
+    """Return sentences on the jobs that end late, and what would make them end in time. The latest come first."""
     jobs, lines = queue_report.solution.columns.problem.jobs, []
     late = list_late_jobs(queue_report.solution)
     for item in late[:_PAID]:
@@ -216,7 +216,7 @@ def _late_remedy(late: LateJob) -> str:
 
 
 def payment_lines(queue_report: QueueReport) -> list[str]:
-    """Return sentences on which jobs the plan delays, and which jobs profit. The largest delays come first."""
+    """Return sentences on the jobs that the plan delays and the jobs that profit. The largest delays come first."""
     jobs = queue_report.solution.columns.problem.jobs
     losing = sorted((place for place in queue_report.job_times if place.gain_s <= -1), key=lambda place: place.gain_s)
     lines = []
@@ -251,7 +251,7 @@ def queue_notes(screen: QueueScreen) -> list[str]:
 
 
 def _order_lines(screen: QueueScreen) -> list[str]:
-    """Return a sentence on what Kueue's order costs, compared with a free order."""
+    """Return a sentence on the cost of Kueue's order compared with a free order."""
     if screen.other_order is None:
         return []
     scores = {report.solution.order: report.solution for report in (screen.report, screen.other_order)}
@@ -315,7 +315,7 @@ def _format_start(seconds: float) -> str:
 
 
 def describe_entries(entries: Sequence[PoolEntry]) -> str:
-    """Return when a job would start on each pool, the earliest start first, and on which it finishes first."""
+    """Return when a job would start on each pool, the earliest first, and on which pool it ends first."""
     ordered = sorted(entries, key=lambda item: (item.start_s, item.finish_s))
     starts = [
         f"{'now' if item.start_s < 1 else f'in {format_duration(item.start_s)}'} on {item.option.gpus} "
@@ -329,7 +329,7 @@ def describe_entries(entries: Sequence[PoolEntry]) -> str:
 
 
 def node_change_lines(screen: QueueScreen) -> list[str]:
-    """Return sentences on how other node counts would change the totals. Without `what_if`, return none."""
+    """Return sentences on how other node counts would change the totals. Without other node counts, return none."""
     what_if = screen.what_if
     if what_if is None:
         return []

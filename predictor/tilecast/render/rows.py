@@ -12,14 +12,14 @@ Row = Mapping[str, Any]
 
 
 def rows_table(rows: Sequence[Row]) -> list[str]:
-    """Return the lines of a text table. The first row's keys are the titles, and numbers are aligned right."""
+    """Return the lines of a text table. The first row's keys are the titles. Numbers are aligned to the right."""
     names = list(rows[0]) if rows else []
     right = [name for name in names if all(isinstance(row[name], int | float) for row in rows)]
     return align_columns(names, [[format_cell(row[name]) for name in names] for row in rows], right)
 
 
 def format_properties(row: Row) -> list[str]:
-    """Return one text line per item of a dictionary. Items of a nested dictionary are indented below its key."""
+    """Return a text line for each item of a dictionary. Items of a nested dictionary are indented below its key."""
     lines = []
     for name, value in row.items():
         if isinstance(value, Mapping):
@@ -43,7 +43,7 @@ def format_cell(value: Any) -> str:
 
 
 def rows_html(rows: Sequence[Row], title: str = "", notes: Sequence[str] = ()) -> str:
-    """Return an HTML table of rows, below a title and above one paragraph per note."""
+    """Return an HTML table of rows, with a title above it and a paragraph for each note below it."""
     names = list(rows[0]) if rows else []
     head = "".join(f"<th>{html.escape(name)}</th>" for name in names)
     body = "".join(

@@ -21,7 +21,7 @@ _KEYS: Mapping[str, str] = {
     "money_saved": "moneySavedPerDay", "currency": "currency", "total_gpu_hours_saved": "gpuHoursSaved",
     "total_money_saved": "moneySaved", "confidence": "confidence", "reason": "reason",
 }  # fmt: skip
-"""Keys of JSON and CSV by the field of a row."""
+"""Keys in JSON and CSV, by the field of a row."""
 _DIGITS = 6
 _TITLES = (
     "JOB", "TRAINS", "NOW", "PLAN", "STEP", "BETTER", "ITS PLAN", "ITS STEP", "GPU-H/DAY", "MONEY/DAY", "WHOLE RUN",
@@ -53,7 +53,7 @@ def format_scan_csv(rows: Sequence[Any]) -> str:
 
 
 def format_scan_table(rows: Sequence[Any]) -> str:
-    """Return rows as a text table, with a sentence on the whole and the reasons of jobs that were not read."""
+    """Return rows as a text table, followed by a summary and the reasons of jobs that were not read."""
     shown = [row for row in rows if row.outcome != "notRead"]
     cells = [_list_cells(row) for row in shown]
     lines = align_columns(_TITLES, cells, _TITLES[-3:]) if cells else []
@@ -94,7 +94,7 @@ def _list_cells(row: Any) -> list[str]:
 
 
 def _total(rows: Sequence[Any]) -> dict[str, Any]:
-    """Return the counts of outcomes, and what the work of a day takes less, by currency."""
+    """Return the counts of outcomes, and the savings on a day's work, by currency."""
     money = dict[str, float]()
     for row in rows:
         if row.money_saved is not None:

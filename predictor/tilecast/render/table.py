@@ -1,4 +1,4 @@
-"""Format advice as text with one line per pool. The recommended pool is first, and reasons against others follow."""
+"""Format advice as text with one line per pool, the recommended pool first, and reasons against the others."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ _PART_NAMES = {"communication": "exposed communication", "bubble": "pipeline bub
 WIDTH = 128
 """Width in characters at which sentences are wrapped."""
 MAX_WHY_NOT = 6
-"""Most lines on why other plans are not recommended. JSON and YAML list all reasons."""
+"""Most lines on why other plans are not recommended. JSON and YAML list all."""
 
 
 _FIRM = "\N{NO-BREAK SPACE}"
-"""Space at which a line is not wrapped."""
+"""Space at which a line is never wrapped."""
 
 
 def advice_text(advice: Advice) -> str:
@@ -92,7 +92,7 @@ def advice_headline(advice: Advice) -> str:
 
 
 def is_usual_shown(advice: Advice, usual: Offer) -> bool:
-    """Return whether the usual plan is on the recommended pool and is no other row of the table."""
+    """Return whether the usual plan is on the recommended pool and is not another row of the table."""
     best, base = advice.best, advice.baseline
     if best is None or usual.pool.name != best.pool.name or usual.plan == best.plan:
         return False
@@ -135,7 +135,7 @@ _DECISIONS: dict[str, str] = {
 
 
 def describe_ties(advice: Advice) -> str:
-    """Return a sentence on the plans that tie: their number, what decided, and how far the plan is behind the best."""
+    """Return a sentence on tied plans: their number, what decided, and how far the recommended one is behind."""
     others = f"{advice.ties} other plans are" if advice.ties > 1 else "One other plan is"
     others = f"At least {others}" if advice.ties >= MAX_TIED - 1 else others
     behind = "" if advice.tie_ratio < 1.0005 else f", {advice.tie_ratio - 1:.1%} behind the best forecast"
@@ -148,17 +148,17 @@ _MARKS = {
     "=": "your baseline",
     "x": "cannot run the job",
 }
-"""Meanings of the marks in front of the table's lines."""
+"""Meanings of the marks at the beginning of the table's lines."""
 
 
 def _legend_lines(best: Offer, marks: Sequence[str]) -> list[str]:
-    """Return a line that explains the marks in the table that are shown, and its counts of nodes and GPUs."""
+    """Return a line that explains the table's marks and its counts of nodes and GPUs."""
     shown = (f"{mark} {meaning}" for mark, meaning in _MARKS.items() if mark in marks)
     return wrap_text("", "; ".join([*shown, _describe_shape(best), "-o wide explains plans"]))
 
 
 def _describe_shape(offer: Offer) -> str:
-    """Return what the number of nodes and of GPUs of an offer means, such as `2x8: 2 nodes with 8 GPUs each`."""
+    """Return an explanation of an offer's nodes and GPUs, such as `2x8: 2 nodes with 8 GPUs each`."""
     count, each = offer.nodes, offer.gpus_per_node
     whole = "node" if each == offer.pool.gpus_per_node or count == 1 else "part of a node"
     noun = whole if count == 1 else {"node": "nodes", "part of a node": "parts of nodes"}[whole]
@@ -167,7 +167,7 @@ def _describe_shape(offer: Offer) -> str:
 
 
 def _why_not_lines(advice: Advice) -> list[str]:
-    """Return text lines on plans that are not recommended, with the obstacle and a change that would help."""
+    """Return text lines on plans that are not recommended, with the reason and a change that would help."""
     telling = [item for item in advice.why_not if item.change is not None or not _is_no_better(item)]
     lines = []
     for item in telling[:MAX_WHY_NOT]:
@@ -185,7 +185,7 @@ _EFFECTS = {"wins": "be ahead", "fits": "fit"}
 
 
 def _is_no_better(why_not: WhyNot) -> bool:
-    """Return whether a plan would not beat the recommendation even without its obstacle."""
+    """Return whether a plan would not beat the recommendation even without the reason against it."""
     bound = why_not.code in ("PoolTooSmall", "DeadlineMissed", "OverBudget")
     worse = {record.quantity.worse_code for record in OBJECTIVES.values()}
     return why_not.code in ("Tie", *worse) or (bound and (why_not.value or 0.0) >= 1)
@@ -214,7 +214,7 @@ def _note_lines(advice: Advice) -> list[str]:
 
 
 def _because_sentence(advice: Advice, best: Offer) -> str:
-    """Return a sentence that says why the recommended pool and plan are best, from the numbers that decided."""
+    """Return a sentence on why the recommended pool and plan are best, with the numbers that decided."""
     goal = advice.request.goal
     is_least = advice.tie_ratio < 1.0005
     least = _LEAST.get(goal.quantity.name, f"uses the least {goal.quantity.measure}")
@@ -252,11 +252,11 @@ def _because_sentence(advice: Advice, best: Offer) -> str:
 
 
 _LEAST = {"seconds": "takes the least time", "price": "costs the least"}
-"""Verb phrase of a pool or plan with the least of a quantity, by the quantity's name."""
+"""Verb phrase for the pool or plan with the least of a quantity, by the quantity's name."""
 
 
 def _ratio_to_best(advice: Advice, best: Offer, other: Offer) -> str:
-    """Return how a plan with memory to spare compares with the recommendation in the objective, behind a comma."""
+    """Return a comma and a phrase that compares a plan with memory to spare with the recommendation."""
     amount = _amount_per_sample(advice, best)
     if not amount:
         return ""
@@ -318,12 +318,12 @@ def _footer_lines(advice: Advice, best: Offer) -> list[str]:
 
 
 def describe_change(change: Change) -> str:
-    """Return a change as text with the step time and the price that a plan has after it, if they are known."""
+    """Return a change as text, with the step time and the price of the plan after it, if they are known."""
     return describe_priced(change.text, change.step_s, change.cost_per_1000_steps, change.currency)
 
 
 def describe_priced(text: str, step_s: float | None, cost_per_1000_steps: float | None, currency: str) -> str:
-    """Return a text with a step time and the price of 1000 steps in parentheses, as far as they are known."""
+    """Return a text followed by a step time and the price of 1000 steps in parentheses, as far as they are known."""
     parts = [] if step_s is None else [f"{format_duration(step_s)} a step"]
     if cost_per_1000_steps is not None:
         parts.append(f"{format_money(cost_per_1000_steps, currency)}/1k steps")

@@ -15,7 +15,7 @@ _SCALES = (
     (345600.0, 3600.0, "h"),
     (float("inf"), 86400.0, "d"),
 )
-"""Each unit of time: the seconds from which a larger unit is used, the seconds of the unit, and its name."""
+"""Units of time, each with the seconds from which a larger unit is used, its length in seconds, and its name."""
 
 
 def format_duration(seconds: float | None) -> str:

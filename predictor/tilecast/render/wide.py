@@ -20,7 +20,7 @@ _TITLES = ("POOL", "PLAN", "BATCH", "PRECISION", "TOK/S", "SAMPLES/S", *_PARTS, 
 
 
 def wide_text(advice: Advice) -> str:
-    """Return `advice_text` with tables of step parts, reasons against other plans, the Pareto set and a legend."""
+    """Return `advice_text` with tables of step parts, reasons against other plans and the Pareto set, and a legend."""
     offers = [*advice.offers, *([advice.baseline] if advice.baseline else [])]
     sections = [advice_text(advice).rstrip()]
     if offers:

@@ -72,7 +72,7 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class PricedPlans:
-    """Forecast seconds and memory of n plans on one pool, as columns of shape (n,) that can be itemized."""
+    """Forecast seconds and memory of n plans on one pool, itemized, as columns of shape (n,)."""
 
     plans: Plans
     times: StepTimes
@@ -117,8 +117,10 @@ class PlanTable:
     _space: _SearchSpace
     _memory: Callable[[], tuple[Floats, Floats, memory.FootprintTable]]
     _steps: Callable[[], tuple[step.Steps | None, Floats, Floats]]
-    """Function that returns the inputs of the step formulas, the seconds of each step, and the seconds of each step in
-    which the GPU waits for the host. The inputs are None in an empty table."""
+    """Function that returns the inputs of the step formulas, the step seconds and the host stalls of all plans.
+
+    A host stall is the time in which the GPU waits for the host. The inputs are None in an empty table.
+    """
 
     def __len__(self) -> int:
         return len(self.plans)
@@ -230,23 +232,26 @@ def _price_steps(workload: Workload, space: _SearchSpace, pool: Pool) -> tuple[s
 
 @dataclass(frozen=True, slots=True)
 class _SearchSpace:
-    """Plans of a workload, with functions that return intermediate results equal on all pools of one shape."""
+    """Plans of a workload, with functions for intermediate results that are equal on all pools of one shape."""
 
     plans: Plans
     is_bounded: bool
     sharded: Callable[[], ShardedGraph]
     inputs: Callable[[], StepInputs]
     itemized_memory: Callable[[], tuple[memory.FootprintTable, Floats, Floats]]
-    """Function that returns the itemized memory, the bytes at which a plan fits, (n,), and the bytes that an allocator
-    reserves if the GPU has room, (n,). Neither column counts the CUDA context."""
+    """Function that returns the itemized memory and two columns of bytes, (n,) each.
+
+    The columns are the bytes that each plan needs, and the bytes that an allocator reserves if the GPU has room.
+    Neither counts the CUDA context.
+    """
 
     @classmethod
     def from_plans(
         cls, workload: Workload, plans: Plans, is_bounded: bool, pool: Pool, known: DistinctRows | None = None
     ) -> _SearchSpace:
-        """Return the search space of plans of a workload. Intermediate results are computed at the first access.
+        """Return the search space of a workload's plans. Intermediate results are computed at the first access.
 
-        `known` is `plans.distinct_splits()`, if known.
+        `known` is `plans.distinct_splits()`, or None.
         """
         splits = once(plans.distinct_splits if known is None else lambda: known)
 

@@ -1,4 +1,4 @@
-"""Tests of whether a training framework executes a plan, by its table in `frameworks.toml`."""
+"""Tell whether a training framework can execute a plan, from its table in `frameworks.toml`."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class FrameworkFeatures:
     precisions: Sequence[str]
     offload: Sequence[str]
     holds: Sequence[Weights]
-    """Ways to store weights in 16-bit training, besides the framework's default."""
+    """Ways to store weights in 16-bit training, other than the framework's default."""
     source: str
     sequence_parallel: Sequence[bool] = (False,)
     """Allowed values of sequence parallelism (splitting norms and residuals) in plans with tensor parallelism."""
@@ -48,10 +48,12 @@ class FrameworkFeatures:
     """Whether expert parallelism may spread experts over tensor-parallel ranks too, not only over data ranks."""
 
     hybrid_shards: bool = False
-    """Whether the framework has hybrid sharding (HSDP), in which every group of ranks holds all shards."""
+    """Whether the framework has hybrid sharding (HSDP), in which every group of ranks together holds all shards."""
     offload_activations: Literal["none", "alone", "any"] = "none"
-    """Plans in which the framework can offload activations to the host. `alone` stands for plans without pipeline and
-    recomputation."""
+    """Kinds of plans in which the framework can offload activations to the host.
+
+    `alone` means without pipeline and recomputation.
+    """
     modules: Sequence[str] = ()
     """Modules of a layer that the framework can recompute without the rest of the layer, in any combination."""
     policies: Mapping[str, str] = field(default_factory=dict)
@@ -100,7 +102,7 @@ _KEYS_OF_CELLS = ("cells", "since", "version", "engine")
 
 
 def _read_abilities(name: str, table: Mapping[str, Any]) -> FrameworkFeatures:
-    """Return the plans and options that a framework executes, from its table in `frameworks.toml`."""
+    """Return what a framework executes, from its table in `frameworks.toml`."""
     abilities = {name: value for name, value in table.items() if name not in _KEYS_OF_CELLS}
     schedules = (
         frameworks.FRAMEWORKS[name].schedules if "pipeline" in abilities["parallelism"] else frozenset[Schedule]()
@@ -123,9 +125,9 @@ _ABILITIES: Mapping[str, FrameworkFeatures] = {
 FRAMEWORKS: Mapping[Framework, FrameworkFeatures] = {
     name: _ABILITIES[name] for name in get_args(Framework) if name in frameworks.ENGINES
 }
-"""Plans and options of every framework that executes plans itself, by name.
+"""Features of every framework that executes plans itself, by name.
 
-Frameworks that run on another framework's engine are missing.
+Frameworks that run on another framework's engine are absent.
 """
 
 

@@ -10,9 +10,9 @@ x ZeRO stage x recomputation x sequence parallelism x virtual stages x pipeline 
 - context divides the sequence, and every pipeline stage has layers;
 - data divides the global batch, and micro-batches divide a rank's share.
 
-The job's framework must execute a plan; if the job names none, any framework must. Each precision and global batch is a
-separate workload. Overlap is not a dimension, since a step without it is never faster. The order of rows is fixed, so
-that equal prices always choose the same plan.
+The job's framework must be able to execute a plan. If the job names none, some framework must. Each precision and
+global batch is a separate workload. Overlap is not a dimension, since a step without it is never faster. The order of
+rows is fixed, so that equal prices always choose the same plan.
 """
 
 from __future__ import annotations
@@ -59,25 +59,25 @@ class PlanLimits:
     tensor_across_nodes: bool = False
     """Whether tensor parallelism may span several nodes."""
     max_plans: int = 1_000_000
-    """Number of plans above which the search leaves out node counts, until only powers of two remain."""
+    """Number of plans above which the search leaves out node counts, at most until only powers of two remain."""
 
 
 NO_LIMITS = PlanLimits()
 VIRTUAL_STAGES = (1, 2, 3, 4, 6, 8, 12)
 """Numbers of virtual stages per pipeline rank that the search tries. The most in a published plan is 12 (Nemotron-4).
 
-From 2 and 3, 4 and 6, or 8 and 12, the search takes the power of two if the layers divide by it, else the other number.
+Of 2 and 3, 4 and 6, and 8 and 12, the search takes the power of two if the layers divide by it, else the other.
 """
 USUAL_VIRTUAL = 4
-"""Most virtual stages per pipeline rank for models with few layers, and for searches with too many plans."""
+"""Most virtual stages per pipeline rank that are tried for models with few layers, or if there are too many plans."""
 DEEP = 64
 """Fewest layers for which the search tries more than `USUAL_VIRTUAL` virtual stages, as published plans do."""
 MOST_PLANS_TO_SHARE = 25_000
-"""Most plans of a pool, with whole experts, to which the search adds plans with shared experts."""
+"""Most plans of a pool for which the search adds plans whose experts are shared by tensor-parallel groups."""
 MOST_PLANS_TO_SCHEDULE = 50_000
-"""Most plans of a pool, in pipelines of 1F1B, to which the search adds the framework's other pipeline schedules."""
+"""Most plans of a pool for which the search adds the framework's pipeline schedules other than 1F1B."""
 MOST_PARTED = 32
-"""Most nodes of which a job may use parts. Of more nodes it uses whole ones."""
+"""Most nodes of which a job may use parts. A job on more nodes uses whole ones."""
 MAX_MICRO_TOKENS = 1 << 22
 """Most tokens of a micro-batch. No GPU has memory for the activations of more tokens."""
 # With down to 128 tokens allowed, no best plan of six models from 2,048 to 8,192 tokens on H100 and L4 had fewer.
@@ -104,33 +104,33 @@ def divisors(number: int) -> list[int]:
 
 
 _Table: TypeAlias = dict[str, Ints]
-"""Columns of plans by name, of which some are still missing."""
+"""Columns of plans by name. Some columns are still missing."""
 _DECIDING = (
     *("training", "precision", "framework", "framework_version", "checkpointing", "recompute_layers", "offload"),
     *("offloaded_activations", "gradient_sync", "bucket_mib", "pipeline_layout", "expert_dispatch", "expert_overlap"),
     *("shard_degree", "frozen_bits"),
 )
-"""Fields of a workload that the result of `_enumerate_ways` depends on, besides recomputation and virtual stages."""
+"""Workload fields on which `_enumerate_ways` depends, besides recomputation and virtual stages."""
 _WAYS: Memo[tuple[_Table, Mask]] = Memo(8)
 
 
 @dataclass(frozen=True, slots=True)
 class EnumeratedPlans:
-    """Plans of a search."""
+    """The plans that a search enumerated."""
 
     plans: Plans
     is_bounded: bool
     """Whether plans were left out to respect `limits.max_plans`."""
     splits: DistinctRows
-    """`plans.distinct_splits()`."""
+    """The result of `plans.distinct_splits()`."""
 
 
 def enumerate_bounded(workload: Workload, pool: Pool, limits: PlanLimits) -> EnumeratedPlans:
-    """Return the plans of `enumerate_plans`, and whether plans were left out to respect `limits.max_plans`.
+    """Return the plans of `enumerate_plans`, and whether some were left out to respect `limits.max_plans`.
 
-    Shared experts are left out first, from `MOST_PLANS_TO_SHARE` plans on. Then pipeline schedules other than 1F1B are
-    left out, from `MOST_PLANS_TO_SCHEDULE` plans on. Then some node counts are left out, then recomputation of single
-    modules and more than four virtual stages.
+    The search leaves out, in this order: shared experts (from `MOST_PLANS_TO_SHARE` plans on), pipeline schedules other
+    than 1F1B (from `MOST_PLANS_TO_SCHEDULE` plans on), some node counts, recomputation of single modules, and more than
+    four virtual stages.
     """
     deciding = (
         recomputations(workload),
@@ -188,7 +188,7 @@ def _find_splits(ways: _Table, flat: Rows, places: Rows, begins: Rows, counts: I
 
     Args:
         ways: the W combinations of `_enumerate_ways`.
-        flat: the combinations of each kind of row, one kind after the other.
+        flat: for each kind of row, indices of its combinations in `ways`, concatenated.
         places: index into `flat` of each plan, (n,).
         begins: first plan of each row of degrees and micro-batches.
         counts: number of plans of each such row.
@@ -206,8 +206,8 @@ def _enumerate_splits(workload: Workload, pool: Pool, limits: PlanLimits, digits
     """Return the tensor, context, pipeline and data degrees of every split of the pool's GPUs, as columns.
 
     A GPU count is any part of one node, or it fills nodes or equal parts of nodes that are at least half of a node.
-    With fewer than 64 digits it divides a node or fills whole nodes, and plain data parallelism may use the largest
-    number of GPUs in one node that divides the batch.
+    With fewer than 64 digits, it divides a node or fills whole nodes. Plain data parallelism may then also use the
+    largest number of GPUs in one node that divides the batch.
 
     A node count is kept if its binary form has only zeros after the first `digits` digits. With 4 digits, these are all
     counts up to 16 and every second count up to 32. The node count of the whole pool is always kept.
@@ -277,8 +277,8 @@ def splits_heads(workload: Workload, tensor: int) -> bool:
 def _splits_sequence(workload: Workload, context: int) -> bool:
     """Return whether `context` ranks can split the sequences of a workload that trains with fused attention.
 
-    A rank takes two chunks of a causal sequence (zig-zag), or one chunk of a sequence without causal mask. It needs at
-    least `MIN_CONTEXT_TOKENS` tokens.
+    With a causal mask, a rank takes two chunks of a sequence (zig-zag), otherwise one. It needs at least
+    `MIN_CONTEXT_TOKENS` tokens.
     """
     model = workload.model
     can_split = model.family in FAMILIES and FAMILIES[model.family].splits_sequence
@@ -312,8 +312,8 @@ def stages_are_full(workload: Workload, pipeline: int) -> bool:
 def has_equal_virtual_stages(workload: Workload, pipeline: int, virtual: int) -> bool:
     """Return whether each of `pipeline` stages can hold `virtual` virtual stages of equally many layers.
 
-    Embedding and loss may count as layers. With a pipeline layout in the job, return whether the layout has
-    `pipeline * virtual` virtual stages.
+    Embedding and loss may count as layers. If the job sets a pipeline layout, return whether the layout has `pipeline *
+    virtual` virtual stages.
     """
     if workload.pipeline_layout is not None:
         return len(parse_layout(workload.pipeline_layout).pieces) == pipeline * virtual
@@ -336,9 +336,9 @@ def allows_virtual_stages(workload: Workload, virtual: int) -> bool:
 
 
 def searched_schedules(workload: Workload) -> tuple[Schedule, ...]:
-    """Return the pipeline schedules that the search tries beside 1F1B, which is interleaved with virtual stages.
+    """Return the pipeline schedules that the search tries in addition to 1F1B.
 
-    They are those of the job's framework. A job that names a schedule or no framework is searched with one alone.
+    They are those of the job's framework. There are none if the job names a schedule or no framework.
     """
     is_open = workload.framework is not None and workload.pipeline_schedule is None and workload.training
     if not is_open or workload.model.trace is not None or workload.framework is None:
@@ -361,8 +361,8 @@ def _counts_ends(workload: Workload) -> bool:
 def _add_batches(workload: Workload, splits: _Table) -> _Table:
     """Return every combination of a split, an expert-parallel degree and a micro-batch size, as columns.
 
-    At most one micro-batch size lies between a power of two and the next. It is the power of two if that divides the
-    samples of a rank. Otherwise it is the largest size that does.
+    From each power of two up to the next, at most one micro-batch size is tried. It is the power of two if that divides
+    the samples of a rank, otherwise the largest size that does.
     """
     batch = workload.global_batch
     share = batch // splits["data"][:, None]
@@ -400,9 +400,9 @@ def _share_experts(splits: _Table) -> _Table:
 
 
 def _keep_one_per_octave(micro: Ints, allowed: Mask) -> Mask:
-    """Return which sizes each row keeps, (n, m). A row keeps at most one size between a power of two and the next.
+    """Return which sizes each row keeps, (n, m): at most one size from each power of two up to the next.
 
-    A row keeps the power of two if it is allowed. Otherwise it keeps the largest allowed size of the octave.
+    A row keeps the power of two if it is allowed. Otherwise it keeps the largest allowed size before the next power.
 
     Args:
         micro: sizes in ascending order, such as samples of a micro-batch, (m,).
@@ -420,8 +420,8 @@ def _keep_one_per_octave(micro: Ints, allowed: Mask) -> Mask:
 def expert_degrees(model: Model, ranks: Ints) -> Ints:
     """Return the possible expert-parallel degrees of a model on each number of ranks, (n, degrees), padded with 0.
 
-    Experts can be spread over every number of ranks that divides both ranks and experts. Distributed embedding tables
-    are always spread over all ranks. A row-sharded classifier is spread over all ranks or none.
+    A degree divides both the ranks and the experts. Distributed embedding tables are always spread over all ranks. A
+    row-sharded classifier is spread over all ranks or none.
     """
     if zoo.has_distributed_tables(model):
         return ranks[:, None]
@@ -436,11 +436,10 @@ def _experts_fold_over_tensor(workload: Workload) -> bool:
 
 
 def _enumerate_ways(workload: Workload) -> tuple[_Table, Mask]:
-    """Return all W combinations of the columns of a plan that are not degrees of parallelism, except the micro-batch.
+    """Return all W combinations of plan columns that are neither degrees of parallelism nor the micro-batch.
 
-    They are the ZeRO stage, recomputation, sequence parallelism, virtual stages and pipeline schedule, as columns.
-
-    The mask, (2 ** 6, W), says which combinations are allowed for each set of degrees of `_DEGREES` above one.
+    The columns are ZeRO stage, recomputation, sequence parallelism, virtual stages and pipeline schedule. The mask, (2
+    ** 6, W), says which combinations are allowed for each set of `_DEGREES` that are above one.
     """
     model = workload.model
     # Servers hold whole gradients, and give each replica all of them.
@@ -492,7 +491,7 @@ def _enumerate_ways(workload: Workload) -> tuple[_Table, Mask]:
 
 
 def _combine_ways(schedules: list[int], recompute: list[int], zero: list[int], virtual: Ints) -> _Table:
-    """Return every combination of the arguments and of sequence parallelism, as columns."""
+    """Return every combination of the arguments with and without sequence parallelism, as columns."""
     sizes = (schedules, [0, 1], recompute, zero, virtual)
     names = ("schedule", "sequence_parallel", "checkpointing", "zero_stage", "virtual_stages")
     grid = np.meshgrid(*(np.array(size, np.int32) for size in sizes), indexing="ij")
@@ -500,7 +499,7 @@ def _combine_ways(schedules: list[int], recompute: list[int], zero: list[int], v
 
 
 def recomputations(workload: Workload) -> tuple[Checkpointing, ...]:
-    """Return the recomputation modes of the model and the policies of the framework, which the search tries.
+    """Return the recomputation modes that the search tries: those of the model, and policies of the framework.
 
     A policy is left out if the model lacks a module that the policy recomputes.
     """
@@ -561,7 +560,7 @@ def has_whole_groups(shard_degree: int, data: Ints) -> Mask:
 
 
 def allows_groups(data: Ints, zero_stage: Ints) -> Mask:
-    """Return whether each plan can use HSDP, in which every group of ranks holds all shards, (n,).
+    """Return whether each plan can use HSDP, in which every group of ranks together holds all shards, (n,).
 
     HSDP needs ZeRO stage 2 or 3, unless there is a single data-parallel rank.
     """

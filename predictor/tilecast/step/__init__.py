@@ -2,11 +2,11 @@
 
     step = compute + communication + bubble + optimizer + launch + input
 
-With m micro-batches per rank and p pipeline stages of which the slowest takes T per micro-batch, a 1F1B step takes m T
-+ (sum of all stages - T) / v, where v is the number of virtual stages (Narayanan et al., arXiv 2104.04473). The first
-term is split into computation, launch stalls and exposed communication, the second is the bubble. Gradients hide behind
-the last micro-batch's backward pass, bucket by bucket (`overlap`); the part that does not hide is communication. Eager
-frameworks launch kernels one by one from the host: a pass takes no less than its launches.
+Let a step have m micro-batches per rank, p pipeline stages and v virtual stages. The slowest stage takes T per
+micro-batch. A 1F1B step then takes m T + (sum of all stages - T) / v (Narayanan et al., arXiv 2104.04473). The first
+term is split into computation, launch stalls and exposed communication. The second term is the bubble. Gradients hide
+behind the last micro-batch's backward pass, bucket by bucket (`overlap`). The part that does not hide is communication.
+Eager frameworks launch kernels one by one from the host, so a pass takes at least as long as its launches.
 
 The formula of each part is in `parts`. `Steps.rows`, the place to start reading, calls these formulas.
 `Steps.from_plans` evaluates their arguments by the formulas of `passes`, `replicas` and `weights`. It also says which
@@ -56,7 +56,7 @@ PARTS = ("compute", "communication", "bubble", "optimizer", "launch", "input")
 
 @dataclass(frozen=True, slots=True)
 class StepTimes:
-    """Seconds of one optimizer step of each plan, every part (n,)."""
+    """Seconds of one optimizer step of each plan. Every part has shape (n,)."""
 
     compute: Floats
     communication: Floats
@@ -65,24 +65,24 @@ class StepTimes:
     launch: Floats
     input: Floats
     hidden: Floats
-    """Collectives of replicas that computation hides, which are no part of the step."""
+    """Data-parallel collectives that computation hides. They are not part of the step."""
     spread: Floats
-    """Relative half-width of the 90 % range of the kernels, weighted by time, (n,)."""
+    """Relative half-width of the kernels' 90 % range, averaged over kernels by time, (n,)."""
     correction: Floats
-    """Factor on the parts that is learned from runs on the pool's cluster and from the job's own runs, (n,)."""
+    """Factor on all parts, learned from runs on the pool's cluster and from the job's own runs, (n,)."""
     carried: Floats
     """Part of `correction` that is learned from the job's own runs, (n,)."""
     width: Floats
-    """Factor on the half-width of the range of the whole step that is learned from all these runs, (n,)."""
+    """Factor on the half-width of the step's range, learned from all these runs, (n,)."""
     least: Floats
-    """Seconds of all kernels at the peak of compute or memory, (n,)."""
+    """Seconds of all kernels at peak compute or memory bandwidth, (n,)."""
 
     @property
     def total(self) -> Floats:
         return self.compute + self.communication + self.bubble + self.optimizer + self.launch + self.input
 
     def with_calibration(self, ratio: Floats, width: Floats) -> StepTimes:
-        """Return the times with every part multiplied by `ratio`, (n,), which lowers no step below `least`."""
+        """Return the times with every part multiplied by `ratio`, (n,). No step becomes shorter than `least`."""
         correction = np.maximum(ratio, np.minimum(self.least / self.total, 1.0))
         parts = {name: getattr(self, name) * correction for name in PARTS}
         return replace(self, **parts, hidden=self.hidden * correction, correction=correction, width=width)
@@ -91,7 +91,7 @@ class StepTimes:
         """Return the times with the corrections that are learned from the job's own runs.
 
         Args:
-            ratios: factors on the parts from `JobRuns.find_plan_factors`, (3, n), which lower no step below `least`.
+            ratios: factors on the parts from `JobRuns.find_plan_factors`, (3, n). No step becomes shorter than `least`.
             width: factor on the half-width of the step's range, (n,).
         """
         parts, before = correct_parts({name: getattr(self, name) for name in PARTS}, self.hidden, ratios), self.total
@@ -139,7 +139,7 @@ class _CalibrationCorrections(Columns):
 
 @dataclass(frozen=True, slots=True)
 class _SharedSeconds:
-    """Seconds that plans share if they differ only in ZeRO stage and virtual stages, for n such groups of plans.
+    """Seconds that are equal for plans which differ only in ZeRO stage and virtual stages, for n groups of such plans.
 
     A matrix (4, n), (6, n) or (7, n) has the rows of `replica_seconds`.
     """
@@ -147,20 +147,20 @@ class _SharedSeconds:
     micro: MicroBatch
     compute_s: Floats
     exposed_s: Floats
-    """Communication of replicas that computation does not hide."""
+    """Data-parallel communication that computation does not hide, a matrix."""
     hidden_s: Floats
     input_s: Floats
     launch_s: Floats
-    """Waits for the host, (n,)."""
+    """Seconds in which the GPU waits for the host, (n,)."""
     hooks_s: Floats | None
-    """Waits for hooks of ZeRO on the host, a matrix, or None if the framework has none."""
+    """Seconds in which the GPU waits for ZeRO's hooks on the host, a matrix. None if the framework has no hooks."""
     least_s: Floats
-    """Kernels at the peak of compute or memory, (n,)."""
+    """Kernels at peak compute or memory bandwidth, (n,)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Steps:
-    """Inputs of the step formulas for every plan of a table. `rows` evaluates the steps of some plans."""
+    """Inputs of the step formulas for every plan of a table. `rows` returns the steps of selected plans."""
 
     workload: Workload
     graph: Graph
@@ -175,16 +175,16 @@ class Steps:
     """Whether the host runs hooks for each tensor of weights."""
     micro: DistinctValues[MicroBatch]
     boundary_s: DistinctValues[Floats]
-    """Seconds in which a micro-batch sends to the next stage and back, per virtual stage."""
+    """Seconds to send a micro-batch's activations to the next stage and gradients back, per virtual stage."""
     held: DistinctValues[HeldWeights]
     sync: DistinctValues[SyncSeconds]
     straggler: DistinctValues[Floats]
-    """Time of the slowest rank over the mean of all ranks."""
+    """Time of the slowest rank divided by the mean over ranks."""
     once_s: DistinctValues[Floats]
-    """Seconds of the host once per step."""
+    """Seconds that the host takes once per step."""
     calibrated: DistinctValues[_CalibrationCorrections]
     copied_s: DistinctValues[Floats]
-    """Seconds in which a micro-batch copies and sums weights and gradients."""
+    """Seconds per micro-batch for copying and summing weights and gradients."""
     update_s: DistinctValues[Floats]
     """Seconds of the optimizer's update."""
 
@@ -260,9 +260,9 @@ class Steps:
         )
 
     def total_seconds(self, rows: slice) -> tuple[Floats, Floats]:
-        """Return the seconds of the steps of some rows, and their host stalls, (k,), as `rows` gives them.
+        """Return the step seconds and the host stalls of some rows, (k,) each, with the values that `rows` gives.
 
-        Columns that neither needs are left out if nothing corrects the steps.
+        If nothing corrects the steps, columns that neither value needs are not computed.
         """
         is_corrected = self.pool.calibration.corrections or self.pool.own.runs
         is_whole = bool(is_corrected) or self.workload.input_samples_per_s is not None
@@ -270,14 +270,14 @@ class Steps:
         return times.total, times.launch
 
     def rows(self, rows: slice | Rows) -> StepTimes:
-        """Return the steps of some rows of the table, with corrections."""
+        """Return the corrected steps of some rows of the table."""
         return self._evaluate_rows(rows, is_whole=True)
 
     def _evaluate_rows(self, rows: slice | Rows, *, is_whole: bool) -> StepTimes:
-        """Return the steps of some rows of the table, with corrections.
+        """Return the corrected steps of some rows of the table.
 
-        Neighbouring plans of one group of `Plans.distinct_splits` share one row of the inputs. Unless `is_whole`, the
-        columns that are no parts of a step are not those of the plans, and no correction may need them.
+        Neighbouring plans of one group of `Plans.distinct_splits` share one row of the inputs. If `is_whole` is False,
+        the columns that are not parts of a step are placeholders, and no correction may need them.
         """
         plans, (some, place) = self.plans.take(rows), self.inputs.rows_of(rows)
         shared = self._shared_seconds(some, interleaves=bool((plans.virtual_stages > 1).any()))
@@ -307,7 +307,7 @@ class Steps:
         return self._apply_corrections(times, plans, some, place)
 
     def _shared_seconds(self, rows: slice | Rows, *, interleaves: bool) -> _SharedSeconds:
-        """Return the seconds that plans on some rows of the inputs share."""
+        """Return the seconds that plans share, for some rows of the inputs."""
         plans, micro = self.inputs.plans.take(rows), self.micro.take(rows)
         repeats = plans.gradient_accumulation.astype(float)
         exposed_s, hidden_s = replica_seconds(
@@ -330,7 +330,7 @@ class Steps:
         )
 
     def _apply_corrections(self, times: StepTimes, plans: Plans, rows: slice | Rows, place: Rows) -> StepTimes:
-        """Return the times with all known corrections, and no step shorter than the input pipeline takes."""
+        """Return the times with all learned corrections. No step is shorter than the input pipeline takes."""
         per_node, own, samples_per_s = self.pool.gpus_per_node, self.pool.own, self.workload.input_samples_per_s
         if self.pool.calibration.corrections:
             calibrated = self.calibrated.take(rows).take(place)
@@ -367,7 +367,7 @@ def step_with_bucket_sizes(
 def step_on_faster_links(
     workload: Workload, sharded: ShardedGraph, plans: Plans, pool: Pool, priced: KernelSeconds, speeds: Floats
 ) -> Floats:
-    """Return the seconds of a step of n plans with links faster by each of k factors, (n, k).
+    """Return the step seconds of n plans for k factors on the speed of all links, (n, k).
 
     A factor multiplies bandwidths and divides latencies, so it divides the seconds of every exchange.
     """

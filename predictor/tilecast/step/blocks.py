@@ -20,8 +20,11 @@ from tilecast.zoo.layers import QUANTIZE
 from tilecast.zoo.modules import is_repeated_in_full, list_modules_of_operator
 
 FACTORS = ("matrix", "attention", "convolution", "exchange", "gradients")
-"""Parts of a step that have a fitted factor: matrix products, fused attention, convolutions, exchanges inside layers,
-and the synchronisation of gradients. Kernels bound by memory have one factor for each host instead."""
+"""Parts of a step that have a fitted factor each.
+
+They are matrix products, fused attention, convolutions, exchanges inside layers, and the synchronisation of gradients.
+Kernels bound by memory have one factor for each kind of host instead.
+"""
 
 
 _COMPUTING = {"gemm": "matrix", "attention": "attention", "conv": "convolution"}
@@ -37,12 +40,12 @@ _FP8 = PRECISIONS.index("fp8")
 _ATTENTION, _MATRIX = KIND_NAMES.index("attention"), KIND_NAMES.index("gemm")
 _SIDES = KINDS["gemm"].dims
 _NUMBERS_OF_WORD = {"fp16": 8, "bf16": 8, "tf32": 4}
-"""Numbers that tensor cores read at once, by the precisions whose unaligned products were measured."""
+"""Numbers that tensor cores read at once, for the precisions whose unaligned products were measured."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Pass:
-    """A pass through a block: seconds of the GPU and of the host, (S,) over shards."""
+    """One pass through a block: seconds of the GPU and of the host, (S,) for S shards."""
 
     gpu_s: Floats
     host_s: Floats
@@ -58,8 +61,8 @@ class _Pass:
 class BlockTimes:
     """Passes of one repetition of a block.
 
-    `repeated` is the part of the forward pass that full recomputation repeats, `core` the part that selective
-    recomputation repeats, and `modules` the parts that recomputing each module of `recomputation.MODULES` repeats.
+    `repeated` is the part of the forward pass that full recomputation repeats, and `core` the part that selective
+    recomputation repeats. `modules` has the part that recomputing each module of `recomputation.MODULES` repeats.
     """
 
     block: Block
@@ -72,13 +75,13 @@ class BlockTimes:
 
 @dataclass(frozen=True, slots=True)
 class KernelSeconds:
-    """Seconds of the kernels of a sharded graph on one GPU. All plans on that GPU use them."""
+    """Seconds of the kernels of a sharded graph on one GPU, shared by all plans on that GPU."""
 
     blocks: tuple[BlockTimes, ...]
     spread: Floats
-    """Relative half-width of the kernels' 90 % range, weighted by time, (S,)."""
+    """Relative half-width of the kernels' 90 % range, averaged over kernels by time, (S,)."""
     roofline_s: Floats
-    """Seconds of all kernels of a micro-batch at the peak of compute or memory, (S,)."""
+    """Seconds of all kernels of a micro-batch at peak compute or memory bandwidth, (S,)."""
 
 
 def kernel_seconds(
@@ -88,14 +91,14 @@ def kernel_seconds(
     fitted: Constants | None = None,
     timed: kernels.KernelTimes | None = None,
 ) -> KernelSeconds:
-    """Return the seconds of all kernels of a graph, by block, from one call of the predictor.
+    """Return the seconds of all kernels of a graph, by block. The predictor is called once.
 
     Args:
         workload: the job.
         sharded: its graph under S shards.
         gpu: the GPU.
         fitted: constants to use instead of those that ship.
-        timed: seconds of the distinct kernels of the graph; None asks the predictor.
+        timed: seconds of the distinct kernels of the graph. If None, they are predicted.
 
     Raises:
         SpecError: the GPU cannot run the workload's precision.
@@ -159,9 +162,9 @@ def _kernel_seconds(
 
 
 def launch_host(workload: Workload) -> str:
-    """Return the kind of host that launches the kernels: `graph` or the workload's execution, such as `eager`.
+    """Return how the host launches kernels: `graph`, or the workload's execution, such as `eager`.
 
-    It is a key of `launch_us`, `collective_us`, `step_ms` and `gradient_us` in the constants.
+    The result is a key of `launch_us`, `collective_us`, `step_ms` and `gradient_us` in the constants.
     """
     is_graph = workload.execution == "eager" and frameworks.find_framework(workload).host == "graph"
     return "graph" if is_graph else workload.execution
@@ -177,7 +180,7 @@ def _memory_kernels(workload: Workload) -> str:
 
 
 def recomputed_fraction(workload: Workload) -> Callable[[Op], float]:
-    """Return a function from a forward operator to the fraction of it that selective recomputation repeats."""
+    """Return a function that gives the fraction of a forward operator which selective recomputation repeats."""
     if frameworks.find_framework(workload).selective == "attention":
         return lambda op: float(op.selective)
     rates = {_ATTENTION: 0.0, _MATRIX: 0.5}
@@ -185,7 +188,7 @@ def recomputed_fraction(workload: Workload) -> Callable[[Op], float]:
 
 
 def modules_of(workload: Workload, op: Op) -> frozenset[str]:
-    """Return the modules of `recomputation.MODULES` that a forward operator of a layer belongs to."""
+    """Return which modules of `recomputation.MODULES` a layer's forward operator belongs to."""
     return list_modules_of_operator(
         op.name,
         selective=op.selective,
@@ -201,9 +204,10 @@ def operator_seconds(
     rows: Rows,
     fitted: Constants | None = None,
 ) -> Floats:
-    """Return the GPU seconds of an operator in one repetition of its block, (S,), with the factors of the framework.
+    """Return the GPU seconds of an operator in one repetition of its block, (S,), with the framework's factors.
 
-    They are at least those at the peak of compute or memory, and those of the launches of a host-paced operator.
+    The seconds are at least those at peak compute or memory bandwidth. For an operator that the host paces, they are
+    also at least those of its launches.
 
     Args:
         workload: the job.
@@ -225,9 +229,9 @@ def corrections(
     rows: Rows,
     fitted: Constants | None = None,
 ) -> dict[str, Floats]:
-    """Return the factors from an operator's kernels alone to its kernels in a step, (S,) or (1,), by name of constant.
+    """Return the factors, by name of constant, between an operator's isolated kernels and its kernels in a step.
 
-    `operator_seconds` describes the arguments.
+    Each has shape (S,) or (1,). `operator_seconds` describes the arguments.
     """
     fitted = fitted or constants.shipped_constants()
     factors: dict[str, Floats] = {}
@@ -267,13 +271,16 @@ def corrections(
 
 
 def can_attend(workload: Workload, gpu: Gpu) -> bool:
-    """Return whether the library that a workload names for its attention, if any, has kernels for it on a GPU."""
+    """Return whether the attention library that a workload names has kernels for its attention on a GPU.
+
+    If the workload names none, return True.
+    """
     library = constants.shipped_constants().attention.get(workload.attention)
     return library is None or library.runs_on(gpu, is_mixed=workload.is_mixed)
 
 
 def _power_factor(precision: str, gpu: Gpu, fitted: Constants) -> float:
-    """Return the factor, at least 1, on seconds of matrix products that a GPU's power limit slows in a step."""
+    """Return the factor, at least 1, by which a GPU's power limit slows matrix products in a step."""
     if gpu.architecture not in fitted.joules_per_flop or tiles.find_compute_units(precision, gpu) != "tensor":
         return 1.0
     alone = gpu.peak(precision) * gpu.sustained_ratio[precision]
@@ -283,9 +290,7 @@ def _power_factor(precision: str, gpu: Gpu, fitted: Constants) -> float:
 def _unaligned_factor(
     workload: Workload, op: Op, times: kernels.KernelTimes, rows: Rows, fitted: Constants
 ) -> Floats | None:
-    """Return the factor on a matrix product whose rows are no whole number of words, (S,).
-
-    Return None if the factor is 1.
+    """Return the factor on a matrix product whose rows are not a whole number of words, (S,), or None for 1.
 
     Compilers pad such products (PyTorch, inductor/config.py: shape_padding; XLA, cublas_pad_for_gemms), and so do
     frameworks that pad the vocabulary. The other graph executors run old libraries, which were not measured.

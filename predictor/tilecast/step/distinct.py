@@ -1,4 +1,4 @@
-"""Evaluation of the formulas of a step, each once for all rows that are equal in the columns that it reads.
+"""Evaluate each formula of a step once for all rows that are equal in the columns that it reads.
 
 Most plans of a table share most parts of a step. `StepInputs.per_distinct` evaluates a formula on one row of each kind.
 Its result, a `DistinctValues`, gives the values of any rows of the table.
@@ -27,7 +27,7 @@ class DistinctValues(Generic[Value]):
     values: Value
     """Values of the distinct rows, (k,), or (4, k) at the ZeRO stages from 0 to 3."""
     index: Rows
-    """Place of each row among the distinct ones, (n,)."""
+    """Index of each row among the distinct rows, (n,)."""
 
     def take(self, rows: slice | Rows) -> Value:
         """Return the values of the chosen rows of the table, in the given order."""
@@ -36,30 +36,33 @@ class DistinctValues(Generic[Value]):
 
 
 Column = Literal["shard", "checkpointing", "links", "pipeline", "degrees", "accumulates"]
-"""Integer columns of plans that formulas of a step depend on.
+"""Integer columns on which formulas of a step depend.
 
 Rows with equal `pipeline` have equally many stages that hold the same pieces of the model (`Plans.stage_holdings`).
 Rows with equal `links` have equally many ranks that a fast link joins. Rows with equal `degrees` have equal degrees of
-parallelism. Both columns differ between rows with other speeds or bucket sizes. `accumulates` is 1 for a single
-micro-batch, otherwise 2.
+parallelism. `links` and `degrees` also differ between rows with different link speeds or bucket sizes. `accumulates` is
+1 for a single micro-batch, otherwise 2.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class StepInputs:
-    """The n rows of a table of plans that `Plans.distinct_splits` tells apart, with their shards."""
+    """Inputs of the step formulas: the n distinct rows of a table of plans, with their shards.
+
+    `Plans.distinct_splits` says which rows are distinct.
+    """
 
     sharded: ShardedGraph
     plans: Plans
     speed: Floats | None
-    """Factor on the speed of all links, (n,); None for the pool's own links."""
+    """Factor on the speed of all links, (n,). None means 1."""
     bucket_mib: Floats | None
-    """Size of the buckets of gradients in MiB, (n,); None for the framework's own buckets."""
+    """Size of gradient buckets in MiB, (n,). None for the framework's own buckets."""
     place: Rows
-    """Row, among the n, of each plan of the whole table."""
+    """For each plan of the whole table, its row among the n."""
     _columns: Mapping[Column, Ints]
     _distinct: dict[tuple[Column, ...], tuple[DistinctRows, ShardedGraph, Plans]]
-    """Cache of distinct rows by the names of columns, shared by all formulas and all pools of one shape."""
+    """Cache of distinct rows by column names, shared by all formulas and by all pools of one shape."""
 
     @classmethod
     def from_plans(
@@ -72,14 +75,14 @@ class StepInputs:
         bucket_mib: Floats | None = None,
         splits: DistinctRows | None = None,
     ) -> StepInputs:
-        """Return the inputs of the steps of plans on a pool.
+        """Return the inputs of the step formulas for plans on a pool.
 
         Args:
             sharded: the graph under the plans' shards.
             plans: the plans.
             pool: the pool.
             speed: factor on the speed of all links for each plan.
-            bucket_mib: size of the buckets of gradients for each plan, in MiB.
+            bucket_mib: size of the gradient buckets for each plan, in MiB.
             splits: `plans.distinct_splits()`, if known, for plans with equal speeds and buckets.
         """
         trials = [np.unique(column, return_inverse=True)[1] for column in (speed, bucket_mib) if column is not None]
@@ -106,11 +109,11 @@ class StepInputs:
         return cls(sharded, plans, speed, bucket_mib, neighbours.index, columns, known)
 
     def speed_at(self, rows: Rows) -> Floats | float:
-        """Return the factors on the speed of all links of some rows, (k,), or 1."""
+        """Return the factors on the speed of all links at some rows, (k,), or the number 1."""
         return 1.0 if self.speed is None else self.speed[rows]
 
     def bucket_mib_at(self, rows: Rows) -> Floats | None:
-        """Return the sizes of the buckets of some rows in MiB, (k,), or None for the framework's own buckets."""
+        """Return the gradient bucket sizes at some rows in MiB, (k,). None for the framework's own buckets."""
         return None if self.bucket_mib is None else self.bucket_mib[rows]
 
     def per_distinct(
@@ -118,7 +121,7 @@ class StepInputs:
     ) -> DistinctValues[Value]:
         """Evaluate a formula once for all rows that are equal in the named columns.
 
-        The formula is called with the shards and plans of k distinct rows, (k,), and with the k rows themselves.
+        The formula takes the shards and the plans of the k distinct rows, and the indices of these rows, (k,).
         """
         rows, sharded, plans = self._distinct_rows(names)
         return DistinctValues(formula(sharded, plans, rows.first), rows.index)
@@ -126,7 +129,7 @@ class StepInputs:
     def per_zero_stage(
         self, names: tuple[Column, ...], formula: Callable[[ShardedGraph, Plans, Rows], Floats]
     ) -> DistinctValues[Floats]:
-        """Evaluate a formula as `per_distinct` does, but with each distinct row at the ZeRO stages 0 to 3, (4 k,)."""
+        """Evaluate a formula like `per_distinct`, but with each distinct row at ZeRO stages 0 to 3, (4 k,)."""
         rows = self._distinct_rows(names)[0]
         four = np.tile(rows.first, 4)
         plans = replace(self.plans.take(four), zero_stage=np.repeat(np.arange(4), len(rows)))
@@ -140,7 +143,7 @@ class StepInputs:
         return self._distinct[names]
 
     def rows_of(self, plans: slice | Rows) -> tuple[slice | Rows, Rows]:
-        """Return the rows of the chosen plans of the whole table, and the index of each plan's row among them."""
+        """Return the distinct rows that some plans of the whole table use, and the index of each plan among them."""
         place = self.place[plans]
         if isinstance(plans, slice) and len(place):
             return slice(place[0], place[-1] + 1), place - place[0]  # consecutive plans have consecutive rows

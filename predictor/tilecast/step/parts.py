@@ -32,9 +32,10 @@ def compute_seconds(repeats: Floats, micro: MicroBatch, copied_s: Floats, slowdo
 
 
 def communication_seconds(repeats: Floats, micro: StageSeconds, sends_s: Floats, exposed_s: Floats) -> Floats:
-    """Return the seconds of communication: exchanges of all micro-batches, and exposed collectives of replicas.
+    """Return the seconds of communication: exchanges of all micro-batches, and exposed data-parallel collectives.
 
-    `sends_s` are the visible seconds in which a micro-batch is sent to the next stage and back, for all virtual stages.
+    `sends_s` are the visible seconds in which a micro-batch is sent to the next stage and back, over all virtual
+    stages.
     """
     return repeats * (micro.communication_s + sends_s) + exposed_s
 
@@ -42,8 +43,8 @@ def communication_seconds(repeats: Floats, micro: StageSeconds, sends_s: Floats,
 def bubble_seconds(plans: Plans, micro: StageSeconds, sends_s: Floats, schedule: Schedule | None) -> Floats:
     """Return the seconds in which a stage is idle while the pipeline fills and drains, (n,).
 
-    Schedules that put the gradients of weights into the bubble, or that feed micro-batches at both ends, have a share
-    of it. The gradients of weights take as long as the forward pass, but no more than half of the backward pass.
+    Some schedules have only a share of the bubble of 1F1B: they compute weight gradients in it, or feed micro-batches
+    at both ends. Weight gradients take as long as the forward pass, but at most half of the backward pass.
     """
     waited = (micro.all_s + sends_s * (plans.pipeline - 1) - micro.slowest_s) / plans.virtual_stages
     for law, rows in list_schedule_costs(plans.schedule, schedule):
@@ -57,7 +58,7 @@ def bubble_seconds(plans: Plans, micro: StageSeconds, sends_s: Floats, schedule:
 
 
 def _bubble_share(law: ScheduleCosts, plans: Plans, micro: StageSeconds) -> Floats:
-    """Return the share of the bubble of 1F1B that a schedule has, (n,)."""
+    """Return a schedule's bubble as a share of that of 1F1B, (n,)."""
     later, both, backward = plans.pipeline - 1.0, micro.slowest_s, micro.backward_s
     weights_s = np.minimum(both - backward, backward / 2)
     rest = both - law.filled * weights_s

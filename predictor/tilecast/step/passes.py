@@ -50,7 +50,7 @@ class ModelPasses(Columns):
 
 @dataclass(frozen=True, slots=True)
 class LayerPasses(Columns):
-    """Passes through one repetition of each block of layers."""
+    """Passes through one repetition of each block in the stack of layers."""
 
     each: tuple[Passes, ...]
     repeats: tuple[int, ...]
@@ -68,15 +68,15 @@ class LayerPasses(Columns):
 class LayerCollectives:
     """Prices of the collectives that n plans run inside layers.
 
-    A collective is priced once for all blocks and all plans with equal bytes and equal groups. Ranks are placed with
-    tensor innermost, then context, then data. Experts fold over tensor and data ranks, and the ranks that share an
-    expert are neighbours.
+    A collective is priced once for all blocks and plans with equal bytes and equal groups. Ranks are placed with tensor
+    innermost, then context, then data. Experts are spread over tensor and data ranks. Ranks that share an expert are
+    neighbours.
     """
 
     def __init__(self, sharded: ShardedGraph, plans: Plans, pool: Pool, speed: Floats | float = 1.0) -> None:
-        """Prepare the prices of the plans' collectives on the pool's links.
+        """Prepare to price the plans' collectives on the pool's links.
 
-        All seconds are divided by `speed`: a number, or one for each plan, (n,).
+        All seconds are divided by `speed`: one number, or one for each plan, (n,).
         """
         degrees = (plans.tensor, plans.context, plans.expert, plans.expert_tensor)
         senders = distinct_rows(sharded.index, *degrees, link_classes(plans.gpus, pool))
@@ -95,7 +95,7 @@ class LayerCollectives:
         return self._priced[key]
 
     def _distinct_seconds(self, transfer: CollectiveCall, copies: TokenCopies) -> Floats:
-        """Return the seconds of a collective, one number for each plan of those kept in `__init__`, (k,)."""
+        """Return the seconds of a collective for each of the k distinct plans found in `__init__`, (k,)."""
         pool, seconds = self._pool, np.zeros(len(self._plans))
         if transfer.group not in self._groups:
             self._groups[transfer.group] = self._group(transfer.group)
@@ -111,7 +111,7 @@ class LayerCollectives:
         return seconds
 
     def _group(self, name: str) -> tuple[Rows, RankGroup]:
-        """Return the rows of distinct plans with more than one rank in a dimension, and the group of each row."""
+        """Return the distinct plans with more than one rank in a dimension, as rows, and the rank group of each."""
         plans, ranks = self._plans, getattr(self._plans, name)
         rows = np.flatnonzero(ranks > 1)
         inner = {"context": plans.tensor, "expert": plans.expert_tensor}.get(name, np.ones_like(ranks))
@@ -167,10 +167,10 @@ def block_passes(
 
 
 def _wait_for_host(workload: Workload, layers: Passes, kept: Floats, pool: Pool, fitted: Constants) -> Passes:
-    """Return the passes through some layers with the seconds in which they wait for activations to reach the host.
+    """Return the passes of some layers with the seconds in which they wait for activations moved to the host and back.
 
-    Activations leave behind the forward pass and come back behind the backward pass. `kept` is the bytes of the
-    activations that the layers keep, (n,).
+    Activations leave during the forward pass and return during the backward pass. `kept` is the bytes of activations
+    that the layers keep, (n,).
     """
     crossing_s = workload.offloaded_activations * kept / fitted.host_link.bytes_per_s(pool.gpu)
     back_s = np.maximum(crossing_s - layers.backward_s, 0.0)
@@ -201,7 +201,7 @@ class MicroBatch(StageSeconds):
     stall_s: Floats
     spread: Floats
     roofline_s: Floats
-    """Seconds of all kernels of all stages at the peak of compute or memory."""
+    """Seconds of all kernels of all stages at peak compute or memory bandwidth."""
 
     def stage_seconds(self) -> StageSeconds:
         """Return the columns of `StageSeconds` alone."""
@@ -211,14 +211,15 @@ class MicroBatch(StageSeconds):
 def micro_batch(sharded: ShardedGraph, plans: Plans, priced: KernelSeconds, passes: ModelPasses) -> MicroBatch:
     """Return the seconds of a micro-batch of each plan.
 
-    A stage of a pipeline has its layers, and the first and the last one an end of the model too.
+    A pipeline stage runs its layers. The first stage also runs the blocks before the layers, and the last the blocks
+    after.
     """
     first, layers, last = passes.first, passes.layers, passes.last
     graph = sharded.graph
     kinds = find_stage_kinds(graph, plans.pipeline, find_folded(graph, plans)) if graph.has_stages else None
 
     def of_stages(column: str) -> Floats:
-        """Return a column of the passes through each unlike stage, (K, n)."""
+        """Return a column of the passes through each of K different stages, (K, n)."""
         before, after = getattr(first, column), getattr(last, column)
         if kinds is not None:
             inside = kinds.sum_layers([getattr(one, column) for one in layers.each])
@@ -331,14 +332,14 @@ def block_seconds(
 
 
 def exposed_fraction(workload: Workload, transfer: CollectiveCall, fitted: Constants) -> float:
-    """Return the factor on a collective's seconds that leaves the seconds which computation does not hide.
+    """Return the factor from a collective's seconds to its exposed seconds, which computation does not hide.
 
-    Tensor parallelism hides collectives where the framework does so. Context parallelism hides them behind attention.
-    Experts exchange beside computation. Beside another micro-batch the share is the least, which `block_seconds` raises
-    where the exchange takes longer than the computation. Only gathers and scatters are cut into pieces and pipelined.
-    So an all-reduce, which tensor ranks use without sequence parallelism, hides at most behind the gradient of the
-    weight (Megatron-LM, training/arguments.py: tp_comm_overlap needs sequence_parallel; Transformer Engine,
-    module/linear.py: the reduction of the input's gradient is asynchronous).
+    Tensor parallelism hides collectives if the framework does so. Context parallelism hides them behind attention.
+    Expert exchanges run beside computation. If they run beside another micro-batch, the factor is a lower limit, which
+    `block_seconds` raises if the exchange takes longer than the computation. Only gathers and scatters are cut into
+    pieces and pipelined. An all-reduce, which tensor ranks use without sequence parallelism, hides at most behind the
+    gradient of the weight (Megatron-LM, training/arguments.py: tp_comm_overlap needs sequence_parallel; Transformer
+    Engine, module/linear.py: the reduction of the input's gradient is asynchronous).
     """
     hidden, overlap = 0.0, frameworks.find_framework(workload).tensor_overlap
     if transfer.group in ("expert", "expert_tensor"):
@@ -356,7 +357,7 @@ def visible_send_seconds(
 ) -> Floats:
     """Return the seconds by which a micro-batch's sends lengthen a step between warm-up and cool-down, (n,).
 
-    Interleaved stages send a piece while they compute the next one, if the framework does so. Computation hides at most
+    With interleaved stages, some frameworks send a piece while they compute the next one. Computation hides at most
     `share` of the sends.
     """
     if not frameworks.find_framework(workload).overlaps_sends:
@@ -366,9 +367,9 @@ def visible_send_seconds(
 
 
 def boundary_seconds(workload: Workload, sharded: ShardedGraph, plans: Plans, pool: Pool) -> Floats:
-    """Return the seconds in which activations go to the next stage and gradients come back, (n,).
+    """Return the seconds to send activations to the next stage and gradients back, (n,).
 
-    They are per micro-batch and virtual stage. `visible_send_seconds` says how many of them computation hides.
+    They are per micro-batch and virtual stage. `visible_send_seconds` says how much of them computation hides.
     """
     if not np.any(plans.pipeline > 1):
         return np.zeros(len(plans))

@@ -13,10 +13,10 @@ from tilecast.spec import Floats, Ints, distinct_rows
 
 
 def gpus_on_each_node(gpus: Ints, pool: Pool) -> Ints:
-    """Return the number of GPUs that each job takes of each of its nodes, (n,).
+    """Return the number of GPUs that each job uses on each of its nodes, (n,).
 
-    A job takes equally many GPUs of each node. A job that does not fill whole nodes takes equal parts of nodes: 12 GPUs
-    in nodes of 8 are three halves of a node. Two parts may be on one node.
+    It is equal on all nodes of a job. A job that does not fill whole nodes uses equal parts of nodes: 12 GPUs in nodes
+    of 8 are three halves of a node. Two parts may be on one node.
     """
     whole = pool.gpus_per_node
     # Parts that divide a node always fill it. Of nodes with an odd number of GPUs, a part may leave some GPUs idle.
@@ -29,10 +29,11 @@ def gpus_on_each_node(gpus: Ints, pool: Pool) -> Ints:
 
 
 def joined_gpus(gpus: Ints, pool: Pool) -> Ints:
-    """Return the number of a job's GPUs that the link inside nodes joins, (n,).
+    """Return how many of a job's GPUs are joined by the link inside nodes, (n,).
 
-    It joins the GPUs of a node, or of an NVLink domain of several nodes. A job larger than a domain takes equally many
-    whole nodes of each domain, as many as divide its number of GPUs. A part of a node counts as a node of that size.
+    The link joins the GPUs of a node, or of an NVLink domain of several nodes. A job larger than a domain uses equally
+    many whole nodes of each domain, as many as divide its number of GPUs. A part of a node counts as a node of that
+    size.
 
     Args:
         gpus: number of GPUs of each job, (n,).
@@ -45,13 +46,13 @@ def joined_gpus(gpus: Ints, pool: Pool) -> Ints:
 
 
 def link_classes(gpus: Ints, pool: Pool) -> Ints:
-    """Return a number for each job, (n,), that is equal for jobs whose groups of ranks use links equally."""
+    """Return a class number for each job, (n,). Jobs of one class use the same links for each group of ranks."""
     joined = joined_gpus(gpus, pool)
     return np.asarray(2 * joined + ((gpus > pool.gpus_per_node) & (joined < pool.gpus_per_node)))
 
 
 def communication_group(ranks: Floats, inner: Floats, gpus: Ints, pool: Pool) -> RankGroup:
-    """Return a communication group of each job, whose members are `inner` ranks apart.
+    """Return each job's communication group, in which neighbours are `inner` ranks apart.
 
     A node, or a domain of nodes, holds as many members as fit and divide the group.
 

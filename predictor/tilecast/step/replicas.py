@@ -1,4 +1,4 @@
-"""Seconds of the communication of replicas in a step, and the part that computation hides."""
+"""Seconds of data-parallel communication in a step, and the part that computation hides."""
 
 from __future__ import annotations
 
@@ -39,9 +39,9 @@ class SyncSeconds(Columns):
     reduced: Floats
     """Number of the other buckets."""
     scattered: Floats
-    """Number of buckets that are scattered, and gathered after the update."""
+    """Number of buckets that are scattered, and then gathered after the update."""
     gathered: Floats
-    """Number of parts in which weights of sharded models are gathered, one after the other."""
+    """Number of parts in which the weights of sharded models are gathered in sequence."""
 
     def map_seconds(self, change: Callable[[Floats], Floats]) -> SyncSeconds:
         """Return the collectives with a function applied to each column of seconds."""
@@ -67,7 +67,7 @@ def sync_seconds(
         held: weights of the fullest stage.
         plans: the plans, (n,).
         pool: the pool that the job runs on.
-        limits: most bytes of a bucket of gradients.
+        limits: largest gradient bucket, in bytes.
         gathered: number of parts in which the weights of sharded models are gathered.
         fitted: the constants.
     """
@@ -139,9 +139,9 @@ def _exchange_seconds(
     collective: str,
     *exchanges: tuple[Sequence[Floats], Sequence[Floats]],
 ) -> Floats:
-    """Return the seconds of k exchanges that run one kind of collective, (k, n).
+    """Return the seconds of k exchanges that use one kind of collective, (k, n).
 
-    An exchange is a pair of lists with one array (n,) for each group: bytes to send, and number of messages.
+    An exchange is a pair of lists: bytes to send, and number of messages. Each list has one array (n,) for each group.
     """
     total = np.zeros((len(exchanges), *exchanges[0][0][0].shape))
     for place, group in enumerate(groups):
@@ -158,7 +158,7 @@ def _count_messages(sizes: Sequence[Floats], counts: Sequence[Floats]) -> Floats
 
 
 def _collective_seconds(workload: Workload, collective: str, size: Floats, group: RankGroup, pool: Pool) -> Floats:
-    """Return the seconds of a collective over replicas, (n,). Parameter servers may replace an all-reduce."""
+    """Return the seconds of a data-parallel collective, (n,). Parameter servers may replace an all-reduce."""
     if collective != "all_reduce" or workload.gradient_sync == "allReduce":
         return collectives.fastest_collective_s(collective, size, group, pool.intra, pool.inter)
     servers = workload.parameter_servers or group.nodes
@@ -167,14 +167,14 @@ def _collective_seconds(workload: Workload, collective: str, size: Floats, group
 
 
 _LEAST_GATHERED = 4
-"""Least number of parts in which the weights of a model are gathered, even of a model without repeated layers."""
+"""Fewest parts in which a model's weights are gathered, even if the model has no repeated layers."""
 
 
 def straggler_factor(workload: Workload, plans: Plans, fitted: Constants) -> Floats:
     """Return the ratio of the slowest rank's time to the mean over all ranks, (n,).
 
-    It is the expected largest of as many normal deviates as there are ranks. Their spread is larger where ranks read
-    unequal samples.
+    Ranks' times are taken as normally distributed, and the slowest is the expected maximum over all ranks. The spread
+    is larger if ranks read samples of unequal length.
     """
     spread = fitted.jitter if zoo.has_equal_sequences(workload.model) else fitted.uneven_jitter
     return np.asarray(1.0 + spread * np.sqrt(2 * np.log(np.maximum(plans.gpus, 1))))
@@ -190,7 +190,7 @@ def replica_sync_seconds(
     bucket_mib: Floats | None,
     speed: Floats | float,
 ) -> SyncSeconds:
-    """Return the seconds of the collectives over replicas, (n,), or 0 for a plan without replicas.
+    """Return the seconds of data-parallel collectives, (n,), or 0 for a plan with a single data-parallel rank.
 
     Args:
         workload: the job.
@@ -199,7 +199,7 @@ def replica_sync_seconds(
         held: weights of the fullest rank.
         pool: the pool that the job runs on.
         fitted: the constants.
-        bucket_mib: size of the buckets of gradients, (n,), or None for the framework's own buckets.
+        bucket_mib: size of gradient buckets in MiB, (n,), or None for the framework's own buckets.
         speed: factor on the speed of all links, (n,).
     """
     blocks = max(sum(block.repeat for block in sharded.graph.layers), _LEAST_GATHERED)
@@ -217,9 +217,9 @@ def replica_sync_seconds(
 
 
 def link_contention(pool: Pool) -> float:
-    """Return the ratio of link to memory bandwidth, relative to A100 on NVLink, capped at 1.
+    """Return the ratio of link bandwidth to memory bandwidth, relative to A100 with NVLink, at most 1.
 
-    The link is that of the GPU's product inside a node.
+    The link is the one that the GPU product has inside a node.
     """
     # With the pool's own link, a faster one would slow down steps whose exchanges wait for another link.
     link = find_link(pool.gpu.intra_link)
@@ -231,7 +231,7 @@ def link_contention(pool: Pool) -> float:
 
 @dataclass(frozen=True, slots=True)
 class _Passes:
-    """Passes of a step that hide collectives of replicas, (n,)."""
+    """Passes of a step behind which data-parallel collectives hide, (n,)."""
 
     repeats: Ints
     """Number of micro-batches."""
@@ -240,13 +240,13 @@ class _Passes:
     backward_s: Floats
     """Seconds of the backward pass of a micro-batch."""
     at_once: Ints | float
-    """Number of micro-batches that run through a piece of the model one after the other."""
+    """Number of micro-batches that run through one piece of the model in sequence, before the next piece runs."""
     overlaps: float
-    """1 if the passes hide collectives below ZeRO 3, else 0."""
+    """1 if the passes hide collectives at ZeRO stages below 3, else 0."""
     reshards: npt.NDArray[np.bool_]
-    """Whether every micro-batch gathers the weights under ZeRO 2."""
+    """Whether every micro-batch gathers the weights at ZeRO stage 2."""
     scatters: Ints
-    """Number of micro-batches that scatter gradients under ZeRO 2 and 3."""
+    """Number of micro-batches that scatter gradients at ZeRO stages 2 and 3."""
     warms_up: Ints
     """Number of micro-batches whose forward pass gathers the weights under ZeRO 3."""
 
@@ -254,13 +254,15 @@ class _Passes:
 def replica_seconds(
     workload: Workload, plans: Plans, micro: MicroBatch, sync: SyncSeconds, *, interleaves: bool
 ) -> tuple[Floats, Floats]:
-    """Return the seconds of exposed and of hidden communication of replicas at the ZeRO stages 0 to 3, (4, n) each.
+    """Return the exposed and the hidden seconds of data-parallel communication at ZeRO stages 0 to 3, (4, n) each.
 
-    With `interleaves`, the seconds at ZeRO 0 and 1 with virtual stages follow, (6, n) each, and those at ZeRO 2 where a
-    stage sums whole gradients, (7, n) each; `find_zero_rows` says which row is a plan's. The ZeRO and virtual stages of
-    the plans are ignored. With interleaved stages, p micro-batches run through a piece of the model before they run
-    through the next piece. So the gradients of a piece are summed while p micro-batches run backward through the pieces
-    before it, and weights are gathered while p run forward (Megatron-Core, pipeline_parallel/schedules.py,
+    The ZeRO stages and virtual stages in `plans` are ignored. With `interleaves`, rows for virtual stages follow: ZeRO
+    0 and 1, (6, n), and also ZeRO 2 if a stage sums whole gradients, (7, n). `find_zero_rows` returns the row of each
+    plan.
+
+    With virtual stages, p micro-batches run through a piece of the model before they run through the next piece. So the
+    gradients of a piece are summed while p micro-batches run backward through the pieces before it, and weights are
+    gathered while p run forward (Megatron-Core, pipeline_parallel/schedules.py,
     forward_backward_pipelining_with_interleaving: grad_sync_func, param_sync_func).
     """
     sums = frameworks.sums_whole_gradients(workload, plans)
@@ -288,24 +290,24 @@ def replica_seconds(
 
 
 def find_zero_rows(stage: Ints, virtual_stages: Ints, rows: int) -> Ints:
-    """Return which row of `replica_seconds`, of which there are `rows`, is that of each of n plans, (n,)."""
+    """Return the row of `replica_seconds` for each of n plans, (n,). `rows` is the number of its rows."""
     return stage + 4 * ((virtual_stages > 1) & (stage < rows - 4))
 
 
 @dataclass(frozen=True, slots=True)
 class _Visible:
-    """Seconds of collectives of replicas that a pass does not hide, (n,)."""
+    """Exposed seconds of data-parallel collectives, which no pass hides, (n,)."""
 
     reduced: Floats
-    """All-reduce of all gradients, behind the last backward pass."""
+    """All-reduce of all gradients, during the last backward pass."""
     scattered: Floats
-    """Reduce-scatter of the gradients, behind a backward pass."""
+    """Reduce-scatter of the gradients, during a backward pass."""
     updated: Floats
-    """All-gather of updated weights, in a forward pass."""
+    """All-gather of updated weights, during a forward pass."""
 
     @classmethod
     def from_passes(cls, passes: _Passes, sync: SyncSeconds) -> _Visible:
-        """Return the visible seconds of each collective."""
+        """Return the exposed seconds of each collective."""
         share = passes.at_once * passes.overlaps
         backward_s, forward_s = passes.backward_s * share, passes.forward_s * share
         return cls(
@@ -316,7 +318,7 @@ class _Visible:
 
 
 def _seconds_at_zero_0(_: _Passes, sync: SyncSeconds, visible: _Visible) -> tuple[Floats, Floats]:
-    """Return the exposed and the total seconds under ZeRO 0: buckets are all-reduced behind the last backward pass."""
+    """Return the exposed and the total seconds under ZeRO 0: all-reduces during the last backward pass."""
     return visible.reduced, sync.first_s + sync.reduce_s
 
 
@@ -329,7 +331,7 @@ def _seconds_at_zero_1(_: _Passes, sync: SyncSeconds, visible: _Visible) -> tupl
 
 
 def _seconds_at_zero_2(passes: _Passes, sync: SyncSeconds, visible: _Visible) -> tuple[Floats, Floats]:
-    """Return the exposed and the total seconds under ZeRO 2, where micro-batches scatter their gradients."""
+    """Return the exposed and the total seconds under ZeRO 2, where every micro-batch scatters its gradients."""
     gathered_s, all_s = visible.updated, sync.updated_s
     if passes.reshards.any():
         each = overlap.exposed_seconds(sync.gather_s, sync.gathered, passes.forward_s)

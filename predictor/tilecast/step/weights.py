@@ -1,4 +1,4 @@
-"""Seconds for the weights of a rank: copies and casts, the optimizer's update, the host's work once per step."""
+"""Seconds of work on a rank's weights: copies and casts, the optimizer's update, and host work once per step."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ class HeldWeights(Columns):
     parameters: Floats
     """Parameters of the rank's pipeline stage."""
     own: Floats
-    """Parameters that the rank holds if ZeRO spreads them."""
+    """Parameters that the rank stores if ZeRO shards them."""
     trainable: Floats
-    """Share of the parameters that has gradients."""
+    """Share of the parameters that have gradients."""
     gathered_bytes: Floats
-    """Bytes of one parameter when ranks gather it."""
+    """Bytes per parameter when ranks gather weights."""
 
     @classmethod
     def from_plans(cls, workload: Workload, sharded: ShardedGraph, plans: Plans) -> HeldWeights:
@@ -39,7 +39,7 @@ class HeldWeights(Columns):
 
 
 def copy_seconds(workload: Workload, held: HeldWeights, plans: Plans, bytes_per_s: float) -> Floats:
-    """Return the seconds of a micro-batch in which weights and gradients are copied and summed, (n,).
+    """Return the seconds per micro-batch for copying and summing weights and gradients, (n,).
 
     `bytes_per_s` is the memory bandwidth that copies reach.
     """
@@ -47,17 +47,16 @@ def copy_seconds(workload: Workload, held: HeldWeights, plans: Plans, bytes_per_
 
 
 def weight_copy_bytes_per_s(gpu: Gpu, fitted: Constants) -> float:
-    """Return the bytes per second of a GPU's memory that copies and updates of weights reach."""
+    """Return the memory bandwidth, in bytes per second, that copies and updates of weights reach on a GPU."""
     return gpu.memory_bandwidth_bytes_per_s * fitted.optimizer_efficiency
 
 
 def weight_copy_bytes(workload: Workload, held: HeldWeights, plans: Plans) -> Floats:
-    """Return the bytes that every micro-batch moves besides those of its operators, (n,).
+    """Return the bytes that every micro-batch moves for weights and gradients, besides those of its operators, (n,).
 
-    The bytes come from casts of weights and from conversion and accumulation of gradients. ZeRO also copies weights out
-    of a gather and gradients into a scatter.
-    Accumulation that is fused with a matrix product moves no bytes. A rank that keeps a share of the gradients
-    accumulates this share.
+    These are casts of weights, and conversion and accumulation of gradients. ZeRO also copies weights out of a gather
+    and gradients into a scatter. Accumulation that is fused with a matrix product moves no bytes. A rank that stores a
+    share of the gradients accumulates only this share.
     """
     if not workload.training or workload.optimizer == "none":
         return np.zeros(len(plans))
@@ -90,9 +89,9 @@ def gathers_per_micro_batch(workload: Workload, plans: Plans) -> Floats:
 
 
 def reshards_weights(workload: Workload, plans: Plans) -> npt.NDArray[np.bool_]:
-    """Return whether every micro-batch under ZeRO 2 gathers the weights and spreads them in its backward pass, (n,).
+    """Return whether every micro-batch gathers weights under ZeRO 2 and shards them again in its backward pass, (n,).
 
-    Between the two passes the weights stay whole. Pipelines never spread them (PyTorch,
+    Between the two passes the weights stay whole. Pipelines never shard them again (PyTorch,
     distributed/pipelining/stage.py).
     """
     each = frameworks.find_framework(workload).reshards_weights
@@ -105,7 +104,7 @@ _FUSED_OPTIMIZER_BYTES: Mapping[str, float] = {
     "none": 0.0, "sgd": 8.0, "momentum": 16.0, "adam": 24.0, "adamw": 24.0, "lamb": 40.0, "adafactor": 92.0,
     "muon": 48.0, "adamw8bit": 12.0, "adamw4bit": 10.0,
 }  # fmt: skip
-"""Bytes that an update moves per parameter besides the gradient and the 16-bit copy, with states in FP32."""
+"""Bytes that an update moves per parameter, besides the gradient and the 16-bit copy, with states in FP32."""
 
 
 # An array is changed in place or written from another (8 bytes), and each further array is read (4); the first read of
@@ -119,16 +118,16 @@ _STEPWISE_OPTIMIZER_BYTES: Mapping[str, float] = {
     "none": 0.0, "sgd": 8.0, "momentum": 28.0, "adam": 68.0, "adamw": 76.0, "lamb": 96.0, "adafactor": 92.0,
     "muon": 48.0, "adamw8bit": 12.0, "adamw4bit": 10.0,
 }  # fmt: skip
-"""Bytes as in `_FUSED_OPTIMIZER_BYTES` if every arithmetic step of the update is a separate pass over FP32 arrays."""
+"""Like `_FUSED_OPTIMIZER_BYTES`, if each arithmetic step of the update is a separate pass over FP32 arrays."""
 
 
 def optimizer_seconds(workload: Workload, held: HeldWeights, plans: Plans, gpu: Gpu, fitted: Constants) -> Floats:
     """Return the seconds of the weight update, (n,): bytes over bandwidth.
 
-    Gradients are read, in FP32 where the framework casts them first. In FP16 they are also scaled back (read and
-    written). Where their norm is limited, they are read and scaled once more. Where the buckets of replicas are copies,
-    gradients are copied into them and back. 16-bit weights are written beside their FP32 masters. With offloading,
-    gradients and weights cross to the host and back, and the bandwidth of the host's memory bounds the update.
+    Gradients are read, in FP32 if the framework casts them first. In FP16 they are also unscaled (read and written). If
+    their norm is clipped, they are read and scaled once more. If gradient buckets are copies, gradients are copied into
+    them and back. 16-bit weights are written beside their FP32 masters. With offloading, gradients and weights cross to
+    the host and back, and the bandwidth of the host's memory bounds the update.
     """
     if not workload.training or workload.optimizer == "none":
         return np.zeros(len(plans))
@@ -150,17 +149,17 @@ def optimizer_seconds(workload: Workload, held: HeldWeights, plans: Plans, gpu: 
 
 _CALLS: Mapping[str, float] = {"none": 1, "sgd": 2, "momentum": 4, "adam": 8, "adamw": 9, "lamb": 12,
                               "adafactor": 18, "muon": 34, "adamw8bit": 2, "adamw4bit": 2}  # fmt: skip
-"""Operators of one update of a list of tensors, as counted in `_STEPWISE_OPTIMIZER_BYTES`, and zeroing."""
+"""Number of operators that update a list of tensors, as counted in `_STEPWISE_OPTIMIZER_BYTES`, plus zeroing."""
 
 
 _WEIGHTED = [KIND_NAMES.index(name) for name in ("gemm", "conv", "layernorm", "rmsnorm", "embedding")]
 
 
 def host_seconds_per_step(workload: Workload, graph: Graph, fitted: Constants) -> float:
-    """Return the seconds that the host takes once per step.
+    """Return the seconds that the host works once per step.
 
-    A part is the same for every model. The rest grows with the number of tensors of weights (lists of the optimizer,
-    zeroing, limiting). `step_ms` of `constants.toml` is for Adam.
+    A part is the same for every model. The rest grows with the number of weight tensors (optimizer lists, zeroing,
+    clipping). `step_ms` of `constants.toml` is for Adam.
     """
     calls = _CALLS[workload.optimizer] / _CALLS["adam"]
     known, share = fitted.host_step, fitted.host_step.fixed_share
@@ -170,9 +169,9 @@ def host_seconds_per_step(workload: Workload, graph: Graph, fitted: Constants) -
 
 
 def gradient_wait_seconds(workload: Workload, graph: Graph, plans: Plans, fitted: Constants) -> Floats:
-    """Return the seconds in which replicas with unequal samples wait for each other at gradients, (n,).
+    """Return the seconds in which data-parallel ranks with unequal samples wait for each other at gradients, (n,).
 
-    They wait once per step at the gradient of every tensor of weights of a pipeline stage. There is no wait with
+    They wait once per step at the gradient of every weight tensor of a pipeline stage. There is no wait with
     hand-written kernels, which keep gradients in one buffer, and with asynchronous servers. Adapters were not measured
     and have no wait here.
     """
@@ -184,9 +183,9 @@ def gradient_wait_seconds(workload: Workload, graph: Graph, plans: Plans, fitted
 
 
 def hook_seconds(workload: Workload, graph: Graph, plans: Plans, micro: MicroBatch) -> Floats:
-    """Return the seconds in which a micro-batch waits for the hooks of ZeRO on the host, at ZeRO 0 to 3, (4, n).
+    """Return the seconds in which a micro-batch waits for ZeRO's hooks on the host, at ZeRO 0 to 3, (4, n).
 
-    Hooks run for each tensor of weights, whatever its size. Under ZeRO 3 they surround the launches of every module, so
+    Hooks run for each weight tensor, whatever its size. Under ZeRO 3 they surround the launches of every module, so
     that the GPU computes while they run. Adapters were not measured and have no wait here.
     """
     each_s = [1e-6 * cost for cost in frameworks.find_framework(workload).zero_tensor_us]
@@ -199,7 +198,7 @@ def hook_seconds(workload: Workload, graph: Graph, plans: Plans, micro: MicroBat
 
 
 def _count_weight_tensors(graph: Graph) -> float:
-    """Return the estimated number of weight tensors. Each operator that may have weights adds a fitted number."""
+    """Return the estimated number of weight tensors: a fitted number for each operator that may have weights."""
     return constants.shipped_constants().host_step.operator_tensors * sum(
         block.repeat * sum(op.phase == "forward" and op.table.kind[0] in _WEIGHTED for op in block.ops)
         for block in graph.blocks
@@ -207,10 +206,10 @@ def _count_weight_tensors(graph: Graph) -> float:
 
 
 def weight_fetch_seconds(held: HeldWeights, micro: MicroBatch) -> Floats:
-    """Return the seconds in which a micro-batch waits for weights that live on the host, at ZeRO 0 to 3, (4, n).
+    """Return the seconds in which a micro-batch waits for weights stored on the host, at ZeRO 0 to 3, (4, n).
 
-    Weights come once for the forward and once for the backward pass. Computation of a block hides the weights of the
-    next block.
+    Weights are fetched once for the forward and once for the backward pass. Computation of a block hides the fetch of
+    the next block's weights.
     """
     parameters = np.stack([held.parameters, held.parameters, held.parameters, held.own])
     crossing = 2.0 * held.gathered_bytes * parameters / constants.shipped_constants().host.copy_bytes_per_s

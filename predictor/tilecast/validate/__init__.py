@@ -1,4 +1,4 @@
-"""Comparison of forecasts with the user's own measured training runs, from CSV tables.
+"""Compare forecasts with the user's own measured training runs, from CSV tables.
 
 `reading` turns a row into a workload and a pool, `runs` forecasts rows, and `scores` computes errors. `calibration` and
 `transfer` measure how much runs improve forecasts of other runs. The package `tilecast-lab` reads published tables.

@@ -1,4 +1,4 @@
-"""Test of `learning.calibration` on tables of measured runs.
+"""Test `learning.calibration` on tables of measured runs.
 
 Rows with equal GPU and equal `source` are treated as runs of one pool. `calibration_curve` measures how forecast errors
 fall as runs of the pool are observed.
@@ -31,17 +31,17 @@ class MeasuredRuns:
     rows: tuple[Row, ...]
     runs: tuple[Run, ...]
     half_width: Floats
-    """Half-width of the forecast's range before any observation, as a logarithm."""
+    """Half-width of the forecast's range without any observation, as a logarithm."""
     cases: tuple[RunCase, ...]
     forecasts: tuple[Forecast, ...]
 
 
 def forecast_runs(rows: Sequence[Row], track: Track = without_progress) -> MeasuredRuns:
-    """Return the rows of runs tables that have a trusted measurement, with forecasts, as runs of pools.
+    """Return the rows of runs tables with a trusted measurement, with their forecasts, as runs of pools.
 
     Args:
         rows: rows of runs tables.
-        track: shows progress over the groups of rows.
+        track: wraps the loop over groups of rows, to show progress.
     """
     forecasts = tables.forecast_rows(rows, track)
     scored = scores.score_forecasts(rows, forecasts)
@@ -88,11 +88,11 @@ class CalibrationPoint:
     pools: int
     rows: int
     error: float
-    """Absolute relative error, averaged inside each pool first."""
+    """Absolute relative error, averaged over each pool's runs and then over pools."""
     bias: float
-    """Mean over the pools of the absolute value of the median signed relative error."""
+    """Absolute value of a pool's median signed relative error, averaged over pools."""
     coverage: float
-    """Share of the measured steps inside the 90 % range."""
+    """Share of the measured steps within the 90 % range."""
     width: float
     """Mean half-width of the range, as a relative error."""
 
@@ -101,12 +101,12 @@ def calibration_curve(runs: MeasuredRuns, counts: Sequence[int], least: int, dra
     """Return forecast errors for each number of observed runs.
 
     In every pool, runs are drawn at random as observed, and the remaining runs are forecast. A smaller count uses the
-    first observed runs of a larger count, and equal runs are forecast for every count.
+    first runs of a larger count, and the same runs are forecast for every count.
 
     Args:
         runs: runs of pools with their forecasts.
         counts: numbers of observed runs.
-        least: smallest number of runs of a pool that is used. It must exceed every count.
+        least: fewest runs of a pool that is used. It must exceed every count.
         draws: number of random draws for each pool and count.
 
     Raises:
@@ -166,7 +166,7 @@ COUNTS = (0, 3, 10, 30)
 def calibration_report(runs: MeasuredRuns) -> str:
     """Return a text report: errors by number of observed runs, and the corrections fitted to all runs.
 
-    The errors are those of pools with enough runs.
+    Only pools with enough runs count for the errors.
 
     Raises:
         SpecError: there are no runs.

@@ -1,4 +1,4 @@
-"""Reading of numbers from cells of runs tables, and the reasons why a row cannot be forecast."""
+"""Read numbers from cells of runs tables, and list the reasons why a row cannot be forecast."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ REASONS: Mapping[str, str] = {
     "impossible-size": "a dimension or a rate is outside what any kernel has",
     "no-plan": "no plan fits what is stated",
 }
-"""Reasons for which a row is not predicted, by their codes."""
+"""Reasons why a row is not forecast, by code."""
 
 
 class UnreadableRow(Exception):  # noqa: N818  (an outcome of a row, not a failure)

@@ -14,14 +14,14 @@ _PLAN: Mapping[str, str] = {
     "dp": "data", "tp": "tensor", "pp": "pipeline", "cp": "context", "ep": "expert", "zero_stage": "zero_stage",
     "micro_batch_per_gpu": "micro_batch",
 }  # fmt: skip
-"""Columns of a runs table by their columns of a plan."""
+"""Column of a runs table for each column of a plan."""
 
 
 def fill_from_log(row: Row, folder: Path) -> Row:
-    """Return a row whose step is that of the log it names as `@train.log`, relative to a folder. Others are unchanged.
+    """Return a row with its step read from the log that it names as `@train.log`, relative to a folder.
 
-    Empty cells for GPU, GPUs and plan are filled as the log says. The plan of the log counts only if the row states no
-    column of it.
+    A row that names no log is returned unchanged. Empty cells for GPU, GPUs and plan are filled from the log. The log's
+    plan is used only if the row states no column of the plan.
 
     Raises:
         SpecError: the log is outside the folder or cannot be read, or it contradicts the row's number of GPUs.

@@ -1,6 +1,6 @@
-"""Reading of rows of measured training runs into workloads, plans and pools.
+"""Read rows of measured training runs as workloads, plans and pools.
 
-`read_run` is the entry point. Columns with measurements are not read here.
+`read_run` is the entry point. It does not read the columns with measurements.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from tilecast.zoo.vision import Vision
 
 @dataclass(frozen=True, slots=True)
 class RunCase:
-    """Workload, pool and parallelization plan that a row of a runs table describes."""
+    """Workload, pool and plan that a row of a runs table describes."""
 
     workload: Workload
     pool: Pool
     gpus: int
     stated: Mapping[str, int | None]
-    """Columns of `Plans` that the row states; None for those that it leaves open."""
+    """Columns of `Plans` by name. None for those that the row leaves open."""
 
 
 def read_run(row: Row) -> RunCase:
@@ -81,7 +81,7 @@ def read_version(text: str) -> str | None:
 
 
 def with_sample_length(model: Model, length: int | None) -> Model:
-    """Return the model for samples of `length`, if its input is a sequence (an image of height 1).
+    """Return the model for samples of `length`, if its input is a sequence (stored as an image of height 1).
 
     Other models are returned unchanged.
     """
@@ -92,7 +92,7 @@ def with_sample_length(model: Model, length: int | None) -> Model:
 
 
 def multiply_batch(stated: Mapping[str, int | None]) -> int | None:
-    """Return the global batch as a product over a plan. If the plan lacks a factor, return None."""
+    """Return the global batch that a plan implies, as a product. If the plan lacks a factor, return None."""
     data, micro, repeats = stated["data"], stated["micro_batch"], stated["gradient_accumulation"]
     return data * micro * (repeats or 1) if data and micro else None
 
@@ -119,9 +119,9 @@ _OPTIMIZERS: tuple[tuple[str, Optimizer], ...] = (
     ("rmsprop", "momentum"), ("sgd", "momentum"), ("momentum", "momentum"), ("nag", "momentum"),
     ("adagrad", "momentum"),
 )  # fmt: skip
-"""Words for an optimizer, and what each means; the first match is used.
+"""Words for optimizers and their meanings. The first match is used.
 
-SGD runs with momentum, except for embedding tables. RMSprop and Adagrad store one moment too.
+SGD has momentum, except for embedding tables. RMSprop and Adagrad store one moment too.
 """
 
 
@@ -170,7 +170,7 @@ _USUAL_NETWORK = {
     "h100-64": "infiniband-hdr-4x200",
     "b300": "infiniband-xdr-8x800", "gb300": "infiniband-xdr-4x800",
 }  # fmt: skip
-"""Usual network of a training cluster by GPU, for GPUs with a platform of their own, else by architecture."""
+"""Usual network of a training cluster, by GPU for GPUs with their own platform, otherwise by architecture."""
 
 
 def usual_network(gpu: Gpu) -> str:

@@ -1,4 +1,4 @@
-"""Forecasts of measured training steps, one for each row of a runs table.
+"""Forecast measured training steps, one for each row of a runs table.
 
 `group_runs` groups rows with equal workload and pool, `price_group` prices the plans of a group, and `forecast_rows`
 does both. Rows often lack parts of their plan, so `interpret_plan` chooses among the possible plans.
@@ -72,13 +72,13 @@ class RunGroup:
 
 
 Reader: TypeAlias = Callable[[Row], RunCase]
-"""Function that reads a row as `reading.read_run` does."""
+"""Function that reads a row like `reading.read_run`."""
 
 
 def group_runs(rows: Sequence[Row], reader: Reader = read_run) -> tuple[list[RunGroup], dict[int, str]]:
     """Return groups of rows with equal workload and pool, and reason codes of rows that cannot be forecast.
 
-    The groups hold all that is needed to price them and that does not depend on fitted constants.
+    A group has everything that its pricing needs and that does not depend on fitted constants.
 
     Args:
         rows: rows of runs tables.
@@ -125,7 +125,7 @@ def forecast_rows(rows: Sequence[Row], track: Track = without_progress) -> list[
 
     Args:
         rows: rows of runs tables.
-        track: shows progress over the groups of rows.
+        track: wraps the loop over groups of rows, to show progress.
     """
     groups, refused = group_runs(rows)
     forecasts = {index: Forecast(reason=code) for index, code in refused.items()}
@@ -162,7 +162,7 @@ def choose_plan(priced: PricedPlans, member: GroupMember) -> int:
 
 @dataclass(frozen=True, slots=True)
 class InterpretedPlan:
-    """Plan that a row most plausibly ran.
+    """The plan that a row most plausibly ran.
 
     A fraction `share` of its layers runs as in plan `other` of the table, and the rest as in plan `row`.
     """
@@ -172,7 +172,7 @@ class InterpretedPlan:
     share: float
 
     def interpolate_layers(self, column: Floats) -> float:
-        """Return the value of the plan in a column (n,) of the plan table that is a sum over layers."""
+        """Return the plan's value of a column (n,) of the plan table. The column must be a sum over layers."""
         return float((1.0 - self.share) * column[self.row] + self.share * column[self.other])
 
 
@@ -227,12 +227,12 @@ def _list_possible_plans(case: RunCase) -> Plans:
 
 
 def _choose_expert_parallelism(case: RunCase) -> int:
-    """Return the usual degree of expert parallelism for a row that does not give it.
+    """Return the usual degree of expert parallelism for a row that does not state it.
 
     It is the largest number that divides both the experts and the data-parallel ranks, up to the GPUs of an NVLink
-    domain or node. With ZeRO stage 3 the limit is all GPUs: frameworks first spread whole experts over ranks, and
-    shard an expert only if it still shares a rank (NeMo AutoModel, components/moe/parallelizer.py). Models with
-    row-wise sharded embedding tables use all data-parallel ranks.
+    domain or node. With ZeRO stage 3 the limit is all GPUs: frameworks first spread whole experts over ranks, and shard
+    an expert only if several ranks remain for it (NeMo AutoModel, components/moe/parallelizer.py). Models with row-wise
+    sharded embedding tables use all data-parallel ranks.
     """
     if zoo.has_row_sharded_weights(case.workload.model):
         return case.stated["data"] or 1
@@ -248,12 +248,12 @@ _OPEN = ((0, 1), (1, 1), (2, 0), (2, 1))
 
 
 def _list_complete_plans(case: RunCase) -> Plans:
-    """Return the plans that a row with all its parallelism degrees can mean, the most likely first.
+    """Return the plans that a row with all its degrees of parallelism can mean, the most likely first.
 
     There is one for each possible pair of recomputation mode and sequence parallelism.
 
     Raises:
-        UnreadableRow: the parallelism degrees contradict the batch or the number of layers.
+        UnreadableRow: the degrees contradict the batch or the number of layers.
     """
     stated = case.stated
     per_rank = case.workload.global_batch // (stated["data"] or 1)
@@ -310,7 +310,7 @@ def forecast_member(group: RunGroup, priced: PricedPlans, member: GroupMember) -
 def read_table(path: Path) -> list[Row]:
     """Return the rows of a runs table, a CSV file, as mappings of column to text.
 
-    A step that names a log, as `@train.log`, is read from it.
+    If a step names a log, as `@train.log`, it is read from the log.
 
     Raises:
         SpecError: the file or a log cannot be read, or the file lacks the columns of a runs table.

@@ -1,4 +1,4 @@
-"""Errors of forecasts against measured steps, by GPU, precision, family and scale.
+"""Compute errors of forecasts against measured steps, by GPU, precision, family and scale.
 
 `compare_report` formats all results: errors, ranking of plans, coverage of ranges, and rows that cannot be forecast.
 """
@@ -33,15 +33,15 @@ class EvaluatedRows:
 
     rows: tuple[Row, ...]
     index: tuple[int, ...]
-    """Place of each row among all rows of the tables."""
+    """Index of each row among all rows of the tables."""
     measured_s: Floats
     predicted_s: Floats
     cautious_s: Floats
-    """Step on a slow host, which decides between plans with tied forecasts."""
+    """Seconds of the step on a slow host, by which ties between forecasts are decided."""
     covered: Mask
     fits: Mask
     graded: int
-    """Number of graded rows with a measured step time, predicted or not."""
+    """Number of rows with a `trust` of A or B and a measured step, with or without a forecast."""
 
 
 def score_forecasts(rows: Sequence[Row], forecasts: Sequence[Forecast]) -> EvaluatedRows:
@@ -89,7 +89,7 @@ def absolute_errors(predicted: Floats, measured: Floats) -> Floats:
 
 
 def mean_over_groups(errors: Floats, rows: Sequence[Row]) -> float:
-    """Return the mean over split groups of each group's mean error. Without rows, return NaN."""
+    """Return the mean of the mean errors of each split group. Without rows, return NaN."""
     groups: dict[str, list[float]] = defaultdict(list)
     for row, error in zip(rows, errors, strict=True):
         groups[row.get("split_group", "")].append(float(error))
@@ -127,7 +127,7 @@ class SubsetErrors:
 
 
 TITLES = f"{'':28} {'rows':>5} {'groups':>6} {'macro':>7} {'median':>7} {'P90':>7} {'bias':>7}"
-"""Titles of the columns of a stratum's text."""
+"""Titles of the columns of a subset's text."""
 
 
 def list_subsets(scored: EvaluatedRows) -> list[tuple[str, Mask]]:
@@ -178,7 +178,7 @@ def ranking_line(scored: EvaluatedRows) -> str:
 
 
 def coverage_lines(scored: EvaluatedRows) -> list[str]:
-    """Return two lines of text: the coverage of ranges, and the fraction of runs that are wrongly said not to fit."""
+    """Return two lines of text: the coverage of ranges, and the share of runs that are wrongly forecast not to fit."""
     return [
         f"90 % range covers {scored.covered.mean():.1%} of the measured steps",
         f"called too large for the GPU they ran on: {(~scored.fits).mean():.1%}",
@@ -209,8 +209,9 @@ def rank_plans(
 ) -> tuple[float, float, int]:
     """Return Kendall's tau, the top-1 regret, and the number of groups with at least four distinct plans.
 
-    Tau and regret are averaged over these groups. Tau is over pairs whose measurements differ by more than 5 %. A tie
-    of forecasts scores 0. The regret is the relative excess of the chosen plan's measured step over the shortest.
+    Tau and regret are averaged over these groups. Tau uses pairs whose measurements differ by more than 5 %. A tie of
+    forecasts scores 0. The regret is how much longer the chosen plan's measured step is than the shortest, relative to
+    that.
 
     Args:
         rows: the rows.

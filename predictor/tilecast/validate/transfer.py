@@ -1,12 +1,12 @@
-"""Test of transfer: how much one measured run of a model improves the forecasts of its other runs.
+"""Test transfer: how much one measured run of a model improves the forecasts of its other runs.
 
 A pair has a known row and a target row with equal source and model. The known row corrects the forecast of the target
 row (`tilecast.learning.job_calibration`). There are four kinds of pairs. The target row has another GPU, another number
-of equal GPUs, another plan on as many GPUs, or another global batch alone.
+of equal GPUs, another plan on as many GPUs, or only another global batch.
 
 Three forecasts are compared: raw, corrected, and scaled by the whole error of the known row. Errors are averaged over
-the known rows of a target row, then over the target rows of a split group, then over groups. The fraction of steps
-inside the range is averaged in this way too.
+the known rows of a target row, then over the target rows of a split group, then over groups. The share of steps within
+the range is averaged in the same way.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ from tilecast.validate.runs import read_table
 
 KINDS = ("other GPU", "other count", "other plan", "other batch")
 MOST_SEEN = 12
-"""Largest number of rows of each kind that a row is forecast from, chosen by a hash of their ids.
+"""Most known rows of each kind for a target row. They are chosen by a hash of their ids.
 
-Tables that try every plan have hundreds.
+Some tables measure every plan and would give hundreds.
 """
 
 
@@ -54,7 +54,7 @@ class TransferRuns:
     group: tuple[str, ...]
     """Table and split group of each row."""
     model: tuple[tuple[str, ...], ...]
-    """Key that is equal for rows of which one may correct the forecast of another."""
+    """Key that is equal for rows that may correct each other's forecasts."""
     places: tuple[RunSetting, ...]
     plans: tuple[Plan, ...]
 
@@ -90,7 +90,7 @@ _TABLE = "table"
 
 
 def read_named_rows(paths: Sequence[Path]) -> list[Row]:
-    """Return the rows of runs tables, with the file name of the table added to each row.
+    """Return the rows of runs tables. The table's file name is added to each row.
 
     Raises:
         SpecError: a file cannot be read.
@@ -166,11 +166,11 @@ class PairErrors:
     known_rows: Ints
     target_rows: Ints
     errors: Mapping[str, Floats]
-    """Absolute relative errors by the way in which a row is forecast from the other."""
+    """Absolute relative errors by kind of forecast: raw, corrected or scaled."""
     width: Floats
-    """Factor on the half-width of the range that follows from the run."""
+    """Factor on the half-width of the range, as corrected by the known run."""
     covered: tuple[Floats, Floats]
-    """1 if the measured step is inside the range, else 0; for the raw and the corrected range."""
+    """1 if the measured step is within the range, else 0, for the raw and the corrected range."""
 
 
 def shared_pair_levels(subjects: TransferRuns, known_rows: Ints, target_rows: Ints) -> Mask:
@@ -191,12 +191,12 @@ def shared_pair_levels(subjects: TransferRuns, known_rows: Ints, target_rows: In
 def pair_corrections(
     shared: Mask, deviation: Floats, sigmas: Mapping[str, float] | None = None
 ) -> tuple[Floats, Floats]:
-    """Return the factors on forecast and on width of its range that follow from one known run, (P,) each.
+    """Return the factors that one known run gives, on the forecast and on the width of its range, (P,) each.
 
     Args:
         shared: at which of the 6 `LEVELS` the rows of each pair agree, (6, P).
         deviation: log(predicted / observed) of the known run of each pair, (P,).
-        sigmas: standard deviations by level; None for `job_calibration.shipped_deviations()`.
+        sigmas: standard deviations by level. None for `job_calibration.shipped_deviations()`.
     """
     itself = np.ones((*shared.shape, 1, 1), dtype=bool)
     once = np.ones((len(deviation), 1), dtype=np.int64)
@@ -209,14 +209,14 @@ def pair_corrections(
 def pair_errors(
     subjects: TransferRuns, kind: str, known_rows: Ints, target_rows: Ints, sigmas: Mapping[str, float] | None = None
 ) -> PairErrors:
-    """Return the errors of the forecast of each pair's target row: raw, corrected by the known row, and scaled by it.
+    """Return the errors of three forecasts of each target row: raw, corrected by the known row, and scaled by it.
 
     Args:
         subjects: the rows that `known_rows` and `target_rows` index.
         kind: kind of the pairs, one of `KINDS`.
         known_rows: index of the known row of each pair, (P,).
         target_rows: index of the target row of each pair, (P,).
-        sigmas: standard deviations by level; None for `job_calibration.shipped_deviations()`.
+        sigmas: standard deviations by level. None for `job_calibration.shipped_deviations()`.
     """
     ratio, width = pair_corrections(
         shared_pair_levels(subjects, known_rows, target_rows), subjects.deviation[known_rows], sigmas
@@ -263,7 +263,7 @@ _TITLES = (
 )
 """Columns of the report.
 
-`gain` is the corrected error over the raw one, `in range` the share of the steps inside the raw and the corrected
+`gain` is the corrected error over the raw one, `in range` the share of the steps within the raw and the corrected
 range, `range` the width of the corrected range over the raw one.
 """
 

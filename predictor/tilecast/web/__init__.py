@@ -1,5 +1,5 @@
-"""A page on which a person tries jobs and pools: `tilecast web`.
+"""A local web page on which a person tries jobs and pools: `tilecast web`.
 
-`answers` turns the values of the page's form into the advice as HTML, without any access to files. `page` has the form.
-`server` serves both to the local machine, with searches in a process of their own. Read `answers` first.
+`answers` turns the values of the page's form into the advice as HTML, without access to files. `page` has the form.
+`server` serves both to the local machine, with searches in a separate process. Read `answers` first.
 """

@@ -1,7 +1,7 @@
 """Turn the values of the page's form into the advice as HTML.
 
-The form has a stranger's text, so an answer is computed inside `confine`. It reads no file of the machine, starts no
-program and opens no connection.
+The form may contain text from anyone. So an answer is computed inside `confine`: it reads no file of the machine,
+starts no program and opens no connection.
 """
 
 from __future__ import annotations
@@ -31,19 +31,19 @@ from tilecast.spec import SpecError
 from tilecast.untrusted import parse_json_mapping
 
 MOST_CHARACTERS = 40_000
-"""Most characters of all values of a form."""
+"""Most characters of all values of a form together."""
 _OPTIONS = ("seq", "batch", "precision", "framework", "objective")
-"""Fields of the form that are options of a job with the same name."""
+"""Fields of the form with the same name as a job option."""
 
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """Values of the page's form. An empty text is a field that the user left empty."""
+    """Values of the page's form. A field that the user left empty is an empty text."""
 
     model: str = ""
     """Name of a preset."""
     pasted: str = ""
-    """A config.json or a launch command, in place of a preset."""
+    """A config.json or a launch command, instead of a preset."""
     gpus: str = ""
     seq: str = ""
     batch: str = ""
@@ -53,7 +53,7 @@ class Form:
 
     @classmethod
     def from_values(cls, values: Mapping[str, str]) -> Form:
-        """Return the form with values by field name. Unknown names are ignored.
+        """Return the form from values by field name. Unknown names are ignored.
 
         Raises:
             SpecError: the values are too long.
@@ -64,7 +64,7 @@ class Form:
         return cls(**known)
 
     def to_inputs(self) -> AdviceInputs:
-        """Return the form as inputs of an advice.
+        """Return the form as inputs for advice.
 
         Raises:
             SpecError: the pasted text is neither a JSON object nor a command, or a field is missing.
@@ -84,7 +84,7 @@ class Form:
         )
 
     def write_command(self) -> str:
-        """Return the command line that gives the same advice. A pasted config is named `config.json`."""
+        """Return the command line for the same advice. It names a pasted config `config.json`."""
         words = ["tilecast", "advise"]
         if not self.pasted:
             words.append(self.model)
@@ -98,7 +98,7 @@ class Form:
         return shlex.join(words)
 
     def write_python(self) -> str:
-        """Return the call of the Python API that gives the same advice."""
+        """Return the Python API call for the same advice."""
         arguments = []
         if not self.pasted:
             arguments.append(repr(self.model))
@@ -142,7 +142,7 @@ def _write_sections(result: AdviceResult) -> list[str]:
 
 
 def _write_copies(form: Form, result: AdviceResult) -> str:
-    """Return the question as a command, as Python and as a TrainingJob, each with a button that copies it."""
+    """Return the form as a command, as Python and as a TrainingJob, each with a button to copy it."""
     texts = {
         "command": form.write_command(),
         "Python": form.write_python(),

@@ -1,4 +1,4 @@
-"""Write the page with the form, which also works without scripts."""
+"""Write the page with the form. It also works without scripts."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def write_page(form: Form, answer: str = "", header: str = "") -> str:
 
 
 def write_error(text: str) -> str:
-    """Return an error in one line as HTML."""
+    """Return a one-line error as HTML."""
     return f'<div class="card error" role="alert"><strong>This cannot be forecast</strong><p>{escape(text)}</p></div>'
 
 

@@ -1,7 +1,7 @@
 """Serve the page to the local machine.
 
-An answer is computed in another process, one at a time, so that a long search blocks neither the page nor the memory of
-the server. Requests wait in a bounded queue. Whoever comes to a full queue is told to come back.
+Answers are computed in another process, one at a time, so that a long search neither blocks the page nor uses the
+server's memory. Requests wait in a bounded queue. When it is full, further requests are told to try again.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ from tilecast.web.answers import Form, write_answer
 from tilecast.web.page import EXAMPLE, write_error, write_page, write_style
 
 MAX_BODY_BYTES = 128 * 1024
-"""Most bytes of a request's body."""
+"""Largest body of a request, in bytes."""
 BODY_S = 10.0
-"""Seconds within which a request's body has to arrive."""
+"""Seconds within which a request's body must arrive."""
 ANSWER_S = 120.0
-"""Seconds after which a search is given up, and its process is replaced."""
+"""Seconds after which a search is stopped and its process replaced."""
 MOST_WAITING = 16
-"""Most requests that wait for their search, or have it running."""
+"""Most requests that wait for a search or have one running."""
 MOST_CACHED = 256
-"""Most answers that are kept."""
+"""Most answers that are cached."""
 HEADERS = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self' 'unsafe-inline'; "
     "img-src data:; connect-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'",
@@ -47,11 +47,11 @@ HEADERS = {
 
 
 class BusyError(Exception):
-    """The queue of searches is full, or a search took too long."""
+    """Error that the queue of searches is full, or that a search took too long."""
 
 
 class Answers:
-    """Answers to forms, computed one after another in a process of their own, and kept."""
+    """Cached answers to forms, computed in sequence by a separate process."""
 
     def __init__(self) -> None:
         self._pool = self._start_pool()
@@ -101,14 +101,14 @@ class Answers:
             self._kept.popitem(last=False)
 
     def stop(self) -> None:
-        """End the process of searches, also in the middle of one."""
+        """End the search process, even during a search."""
         for process in multiprocessing.active_children():
             process.terminate()
         self._pool.shutdown(wait=False, cancel_futures=True)
 
 
 def answer(form: Form) -> tuple[int, str]:
-    """Return the HTTP status and the HTML of the answer to a form. This runs in the process of searches."""
+    """Return the HTTP status and the HTML of the answer to a form. Runs in the search process."""
     try:
         return 200, write_answer(form)
     except SpecError as error:
@@ -119,7 +119,7 @@ async def read_form(request: Request) -> Form:
     """Return the form in a request's body.
 
     Raises:
-        SpecError: the body is too long, comes too slowly, or is no form.
+        SpecError: the body is too long, arrives too slowly, or is no form.
     """
     body = bytearray()
     try:
@@ -137,10 +137,11 @@ async def read_form(request: Request) -> Form:
 
 
 def build_app(hosts: tuple[str, ...]) -> Starlette:
-    """Return the application.
+    """Return the web application.
 
     Args:
-        hosts: names by which browsers may call it. Others are refused, since a stranger's page could use them.
+        hosts: host names under which browsers may call it. Others are refused, because a stranger's page could use
+    them.
     """
 
     @asynccontextmanager

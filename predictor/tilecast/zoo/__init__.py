@@ -63,7 +63,7 @@ def recomputed_layer_fraction(workload: Workload, sharded: ShardedGraph, plans: 
 
 
 def list_layer_saved_bytes(workload: Workload, sharded: ShardedGraph, plans: Plans) -> list[Floats]:
-    """Return, for each block, the bytes that one layer keeps for the backward pass of a micro-batch, (n,).
+    """Return the bytes that one layer of each block keeps until the backward pass of a micro-batch, one (n,) per block.
 
     If the job recomputes only some layers, the value is the mean over recomputed and other layers.
     """
@@ -76,9 +76,9 @@ def list_layer_saved_bytes(workload: Workload, sharded: ShardedGraph, plans: Pla
 
 
 def yield_kept_bytes_by_block(sharded: ShardedGraph, codes: Ints) -> Iterator[tuple[Block, Floats]]:
-    """Yield each block of layers and the bytes that one of its layers keeps of a micro-batch, (n,).
+    """Yield each block of layers with the bytes that one of its layers keeps per micro-batch, (n,).
 
-    `codes` holds the recomputation code of each of n plans.
+    `codes` has the recomputation code of each of n plans.
     """
     used = np.flatnonzero(np.bincount(codes))
     place = np.searchsorted(used, codes)
@@ -176,7 +176,7 @@ def _find_family_builder(model: Model) -> Builder:
 
 @dataclass(frozen=True, slots=True)
 class ShardedGraph:
-    """A graph built for distinct shards, and the index of the shard that each of n plans uses.
+    """A graph built for distinct shards, and the shard of each of n plans.
 
     `index[i]` is the shard of plan i, shape (n,).
     """
@@ -184,7 +184,7 @@ class ShardedGraph:
     graph: Graph
     index: Rows
     shard_degree: int | None = None
-    """Data-parallel ranks that share weights and states under ZeRO (`Workload.shard_degree`)."""
+    """Data-parallel ranks over which ZeRO shards weights and states (`Workload.shard_degree`)."""
 
     def take(self, rows: Rows | slice) -> ShardedGraph:
         """Return this graph for the selected plans only, in the order of `rows`."""
@@ -201,19 +201,20 @@ class ShardedGraph:
     def largest_layer_fraction(
         self, plans: Plans, quantity: Literal["cost", "parameters", "activations"] = "cost"
     ) -> Floats:
-        """Return the largest fraction of a traced model's layers in any one pipeline stage, (n,).
+        """Return the largest fraction of a traced model's layers in one pipeline stage, (n,).
 
-        `quantity` is what the fraction measures. The stages are always cut so as to balance cost.
+        `quantity` names what the fraction is of: cost, parameters or activations. Stages are always cut to balance
+        cost.
         """
         shares: Floats = np.ones(1) if self.graph.stages is None else getattr(self.graph.stages, quantity)
         return np.take(shares, np.minimum(plans.pipeline, len(shares)) - 1)
 
     def sum_fullest_stage(self, column: str, plans: Plans) -> Floats:
-        """Return the sum of a parameter column over the pipeline stage with the most parameters, (n,)."""
+        """Return the sum of a parameter column over the pipeline stage that has most parameters, (n,)."""
         return self._sum_fullest_stage(plans, column)[0]
 
     def _sum_fullest_stage(self, plans: Plans, *columns: str) -> tuple[Floats, ...]:
-        """Return the sum of each parameter column over the pipeline stage with the most parameters, (n,).
+        """Return the sum of each parameter column over the pipeline stage that has most parameters, (n,).
 
         The last item is the number of parameters in that stage's layers, (n,).
         """
@@ -226,10 +227,10 @@ class ShardedGraph:
         return (*(stages.sum(self.graph, column) for column in columns), stages.layers)
 
     def held_parameters(self, plans: Plans) -> tuple[Floats, Floats]:
-        """Return the parameters on the fullest rank without ZeRO partitioning and with it, two arrays (n,).
+        """Return the parameters on the fullest rank, without and with ZeRO, two arrays (n,).
 
-        The first counts the parameters of the whole stage. The second counts the rank's fraction after ZeRO has
-        partitioned them over the data-parallel replicas (arXiv 1910.02054).
+        The first counts the parameters of the whole stage. The second counts the rank's share after ZeRO has sharded
+        them over the data-parallel ranks (arXiv 1910.02054).
         """
         everything, experts, _ = self._sum_fullest_stage(plans, "parameters", "expert_parameters")
         experts = np.minimum(experts, everything)
@@ -249,7 +250,7 @@ class ShardedGraph:
         return np.asarray(np.minimum(layers / np.maximum(everything, 1.0), 1.0))
 
     def frozen_bytes(self, workload: Workload, plans: Plans) -> Floats:
-        """Return the mean bytes of a weight without gradient in the fullest stage, (n,).
+        """Return the mean bytes of a frozen weight in the fullest stage, (n,).
 
         Weights of layers may be quantized. All others have the type of activations.
         """
@@ -272,9 +273,9 @@ def _sum_column(blocks: Sequence[Block], column: str) -> Floats:
 
 
 def keep_layers_in_16_bits(workload: Workload, graph: Graph) -> Graph:
-    """Return the graph with the layers in BF16 that the framework does not quantize to NVFP4.
+    """Return the graph with those layers in BF16 that the framework does not quantize to NVFP4.
 
-    All layers of the graph are equal. So each layer runs the same fraction of its products in BF16, without a cast. The
+    The layers of the graph are equal, so each layer runs the same fraction of its products in BF16, without a cast. The
     graph of a job in another precision is returned unchanged.
     """
     if workload.precision != "nvfp4":
@@ -301,7 +302,7 @@ def keep_layers_in_16_bits(workload: Workload, graph: Graph) -> Graph:
 def build_sharded_graph(workload: Workload, plans: Plans) -> ShardedGraph:
     """Return the model's graph for the distinct shards in a table of plans.
 
-    A stored graph is reused if it covers all these shards.
+    A cached graph is reused if it covers all these shards.
     """
     expert = np.minimum(plans.expert, most_expert_ranks(workload.model))
     columns = (plans.micro_batch, plans.tensor, plans.context, expert, plans.sequence_parallel, plans.expert_tensor)
@@ -319,16 +320,16 @@ def build_sharded_graph(workload: Workload, plans: Plans) -> ShardedGraph:
 
 
 def without_batch(workload: Workload) -> Workload:
-    """Return the workload with fixed values in place of its global batch and number of steps.
+    """Return the workload with fixed values for its global batch and number of steps.
 
-    Workloads that differ only in these two settings have equal graphs and kernels, and so share stored results.
+    Workloads that differ only in these have equal graphs and kernels, and so share cached results.
     """
     return replace(workload, global_batch=1, steps=None)
 
 
 _Shares: TypeAlias = tuple[int, ...]
 _GRAPHS: Memo[deque[tuple[Graph, dict[_Shares, int]]]] = Memo(8)
-"""The last graphs of each workload, with the place of each shard in them."""
+"""Cache of the last graphs of each workload, with the index of each shard in them."""
 _GRAPHS_PER_WORKLOAD = 3
 
 
@@ -340,7 +341,7 @@ def count_parameters(workload: Workload) -> float:
 
 
 _MOST_RANKS = 2**30
-"""More ranks than any job has."""
+"""A number of ranks that no job reaches."""
 
 
 def most_expert_ranks(model: Model) -> int:
@@ -359,7 +360,7 @@ def has_distributed_tables(model: Model) -> bool:
 
 
 def has_row_sharded_weights(model: Model) -> bool:
-    """Return whether the model has embedding tables or a classifier that are cut by rows.
+    """Return whether the model has embedding tables or a classifier that can be sharded by rows.
 
     Such weights can be distributed over any number of ranks.
     """
@@ -397,7 +398,7 @@ def has_equal_sequences(model: Model) -> bool:
 
 
 def has_equal_samples(model: Model) -> bool:
-    """Return whether all ranks get samples of one size that no host decodes: packed sequences, or latents.
+    """Return whether all ranks get samples of one size that the host need not decode: packed sequences, or latents.
 
     The result is False for a traced model, where this is unknown.
     """
@@ -481,17 +482,17 @@ def _find_nearest(key: str) -> str | None:
 
 
 _CLOSE = 0.75
-"""Least similarity, by difflib's ratio, at which one name is taken for a misspelling of another."""
+"""Least similarity, by difflib's ratio, at which a name counts as a misspelling of another."""
 _TELLING = 3
-"""Least length, in characters, of a key that is taken for what is meant when the typed name begins with it."""
+"""Fewest characters of a preset's key for it to be suggested when a typed name begins with it."""
 _LEADING = 2
-"""Least length, in characters, of a name that is taken for the beginning of a family of presets: t5, yi."""
+"""Fewest characters of a typed name for it to count as the beginning of preset names, such as t5 or yi."""
 _LISTED = 12
 """Most presets of a family that a message names."""
 
 
 def is_preset(name: str) -> bool:
-    """Return whether a preset has this name, as `preset` compares names."""
+    """Return whether a preset has this name, compared as in `find_preset`."""
     cut = _CUT.fullmatch(name)
     return any(key in _names_by_key() for key in _spell_keys(cut[1] if cut else name))
 
@@ -556,10 +557,12 @@ _QUALIFIERS = re.compile(
     )\b""",
     re.VERBOSE,
 )
-"""Words in a model's name that change nothing in what is computed for a sample."""
+"""Words in a model's name that do not change what is computed for a sample."""
 _SYNONYMS = ((r"(?<=\d)-?v1(?:\.5|b)\b", ""), (r"squad-?v?[12]\.[01]", "squad"), (r"cifar-?100?\b", "cifar"))
-"""Spellings that mean the same, and what replaces them. The usual ResNet is "v1.5" or "v1b"; the number of CIFAR's
-classes is negligible beside the rest of a model."""
+"""Spellings with the same meaning, and their replacements.
+
+The usual ResNet is "v1.5" or "v1b". The number of CIFAR's classes is negligible beside the rest of a model.
+"""
 
 
 def _spell_keys(name: str) -> tuple[str, str]:

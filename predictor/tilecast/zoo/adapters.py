@@ -1,4 +1,4 @@
-"""Adapters of LoRA on one rank, and the kernels that quantized base weights need."""
+"""LoRA adapters on one rank, and the kernels that quantized base weights need."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from tilecast.zoo.numerics import Numerics
 from tilecast.zoo.parts import Linear, Sublayer
 
 _ATTENTION = ("attention", "cross-attention")
-"""Beginnings of the names of projections of attention."""
+"""Prefixes of the names of attention's projections."""
 
 
 def dequantize_weights(workload: Workload, parts: Sequence[Sublayer], calls: Floats) -> list[Op]:
     """Return the kernels that quantized weights need before the matrix products that read them.
 
-    A weight in NF4 is dequantized to 16 bits before the forward product and again before the product that computes the
-    input gradient (bitsandbytes, autograd/_functions.py MatMul4Bit; torchao, dtypes/nf4tensor.py LinearNF4). So are
-    the routed experts that a rank holds, each of whose two weight matrices takes `calls` kernels. For dense layers in
-    INT8 see `_emit_int8_kernels`.
+    A weight in NF4 is dequantized to 16 bits before the forward product, and again before the product for the input
+    gradient (bitsandbytes, autograd/_functions.py MatMul4Bit; torchao, dtypes/nf4tensor.py LinearNF4). So are the
+    routed experts on a rank: each of their two weight matrices takes `calls` kernels. For dense layers in INT8 see
+    `_emit_int8_kernels`.
     """
     numerics, width = Numerics.from_workload(workload), frameworks.frozen_weight_bits(workload) / 8
     linears = [item for part in parts for item in part.linears]
@@ -70,8 +70,7 @@ def largest_quantized_weight(parts: Sequence[Sublayer], calls: Floats) -> Floats
     """Return the number of elements in the largest weight that is dequantized at once, (S,).
 
     MatMul4Bit dequantizes the weight of its product in each direction and frees the result. So does LinearNF4, and
-    MatMul8bitLt in the backward pass. Experts
-    are dequantized in `calls` kernels for each of their two weight matrices.
+    MatMul8bitLt in the backward pass. Experts are dequantized in `calls` kernels for each of their two weight matrices.
     """
     sizes = [item.inputs * item.outputs / item.modules for part in parts for item in part.linears]
     experts = [part.expert_parameters / (2 * calls) for part in parts]
@@ -89,11 +88,11 @@ def list_adapted(workload: Workload, linears: Sequence[Linear]) -> Sequence[Line
 
 
 def count_dropout_bytes(workload: Workload, linears: Sequence[Linear]) -> Floats:
-    """Return the bytes that dropout before the adapters keeps, beside the inputs that products keep without it, (S,).
+    """Return the bytes that dropout before the adapters keeps, in addition to inputs kept without dropout, (S,).
 
-    Each adapter reads a copy of its own of the input, and the backward pass a mask of one byte. The input itself is
-    kept no longer, except that of the output projection, which the kernel of attention keeps as its result. Queries,
-    keys and values have one adapter (LitGPT, litgpt/lora.py: LoRALinear, LoRAQKVLinear).
+    Each adapter reads its own copy of the input, and the backward pass a mask of one byte. The input itself is then not
+    kept. The output projection's input is the exception, because the attention kernel keeps it as its result. Queries,
+    keys and values share one adapter (LitGPT, litgpt/lora.py: LoRALinear, LoRAQKVLinear).
     """
     element, total = Numerics.from_workload(workload).element, np.zeros(1)
     for item in list_adapted(workload, linears):
@@ -106,8 +105,8 @@ def count_dropout_bytes(workload: Workload, linears: Sequence[Linear]) -> Floats
 def build_adapters(workload: Workload, linears: Sequence[Linear]) -> tuple[list[Op], Floats]:
     """Return the operators of the LoRA adapters and the number of adapter parameters, (S,).
 
-    Each dense layer of attention and MLP gets a down-projection and an up-projection of small rank (arXiv 2106.09685,
-    section 4.1), or only those of attention where names tell them apart. Routers and routed experts get none.
+    An adapter is a down-projection and an up-projection of small rank (arXiv 2106.09685, section 4.1). `list_adapted`
+    says which dense layers have one. Routers and routed experts have none.
     """
     numerics, rank = Numerics.from_workload(workload), float(workload.lora_rank)
     ops: list[Op] = []

@@ -2,8 +2,8 @@
 
 Sources: DeepSeek-V2, arXiv 2405.04434 (section 2.1 and appendix C); DeepSeek-V3, arXiv 2412.19437 (section 4.2).
 
-Training runs the projections as they are written: absorbing the keys' up-projection into that of the queries helps
-decoding only.
+The projections of keys and queries run separately, as the papers write them. Merging the keys' up-projection into the
+queries' helps only in decoding.
 """
 
 from __future__ import annotations
@@ -41,9 +41,12 @@ class Deepseek(Transformer):
     """Numbers of a query that are rotated."""
     value_dim: int
     query_latent: int = 0
-    """Width of the vector that queries are projected up from; 0: straight from the hidden state."""
+    """Width of the vector that queries are projected up from. 0 if they come from the hidden state."""
     index_heads: int = 0
-    """Heads of the indexer that chooses the keys of each query (DeepSeek-V3.2, sparse attention); 0: all are read."""
+    """Heads of the indexer that chooses the keys of each query (DeepSeek-V3.2, sparse attention).
+
+    0 if all keys are read.
+    """
     index_dim: int = 128
     """Width of the indexer's heads."""
     index_top_k: int = 2048
@@ -51,7 +54,7 @@ class Deepseek(Transformer):
 
 
 def build(workload: Workload, shards: Shards) -> Graph:
-    """Return the graph of a decoder with latent attention, whose queries are `Model.head_dim` wide."""
+    """Return the graph of a decoder with latent attention, in which queries have width `Model.head_dim`."""
     return transformer.build(workload, shards, _build_latent_attention)
 
 

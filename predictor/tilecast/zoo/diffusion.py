@@ -3,8 +3,8 @@
 DiT (Peebles and Xie, arXiv 2212.09748), PixArt (Chen et al., arXiv 2310.00426), CogVideoX (Yang et al., arXiv
 2408.06072) and Wan (arXiv 2503.20314); in diffusers models/transformers/ and models/attention.py.
 
-Images and videos become latents, and texts become encoder states, before training; the frozen networks that make them
-are not part of the step.
+Before training, frozen networks encode images and videos to latents, and texts to encoder states. They are not part of
+the step.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ class DiffusionTransformer(Modulated):
     inner: int
     """Width of the MLP of a block."""
     output_values: int
-    """Numbers that are predicted of a patch."""
+    """Numbers that are predicted per patch."""
     text_tokens: int = 0
     """States of a text that patches attend to; 0: there is no text."""
     text_width: int = 0
     """Width of such a state."""
     text_layers: int = 1
-    """Dense layers that bring these states to `width`."""
+    """Dense layers that project text states to `width`."""
     frame_tokens: int = 0
     """States of a video's first image that patches attend to; 0: there is no such image."""
     frame_width: int = 0
@@ -49,17 +49,16 @@ class DiffusionTransformer(Modulated):
     size_conditions: bool = False
     """Whether the vector also encodes the size of the image."""
     own_modulations: int = 0
-    """Dense layers with which each block makes its scales from the vector; 0: it adds a table to scales that all blocks
-    share."""
+    """Dense layers with which each block computes its scales from the vector. 0 if it adds a table to shared scales."""
     labels: int = 0
-    """Classes that each block embeds itself, with the time; 0: there are none."""
+    """Classes for which each block has its own embedding, besides the time. 0 if there are none."""
     query_key_norm: bool = False
     norm_across_heads: bool = False
-    """Whether such a norm is over all heads, not by head."""
+    """Whether the norm of queries and keys is over all heads together, not per head."""
     rotates: bool = False
     """Whether queries and keys are rotated."""
     read_norm: bool = False
-    """Whether a norm precedes attention to states."""
+    """Whether a norm precedes cross-attention to states."""
     norm_weights: bool = False
     """Whether the modulated norms have weights."""
 

@@ -13,41 +13,46 @@ class Transformer(Dimensions):
     """Dimensions of a stack of transformer layers: a decoder, an encoder, an encoder-decoder, or a tower."""
 
     experts: int = 0
-    """Experts of a layer that has some; 0: none has."""
+    """Number of experts in a layer that has experts. 0 if no layer has."""
     top_k: int = 1
-    """Experts that each token visits."""
+    """Number of experts to which each token is routed."""
     expert_groups: int = 1
     """Equal groups of neighbouring experts."""
     top_groups: int = 1
-    """Groups that the experts of a token are chosen from (DeepSeek-V3, arXiv 2412.19437, section 2.1.2: node-limited
-    routing)."""
+    """Number of groups from which the experts of a token are chosen (DeepSeek-V3, arXiv 2412.19437, section 2.1.2)."""
     capacity_factor: float = 1.0
-    """Tokens for which experts have room, over the tokens that visit them."""
+    """Ratio of the tokens for which experts have room to the tokens routed to them."""
     moe_every: int = 1
-    """Distance between layers with experts; 1: each has some."""
+    """Distance between layers with experts. 1 if each has experts."""
     first_dense: int = 0
-    """First layers, which have no experts."""
+    """Number of layers without experts at the beginning."""
     dense_ffn_hidden: int | None = None
-    """Width of the MLP of layers without experts; None: `Model.ffn_hidden`."""
+    """Width of the MLP in layers without experts. None for `Model.ffn_hidden`."""
     expert_hidden: int = 0
-    """Width of the tokens that experts read and write, between two projections that all tokens pass (latent experts of
-    Nemotron 3); 0: `Model.hidden`."""
+    """Width of the tokens that experts read and write. 0 for `Model.hidden`.
+
+    Two projections of all tokens surround such experts (latent experts of Nemotron 3).
+    """
     prediction_layers: int = 0
-    """Further layers that predict later tokens, each with its own projection and with the model's embedding and head
-    (multi-token prediction, DeepSeek-V3, arXiv 2412.19437, section 2.2)."""
+    """Number of further layers that predict later tokens (multi-token prediction).
+
+    Each has its own projection, and shares the model's embedding and head (DeepSeek-V3, arXiv 2412.19437, section 2.2).
+    """
     shared_ffn_hidden: int = 0
-    """Width of an MLP beside the experts that all tokens visit."""
+    """Width of the shared MLP that all tokens pass, in addition to their experts."""
     sliding_window: int = 0
-    """Tokens that local attention reaches; 0: all."""
+    """Number of tokens that local attention reaches. 0 for all."""
     attention_chunk: int = 0
-    """Tokens of a piece of the sequence that local attention does not leave; 0: all."""
+    """Tokens per chunk of the sequence outside which local attention does not reach. 0 for no chunks."""
     global_every: int | None = None
-    """Distance between layers that see all tokens where attention is local; None: none does."""
+    """Distance between layers that attend to all tokens, if the others are local. None if no layer does."""
     global_projections: int = 0
-    """Further dense layers that make queries, keys and values of those of an encoder's tokens that see all others
-    (Longformer, arXiv 2004.05150, section 3.1)."""
+    """Further dense layers for queries, keys and values of those encoder tokens that see all others.
+
+    Source: Longformer, arXiv 2004.05150, section 3.1.
+    """
     memory_width: int | None = None
-    """Width of the tokens that cross-attention reads; None: `Model.hidden`."""
+    """Width of the tokens that cross-attention reads. None for `Model.hidden`."""
     qkv_bias: bool = False
     """Whether queries, keys and values have a bias. It is not priced."""
     qk_norm: bool = False
@@ -57,9 +62,9 @@ class Transformer(Dimensions):
     capped_logits: bool = False
     """Whether a tanh caps the logits."""
     output_norms: bool = False
-    """Whether the outputs of attention and MLP are normed, besides their inputs."""
+    """Whether the outputs of attention and MLP are also normed, not only their inputs."""
     activation_clamp: float = 0.0
-    """Limit of an activation's inputs; 0: none."""
+    """Limit on the inputs of an activation. 0 for none."""
     tanh_gelu: bool = False
     embedding_norm: bool = False
     """Whether a norm follows the embedding."""
@@ -70,23 +75,23 @@ class Transformer(Dimensions):
     final_norm: bool = True
     """Whether a norm follows the last layer."""
     head_share: float = 1.0
-    """Share of the tokens that the head scores."""
+    """Share of the tokens for which the head computes scores."""
     head_vocab: int | None = None
-    """Outputs of the head for a token; None: `Model.vocab`."""
+    """Number of outputs of the head per token. None for `Model.vocab`."""
     head_transform: bool = False
     """Whether the head has a dense layer, an activation and a norm before its projection."""
     pooler: bool = False
-    """Whether a dense layer reads one token of each sample."""
+    """Whether a dense layer reads one token per sample."""
     classes: int = 0
-    """Outputs of a head that classifies samples; 0: the head scores tokens."""
+    """Number of outputs of a head that classifies samples. 0 if the head scores tokens."""
     decoder_layers: int | None = None
-    """Layers of an encoder-decoder that decode; None: half of them."""
+    """Number of decoder layers in an encoder-decoder. None for half of all layers."""
     encoder_length: float | None = None
     """Tokens that an encoder-decoder encodes; None: the sequence length."""
     decoder_length: int | None = None
     """Tokens that an encoder-decoder decodes; None: the sequence length."""
     text_length: int = 0
-    """Tokens to which every text is padded; 0: the model pads none."""
+    """Number of tokens to which every text is padded. 0 if texts are not padded."""
 
     @property
     def caps_scores(self) -> bool:

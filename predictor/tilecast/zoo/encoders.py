@@ -22,7 +22,7 @@ from tilecast.zoo.parts import Rank, Sublayer
 from tilecast.zoo.self_attention import build_attention
 
 _HEAD_DIM = 64
-"""Width of a head in the generators of every published size."""
+"""Width of a head in the generator of every published size."""
 
 
 def build_albert(workload: Workload, shards: Shards) -> Graph:
@@ -72,11 +72,11 @@ class RelativeEncoder(Transformer):
     """Dimensions of an encoder with relative positions."""
 
     relative_positions: int = 0
-    """Embeddings of positions; 0: twice as many as tokens, computed rather than learned."""
+    """Number of learned position embeddings. 0 for computed embeddings, twice as many as tokens."""
     position_projections: int = 0
-    """Dense layers over these embeddings in each layer."""
+    """Number of dense layers over the position embeddings in each layer."""
     position_scores: int = 0
-    """Products of scores in each layer beside the usual one."""
+    """Number of products for position scores in each layer, besides the usual scores."""
 
 
 def build_relative(workload: Workload, shards: Shards) -> Graph:

@@ -43,24 +43,26 @@ class Family:
     needs: tuple[str, ...] = _LANGUAGE
     """General dimensions that a model must state."""
     adapts: bool = False
-    """Whether LoRA can train it."""
+    """Whether LoRA can train models of this family."""
     splits_sequence: bool = False
-    """Whether the queries and keys of each layer belong to one sequence, which context-parallel ranks can share."""
+    """Whether queries and keys of each layer are from one sequence, which context-parallel ranks can split."""
     has_stages: bool = True
     """Whether a pipeline can cut its layers into stages."""
     reads_images: bool = False
     """Whether a sample is decoded from images."""
     packs: bool = False
-    """Whether samples are cut from one stream of tokens, so that all ranks get sequences of one length."""
+    """Whether samples are cut from one stream of tokens, so that all ranks get sequences of equal length."""
     latents: bool = False
-    """Whether a sample is a latent of one size, which was encoded before training."""
+    """Whether a sample is a latent of fixed size, encoded before training."""
     recomputes: tuple[Checkpointing, ...] = CHECKPOINTING
     """Recomputation modes that save memory."""
     auto: str | None = ""
-    """Suffix of the `AutoModel` class of Transformers that returns the priced loss. It is empty where none does, and
-    None where Transformers builds no such model."""
+    """Suffix of the `AutoModel…` class of Transformers that computes the priced loss.
+
+    Empty if no such class does. None if Transformers has no such model.
+    """
     blocks: tuple[str, ...] = ("layers",)
-    """Names of the attributes in which a model holds its lists of layers."""
+    """Names of a model's attributes that hold its lists of layers."""
 
 
 _IMAGES = "ForImageClassification"
@@ -70,14 +72,17 @@ _AUTO_SUFFIXES = {
     "detr": "ForObjectDetection",
     "wav2vec2": "ForPreTraining",
 }
-"""Suffix of the `AutoModel` class, for the networks that Transformers builds."""
+"""Suffixes of `AutoModel…` classes, for the networks that Transformers builds."""
 _DECODER = Family(transformer.build, adapts=True, splits_sequence=True, packs=True, auto="ForCausalLM")
 _DIFFUSION = Family(
     diffusion.build, diffusion.DiffusionTransformer, (), adapts=True, recomputes=("none", "full"), auto=None,
     blocks=("transformer_blocks",), latents=True,
 )  # fmt: skip
-"""The names in `blocks` are those of diffusers: models/transformers/dit_transformer_2d.py, pixart_transformer_2d.py,
-cogvideox_transformer_3d.py, transformer_flux.py, transformer_sd3.py, transformer_wan.py."""
+"""A family of diffusion transformers.
+
+The names in `blocks` are those of diffusers: models/transformers/dit_transformer_2d.py, pixart_transformer_2d.py,
+cogvideox_transformer_3d.py, transformer_flux.py, transformer_sd3.py, transformer_wan.py.
+"""
 _CNN = Family(cnn.build, needs=(), recomputes=("none",), auto=None)
 
 FAMILIES: Mapping[str, Family] = {

@@ -1,11 +1,10 @@
 """Rectified-flow transformers: FLUX.1, FLUX.2 and Stable Diffusion 3.
 
-The first layers of FLUX.1 keep image and text in separate streams and attend over both; its last layers treat them
-alike, with attention and MLP side by side (Esser et al., arXiv 2403.03206, section 4; sizes of black-forest-labs/flux,
+The first layers of FLUX.1 keep image and text in separate streams and attend over both. Its last layers have one
+stream, with attention and MLP in parallel (Esser et al., arXiv 2403.03206, section 4; sizes of black-forest-labs/flux,
 src/flux/util.py).
 
-Images become latents, and texts become encoder states, before training; the frozen networks that make them are not part
-of the step.
+Before training, frozen networks encode images to latents and texts to encoder states. They are not part of the step.
 """
 
 from __future__ import annotations
@@ -25,28 +24,28 @@ class Flux(Modulated):
     """Dimensions of a rectified-flow transformer."""
 
     double_layers: int
-    """Layers of two streams, one of the image and one of the text."""
+    """Number of layers with two streams, one of the image and one of the text."""
     dual_layers: int = 0
-    """First of these layers, in which the image also attends to itself alone."""
+    """Number of these layers, from the first on, in which the image also attends to itself alone."""
     single_layers: int = 0
-    """Layers of one stream."""
+    """Number of layers with one stream."""
     text_tokens: int
-    """States of a text."""
+    """Number of states of a text."""
     text_width: int
     """Width of such a state."""
     pooled_width: int = 0
-    """Width of the state of the whole text; 0: there is none."""
+    """Width of the state of the whole text. 0 if there is none."""
     gated_ratio: int = 0
-    """Width of a gated MLP over that of a layer (FLUX.2); 0: MLPs have a GELU and four times the width."""
+    """Ratio of a gated MLP's width to the layer's (FLUX.2). 0 for MLPs with a GELU and four times the width."""
     shared_scales: bool = False
-    """Whether all layers of a kind have the same scales and offsets (FLUX.2)."""
+    """Whether all layers of a kind share scales and offsets (FLUX.2)."""
     query_key_norm: bool = True
     rotates: bool = True
     """Whether queries and keys are rotated."""
     text_ends: bool = False
-    """Whether nothing reads the text after the last layer of two streams."""
+    """Whether the text is not read after the last layer with two streams."""
     guided: bool = False
-    """Whether the guidance strength, with which the model was distilled, is embedded like the time."""
+    """Whether the guidance strength, from distillation, is embedded like the time."""
 
 
 def build(workload: Workload, shards: Shards) -> Graph:
@@ -139,8 +138,8 @@ def _add_projections(net: NetworkBuilder, dims: Flux, tokens: float, scales: int
     """Add a modulated norm and the dense layer that computes queries, keys and values.
 
     `scales` is the number of modulating vectors that a dense layer computes. `outputs` is the width of the main dense
-    layer. The unit of `scales` and `outputs` is the model's width. FLUX also norms and rotates queries and keys. SD3
-    does neither, and SD3.5 norms them only (diffusers, models/transformers/transformer_sd3.py: `qk_norm`).
+    layer. Both are in units of the model's width. FLUX also norms and rotates queries and keys. SD3 does neither, and
+    SD3.5 only norms them (diffusers, models/transformers/transformer_sd3.py: `qk_norm`).
     """
     width, heads = dims.width, dims.attention_heads
     if not dims.shared_scales:

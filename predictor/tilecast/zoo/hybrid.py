@@ -3,10 +3,10 @@
 Mamba, Jamba, Zamba, Falcon-H1, Bamba, Nemotron-H, Griffin, MiniMax, Qwen3-Next, LFM2 and RWKV.
 
 `Hybrid.pattern` says for every layer what mixes its tokens and what follows: `mamba`, `mamba+mlp`, `attention+moe`,
-`+mlp`. Mixers are those of `mixers.MIXERS`, `attention`, `local` (attention in a window of `window` tokens), and
+`+mlp`. A mixer is one of `mixers.MIXERS`, `attention`, `local` (attention in a window of `window` tokens), or
 `parallel` (attention and Mamba-2 on the same input: Falcon-H1, arXiv 2507.22448). `shared` is Zamba's (arXiv
-2405.16712): one layer of attention and MLP over the hidden state and the embedding side by side. All its places in the
-model share `shared_blocks` copies of its weights; each place has its own dense layer.
+2405.16712): one layer of attention and MLP that reads the hidden state concatenated with the embedding. All its places
+in the model share `shared_blocks` copies of its weights. Each place has its own dense layer.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Building blocks of all model families: functions that return the operators of one part of a layer.
 
-They return the operators of the forward and the backward pass. Shapes follow the legend of `tilecast.spec`; every
+They return the operators of the forward and the backward pass. Shapes use the symbols of `tilecast.spec`. Every
 dimension may be a column over shards, (S,).
 """
 
@@ -20,7 +20,7 @@ from tilecast.spec import ELEMENT_BYTES, QUANTIZED, Floats, PassName
 from tilecast.zoo.numerics import Numerics
 
 Dim: TypeAlias = Floats | float
-"""A dimension: a column over shards, (S,), or one number for all of them."""
+"""A dimension: a column over shards, (S,), or one number for all shards."""
 
 
 def linear(
@@ -41,7 +41,7 @@ def linear(
     reduction over tokens.
 
     Args:
-        name: beginning of the operators' names.
+        name: prefix of the operators' names.
         numerics: how tensors are stored and kernels are fused.
         tokens: rows of X.
         inputs: columns of X.
@@ -49,8 +49,8 @@ def linear(
         bias: whether the layer has a bias.
         trainable: whether the weight has a gradient. By default it has one unless the job freezes weights.
         input_gradient: whether X has a gradient.
-        cast: fractions of X and of Y's gradient that this layer quantizes to FP8. They are below 1 if a norm writes
-            its output in FP8, or if tensor-parallel ranks gather operands that each has already cast.
+        cast: fractions of X and of Y's gradient that this layer casts to FP8. They are below 1 if a norm already writes
+            FP8, or if tensor-parallel ranks gather operands that each rank has already cast.
     """
     ops = quantize(name, numerics, tokens * inputs * cast[0], "forward")
     ops.append(gemm(name, numerics, tokens, outputs, inputs))
@@ -127,7 +127,7 @@ def quantize(name: str, numerics: Numerics, elements: Floats, phase: Phase) -> l
 
 
 QUANTIZE = ".quantize"
-"""End of the name of a cast to 8 or 4 bits."""
+"""Suffix of the names of casts to 8 or 4 bits."""
 
 
 def memory_pass(
@@ -255,7 +255,7 @@ def _is_depthwise(dims: Mapping[str, Dim]) -> bool:
 
 
 def channel_norm(name: str, numerics: Numerics, elements: Floats, *, flat: bool = True) -> list[Op]:
-    """Return the batch, instance or group norm of images. If not `flat`, the samples are volumes.
+    """Return the batch, instance or group norm of images. Samples are volumes unless `flat`.
 
     One pass computes the statistics and another normalises. The backward pass also has two.
     """
@@ -264,7 +264,7 @@ def channel_norm(name: str, numerics: Numerics, elements: Floats, *, flat: bool 
 
 
 def pool(name: str, numerics: Numerics, before: Floats, ratio: Dim) -> list[Op]:
-    """Return a maximum or mean pooling over `before` elements, whose output has `ratio` times as many."""
+    """Return a maximum or mean pooling over `before` elements. The output has `ratio` times as many."""
     ops = elementwise(name, numerics, before, 1.0, ratio)
     if numerics.training:
         ops += elementwise(f"{name}.gradient", numerics, before, 2 * ratio, 1.0, phase="backward")
@@ -272,10 +272,10 @@ def pool(name: str, numerics: Numerics, before: Floats, ratio: Dim) -> list[Op]:
 
 
 def norm(name: str, numerics: Numerics, rows: Floats, cols: float, *, rms: bool, readers: float = 1.0) -> list[Op]:
-    """Return a layer norm over rows of `cols` elements, or an RMS norm if `rms`, whose output `readers` products read.
+    """Return a layer norm, or an RMS norm if `rms`, over rows of `cols` elements. `readers` products read its output.
 
     The backward pass has two kernels, one for the input gradient and one for the gradients of weight and bias. Eager
-    autocast runs both passes in FP32. Each product then casts what it reads to 16 bits, and its gradient back.
+    autocast runs both passes in FP32. Each product then casts its input to 16 bits, and the gradient back.
     """
     kind: Composed = "rmsnorm" if rms else "layernorm"
     inside = numerics.in_fp32 if numerics.autocast else numerics
@@ -291,13 +291,13 @@ def norm(name: str, numerics: Numerics, rows: Floats, cols: float, *, rms: bool,
 class KernelChain:
     """Element-wise kernels that together compute one operator.
 
-    `forward` and `backward` hold the number of tensors read, of tensors written and of kernels in that pass.
+    `forward` and `backward` each count the tensors read, the tensors written and the kernels of that pass.
     """
 
     forward: tuple[float, float, int]
     backward: tuple[float, float, int]
     wide: bool
-    """Whether autocast runs it in FP32, as it does powers and sums."""
+    """Whether autocast runs the chain in FP32, because it has powers or sums."""
 
 
 _GELU = KernelChain((10.0, 8.0, 8), (16.0, 10.0, 10), wide=True)
@@ -321,10 +321,10 @@ compare, convert, scale, multiply.
 def _compose_as_chain(
     name: str, numerics: Numerics, elements: Floats, kind: Composed, fusing: PassName, whole: list[Op]
 ) -> list[Op]:
-    """Return an operator as the chain of element-wise kernels that its framework runs for it.
+    """Return an operator as the chain of element-wise kernels that its framework runs.
 
-    The fusion pass `fusing` replaces the chain with the single operators `whole`. Return `whole` if the framework has a
-    kernel for the operator.
+    The fusion pass `fusing` replaces the chain with the operators `whole`. If the framework has a kernel for the
+    operator, return `whole`.
     """
     if kind not in numerics.composed:
         return whole
@@ -356,9 +356,9 @@ def pointwise(
 ) -> list[Op]:
     """Return an element-wise operator, such as an activation or a residual sum, forward and backward.
 
-    Eager code runs it as `kernels` kernels, each of which is a full pass over memory. If `absorbed`, fusion reduces the
-    chain to one kernel. `backward` is the number of tensors that the gradient reads and writes. `kind` names the
-    operator if a framework may compose it from others (`CHAINS`).
+    Eager code runs it as `kernels` kernels, each a full pass over memory. If `absorbed`, fusion reduces them to one.
+    `backward` is the number of tensors that the gradient reads and writes. `kind` is the operator's key in `CHAINS`, if
+    frameworks may compose it.
     """
     ops = elementwise(name, numerics, elements, reads, writes, mask_bytes=mask_bytes)
     if numerics.training:
@@ -371,7 +371,7 @@ def pointwise(
 
 @dataclass(frozen=True, slots=True)
 class Sequences:
-    """Sequences in one call of an attention kernel: their number, and the queries and keys of each, (S,)."""
+    """Sequences in one call of an attention kernel: their number, and the queries and keys per sequence, (S,)."""
 
     batch: Floats
     queries: Floats
@@ -392,10 +392,10 @@ def attention(
     biased: bool = False,
     wide_softmax: bool = False,
 ) -> list[Op]:
-    """Return scaled dot-product attention as one fused kernel if `numerics.flash`, and as unfused kernels otherwise.
+    """Return scaled dot-product attention, as one fused kernel if `numerics.flash`, otherwise as several kernels.
 
     Args:
-        name: beginning of the operators' names.
+        name: prefix of the operators' names.
         numerics: how tensors are stored, and whether attention is fused (`flash`).
         sequences: number of sequences, and queries and keys of each.
         heads: number of query heads.
@@ -405,7 +405,7 @@ def attention(
         dropout: whether attention weights are dropped out in training.
         value_dim: width of a value. By default it is `head_dim`.
         biased: whether a trained table of biases is added to the scores.
-        wide_softmax: whether the softmax runs in FP32, and its result is cast to 16 bits. Some always do (`Numerics`).
+        wide_softmax: whether the softmax runs in FP32 and its result is cast to 16 bits. `numerics` may require it too.
     """
     values = head_dim if value_dim is None else value_dim
     if numerics.flash:
@@ -469,8 +469,8 @@ def _unfused_attention(
 def _fused_attention(name: str, numerics: Numerics, dims: dict[str, Dim], head_dim: float, values: float) -> list[Op]:
     """Return attention in one fused kernel and, in training, its gradient.
 
-    The kernel model has a single width, so the mean width of all products is used. One of two forward products, and two
-    of five backward products, are as wide as the values.
+    The kernel model has a single width, so the mean width over all products is used. One of two forward products, and
+    two of five backward products, are as wide as the values.
     """
     forward = KernelTable.from_dimensions(
         "attention", numerics.vector, **dims, head_dim=(head_dim + values) / 2, backward=0.0
@@ -512,8 +512,9 @@ def cross_entropy(name: str, numerics: Numerics, rows: Floats, cols: Floats) -> 
     """Return the softmax cross-entropy over `cols` classes, with one operator per pass over the logits.
 
     Compiled code reads the logits twice, for the maximum and the sum, and once more to write the gradient. Eager code
-    copies the logits to FP32 and normalises them into a second copy, which takes two reads and one write. Backward, it
-    fills the gradient of the target entries, computes the gradient of the logits from it, and converts it back.
+    copies the logits to FP32 and normalises them into a second copy, which takes two reads and one write. In the
+    backward pass it fills the gradient of the target entries, computes the gradient of the logits from it, and converts
+    it back.
     """
     e = numerics.element
 
@@ -532,7 +533,7 @@ def cross_entropy(name: str, numerics: Numerics, rows: Floats, cols: Floats) -> 
 
 
 def logit_bytes(numerics: Numerics, *, returned: bool = True) -> tuple[float, float]:
-    """Return the bytes per logit that a loss keeps until its backward pass, and that this pass needs in addition.
+    """Return the bytes per logit that a loss keeps for its backward pass, and the further bytes that this pass needs.
 
     Eager frameworks keep a normalised FP32 copy of the logits. If the model has `returned` the logits to the training
     loop, the loop keeps them as well. The backward pass adds two FP32 gradients, of the target entries and of the
@@ -584,5 +585,5 @@ def set_launches(ops: Iterable[Op], launches: Sequence[float]) -> list[Op]:
 
 
 def _mark_selective(ops: Iterable[Op]) -> list[Op]:
-    """Return the operators, of which selective recomputation repeats the forward ones."""
+    """Return the operators with the forward ones marked as repeated by selective recomputation."""
     return [replace(op, selective=op.phase == "forward") for op in ops]

@@ -1,4 +1,4 @@
-"""Token mixers: the half layers that replace attention in state-space and hybrid models.
+"""Token mixers: the sublayers that replace attention in state-space and hybrid models.
 
 They are state-space layers, linear attention, gated recurrences and short convolutions.
 
@@ -6,7 +6,7 @@ Sources: Mamba, arXiv 2312.00752 (section 3.3: one fused scan that reads its inp
 computes the states again in the backward pass); Mamba-2, arXiv 2405.21060 (section 6: the scan as matrix products
 inside chunks and a recurrence over chunks); Lightning Attention-2, arXiv 2401.04658 (the same without decay by token);
 Gated DeltaNet, arXiv 2412.06464 (section 3.3: two further products for each chunk); Griffin, arXiv 2402.19427 (section
-2.4); RWKV, arXiv 2305.13048 (section 3); LFM2's short convolutions as transformers writes them.
+2.4); RWKV, arXiv 2305.13048 (section 3); LFM2's short convolutions as in transformers.
 
 Scans are priced by the memory they move. The exponentials of Mamba's scan, one for each element and state, are not
 priced. Tensor parallelism splits channels and heads as Megatron's Mamba layers do (arXiv 2406.07887, section 3).
@@ -42,36 +42,36 @@ class Hybrid(Transformer):
     """
 
     pattern: tuple[str, ...] = ()
-    """Kind of each layer; `tilecast.zoo.hybrid` explains the words."""
+    """Kind of each layer. `tilecast.zoo.hybrid` explains the words."""
     window: int = 0
     """Tokens that local attention reaches."""
     inner: int = 0
     """Channels of a mixer."""
     inner_head: int = 0
-    """Channels of a head of a mixer; 0: it has no heads."""
+    """Channels per head of a mixer. 0 if it has no heads."""
     groups: int = 0
     """Groups of heads that share inputs and outputs."""
     state: int = 0
-    """Numbers of the state of a channel, or width of a key."""
+    """Size of the state of a channel, or width of a key."""
     step_rank: int = 0
-    """Width of the vector that step sizes are made from."""
+    """Width of the vector from which step sizes are computed."""
     key_heads: int = 0
     """Heads of keys of a mixer."""
     kernel: int = 0
-    """Tokens that a convolution reads."""
+    """Number of tokens that a convolution reads."""
     chunk: int = 0
-    """Tokens of a chunk of a recurrence; 0: the usual number of its kind."""
+    """Tokens per chunk of a recurrence. 0 for the usual number."""
     shared_blocks: int = 0
-    """Copies of the weights of a layer that many places share."""
+    """Number of copies of the shared layer's weights."""
     mlp_adapter: int = 0
-    """Rank of the adapter that each such place has of its own in the MLP; 0: it has none."""
+    """Rank of the MLP adapter at each place of the shared layer. 0 if there is none."""
     attention_adapter: int = 0
-    """Rank of the adapter that each such place has of its own in attention; 0: it has none."""
+    """Rank of the attention adapter at each place of the shared layer. 0 if there is none."""
 
 
 @dataclass(slots=True)
 class Mixer:
-    """A token mixer under construction: its operators, its number of parameters, and the bytes kept for backward.
+    """A token mixer under construction: its operators, its parameters, and the bytes kept until the backward pass.
 
     Parameters and bytes are columns over shards, (S,).
     """
@@ -95,7 +95,7 @@ class Mixer:
         self.activation_bytes = (2 * self.numerics.element + self.numerics.norm_extra) * outer * model.hidden
 
     def add_linear(self, label: str, inputs: Floats | float, outputs: Floats | float) -> None:
-        """Add a dense layer over the tokens. `keep_tensor` counts its input."""
+        """Add a dense layer over the tokens. Its input must be counted by `keep_tensor`."""
         name = f"{self.name}.{label}"
         self.ops += layers.linear(name, self.numerics, self.rank.tokens, inputs, outputs)
         self.parameters = self.parameters + inputs * outputs
@@ -126,10 +126,10 @@ class Mixer:
     def add_chunked_recurrence(
         self, chunk: float, heads: Floats, groups: Floats, state: float, value: float, delta: bool
     ) -> None:
-        """Add a linear recurrence over `heads` states of `state` x `value` numbers, as products inside chunks.
+        """Add a linear recurrence over `heads` states of `state` x `value` numbers, as matrix products within chunks.
 
-        The products are: keys with the queries of each group; their scores with the values; the state of the chunk;
-        and the previous state with the queries. With `delta`, two more products solve for the change of each token.
+        The products are: keys with the queries of each group; their scores with the values; the state of the chunk; and
+        the previous state with the queries. With `delta`, two more products compute the change of each token.
         """
         chunk = min(chunk, self.rank.sequence)
         chunks = self.rank.tokens / chunk
@@ -236,7 +236,7 @@ def _add_delta(mixer: Mixer) -> None:
 def _add_recurrent(mixer: Mixer) -> None:
     """Add the recurrent block of Griffin, which has two branches of `inner` channels.
 
-    One branch passes a convolution and a gated linear recurrence. The gates are block-diagonal by head.
+    One branch has a convolution and a gated linear recurrence. The gates are block-diagonal by head.
     """
     model, h = mixer.workload.model, float(mixer.workload.model.hidden)
     inner = mixer.dims.inner / mixer.rank.tensor
@@ -252,7 +252,7 @@ def _add_recurrent(mixer: Mixer) -> None:
 
 
 def _add_short_convolution(mixer: Mixer) -> None:
-    """Add a convolution over few tokens between two gates, as wide as the hidden state."""
+    """Add a convolution over few tokens between two gates. All are as wide as the hidden state."""
     h, width = float(mixer.workload.model.hidden), mixer.workload.model.hidden / mixer.rank.tensor
     mixer.add_linear("input", h, 3 * width)
     mixer.keep_tensor(3 * width)
@@ -263,7 +263,7 @@ def _add_short_convolution(mixer: Mixer) -> None:
 
 
 def _add_rwkv(mixer: Mixer) -> None:
-    """Add RWKV: receptance, keys and values, a scan, and the receptance that gates the following MLP.
+    """Add RWKV: receptance, keys and values, a scan, and a further receptance that gates the following MLP.
 
     Receptance, keys and values are computed from each token mixed with the previous token.
     """

@@ -1,7 +1,7 @@
 """The MLP of a layer on one rank: dense, or experts behind a router.
 
 Columns are over shards, (S,). Some frameworks launch one kernel for all experts of a rank. Others launch one kernel per
-expert (`frameworks.Framework.grouped_products`), which takes time on the host.
+expert (`frameworks.Framework.grouped_products`), which costs host time.
 """
 
 from __future__ import annotations
@@ -75,10 +75,10 @@ def build_mlp(workload: Workload, rank: Rank) -> Sublayer:
 
 
 def _count_kept_tensors(model: Model, numerics: Numerics) -> int:
-    """Return the number of tensors of the MLP's width that are kept for the backward pass.
+    """Return the number of tensors of the MLP's width that are kept until the backward pass.
 
-    Without a gate these are the activation's input and output. With a gate they are its two inputs, their product and,
-    unless the gate is one kernel, the activated input.
+    Without a gate these are the activation's input and output. With a gate they are the gate's two inputs, their
+    product and, unless the gate is one kernel, the activated input.
     """
     if not model.gated_mlp:
         return 2
@@ -86,11 +86,11 @@ def _count_kept_tensors(model: Model, numerics: Numerics) -> int:
 
 
 def build_expert_mlp(workload: Workload, rank: Rank, experts: int) -> Sublayer:
-    """Return the sublayer of a router, `top_k` experts per token, and the shared MLP that all tokens visit.
+    """Return the sublayer of a router, `top_k` experts per token, and the shared MLP for all tokens.
 
-    Experts fold over tensor and data ranks as in Megatron. `rank.expert_tensor` neighbours gather the tokens of all and
-    compute a slice of each expert for them. A balanced router is assumed, so a rank computes as many products as for
-    `top_k` experts of each of its tokens.
+    Experts are spread over tensor and data ranks as in Megatron. Each of `rank.expert_tensor` neighbouring ranks
+    gathers the tokens of all of them and computes a slice of each expert. The router is assumed to be balanced, so a
+    rank computes as much as for `top_k` experts of each of its own tokens.
     """
     model, dims, numerics = workload.model, workload.model.get_dimensions(Transformer), Numerics.from_workload(workload)
     e, h, t, sharers = numerics.element, model.hidden, rank.tensor, rank.expert_tensor
@@ -180,7 +180,7 @@ def build_expert_mlp(workload: Workload, rank: Rank, experts: int) -> Sublayer:
 def _find_expert_numerics(workload: Workload, numerics: Numerics) -> Numerics:
     """Return the numerics of the experts' products and of the tokens around them.
 
-    Where autocast does not know the grouped product, it runs in the type of the held weights, FP32.
+    If autocast does not cover the grouped product, it runs in FP32, the type of the stored weights.
     """
     framework = frameworks.find_framework(workload)
     is_cast = framework.autocasts_experts or framework.weights != "autocast" or not workload.is_mixed
@@ -190,16 +190,16 @@ def _find_expert_numerics(workload: Workload, numerics: Numerics) -> Numerics:
 
 
 _PERMUTATION_PASSES: Mapping[ExpertDispatch, int] = {"allToAll": 2, "allGather": 1, "deepEP": 1, "hybridEP": 1}
-"""Passes over all copies of the tokens that sort them on the way to their experts, and as many on the way back.
+"""Number of passes over all copies of the tokens that sort them before the experts. As many follow after the experts.
 
 Grouped sends need copies in the order of ranks, and experts need them in their own order (Megatron-Core,
-transformer/moe/token_dispatcher.py: permute, sort_chunks_by_idxs). Gathers and DeepEP send tokens as they lie; copies
-are made where they arrive.
+transformer/moe/token_dispatcher.py: permute, sort_chunks_by_idxs). Gathers and DeepEP send unsorted tokens. Their
+copies are made at the destination.
 """
 
 
 def _build_permutation(name: str, numerics: Numerics, elements: Floats, dispatch: ExpertDispatch) -> list[Op]:
-    """Return the operators that sort copies of tokens by expert before the experts, or restore the order after them."""
+    """Return the operators that sort copies of tokens by expert, or that restore the order afterwards."""
     passes = _PERMUTATION_PASSES[dispatch]
     return layers.pointwise(name, numerics, elements, kernels=passes, absorbed=False, backward=(1.0, 1.0))
 
@@ -222,7 +222,7 @@ def _build_activation(name: str, workload: Workload, numerics: Numerics, element
 
 
 def count_launches(workload: Workload, local: Floats) -> Floats:
-    """Return the number of kernels that a product of `local` experts takes, (S,)."""
+    """Return the number of kernels in which a product of `local` experts runs, (S,)."""
     return local if frameworks.find_framework(workload).grouped_products == "each" else np.ones(1)
 
 
@@ -238,7 +238,7 @@ def _build_expert_linear(
 ) -> list[Op]:
     """Return the operators of a dense layer in each of the `local` experts of a rank.
 
-    A balanced router shares the `slots` (tokens to compute) equally among the experts. `sides` are the inputs and the
+    A balanced router divides the `slots` (tokens to compute) equally among the experts. `sides` are the inputs and the
     outputs of the layer. Each operator is launched as `calls` kernels.
     """
     rows = np.maximum(slots / local, 1.0)
@@ -247,9 +247,9 @@ def _build_expert_linear(
 
 
 def _repeat_for_experts(op: Op, experts: Floats, calls: Floats) -> Op:
-    """Return an operator of one expert repeated for several experts.
+    """Return an operator of one expert, repeated for several experts.
 
-    A matrix product becomes a batch of products. Any other pass gets more elements.
+    A matrix product becomes a batch of products. Any other operator gets more elements.
     """
     dims = op.table.dims * np.ones((len(experts), 1))
     dims[:, 0] *= experts  # the batch of a product, or the elements of a pass

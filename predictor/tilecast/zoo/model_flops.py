@@ -1,4 +1,4 @@
-"""Count the FLOPs that a model needs for a step, whatever computes them."""
+"""Count the FLOPs of a model's step, independent of hardware and kernels."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Blocks of diffusion transformers: norms and sums that a vector of time and text modulates.
+"""Blocks of diffusion transformers: norms and sums that are modulated by a vector of time and text.
 
 Peebles and Xie, arXiv 2212.09748, section 3.2; Esser et al., arXiv 2403.03206, section 4.
 """
@@ -32,22 +32,22 @@ class Modulated(Dimensions):
     width: int
     attention_heads: int
     image_tokens: int
-    """Patches of the latents of an image or of a video."""
+    """Number of patches of the latents of an image or video."""
     patch_values: int
-    """Numbers of a patch."""
+    """Numbers per patch."""
 
 
 BlockPlan: TypeAlias = tuple[str, int, Callable[[NetworkBuilder], None]]
-"""Name and repetitions of a block, and the function that adds its operators."""
+"""Name and number of repetitions of a block, and the function that adds its operators."""
 
 
 def build_graph(blocks: Sequence[BlockPlan], tokens: float, inputs: float, workload: Workload, shards: Shards) -> Graph:
-    """Return the graph of blocks over `tokens` tokens of a sample, of which the first and the last are no layers.
+    """Return the graph of blocks over `tokens` tokens per sample. The first and the last block are not layers.
 
-    A block that is repeated less than once is left out. `inputs` counts the numbers of a sample, of 16 bits each.
+    A block with fewer than one repetition is left out. `inputs` counts the 16-bit numbers of a sample.
 
     Raises:
-        SpecError: the weights below adapters are quantized.
+        SpecError: the weights under adapters are quantized.
     """
     if workload.lora_rank and workload.frozen_bits < 16:
         problem = f"quantizes {workload.model.name}, whose quantized weights are not priced"
@@ -96,7 +96,7 @@ def add_scale_table(net: NetworkBuilder, rows: int, width: int) -> None:
 
 
 def add_modulated_norm(net: NetworkBuilder, tokens: float, width: int, *, weights: bool = False) -> None:
-    """Add a norm, with `weights` or without, then a scale and an offset that the vector gives."""
+    """Add a norm, with `weights` or without, then a scale and an offset computed from the vector."""
     elements = net.batch * tokens * width
     net.keep_elements(2 * elements)
     net.ops += layers.norm("layer-norm", net.numerics, net.batch * tokens, float(width), rms=False)
@@ -114,7 +114,8 @@ def add_gated_residual(net: NetworkBuilder, tokens: float, width: int) -> None:
 def add_query_key_norm(net: NetworkBuilder, tokens: float, width: int, *, groups: int, rms: bool) -> None:
     """Add the norm of queries or of keys, in `groups` per token: one per head, or one for all heads.
 
-    An RMS norm written in PyTorch's operators keeps its output besides its input (diffusers, models/normalization.py).
+    An RMS norm written with PyTorch's operators keeps its output besides its input (diffusers,
+    models/normalization.py).
     """
     elements = net.batch * tokens * width
     net.keep_elements((2.0 if rms else 1.0) * elements)
@@ -143,7 +144,7 @@ def add_gelu(net: NetworkBuilder, tokens: float, width: int) -> None:
 
 
 def add_gate(net: NetworkBuilder, tokens: float, width: int) -> None:
-    """Add the product of two tensors of `width` numbers per token. The second tensor passes a SiLU first."""
+    """Add the product of two tensors of `width` numbers per token, with a SiLU on the second."""
     elements = net.batch * tokens * width
     net.keep_elements(3 * elements)
     net.pointwise("gate", elements, reads=2.0, kernels=2, backward=(3.0, 2.0))

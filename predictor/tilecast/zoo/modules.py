@@ -1,4 +1,4 @@
-"""Modules of a layer that recomputation can name: which a model has, and the operators and exchanges of each.
+"""Modules of a layer that recomputation can select: which ones a model has, and the operators and collectives of each.
 
 Operators are found by their names. Modules are those of `recomputation.MODULES`.
 """
@@ -25,15 +25,15 @@ _OPERATORS: Mapping[str, re.Pattern[str]] = {
     "moe": re.compile(r"experts\.(?!norm|residual).*"),
     "attn_out": re.compile(r"(.*-)?attention\.(output|residual)(\..*)?"),
 }
-"""Names of the forward operators of each module, without those of the core of attention."""
+"""Names of the forward operators of each module, without those of the attention core."""
 _EXCHANGES: Mapping[str, re.Pattern[str]] = {
     "mlp": re.compile(r"mlp\.(gather|scatter|reduce)"),
     "moe": re.compile(r"experts\.(dispatch|combine).*"),
     "attn_out": re.compile(r"(.*-)?attention\.(scatter|reduce)"),
 }
-"""Names of the forward collectives of each module that has any."""
+"""Names of the forward collectives of each module that has collectives."""
 _LAST = re.compile(r"mlp\.(down|residual|reduce|scatter)(\..*)?")
-"""Forward operators and collectives of a dense layer after the last tensor that a gradient needs."""
+"""Forward operators and collectives of a dense layer that come after the last tensor that a gradient needs."""
 _FUSED_NORM = re.compile(r"((.*-)?attention|mlp)\.norm(\..*)?")
 """Norms before dense products, which some frameworks run as part of the product."""
 
@@ -59,9 +59,9 @@ def list_modules_of_operator(name: str, *, selective: bool, fuses_norms: bool, l
 
 
 def is_repeated_in_full(workload: Workload, name: str) -> bool:
-    """Return whether recomputation of the whole layer, or of the module, runs the operator or collective `name` again.
+    """Return whether full recomputation of the layer, or of the module, repeats the operator or collective `name`.
 
-    Some frameworks stop before the last product of a layer, unless dropout or a norm comes after that product.
+    Some frameworks stop before the last product of a layer, unless dropout or a norm follows that product.
     """
     model = workload.model
     if frameworks.find_framework(workload).recomputes_last_product or model.dropout or model.family not in _PRE_NORM:
@@ -70,7 +70,7 @@ def is_repeated_in_full(workload: Workload, name: str) -> bool:
 
 
 _PRE_NORM = frozenset({"decoder", "moe", "deepseek"})
-"""Families with a norm before the MLP, and none after it."""
+"""Families with a norm before the MLP and none after it."""
 
 
 @lru_cache(maxsize=256)
@@ -95,4 +95,4 @@ def list_modules(model: Model) -> frozenset[str]:
 
 
 _FAMILIES = frozenset({"decoder", "encoder", "moe", "encdec", "deepseek"})
-"""Families whose layers are built by `transformer.build_layer` of the usual sublayers alone."""
+"""Families whose layers consist only of the usual sublayers of `transformer.build_layer`."""

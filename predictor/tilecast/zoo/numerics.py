@@ -1,4 +1,4 @@
-"""Data types of tensors and fusion of kernels, which a workload and its framework determine."""
+"""Data types of tensors and fusion of kernels, as determined by a workload and its framework."""
 
 from __future__ import annotations
 
@@ -14,71 +14,86 @@ PHASES: tuple[Phase, ...] = ("forward", "backward")
 
 @dataclass(frozen=True, slots=True)
 class Numerics:
-    """Types of tensors and fusion of kernels in a workload. The operators of every layer depend on them."""
+    """Data types and kernel fusion of a workload, on which the operators of every layer depend."""
 
     matrix: str
-    """Precision of the matrix units."""
+    """Precision of matrix products."""
     vector: str
     """Precision of everything else. Activations of FP8 jobs stay in BF16, those of TF32 jobs in FP32."""
     element: float
     """Bytes of one activation."""
     residual_element: float
-    """Bytes of an element of the residual stream, which is the input of a layer. Under autocast the embeddings, and so
-    all sums that follow, are in FP32."""
+    """Bytes per element of the residual stream, which is the input of a layer.
+
+    Under autocast the embeddings, and so all following sums, are in FP32.
+    """
     autocast: bool
-    """Whether eager autocast runs norms, softmax and powers in FP32, keeps the residual stream in FP32, and casts what
-    each product reads."""
+    """Whether eager autocast is on.
+
+    It runs norms, softmax and powers in FP32, keeps the residual stream in FP32, and casts the inputs of products.
+    """
     wide_softmax: bool
-    """Whether an unfused softmax runs in FP32, and its result is cast to 16 bits: under eager autocast, and in models
-    written like LlamaAttention (Hugging Face, eager_attention_forward)."""
+    """Whether an unfused softmax runs in FP32 and its result is cast to 16 bits.
+
+    That is so under eager autocast, and in models written like LlamaAttention (Hugging Face, eager_attention_forward).
+    """
     composed: frozenset[Composed]
     """Operators that run as chains of element-wise kernels, unless a compiler fuses them (`layers.CHAINS`)."""
     promotes: bool
-    """Whether FP32 tensors arise among those of 16 bits. Eager mixed precision makes them in norms, softmax, and sums
-    with FP32 weights, and casts what a product reads."""
+    """Whether some tensors become FP32 in a 16-bit job.
+
+    Eager mixed precision makes them in norms, softmax, and sums with FP32 weights, and casts the inputs of products.
+    """
     channels_last: bool
-    """Whether images are stored channels last, as convolutions on tensor cores read them; others run between copies."""
+    """Whether images are stored channels last, as tensor-core convolutions read them.
+
+    Other convolutions run between copies.
+    """
     flash: bool
     """Whether attention is one fused kernel."""
     fused_gate: bool
-    """Whether the gate of an MLP is one kernel, which keeps its two inputs but no activated copy of one."""
+    """Whether the gate of an MLP is one kernel. It keeps its two inputs, but no activated copy."""
     loss: Loss
-    """Kind of cross-entropy, which decides what it keeps: `layers.logit_bytes`."""
+    """Kind of cross-entropy, which determines what it keeps (`layers.logit_bytes`)."""
     loss_chunks: float
-    """Number of chunks that the loss cuts the logits into."""
+    """Number of chunks into which the loss cuts the logits."""
     loss_element: float
     """Bytes of a logit in the loss."""
     returned_copy: float
     """Bytes per logit of the FP32 copy that a training loop gets, beside the logits, if the model returns 16 bits."""
     keeps_softmax_input: bool
-    """Whether a softmax over pixels keeps its input, besides its output, for its gradient."""
+    """Whether a softmax over pixels keeps its input for the backward pass, besides its output."""
     product_input: float
-    """Bytes per element of a matrix product's input, as it is kept for the gradient of the weight."""
+    """Bytes per element of a matrix product's input that is kept for the gradient of the weight."""
     frozen_input: float
-    """Bytes per element of its input that a product with a frozen weight keeps because the weight is quantized."""
+    """Bytes per input element that a product with a frozen weight keeps because the weight is quantized."""
     norm_extra: float
     """Bytes per element that a norm keeps besides its input and its output."""
     chain_extra: float
-    """Bytes per element that a norm written in PyTorch's operators keeps besides an input in the type of activations:
-    a copy of it in FP32."""
+    """Bytes per element that a norm written with PyTorch's operators keeps besides its input: an FP32 copy.
+
+    The input has the type of activations.
+    """
     gelu_extra: float
     """Bytes per element that a GELU keeps besides its input and its output."""
     casts_inputs: bool
-    """Whether each product casts its input, even if others read the same tensor, as eager autocast does."""
+    """Whether each product casts its own input, even if other products read the same tensor, as in eager autocast."""
     score_extra: float
-    """Bytes per score that an unfused softmax in FP32 keeps in addition: the product after it reads a 16-bit cast of
-    its output, or of the dropout's output."""
+    """Further bytes per score that an unfused FP32 softmax keeps.
+
+    The product after it reads a 16-bit cast of its output, or of the dropout's output.
+    """
     saves_operators: bool
-    """Whether selective recomputation keeps attention and every second product, not all but attention."""
+    """Whether selective recomputation keeps attention and every second product, rather than all but attention."""
     fuses_norms: bool
-    """Whether a norm is part of the dense product after it, so that it is not recomputed on its own."""
+    """Whether a norm is part of the dense product after it, so that it is not recomputed separately."""
     training: bool
     accumulates: bool
     """Whether the GEMM of a weight's gradient adds it to an FP32 buffer, as Megatron's does."""
     image_loss_launches: tuple[float, ...]
-    """Kernels, forward and backward, with which the loss of a one-stage detector runs for each image."""
+    """Kernels per image, forward and backward, in the loss of a one-stage detector."""
     frozen: bool
-    """Whether base weights have no gradient (LoRA), so that their weight-gradient GEMMs disappear."""
+    """Whether base weights have no gradient (LoRA), so that there are no GEMMs for weight gradients."""
 
     @property
     def phases(self) -> tuple[Phase, ...]:
@@ -87,12 +102,12 @@ class Numerics:
 
     @property
     def in_fp32(self) -> Numerics:
-        """The numerics of kernels over tensors in FP32."""
+        """The same numerics for kernels over FP32 tensors."""
         return replace(self, vector="fp32", element=4.0)
 
     @property
     def unquantized(self) -> Numerics:
-        """The numerics of products that stay in 16 bits in an FP8, MXFP8 or NVFP4 job: the router and the head.
+        """The same numerics for products that stay in 16 bits in an FP8, MXFP8 or NVFP4 job: the router and the head.
 
         Sources: Megatron-Core, transformer/moe/router.py, and tensor_parallel/layers.py for output_layer; torchao's
         filter skips `output`.
@@ -146,7 +161,7 @@ class Numerics:
 
 
 def _choose_loss(workload: Workload, usual: Loss) -> Loss:
-    """Return the compiled or hand-written loss that the workload uses. If it uses none, return the `usual` loss."""
+    """Return the workload's compiled or hand-written loss, or else the `usual` loss."""
     if "loss" in fuse.passes(workload):
         return "fused"
     if frameworks.has_fused_kernels(workload) and usual == "eager":
@@ -159,9 +174,9 @@ def _choose_loss(workload: Workload, usual: Loss) -> Loss:
 
 
 def _upcasts_logits(workload: Workload, framework: Framework) -> bool:
-    """Return whether the loss reads a copy of the logits in FP32.
+    """Return whether the loss reads an FP32 copy of the logits.
 
-    Adapters beside quantized weights are trained in mixed precision, whose autocast runs any loss in FP32 (PEFT,
+    Adapters of quantized weights are trained in mixed precision, whose autocast runs any loss in FP32 (PEFT,
     tuners/tuners_utils.py: autocast_adapter_dtype).
     """
     chosen = framework.upcasts_logits
@@ -178,9 +193,10 @@ def _count_returned_bytes(workload: Workload, framework: Framework) -> float:
 
 
 def _count_extra_score_bytes(workload: Workload, framework: Framework, autocasts: bool) -> float:
-    """Return the bytes per score that an unfused softmax in FP32 keeps in addition.
+    """Return the further bytes per score that an unfused FP32 softmax keeps.
 
-    Autocast runs it in FP32, and so do models written like LlamaAttention (Hugging Face, eager_attention_forward).
+    Autocast runs the softmax in FP32, and so do models written like LlamaAttention (Hugging Face,
+    eager_attention_forward).
     """
     if "elementwise" in fuse.passes(workload) or not (workload.is_mixed and workload.training):
         return 0.0
@@ -197,10 +213,10 @@ def _composes_norms(workload: Workload, framework: Framework) -> bool:
 def _count_extra_norm_bytes(workload: Workload, framework: Framework, autocasts: bool) -> float:
     """Return the bytes per element that a norm keeps besides its input and its output.
 
-    Autocast keeps the residual stream, and so a norm's input, in FP32: two bytes more. An RMS norm written in PyTorch's
-    operators keeps an FP32 copy and the normalised input in place of its input: four bytes more. Under autocast the
-    normalised input is in FP32 too. Only the gradient of the norm's weight needs the normalised input, so that a frozen
-    one keeps the FP32 copy alone.
+    Autocast keeps the residual stream, and so a norm's input, in FP32: two bytes more. An RMS norm written with
+    PyTorch's operators keeps an FP32 copy and the normalised input instead of its input: four bytes more. Under
+    autocast the normalised input is in FP32 too. Only the gradient of the norm's weight needs the normalised input, so
+    a frozen norm keeps only the FP32 copy.
     """
     if not workload.training or "norm" in fuse.passes(workload):
         return 0.0
@@ -213,8 +229,8 @@ def _count_extra_norm_bytes(workload: Workload, framework: Framework, autocasts:
 def _count_extra_gelu_bytes(workload: Workload, framework: Framework, element: float, autocasts: bool) -> float:
     """Return the bytes per element that a GELU in its tanh form keeps besides its input and its output.
 
-    Written in PyTorch's operators it keeps half its input, the tangent, and that plus one. Autocast runs powers in
-    FP32, and so keeps an FP32 copy of the input in place of the input, and the last two in FP32.
+    Written with PyTorch's operators, it keeps half its input, the tanh, and the tanh plus one. Autocast runs powers in
+    FP32. It then keeps an FP32 copy instead of the input, and the tanh and the sum in FP32.
     """
     if not workload.training or "tanh-gelu" not in framework.composed or "elementwise" in fuse.passes(workload):
         return 0.0

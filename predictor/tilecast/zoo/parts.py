@@ -17,8 +17,10 @@ from tilecast.zoo import layers
 from tilecast.zoo.numerics import Numerics
 
 NORMED = (0.0, 1.0)
-"""The `cast` of `layers.linear` after a norm, which writes its output in FP8 itself (Transformer Engine,
-LayerNormLinear; a compiler does the same)."""
+"""Value of `cast` in `layers.linear` after a norm that writes its output in FP8 itself.
+
+Transformer Engine's LayerNormLinear does, and a compiler does the same.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,13 +33,13 @@ class Rank:
     expert: Floats
     sequence_parallel: Floats
     sequence: float
-    """Full sequence length; this rank holds sequence / context of it."""
+    """Full sequence length. A rank holds 1 / `context` of it."""
     expert_tensor: Floats
-    """Ranks that share each expert."""
+    """Number of ranks that share each expert."""
 
     @classmethod
     def from_shards(cls, shards: Shards, sequence: float) -> Rank:
-        """Return the sizes of a micro-batch on one rank, for each shard, if samples have `sequence` tokens."""
+        """Return the sizes of a micro-batch on one rank, for each shard. Samples have `sequence` tokens."""
         tensor = shards.tensor.astype(float)
         return cls(
             shards.micro_batch.astype(float),
@@ -56,24 +58,24 @@ class Rank:
 
     @property
     def outer_tokens(self) -> Floats:
-        """Number of tokens per rank in norms and residual sums, (S,). Sequence parallelism splits them."""
+        """Number of tokens per rank in norms and residual sums, (S,). Sequence parallelism divides them."""
         return self.tokens / np.where(self.sequence_parallel > 0, self.tensor, 1.0)
 
 
 @dataclass(frozen=True, slots=True)
 class Linear:
-    """A dense layer that can get an adapter: its rows, inputs and outputs on one rank, each (S,) or a number."""
+    """A dense layer that can have an adapter: its rows, inputs and outputs on one rank, each (S,) or a number."""
 
     name: str
     rows: Floats
     inputs: Floats | float
     outputs: Floats | float
     modules: float = 1.0
-    """Number of modules that the outputs are spread over, each with a weight of the same size."""
+    """Number of modules over which the outputs are divided, each with a weight of the same size."""
 
 
 def zeros() -> Floats:
-    """Return zero for every shard."""
+    """Return a column that is zero for every shard, (1,)."""
     return np.zeros(1)
 
 
@@ -90,15 +92,14 @@ class Sublayer:
     activation_bytes: Floats
     """Bytes that are kept for the backward pass."""
     scores: Floats = field(default_factory=zeros)
-    """Bytes of attention scores among `activation_bytes`."""
+    """Bytes of `activation_bytes` that are attention scores."""
     expert_parameters: Floats = field(default_factory=zeros)
     selected: Floats = field(default_factory=zeros)
-    """Bytes that are kept where selective recomputation keeps attention and every second product (arXiv 2410.06511,
-    section 2.3)."""
+    """Bytes kept if selective recomputation keeps attention and every second product (arXiv 2410.06511, 2.3)."""
     linears: tuple[Linear, ...] = ()
-    """Dense layers that adapters can be added to."""
+    """Dense layers that can have adapters."""
     freed: tuple[tuple[str, Floats], ...] = ()
-    """Modules of `recomputation.MODULES`, and the bytes among `activation_bytes` that recomputing each one frees."""
+    """Bytes of `activation_bytes` that recomputing a module frees, by name in `recomputation.MODULES`."""
 
     @classmethod
     def from_kept_bytes(cls, activation_bytes: Floats) -> Sublayer:
@@ -114,7 +115,7 @@ class Sublayer:
 def list_key_value_collectives(name: str, keys: Floats) -> tuple[CollectiveCall, CollectiveCall]:
     """Return the collectives that gather `keys` bytes of keys and values from all context-parallel ranks.
 
-    The forward pass gathers keys and values. The backward pass gathers them again together with their gradients.
+    The forward pass gathers keys and values. The backward pass gathers them again, and exchanges their gradients.
     """
     return (
         CollectiveCall(f"{name}.keys", "all_gather", "context", keys, "forward"),
@@ -126,7 +127,7 @@ def build_residual_sum(name: str, numerics: Numerics, elements: Floats, dropout:
     """Return the residual sum after a sublayer, with dropout before it if `dropout` is not zero.
 
     In the backward pass, dropout is one pass, and the gradients of the two branches are summed. Eager autocast keeps
-    the residual stream in FP32. It sums a branch in 16 bits to it, and casts its gradient for the branch.
+    the residual stream in FP32. It adds a 16-bit branch to it, and casts the gradient for the branch.
     """
     sum_ = layers.pointwise(name, numerics, elements, reads=2.0, backward=(2.0, 1.0))
     if numerics.autocast:
@@ -175,8 +176,8 @@ def list_tensor_parallel_collectives(name: str, workload: Workload, rank: Rank) 
     """Return the collectives of Megatron's tensor parallelism around half a layer.
 
     These are one all-reduce forward and one backward. With sequence parallelism they are an all-gather and a
-    reduce-scatter each way, and a second all-gather backward for the gradient of the weight. Inputs of products in FP8
-    are gathered in FP8 (Transformer Engine, module/layernorm_linear.py and module/base.py: grad_output_preprocess).
+    reduce-scatter each way, and a second all-gather backward for the gradient of the weight. FP8 products gather their
+    inputs in FP8 (Transformer Engine, module/layernorm_linear.py and module/base.py: grad_output_preprocess).
     """
     numerics = Numerics.from_workload(workload)
     size = numerics.element * rank.tokens * workload.model.hidden

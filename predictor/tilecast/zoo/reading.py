@@ -1,4 +1,4 @@
-"""Reading of models from tables of dimensions, as presets, resource documents and configs contain them."""
+"""Read models from tables of dimensions, as in presets, resource documents and configs."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from tilecast.zoo import hybrid
 from tilecast.zoo.families import FAMILIES
 
 _NOUNS = {"int": "whole number", "float": "number", "bool": "true or false"}
-"""Types of dimensions, and their names in errors."""
+"""Names of the types of dimensions in error messages."""
 _DIVISORS = ("patch", "patch_stride", "ratio", "moe_every", "global_every", "shrink")
-"""Dimensions with a default that must not be 0, since others are divided by them."""
+"""Dimensions with a default that must not be 0, because others are divided by them."""
 
 
 def _list_types(kind: type[Model | Dimensions], *excluded: str) -> dict[str, str]:
     """Return the types of a dataclass's fields as written in the source, by field name.
 
-    The fields named in `excluded` are left out.
+    Fields named in `excluded` are left out.
     """
     return {item.name: str(item.type).removesuffix(" | None") for item in fields(kind) if item.name not in excluded}
 
@@ -111,7 +111,7 @@ def _convert_value(name: str, value: Any, kind: str) -> Any:
 
 
 def _complete_dimensions(dimensions: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the general dimensions of a transformer, completed with the dimensions that follow from them.
+    """Return the general dimensions of a transformer, including those that follow from others.
 
     Raises:
         SpecError: a dimension is not positive or does not divide another.

@@ -4,9 +4,9 @@ Embedding tables are read row by row. A sample reads `lookups` rows of `width` n
 one vector for each of the `tables`. The fraction `distinct` of the rows that a batch reads are different rows.
 
 With `spread_tables`, the tables are divided among the ranks, and every rank serves the samples of all ranks (hybrid
-parallelism). An all-to-all sends keys to the tables, and another returns the vectors. Gradients take the reverse way,
+parallelism). An all-to-all sends keys to the tables, and another returns the vectors. Gradients go the opposite way,
 and only the rows that were read are updated. If a framework shards tables by rows (`Framework.table_sharding`), each
-rank makes a partial sum of the vectors of all samples. Without `spread_tables`, every rank has a copy of all tables,
+rank computes a partial sum of the vectors of all samples. Without `spread_tables`, every rank has a copy of all tables,
 and their gradients are dense.
 
 Sources: Naumov et al., arXiv 1906.00091 (figures 1 and 4); Wang et al., arXiv 2008.13535 (section 3.4, low rank); Cheng
@@ -41,8 +41,10 @@ _ATTENTION_UNIT = (80, 40)
 _GATE_KERNELS = 10.0
 """Kernels for the gates of a GRU without cuDNN: three sums, two sigmoids, a tanh, three products and a difference."""
 _MOMENTS: Mapping[str, float] = {"momentum": 1.0, "adam": 2.0, "adamw": 2.0, "lamb": 2.0}
-"""Numbers that an optimizer holds beside each weight. An update of rows reads and writes them besides the gradient;
-plain SGD adds gradients to the rows directly."""
+"""Numbers that an optimizer stores per weight.
+
+An update of rows reads and writes them besides the gradient. Plain SGD adds gradients to the rows directly.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
@@ -51,11 +53,11 @@ class Tables(Dimensions):
 
     table_weights: int
     tables: int
-    """Tables, each of which gives a sample one vector."""
+    """Number of tables. Each gives a sample one vector."""
     lookups: float
-    """Rows that a sample reads on average."""
+    """Number of rows that a sample reads on average."""
     width: float
-    """Numbers of a row, as a mean over tables."""
+    """Mean number of values per row."""
     distinct: float = 1.0
     """Number of different rows that a batch reads, divided by its number of lookups."""
     spread_tables: bool = False
@@ -72,11 +74,11 @@ class Dlrm(Tables):
 
     dense_features: int
     bottom: tuple[int, ...] = numbered("bottom")
-    """Outputs of the dense layers over the dense features; the last has the width of a row."""
+    """Outputs of the dense layers over the dense features. The last has the width of a row."""
     top: tuple[int, ...] = numbered("top")
     """Outputs of the dense layers over all vectors."""
     cross_layers: int = 0
-    """Layers that cross all vectors side by side (DCN v2); 0: pairs of vectors are multiplied."""
+    """Number of layers that cross all concatenated vectors (DCN v2). 0 if pairs of vectors are multiplied."""
     cross_rank: int = 0
     """Rank of the factorised weight of a cross layer."""
 
@@ -100,7 +102,7 @@ class Autoencoder(Tables):
     latent: int
     """Size of the latent vector of a user."""
     items: int
-    """Items that are scored."""
+    """Number of items that are scored."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
@@ -255,9 +257,9 @@ def build_autoencoder(net: NetworkBuilder, dims: Autoencoder) -> None:
 
 
 def _attend_to_items(net: NetworkBuilder, elements: Floats) -> None:
-    """Add the attention of a target to items of a history of `elements` numbers: scores, and the sum that they weigh.
+    """Add the attention of a target item to the items of a history with `elements` numbers: scores and a weighted sum.
 
-    Both are a product and a sum along an axis, element by element (DeepLearningExamples, TensorFlow2 SIM,
+    Both are an element-wise product and a sum along an axis (DeepLearningExamples, TensorFlow2 SIM,
     layers/item_item_interaction.py and item_sequence_interaction.py).
     """
     for name in ("scores", "weighted"):
@@ -266,7 +268,7 @@ def _attend_to_items(net: NetworkBuilder, elements: Floats) -> None:
 
 
 def _add_attention_unit(net: NetworkBuilder, dims: SearchInterest) -> None:
-    """Add the network that scores the states of the first GRU: the target, the state, their difference and product.
+    """Add the network that scores the states of the first GRU from target, state, their difference and product.
 
     The target is repeated for every state (DeepLearningExamples, TensorFlow2 SIM, DIENAttentionUnit).
     """
@@ -290,8 +292,8 @@ def build_search_interest(net: NetworkBuilder, dims: SearchInterest) -> None:
     """Add the layers of SIM, which searches the long history of a user.
 
     The target item attends to `long` items of the user's history, and to the best `chosen` of them. A GRU, attention
-    and a GRU run over the last `short` items (interest evolution), with an auxiliary network before
-    each next item. Dense layers classify after the first and after the second stage.
+    and a second GRU run over the last `short` items (interest evolution), with an auxiliary network before each next
+    item. Dense layers classify after the first and after the second stage.
     """
     item, batch = 2 * dims.width, net.batch
     # Each item is joined with its category, and the padding of histories is masked. Items that the user did not choose

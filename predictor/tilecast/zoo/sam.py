@@ -1,7 +1,7 @@
 """Segment Anything (Kirillov et al., arXiv 2304.02643, appendix A).
 
-A vision transformer, most of whose layers attend inside windows (Li et al., arXiv 2203.16527), and a small decoder of
-masks.
+It is a vision transformer, in which most layers attend inside windows (Li et al., arXiv 2203.16527), with a small mask
+decoder.
 """
 
 from __future__ import annotations
@@ -19,8 +19,7 @@ from tilecast.zoo.parts import build_uniform_block
 _WIDTH, _HEADS, _INNER, _DEPTH = 256, 8, 2048, 2
 """Width, heads, width of the MLP, and layers of the decoder in every published size."""
 _PROMPTS = 7.0
-"""Tokens of the decoder: one for the mask's quality, four for masks, and two for the prompt, a point and its
-padding."""
+"""Tokens of the decoder: one for the mask's quality, four for masks, two for the prompt (a point and padding)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
@@ -68,7 +67,7 @@ def build(workload: Workload, shards: Shards) -> Graph:
 
 
 def _build_decoder(workload: Workload, shards: Shards, side: int) -> Block:
-    """Return the blocks of two convolutions and of the decoder, in which prompts and pixels attend to each other.
+    """Return the block of two convolutions and the decoder, in which prompts and pixels attend to each other.
 
     The grid of patches has `side` rows and columns. Masks have four times as many.
     """

@@ -1,4 +1,4 @@
-"""Multi-head attention on one rank, among its own tokens or to those of an encoder."""
+"""Multi-head attention on one rank: self-attention, or cross-attention to an encoder's tokens."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def find_memory_width(model: Model) -> float:
 
 
 def _projects_apart(model: Model) -> bool:
-    """Return whether queries, keys and values have a product each, as in decoders with RMS norms and encoders."""
+    """Return whether queries, keys and values each have a product, as in encoders and in decoders with RMS norms."""
     return model.rms_norm or model.family == "encoder"
 
 
@@ -64,7 +64,7 @@ def _build_projections(name: str, workload: Workload, rank: Rank, key_rank: Rank
 
 
 def build_attention(name: str, workload: Workload, rank: Rank, *, key_rank: Rank, causal: bool) -> Sublayer:
-    """Return the sublayer of multi-head attention, where tokens of `rank` attend to tokens of `key_rank`.
+    """Return the sublayer of multi-head attention, in which the tokens of `rank` attend to those of `key_rank`.
 
     If `key_rank` is the same object as `rank`, it is self-attention. Otherwise it is cross-attention.
     """
@@ -133,14 +133,14 @@ def build_attention(name: str, workload: Workload, rank: Rank, *, key_rank: Rank
 def count_sequences(workload: Workload, rank: Rank, key_rank: Rank, causal: bool) -> Sequences:
     """Return the sequences in which the queries of `rank` attend to the tokens of `key_rank`.
 
-    Under context parallelism, each rank holds an early and a late chunk of a causal sequence (zig-zag), so that the
+    Under context parallelism, each rank has an early and a late chunk of a causal sequence (zig-zag), so that the
     queries of every rank see about half of the sequence. Fused kernels read the keys and values of one rank after the
     other (ring attention, arXiv 2310.01889). So the queries of one of c ranks cost as much as c sequences of their own
-    length. Unfused kernels cost as much as queries at the end of a prefix that holds (1 + 1/c) / 2 of the sequence.
+    length. Unfused kernels cost as much as queries at the end of a prefix that has (1 + 1/c) / 2 of the sequence.
 
-    A fused kernel skips the keys that a window or a chunk hides. It costs as much as shorter sequences, in which a
-    query sees as many keys on average as in the real sequence. Without a causal mask, a window reaches as far ahead as
-    back. An unfused kernel computes the whole matrix and masks it.
+    A fused kernel skips the keys that a window or a chunk hides. It costs as much as shorter sequences in which a query
+    sees as many keys on average as in the real sequence. Without a causal mask, a window reaches as far forward as
+    backward. An unfused kernel computes the whole matrix and masks it.
     """
     queries, s = rank.sequence / rank.context, rank.sequence
     dims = workload.model.get_dimensions(Transformer)

@@ -24,9 +24,9 @@ class Spectrogram(Transformer):
     """Dimensions of a transformer over a spectrogram."""
 
     frames: int
-    """Tokens of a sample; each stands for two columns of the spectrogram."""
+    """Number of tokens per sample. Each stands for two columns of the spectrogram."""
     bands: int
-    """Numbers of a column."""
+    """Numbers per column."""
 
 
 def build(workload: Workload, shards: Shards) -> Graph:
@@ -39,7 +39,7 @@ def build(workload: Workload, shards: Shards) -> Graph:
 
 
 def build_encoder_decoder(workload: Workload, shards: Shards) -> Graph:
-    """Return the graph of an encoder of sound and a decoder of text, whose number of positions is `positions`."""
+    """Return the graph of an encoder of sound and a decoder of text with `positions` positions."""
     frames = workload.model.get_dimensions(Spectrogram).frames
     encoder, decoder = Rank.from_shards(shards, frames), Rank.from_shards(shards, workload.sequence_length)
     blocks = transformer.build_encoder_decoder_layers(workload, encoder, decoder)
@@ -56,7 +56,7 @@ def _count_inputs(workload: Workload) -> float:
 
 
 def _build_stem(workload: Workload, shards: Shards) -> Block:
-    """Return the block of two convolutions over the spectrogram's columns, with GELUs, and the sum with positions.
+    """Return the block of two convolutions over the spectrogram's columns, with GELUs and position embeddings.
 
     The second convolution halves the number of columns.
     """

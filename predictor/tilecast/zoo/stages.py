@@ -1,13 +1,13 @@
-"""Stages of a pipeline: the layers that each rank holds.
+"""Stages of a pipeline: the layers on each rank.
 
 Usually all stages have equally many layers. If the number of layers is not divisible by the number of stages, a
-framework may count the embedding as a layer, the loss as a layer, or both. The first and the last stage then hold fewer
+framework may count the embedding as a layer, the loss as a layer, or both. The first and the last stage then have fewer
 layers (Megatron-Core, transformer/transformer_block.py: account_for_embedding_in_pipeline_split and
 account_for_loss_in_pipeline_split). A job may also set the layers of every stage (`tilecast.layout`).
 
-With virtual stages (interleaving), a rank holds several model chunks. Its layers are the sum over these chunks. Under
-ZB-V and DualPipeV the pieces run through the ranks and back, so that rank k of p holds the pieces k and 2 p - 1 - k,
-and the first rank both ends of the model (PyTorch, distributed/pipelining/_utils.py: generate_stage_to_rank_mapping).
+With virtual stages (interleaving), a rank has several model chunks. Its layers are the sum over these chunks. Under
+ZB-V and DualPipeV the pieces run through the ranks and back. Rank k of p then has the pieces k and 2 p - 1 - k, so the
+first rank has both ends of the model (PyTorch, distributed/pipelining/_utils.py: generate_stage_to_rank_mapping).
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ class StageKinds:
     layers: Floats
     """Number of layers of each of B blocks, (B, K, n)."""
     first: Floats
-    """1 where the stage has the blocks before the layers, (K, n)."""
+    """1 for a stage with the blocks before the layers, otherwise 0, (K, n)."""
     last: Floats
-    """1 where the stage has the blocks after the layers, (K, n)."""
+    """1 for a stage with the blocks after the layers, otherwise 0, (K, n)."""
     number: Floats
-    """Position of the first such stage in the pipeline, from 0, (K, n)."""
+    """Position in the pipeline, from 0, of the first stage of this kind, (K, n)."""
 
     def sum_layers(self, columns: Sequence[Floats]) -> Floats:
         """Return the sum of a quantity over the layers of each stage, (K, n).
@@ -64,7 +64,7 @@ class StageKinds:
 
 
 def find_folded(graph: Graph, plans: Plans) -> Ints:
-    """Return 1 for plans whose first rank holds the first and the last piece of the model, and 0 for others, (n,)."""
+    """Return 1 for plans whose first rank has both the first and the last piece of the model, otherwise 0, (n,)."""
     if not plans.schedule.any():
         return np.full(len(plans), int(graph.is_folded))
     own = (plans.schedule == 0) & graph.is_folded
@@ -93,7 +93,7 @@ def find_stage_kinds(graph: Graph, pipeline: Ints, folded: Ints) -> StageKinds:
 def _find_kinds_of_degree(graph: Graph, pipeline: int, *, is_folded: bool) -> Floats:
     """Return the k distinct stages of a pipeline with `pipeline` ranks, as an array (3 + B, k).
 
-    Its rows tell whether the stage is the first, whether it is the last, the position of the first such stage from 0,
+    Its rows are: whether the stage is the first, whether it is the last, the position of the first such stage from 0,
     and the number of layers of each of the B blocks.
     """
     if (pipeline, is_folded) not in graph.stage_kinds:
@@ -128,16 +128,16 @@ def _count_layers(graph: Graph, pipeline: int, *, is_folded: bool) -> Floats:
 
 @dataclass(frozen=True, slots=True)
 class FullestStages:
-    """The pipeline stage with the most parameters in each of n plans, and sums of block columns over that stage."""
+    """The pipeline stage with most parameters in each of n plans, and sums of block columns over that stage."""
 
     index: Rows
-    """Shard of each plan, (n,)."""
+    """Shard index of each plan, (n,)."""
     pipeline: Ints
-    """Ranks of each pipeline, (n,)."""
+    """Number of pipeline ranks of each plan, (n,)."""
     schedule: Ints
-    """Schedule of each pipeline, (n,)."""
+    """Pipeline schedule of each plan, (n,)."""
     distinct_pairs: DistinctRows
-    """The m distinct pairs of shard and pipeline ranks, apart for folded pipelines."""
+    """The m distinct pairs of shard and pipeline ranks. Folded pipelines are pairs of their own."""
     shares: Floats
     """Largest fraction of a traced model's parameters in a stage, (m,)."""
     kinds: StageKinds | None
@@ -177,7 +177,7 @@ class FullestStages:
         return cls(index, pipeline, plans.schedule, distinct_pairs, shares, kinds, fullest, layers, sums)
 
     def describes(self, index: Rows, plans: Plans) -> bool:
-        """Return whether these are the fullest stages of plans whose shards have the indexes `index`, (n,)."""
+        """Return whether these are the fullest stages of `plans` with the shard indices `index`, (n,)."""
         return self.index is index and self.pipeline is plans.pipeline and self.schedule is plans.schedule
 
     def sum(self, graph: Graph, column: str) -> Floats:

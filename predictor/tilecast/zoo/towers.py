@@ -26,9 +26,9 @@ class QueryEncoder(Transformer):
 
     queries: int = 32
     memory_tokens: int = 257
-    """Tokens that queries attend to, besides each other."""
+    """Number of tokens that queries attend to, besides each other."""
     memory_every: int = 2
-    """Distance between layers in which they do."""
+    """Distance between layers that attend to these tokens."""
 
 
 def prepend_towers(
@@ -78,7 +78,7 @@ def _build_projector(workload: Workload, shards: Shards, dims: Projector) -> Blo
 def build_queries(workload: Workload, shards: Shards) -> Graph:
     """Return the graph of the Q-Former of BLIP-2 (Li et al., arXiv 2301.12597, section 3.1).
 
-    It is an encoder of learned queries, which attend to the tokens of an image in some layers.
+    It is an encoder of learned queries. In some layers, they attend to the tokens of an image.
     """
     model, dims = workload.model, workload.model.get_dimensions(QueryEncoder)
     queries = Rank.from_shards(shards, dims.queries)

@@ -30,7 +30,7 @@ from tilecast.zoo.parts import Rank, Sublayer, build_uniform_block, count_norm_p
 from tilecast.zoo.self_attention import build_attention, find_memory_width
 
 MOST_LAYERS = 4096
-"""Most layers of a stack whose positions by kind are kept; of deeper ones only the numbers of layers are."""
+"""Most layers of a stack for which the position of each layer is kept. For deeper stacks, only their number is."""
 
 
 class AttentionBuilder(Protocol):
@@ -53,7 +53,7 @@ def build(workload: Workload, shards: Shards, attend: AttentionBuilder | None = 
 
 
 def _predict_further_tokens(workload: Workload, rank: Rank, graph: Graph, depth: int) -> Graph:
-    """Return the graph with `depth` modules of multi-token prediction behind the layers.
+    """Return the graph with `depth` modules for multi-token prediction after the layers.
 
     A module projects the output of the layer before it and the embedding of the next token to the hidden size, runs one
     more layer of the last kind, and shares the head (DeepSeek-V3, arXiv 2412.19437, section 2.2).
@@ -87,7 +87,7 @@ def build_encoder_decoder(workload: Workload, shards: Shards) -> Graph:
 
 
 def build_encoder_decoder_layers(workload: Workload, encoder: Rank, decoder: Rank) -> tuple[Block, ...]:
-    """Return the layers of an encoder, followed by the layers of the decoder that attends to the encoder's tokens."""
+    """Return the encoder's layers, followed by the layers of a decoder that attends to the encoder's tokens."""
     model = workload.model
     decoding = model.get_dimensions(Transformer).count_decoder_layers(model)
     encoding = model.layers - decoding
@@ -110,8 +110,8 @@ def build_stack(
 ) -> tuple[Block, ...]:
     """Return `depth` layers as blocks of equal layers.
 
-    Layers differ in having experts or a dense MLP, and in attending locally or to all tokens. The first layer has the
-    position `start` in the model.
+    Layers differ in whether they have experts or a dense MLP, and whether attention is local or to all tokens. `start`
+    is the position of the first layer in the model.
     """
     dims = workload.model.get_dimensions(Transformer)
     experts = dims.experts
@@ -154,8 +154,8 @@ def build_graph(
 ) -> Graph:
     """Return the graph of embedding, `blocks`, head, and the layers that predict later tokens.
 
-    `first` describes a rank's micro-batch at the embedding, and `last` describes it at the head. `attend` builds the
-    attention of the layers that predict later tokens, if it is not the usual attention.
+    `first` describes a rank's micro-batch at the embedding, and `last` at the head. `attend` builds the attention of
+    the layers that predict later tokens, or is None for the usual attention.
     """
     head = _build_head(workload, last)
     further = _build_prediction_layers(workload, last, head, attend) if workload.training else ()
@@ -174,7 +174,7 @@ def _build_prediction_layers(
 ) -> tuple[Block, ...]:
     """Return the layers that predict later tokens, each with a projection, a transformer layer and the model's head.
 
-    The projection reads the hidden state and the embedding of the next token side by side, each after a norm
+    The projection reads the concatenated hidden state and embedding of the next token, each after a norm
     (Megatron-Core, transformer/multi_token_prediction.py). Embedding and head share their weights with the model's
     embedding and head.
     """
@@ -214,8 +214,8 @@ def build_layer(
 ) -> Block:
     """Return the block of a transformer layer on one rank, repeated `repeat` times.
 
-    It has self-attention, cross-attention to the tokens of `memory`, and an MLP or experts unless `has_mlp` is False.
-    `attend` builds the self-attention if that is not the usual one.
+    It has self-attention, cross-attention to the tokens of `memory` if there are any, and an MLP or experts unless
+    `has_mlp` is False. `attend` builds the self-attention, or is None for the usual one.
     """
     model, numerics = workload.model, Numerics.from_workload(workload)
     parts = [(attend or build_attention)("attention", workload, rank, key_rank=rank, causal=causal)]
@@ -257,7 +257,7 @@ def build_layer(
 
 
 def _stack_activation_bytes(numerics: Numerics, parts: Sequence[Sublayer], inputs: Floats) -> Floats:
-    """Return the activation bytes that a layer saves for its backward pass, of shape (recomputation modes, shards).
+    """Return the activation bytes that a layer keeps until its backward pass, (recomputation modes, S).
 
     `inputs` are the bytes of the layer's input on each shard, (S,).
     """
@@ -270,7 +270,7 @@ def _stack_activation_bytes(numerics: Numerics, parts: Sequence[Sublayer], input
 
 
 def _sum_freed_bytes(parts: Sequence[Sublayer]) -> dict[str, Floats]:
-    """Return the bytes of a layer that recomputation of a module frees, (S,), by module."""
+    """Return the bytes that recomputing each module of a layer frees, (S,), by module."""
     freed: dict[str, Floats] = {}
     for module, size in (item for part in parts for item in part.freed):
         freed[module] = freed.get(module, zeros()) + size
@@ -278,7 +278,7 @@ def _sum_freed_bytes(parts: Sequence[Sublayer]) -> dict[str, Floats]:
 
 
 def build_embedding(workload: Workload, rank: Rank) -> Block:
-    """Return the block of the embeddings of tokens and positions, and the norm, dropout and projection after them.
+    """Return the block of the token and position embeddings, with the norm, dropout and projection after them.
 
     Frozen embeddings have no backward pass.
     """

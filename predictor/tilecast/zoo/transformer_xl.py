@@ -2,8 +2,8 @@
 
 Sources: Dai et al., arXiv 1901.02860, section 3; adaptive softmax after Grave et al., arXiv 1609.04309.
 
-The passes over the score matrix are those of the authors' algorithm in an eager framework (appendix B: the relative
-shift), since no fused attention kernel adds such position scores.
+The score matrix is computed by the authors' algorithm in an eager framework (appendix B: the relative shift), because
+no fused attention kernel adds such position scores.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ class TransformerXl(Transformer):
     """Dimensions of Transformer-XL."""
 
     memory_length: int
-    """Tokens of the previous segment that queries see."""
+    """Number of tokens of the previous segment that queries see."""
     cutoffs: tuple[int, ...] = numbered("cutoff", default=())
-    """Ranks of words at which the adaptive softmax starts a new cluster; without them it is over all words."""
+    """Ranks of words at which a cluster of the adaptive softmax begins. Without them the softmax is over all words."""
     shrink: int = 1
-    """Factor by which the embedding of each cluster is narrower than that of the one before."""
+    """Factor by which each cluster's embedding is narrower than that of the previous cluster."""
     attention_dropout: bool = False
 
     def problems(self, model: Model) -> Iterator[Problem]:
@@ -63,7 +63,7 @@ def build(workload: Workload, shards: Shards) -> Graph:
 def _build_relative_attention(name: str, workload: Workload, rank: Rank, *, key_rank: Rank, causal: bool) -> Sublayer:
     """Return the sublayer of attention by relative positions on one rank.
 
-    The projections also run over the memory, whose queries are then discarded.
+    The projections also run over the memory. The queries that this gives are discarded.
     """
     model, dims, numerics = (
         workload.model,
@@ -153,8 +153,8 @@ def _build_embedding(workload: Workload, rank: Rank) -> Block:
 def _build_head(workload: Workload, rank: Rank) -> Block:
     """Return the block of the adaptive softmax and its loss.
 
-    One product scores the most frequent words, and one column for each further cluster. Tokens of such a cluster need a
-    second product with the cluster's words. The weights are shared with the embedding.
+    One product scores the most frequent words, and has one more column for each further cluster. Tokens of such a
+    cluster need a second product with the cluster's words. The weights are shared with the embedding.
     """
     model, numerics = workload.model, Numerics.from_workload(workload)
     e, h, t = numerics.element, model.hidden, rank.tensor

@@ -24,22 +24,22 @@ class Vision(Transformer):
     image: int
     """Height of an image, in pixels."""
     image_width: int | None = None
-    """Width of an image, in pixels; None: as high."""
+    """Width of an image in pixels. None for a square image."""
     image_channels: int = 3
     """Numbers of a pixel."""
     patch: int
     """Side of a patch, in pixels."""
     patch_stride: int | None = None
-    """Distance between patches, in pixels, which overlap where it is smaller than they are; None: their side."""
+    """Distance between patches in pixels. Patches overlap if it is less than their side. None for their side."""
     patch_depth: int = 1
-    """Images that a patch reads."""
+    """Number of images that a patch reads."""
     seen_share: float = 1.0
     """Share of the patches that are not masked."""
     class_tokens: int = 1
-    """Tokens beside those of patches."""
+    """Number of tokens besides those of patches."""
     learned_positions: bool = True
     pooling: bool = False
-    """Whether one more layer precedes the classifier."""
+    """Whether an attention-pooling layer precedes the classifier."""
     classes: int = 1000
 
     @property
@@ -65,7 +65,7 @@ class Swin(Vision):
 
 
 def build(workload: Workload, shards: Shards) -> Graph:
-    """Return the graph of a vision transformer and its classifier over all patches of an image."""
+    """Return the graph of a vision transformer with its classifier."""
     model, dims = replace(workload.model, causal=False), workload.model.get_dimensions(Vision)
     rows, columns = dims.grid
     added = dims.class_tokens
@@ -139,7 +139,7 @@ def build_patches(workload: Workload, shards: Shards, learned: int) -> Block:
 
 
 def _build_merge(name: str, workload: Workload, shards: Shards) -> Block:
-    """Return the block that merges four neighbouring tokens between stages: a norm and a dense layer over all four."""
+    """Return the block between stages that merges four neighbouring tokens, with a norm and a dense layer over them."""
     numerics, width = Numerics.from_workload(workload), workload.model.hidden
     tokens = shards.micro_batch.astype(float) * workload.sequence_length
     inputs = 2 * width

@@ -75,7 +75,7 @@ def best_without_constraints(request: Request, candidates: Sequence[CandidatePla
 
 
 USUAL_STAGES = (0, 3, 1, 2)
-"""ZeRO stages in the order in which people try them: replicas, then FSDP, then what a framework has beside them."""
+"""ZeRO stages in the order in which people try them: none, then FSDP, then the others that a framework has."""
 
 
 def price_usual_plan(request: Request, choices: Sequence[Choice]) -> Offer | None:
@@ -110,7 +110,7 @@ def price_usual_plan(request: Request, choices: Sequence[Choice]) -> Offer | Non
 def describe_missing_usual_plan(request: Request, choices: Sequence[Choice]) -> list[str]:
     """Return a list with a sentence that data parallelism or FSDP alone does not fit the recommended pool.
 
-    If it fits, or if the user states the plan, the list is empty.
+    The list is empty if it fits, or if the user states the plan.
     """
     if not choices or request.plan is not None:
         return []
@@ -127,7 +127,7 @@ def describe_missing_usual_plan(request: Request, choices: Sequence[Choice]) -> 
 def _is_usual(request: Request, best: Choice) -> Mask:
     """Return which plans of the recommended pool are data parallelism or FSDP alone, (n,).
 
-    They have at most as many GPUs as the recommended plan, and its precision and global batch.
+    They use the recommended plan's precision and global batch, and at most its number of GPUs.
     """
     candidates, plans = best.candidates, best.candidates.plans
     is_alone = np.all([getattr(plans, name) == 1 for name in _DEGREES], axis=0)
@@ -136,7 +136,7 @@ def _is_usual(request: Request, best: Choice) -> Mask:
 
 
 _DEGREES = ("tensor", "pipeline", "context", "expert", "expert_tensor", "virtual_stages")
-"""Columns of plans that are 1 where data parallelism is the only way of splitting."""
+"""Plan columns that are 1 if data parallelism is the only way of splitting."""
 
 
 def price_safer_plan(request: Request, choices: Sequence[Choice]) -> Offer | None:
@@ -172,16 +172,16 @@ def find_roomy_plan(request: Request, pool: Pool) -> Offer | None:
 
 
 ASSUMED_LAYERS = ("assumed", "default")
-"""Sources of a pool's network that are guesses: of `--gpus`, and of nodes that nothing names a network for."""
+"""Sources of a pool's network that are guesses: `--gpus`, and nodes whose network nothing states."""
 DECISIVE = 0.1
-"""Fraction of a step that waits for an assumed network, from which the reader is told before anything else."""
+"""Fraction of a step spent waiting for an assumed network, above which the assumption is an alert."""
 
 
 def describe_assumed_networks(offers: Sequence[Offer]) -> list[str]:
     """Return a sentence for each offer whose step waits for an assumed network for more than `DECISIVE` of its time.
 
-    The sentence has the step with the usual network of the GPU instead. If the usual network is the assumed one, it has
-    the step with Ethernet of 100 Gb/s.
+    The sentence gives the step with the GPU's usual network instead. If that is the assumed network, it gives the step
+    with 100 Gb/s Ethernet.
     """
     sentences = []
     for offer in offers:
@@ -207,7 +207,7 @@ def describe_assumed_networks(offers: Sequence[Offer]) -> list[str]:
 
 
 ENDLESS = 1e3
-"""Factor on the speed of a link after which a step no longer waits for it."""
+"""Factor on the speed of a link that makes its communication time negligible."""
 
 
 def _step_on_network(offer: Offer, network: Link) -> float:
@@ -217,7 +217,7 @@ def _step_on_network(offer: Offer, network: Link) -> float:
 
 
 def suggest_changes(request: Request, choices: Sequence[Choice]) -> list[str]:
-    """Return sentences on another batch, other buckets and fewer GPUs, where they would be clearly better.
+    """Return sentences on another batch, other bucket sizes and fewer GPUs, where these would be clearly better.
 
     `choices` are ranked. The sentences are about the first choice.
     """
@@ -273,11 +273,11 @@ def _amount_per_sample(request: Request, choice: Choice, batch: int) -> float:
 
 
 SIZES_MIB = (1, 2, 5, 10, 25, 50, 100, 200, 400, 800)
-"""Bucket sizes that are tried, in MiB."""
+"""Gradient bucket sizes to try, in MiB."""
 
 
 LEAST_GAIN = 0.01
-"""Share of the step below which a gain does not count: the framework's own size is as good."""
+"""Share of the step that another bucket size must save to be suggested."""
 
 
 def _suggest_bucket_size(best: Choice) -> str | None:
@@ -316,7 +316,7 @@ def _describe_bucket_size(workload: Workload) -> str:
 
 # Doubling the GPUs reaches it where the step becomes less than 1.19 times as fast.
 SEVERAL = 3
-"""Growth of a step's price over shrinkage of its time, as logarithms, from which more GPUs are too many."""
+"""Relative growth of a step's price over relative fall of its time, as logarithms, above which GPUs are too many."""
 
 
 def _suggest_fewer_gpus(request: Request, choice: Choice) -> str | None:

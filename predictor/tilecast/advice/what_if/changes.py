@@ -1,4 +1,4 @@
-"""Inputs of an advice and the functions that change them, with which a remedy is applied and tried."""
+"""Inputs of an advice that a remedy may change, and the function that changes each."""
 
 from __future__ import annotations
 
@@ -31,17 +31,17 @@ def apply_change(change: Change, request: Request, pool: Pool) -> tuple[Request,
 
 
 def _adapt_job_change(change: Callable[[Request, Any], Request]) -> Apply:
-    """Wrap a function that changes the request only, so that it takes and returns the pool too."""
+    """Return a function on a request and a pool that applies `change` to the request only."""
     return lambda request, pool, value: (change(request, value), pool)
 
 
 def _adapt_pool_change(change: Callable[[Pool, Any], Pool]) -> Apply:
-    """Wrap a function that changes the pool only, so that it takes and returns the request too."""
+    """Return a function on a request and a pool that applies `change` to the pool only."""
     return lambda request, pool, value: (request, change(pool, value))
 
 
 def _set_request_field(attribute: str, name: str, kind: Callable[[Any], Any]) -> Apply:
-    """Return a function that sets field `name` of an attribute of the request, unless the attribute is None."""
+    """Return a function that sets the field `name` of `request.ATTRIBUTE`. It does nothing if the attribute is None."""
 
     def change(request: Request, value: Any) -> Request:
         whole = getattr(request, attribute)
@@ -51,7 +51,7 @@ def _set_request_field(attribute: str, name: str, kind: Callable[[Any], Any]) ->
 
 
 def _set_planned_field(name: str, kind: Callable[[Any], Any]) -> Apply:
-    """Return a function that sets a field of the workload, and of the user's plan if the plan sets that field."""
+    """Return a function that sets a field of the workload, and of the user's plan if the plan states that field."""
     alone, planned = _set_request_field("workload", name, kind), _set_request_field("plan", name, kind)
 
     def run(request: Request, pool: Pool, value: Any) -> tuple[Request, Pool]:
@@ -84,10 +84,10 @@ def grow_pool(pool: Pool, gpus: int) -> Pool:
 
 
 def select_first_sizes(pool: Pool, possible: Sequence[int]) -> list[int]:
-    """Return the indices of the GPU counts in `possible` that are tried first.
+    """Return the indices of the GPU counts in `possible` to try first.
 
-    These are the multiples `FURTHER` of the pool's nodes. For a pool that is part of a node they are also its larger
-    parts and the whole node. Index 0, the pool's present size, is never among them.
+    These are `FURTHER` times the pool's nodes. For a pool that is part of a node, they are also the larger parts and
+    the whole node. Index 0, the pool's present size, is never returned.
     """
     gpus = np.array(possible)
     per_node = np.maximum(pool.gpus_per_node, np.minimum(gpus, pool.usual_gpus_per_node))
@@ -96,7 +96,7 @@ def select_first_sizes(pool: Pool, possible: Sequence[int]) -> list[int]:
 
 
 FURTHER = (2, 4, 8)
-"""Factors on the number of a pool's nodes that are tried."""
+"""Factors by which a pool's node count is increased."""
 
 
 def _set_framework(request: Request, value: Any) -> Request:
@@ -132,7 +132,7 @@ def describe_growth(pool: Pool, gpus: int, effect: Literal["fits", "wins"]) -> C
 
 
 def describe_node_count(nodes: int, pool: Pool) -> str:
-    """Return the growth of a pool to `nodes` equal nodes as text. With a smaller node, the text counts GPUs."""
+    """Return the growth of a pool to `nodes` equal nodes as text. If one node is smaller, the text counts GPUs."""
     if pool.spare_gpus:
         return f"{nodes * pool.gpus_per_node} GPUs instead of {pool.max_gpus}"
     return f"{nodes} nodes instead of {pool.max_nodes}" if pool.max_nodes else f"raise its maxNodes to {nodes}"
@@ -207,7 +207,7 @@ def bisect_integers(works: Callable[[int], bool], fails: int, succeeds: int, tol
 
 
 def describe_larger_memory(pool: Pool, needed_bytes: float) -> Change:
-    """Return the change to GPUs with the least memory, in whole GiB, of which a job can use `needed_bytes`."""
+    """Return the change to GPUs with more memory: the fewest whole GiB that let a job use `needed_bytes`."""
 
     def holds(gib: int) -> bool:
         return memory.usable_bytes(replace(pool.gpu, memory_bytes=float(gib * GIB))) >= needed_bytes

@@ -32,7 +32,7 @@ from tilecast.search import NO_LIMITS, PlanLimits
 from tilecast.spec import PartialPlan, Plans, Workload
 
 MAX_COUNTS = 3
-"""Number of GPU counts that are tried to see whether a changed job fits, the largest first."""
+"""Most GPU counts, the largest first, on which a changed job is tried."""
 
 
 def add_remedies(
@@ -41,7 +41,7 @@ def add_remedies(
     outcomes: Sequence[Choice | Rejection],
     choices: tuple[Choice, ...],
 ) -> list[Rejection]:
-    """Return the rejections among the outcomes, each with the first change that would help, if there is one.
+    """Return the rejections among the outcomes, each with the first change that helps, if there is one.
 
     Args:
         request: the job.
@@ -61,7 +61,7 @@ def _add_remedy(
 ) -> Rejection:
     """Return the rejection with the first change that helps, if there is such a change.
 
-    If no change helps alone, the remedy may name a first step and the reason that would still reject the pool.
+    If no single change helps, the remedy may name a first change and the reason that would still reject the pool.
     """
     if rejection.code == "PriceUnknown":
         change = _find_missing_price(request, candidates, others)
@@ -80,7 +80,7 @@ def _add_remedy(
 
 
 def _add_price(change: Change, request: Request, candidates: CandidatePlans) -> Change:
-    """Return a helpful change with the step time and the price of the plan that the pool then offers."""
+    """Return the change with the step time and the price of the plan that it makes possible."""
     if change.input == "pool.gpu.memoryGib":  # no such GPU has to exist, so it has neither speed nor price
         return change
     after, pool = apply_change(change, request, candidates.pool)
@@ -101,7 +101,7 @@ def _add_price(change: Change, request: Request, candidates: CandidatePlans) -> 
 
 
 def _find_executable(request: Request, pool: Pool, limits: PlanLimits) -> CandidatePlans:
-    """Return the plans of a pool. Plans that the framework of the job cannot execute do not count as fitting."""
+    """Return the plans of a pool. Those that the job's framework cannot execute are marked as not fitting."""
     candidates, framework = find_candidates(request, pool, limits), request.workload.framework
     if framework is None:
         return candidates
@@ -110,7 +110,7 @@ def _find_executable(request: Request, pool: Pool, limits: PlanLimits) -> Candid
 
 
 def _tried_counts(request: Request, pool: Pool) -> list[int]:
-    """Return the GPU counts with which a changed job is tried, the largest first."""
+    """Return the GPU counts on which a changed job is tried, the largest first."""
     limits = request.constraints
     if limits.gpus is not None:
         return [limits.gpus]
@@ -142,14 +142,14 @@ def _length_text(length: int, pool: Pool) -> str:
 
 
 TOKEN_MULTIPLE = 64
-"""Multiple of tokens that suggested sequence lengths are rounded to."""
+"""Suggested sequence lengths are multiples of this number of tokens."""
 
 
 _BISECTED: Mapping[str, tuple[Callable[[Request, Pool], int], int, Callable[[int, Pool], str]]] = {
     "pool.maxNodes": (lambda request, pool: pool.max_nodes, 1, describe_node_count),
     "training.sequenceLength": (lambda request, pool: request.workload.sequence_length, TOKEN_MULTIPLE, _length_text),
 }
-"""Functions for the present value and for the text of an input, and the multiple that its values are rounded to."""
+"""For each bisected input: functions for its present value and its text, and the multiple to round its values to."""
 
 
 def _rejection_after(change: Change, request: Request, candidates: CandidatePlans) -> Rejection | None:
@@ -182,7 +182,8 @@ def _rejection_or_none(outcome: Choice | Rejection) -> Rejection | None:
 def _needs_only_to_fit(request: Request, pool: Pool) -> bool:
     """Return whether every plan that fits the pool gives an offer.
 
-    That is so if no plan is stated, the pool is allowed, no quantity is unknown and time and money are not limited.
+    That is so if no plan is stated, the pool is allowed, no needed quantity is unknown, and time and cost have no
+    limits.
     """
     limits = request.constraints
     allowed = not limits.allowed_pools or pool.name in limits.allowed_pools
@@ -213,7 +214,7 @@ _MASKS = (
     "budget.amount",
     "targetStepSeconds",
 )
-"""Inputs that only choose among the plans that are priced already."""
+"""Inputs that only select among plans that are already priced."""
 
 
 def _allow_pool(request: Request, candidates: CandidatePlans, rejection: Rejection) -> Iterator[Change]:
@@ -252,7 +253,7 @@ def _other_counts(request: Request, candidates: CandidatePlans, rejection: Rejec
 
 
 def _other_batches(request: Request, candidates: CandidatePlans, rejection: Rejection) -> Iterator[Change]:
-    """Yield other global batches that split evenly over the job's GPUs, or over a divisor of their number.
+    """Yield other global batches that divide evenly over the job's GPUs, or over a divisor of their number.
 
     The nearest to the job's own batch comes first.
     """
@@ -264,12 +265,12 @@ def _other_batches(request: Request, candidates: CandidatePlans, rejection: Reje
 
 
 MUCH = 4.0
-"""Needed over present memory of a GPU from which a pool may also grow by the factors `FAR`."""
+"""Ratio of needed to present GPU memory above which a pool may also grow by the factors `FAR`."""
 FAR = (16, 32, 64)
 
 
 def _save_memory(request: Request, candidates: CandidatePlans, rejection: Rejection) -> Iterator[Change]:
-    """Yield changes that reduce a job's memory on each GPU, in order of what they cost the user."""
+    """Yield changes that reduce a job's memory per GPU, the least costly for the user first."""
     yield from _looser_limits(request, candidates)
     yield from _other_frameworks(request)
     workload, pool, over = request.workload, candidates.pool, rejection.memory_bytes or 0.0
@@ -299,7 +300,7 @@ def _save_memory(request: Request, candidates: CandidatePlans, rejection: Reject
 
 
 def _leaner_settings(request: Request) -> Iterator[Change]:
-    """Yield settings that need less memory than the settings of the job or of its plan."""
+    """Yield settings of the job or its plan that need less memory than the present ones."""
     workload, plan = request.workload, request.plan
     stage = plan.zero_stage if plan is not None else None
     if stage is not None and workload.training and workload.gradient_sync == "allReduce":
@@ -318,9 +319,9 @@ def _leaner_settings(request: Request) -> Iterator[Change]:
 
 
 def _leaner_plans(request: Request, pool: Pool, rejection: Rejection) -> Iterator[Change]:
-    """Yield the plan that fits on the GPUs of the user's plan and differs from it in the fewest columns, if any fits.
+    """Yield the plan that fits on the same GPUs and differs from the user's plan in the fewest columns, if any fits.
 
-    Of plans that differ in equally many columns, the fastest is taken.
+    Among plans that differ in equally many columns, the fastest is taken.
     """
     if request.plan is None or rejection.plan is None:
         return
@@ -339,11 +340,11 @@ _PLAN_COLUMNS = (
     *("data", "tensor", "pipeline", "context", "expert", "virtual_stages"),
     *("micro_batch", "zero_stage", "checkpointing"),
 )
-"""Columns that the user's plan and a leaner plan are compared by."""
+"""Columns in which a plan that fits may differ from the user's plan."""
 
 
 def _other_frameworks(request: Request) -> Iterator[Change]:
-    """Yield other frameworks that can run a job that names one. They may shard more of its optimizer state."""
+    """Yield other frameworks for a job that names one. They may shard more of its optimizer state."""
     workload, plan = request.workload, request.plan
     mode = (plan.checkpointing if plan is not None else None) or workload.checkpointing
     for name, abilities in search.FRAMEWORKS.items():
@@ -368,7 +369,7 @@ def _can_split_stages(workload: Workload, plan: PartialPlan | None) -> bool:
 
 
 def _looser_limits(request: Request, candidates: CandidatePlans) -> Iterator[Change]:
-    """Yield each of the job's own limits, relaxed as far as the smallest plan that fits needs."""
+    """Yield each of the job's own limits, relaxed just enough for the smallest plan that fits."""
     limits, per_node = request.constraints, candidates.pool.gpus_per_node
     for name, count, key in (
         ("constraints.gpus", "gpus", candidates.gpus),
@@ -388,7 +389,7 @@ def _looser_limits(request: Request, candidates: CandidatePlans) -> Iterator[Cha
 
 
 def _looser_bound(request: Request, candidates: CandidatePlans, rejection: Rejection) -> Iterator[Change]:
-    """Yield the deadline or the budget that the fastest or the cheapest plan that fits needs."""
+    """Yield the deadline that the fastest fitting plan needs, or the budget that the cheapest needs."""
     fitting = candidates.within(request.constraints) & candidates.fits
     if request.goal.bound == "deadlineSeconds":
         needed = math.ceil(float(candidates.finish_s[fitting].min()))
@@ -399,7 +400,7 @@ def _looser_bound(request: Request, candidates: CandidatePlans, rejection: Rejec
 
 
 def _reach_target(request: Request, candidates: CandidatePlans, rejection: Rejection) -> Iterator[Change]:
-    """Yield larger pools, and then the target for a step that the fastest plan that fits meets."""
+    """Yield larger pools, then the target step time that the fastest fitting plan meets."""
     pool, limits = candidates.pool, request.constraints
     if limits.gpus is None and limits.max_gpus is None and limits.max_nodes is None and not pool.is_partial_node:
         for times in FURTHER:
@@ -423,7 +424,7 @@ _CHANGES_BY_CODE = {
     "OverBudget": _looser_bound,
     "TargetMissed": _reach_target,
 }
-"""Functions that yield the changes to try, the least costly first, by the code of the rejection."""
+"""Functions that yield the changes to try, by the rejection's code. The least costly change comes first."""
 
 
 def _find_missing_price(request: Request, candidates: CandidatePlans, others: tuple[Choice, ...]) -> Change | None:

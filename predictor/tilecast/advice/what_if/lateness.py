@@ -1,4 +1,4 @@
-"""Say how late a run ends whose objective does not exclude plans by the deadline, and which plan would be on time."""
+"""Describe how late a run ends if its objective ignores the deadline, and which plan would be on time."""
 
 from __future__ import annotations
 
@@ -48,6 +48,6 @@ def _choose_offer(request: Request, candidates: Sequence[CandidatePlans]) -> Off
 
 
 def _find_end(request: Request, offer: Offer) -> float:
-    """Return the seconds in which a run has to meet the deadline: the forecast, or the upper end of its range."""
+    """Return the seconds of a run to compare with the deadline: the forecast, or the upper end of its range."""
     ratio = offer.upper_s / offer.step_s if request.limits_at == "upperBound" else 1.0
     return (offer.finish_s or 0.0) * ratio

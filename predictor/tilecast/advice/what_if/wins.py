@@ -1,8 +1,8 @@
 """Explain why the best plan of every other pool, and every neighbour of the recommended plan, is not recommended.
 
 A neighbour differs from the recommended plan by one step in one dimension. The reason is looked up in the table of
-plans that was searched. The change that would remove the reason is found by pricing with other inputs. A change wins
-for another pool if that pool is then recommended. It wins for a neighbour if the neighbour is then ahead of the plan
+plans that was searched. The change that would remove the reason is found by pricing with other inputs. For another
+pool, a change must make that pool the recommended one. For a neighbour, it must put the neighbour ahead of the plan
 that is recommended now.
 """
 
@@ -44,11 +44,11 @@ from tilecast.spec import Floats, Ints, Plan, Plans, Workload
 from tilecast.step import blocks
 
 SPEEDS = np.arange(20, 161) / 20
-"""Factors on the speed of all links that are tried."""
+"""Factors on the speed of all links to try."""
 
 
 def explain_why_not(request: Request, ranking: Ranking) -> tuple[WhyNot, ...]:
-    """Return the reasons why the choices after the first, and the neighbours of the first, are not recommended."""
+    """Return why the other choices, and the neighbours of the first choice, are not recommended."""
     choices = ranking.choices
     if not choices:
         return ()
@@ -57,13 +57,13 @@ def explain_why_not(request: Request, ranking: Ranking) -> tuple[WhyNot, ...]:
 
 
 def _explain_pool(request: Request, choices: Sequence[Choice], choice: Choice, is_tied: bool) -> WhyNot:
-    """Return the reason why a choice is not recommended.
+    """Return why a choice is not recommended.
 
     Args:
         request: the job.
         choices: the choices of all pools, the recommended one first.
         choice: the choice to explain.
-        is_tied: whether the forecast cannot tell the choice from the recommended one.
+        is_tied: whether the choice ties with the recommended one within the forecast's uncertainty.
     """
     best, noun = choices[0], request.goal.quantity.measure
     ratio = choice.value / best.value if best.value > 0 else None
@@ -100,21 +100,20 @@ def _is_recommended(request: Request, choice: Choice, others: tuple[Choice, ...]
 
 
 def _is_clearly_recommended(request: Request, choice: Choice, others: tuple[Choice, ...]) -> bool:
-    """Return whether a choice of a changed pool wins by so much that the pool is recommended without a new search.
+    """Return whether a choice of a changed pool wins clearly enough that the pool need not be searched again.
 
-    The changed pool may recommend a plan that ties with its best one, so the choice has to win by the width of two
-    ties.
+    A new search might recommend a plan that ties with this choice, so the choice must win by the width of two ties.
     """
     widths = [float(uncertainty.tie_width_between_pools(choice.errors, other.errors)[0]) for other in others]
     return _is_recommended(request, choice.scale_amounts(math.exp(2 * max(widths, default=0.0))), others)
 
 
 MOST_CONFIRMED = 256
-"""Most GPUs of a changed pool for which a narrow win is confirmed by searching the pool anew."""
+"""Most GPUs of a changed pool that is searched again to confirm a narrow win."""
 
 
 def _is_pool_recommended(request: Request, pool: Pool, others: tuple[Choice, ...]) -> bool:
-    """Return whether a changed pool, searched anew, is recommended over the other choices."""
+    """Return whether a changed pool, searched again, is recommended over the other choices."""
     outcome = choose_on_pool(request, pool)
     return isinstance(outcome, Choice) and _is_recommended(request, outcome, others)
 
@@ -191,7 +190,7 @@ def _describe_links(speed: float) -> Change:
 
 
 def find_winning_price(request: Request, choice: Choice, others: tuple[Choice, ...]) -> Change | None:
-    """Return the price below which the choice of a pool would be recommended over the choices of the other pools."""
+    """Return the highest price at which a pool's choice would be recommended over the choices of the other pools."""
     price, pool = choice.candidates.pool.price_per_gpu_hour, choice.candidates.pool
     ratio = _find_winning_factor(request, choice, others)
     if not price or ratio is None:
@@ -206,14 +205,17 @@ _WINNING_CHANGES: Mapping[str, Callable[[Request, Choice, Choice, tuple[Choice, 
     "links": _find_winning_links,
     "price": lambda request, best, choice, others: find_winning_price(request, choice, others),
 }
-"""Functions that find the smallest change of a pool with which its choice would be recommended, by kind of change."""
+"""Functions that find the smallest change that makes a pool the recommended one, by kind of change."""
 
 BISECTIONS = 40
-"""Halvings of the logarithm of a factor, which give it more digits than texts show."""
+"""Number of bisection steps on the logarithm of a factor, enough for all digits that texts show."""
 
 
 def _find_winning_factor(request: Request, choice: Choice, others: tuple[Choice, ...]) -> float | None:
-    """Return the largest factor on a choice's value that makes it recommended. If even 0.0001 does not, return None."""
+    """Return the largest factor on a choice's value that makes it recommended.
+
+    If even 0.0001 is too large, return None.
+    """
     low, high = math.log(1e-4), math.log(1e4)
 
     def wins(factor: float) -> bool:
@@ -266,7 +268,7 @@ def _explain_neighbours(request: Request, best: Choice) -> Iterator[WhyNot]:
 def _find_neighbours(
     candidates: CandidatePlans, workload: Workload, plan: Plan, variant: int
 ) -> list[tuple[str, Plan, int]]:
-    """Return the neighbours of a plan that the pool could run, or could run if it grew.
+    """Return the neighbours of a plan that the pool could run, at its present size or larger.
 
     Every tuple has the name of the changed dimension, the plan, and the plan's row in the candidates. The row is -1 if
     the pool is too small.
@@ -283,7 +285,7 @@ def _find_neighbours(
 def _neighbour_plans(plan: Plan, workload: Workload) -> Iterator[tuple[str, Plan]]:
     """Yield the plans that differ from a plan by one step in one dimension, with the name of that dimension.
 
-    The number of GPUs changes only if it is that dimension.
+    The number of GPUs changes only if it is the changed dimension.
     """
     for name in ("tensor", "pipeline"):
         degree = getattr(plan, name)
@@ -318,7 +320,10 @@ def _neighbour_plans(plan: Plan, workload: Workload) -> Iterator[tuple[str, Plan
 
 
 def _with_accumulation(subject: str, plan: Plan, workload: Workload) -> Iterator[tuple[str, Plan]]:
-    """Yield the plan with the gradient accumulation that its global batch needs, if the batch divides."""
+    """Yield the plan with the gradient accumulation that its global batch needs.
+
+    Yield nothing if the batch does not divide.
+    """
     each = plan.data * plan.micro_batch
     if workload.global_batch % each == 0:
         repeats = workload.global_batch // each
@@ -343,7 +348,7 @@ def _seconds_on_faster_links(workload: Workload, plans: Plans, pool: Pool, speed
 def _find_winning_speeds(
     workload: Workload, plans: Plans, pool: Pool, weight: Floats, behind: Ints
 ) -> dict[int, float | None]:
-    """Return, for each plan behind the first, the lowest factor on all link speeds that puts it ahead of the first.
+    """Return the lowest factor on all link speeds that puts each plan in `behind` ahead of the first plan.
 
     Args:
         workload: the job.
@@ -353,7 +358,7 @@ def _find_winning_speeds(
         behind: rows of the plans that are behind the first one.
 
     Returns:
-        The factor by row; rows that no factor in `SPEEDS` puts ahead are left out.
+        The factor by row. Rows that no factor in `SPEEDS` puts ahead are absent.
     """
 
     def ahead(rows: Ints, speeds: Floats) -> Mask:
@@ -371,7 +376,7 @@ def _find_winning_speeds(
 
 
 def _find_lowest_speed(wins: Callable[[int], bool]) -> float | None:
-    """Return the lowest speed in `SPEEDS` that wins. If the highest speed does not win, return None."""
+    """Return the lowest speed in `SPEEDS` for which `wins` is true. If it is false for the highest, return None."""
     last = len(SPEEDS) - 1
     return float(SPEEDS[bisect_integers(wins, 0, last)]) if wins(last) else None
 
@@ -386,11 +391,11 @@ class _Neighbour:
     plan: Plan
     row: int
     ratio: float
-    """Amount of the quantity that the objective minimises over that of the best plan."""
+    """Ratio to the recommended plan, in the quantity that the objective minimises."""
     is_tie: bool
 
     def explain(self, over_bytes: float, needed_bytes: float, speed: float | None) -> WhyNot:
-        """Return the reason why the neighbour is not recommended, and the smallest change that would remove the reason.
+        """Return why the neighbour is not recommended, and the smallest change that would remove the reason.
 
         Args:
             over_bytes: bytes by which the neighbour exceeds the GPU's memory.
@@ -416,7 +421,7 @@ class _Neighbour:
         return self._to_why_not(goal.quantity.worse_code, ratio, None if speed is None else _describe_links(speed))
 
     def _to_why_not(self, code: str, message: str, change: Change | None = None, value: float | None = None) -> WhyNot:
-        """Return the reason with its code. Without `value`, its value is the ratio to the recommended plan."""
+        """Return the reason as a `WhyNot`. If `value` is None, use the ratio to the recommended plan."""
         pool, value = self.best.candidates.pool.name, self.ratio if value is None else value
         return WhyNot(self.subject, pool, self.plan, code, message, value, change)
 
@@ -425,7 +430,7 @@ class _Neighbour:
         return f"{self.ratio:.2f}x the {self.request.goal.quantity.measure}"
 
     def _why_unusual(self) -> str:
-        """Return why the neighbour, though better, is recommended only if the user asks for that plan."""
+        """Return why the neighbour, though better, is recommended only if the user asks for it."""
         if self.plan.tensor > gpus_on_fastest_link(self.best.candidates):
             return "its tensor parallelism leaves NVLink; constraints.maxTensorParallel asks for it"
         if is_split_too_far(self.best.candidates.take(np.array([self.row])))[0]:
@@ -435,7 +440,7 @@ class _Neighbour:
         return "it splits what a GPU holds whole; a stated plan asks for it"
 
     def _why_not_chosen(self) -> str:
-        """Return the reason why the neighbour, which ties with the recommended plan, is not recommended."""
+        """Return why the neighbour, which ties with the recommended plan, is not recommended."""
         candidates = self.best.candidates
         if candidates.tight[self.row] and not self.best.is_tight:
             return ", but tight in memory"
@@ -464,7 +469,7 @@ class _Neighbour:
         return self._to_why_not("Constraint", f"{self._ratio_text()}, but outside the job's constraints")
 
     def _describe_leaner(self, needed_bytes: float) -> Change:
-        """Return the change to a fitting plan with equal parallel degrees that differs in the fewest fields of `_OPEN`.
+        """Return the change to a fitting plan with the same degrees that differs in the fewest columns of `_OPEN`.
 
         If no such plan fits, return the change to GPUs with enough memory.
         """
@@ -500,7 +505,7 @@ _OPEN = {
     "micro_batch": "micro-batch", "zero_stage": "ZeRO stage", "checkpointing": "recomputation",
     "sequence_parallel": "sequence parallelism",
 }  # fmt: skip
-"""Columns of a plan besides its degrees that decide its memory, and their names in texts."""
+"""Plan columns other than degrees that affect memory, with their names in texts."""
 
 
 def _gpus_text(gpus: int) -> str:

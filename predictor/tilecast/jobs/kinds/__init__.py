@@ -22,11 +22,11 @@ def _import_kinds() -> Iterator[JobKind]:
 JOB_KINDS: Mapping[str, JobKind] = {
     kind.kind: kind for kind in sorted(_import_kinds(), key=lambda kind: (kind.group, kind.kind), reverse=True)
 }
-"""Kinds of jobs by name, in the order in which messages name them: by API group, Kubernetes' own Job last."""
+"""Kinds of jobs by name, in the order in which messages list them: by API group, with Kubernetes' own Job last."""
 
 
 def is_job(document: Document) -> bool:
-    """Return whether kind and API version of a document are those of a known kind of job."""
+    """Return whether a document is of a known kind of job and API version."""
     kind = JOB_KINDS.get(str(document.get("kind")))
     return kind is not None and document.get("apiVersion") == kind.api_version
 

@@ -9,7 +9,7 @@ from tilecast.jobs.interface import RANDOM_PART, JobKind, Pods, quote_name, read
 from tilecast.jobs.shapes import read_count_at
 
 MAX_BASE = 58
-"""Characters of a generated name before its random part; Kubernetes cuts the name of the Job to that."""
+"""Most characters of a generated pod name before its random part. Kubernetes cuts the Job's name to this length."""
 MAX_DIGITS = 6
 """Most digits of the index of a pod."""
 
@@ -31,9 +31,9 @@ class BatchJob(JobKind):
         yield read_pod_template("", ("spec", "template", "spec"), count, document["spec"]["template"]["spec"])
 
     def find_pod_names(self, document: Document) -> str:
-        """Return the pattern of the names of a Job's pods. Those of an Indexed Job have an index, which is never cut.
+        """Return the pattern of a Job's pod names. Pods of an Indexed Job also have an index, which is never cut.
 
-        A long name of a Job is cut, the more the longer the index.
+        A long Job name is cut. The longer the index, the more of it is cut.
         """
         name = str(value_at_path(document, ("metadata", "name")) or "")
         if value_at_path(document, ("spec", "completionMode")) != "Indexed":

@@ -56,7 +56,7 @@ class JobSet(JobKind):
         return [FieldChange((*below, "parallelism"), pods), *more]
 
     def find_main_address(self, document: Document, job: Job) -> str:
-        """Return a shell expression: MASTER_ADDR if set, or else the first GPU pod's DNS name (spec.network)."""
+        """Return a shell expression: MASTER_ADDR if set, otherwise the first GPU pod's DNS name (spec.network)."""
         subdomain = value_at_path(document, _SUBDOMAIN) or job.name
         return f"${{MASTER_ADDR:-{job.name}-{job.workers[0].name}-0-0.{subdomain}}}"
 

@@ -118,7 +118,7 @@ class TrainJob(JobKind):
         return [FieldChange(("spec", "podTemplateOverrides"), [*(spec.get("podTemplateOverrides") or ()), override])]
 
     def remove_placement(self, document: Document, job: Job) -> list[FieldChange]:
-        """Return the changes that remove advice's node labels from the runtime patch or override that advice wrote."""
+        """Return the changes that remove the node labels of advice from the runtime patch or override that it wrote."""
         pods = remove_node_choice(job).pods[0]
         if pods == job.pods[0]:
             return []
@@ -140,7 +140,7 @@ class TrainJob(JobKind):
 
 
 def _find_choices(document: Document, name: str) -> list[Path]:
-    """Return the paths of pod specs in patches and overrides of a TrainJob whose node selectors advice wrote."""
+    """Return the paths of the pod specs, in patches and overrides of a TrainJob, whose node selectors advice wrote."""
     spec = document["spec"]
     below: Path = ("trainingRuntimeSpec", "template", "spec", "replicatedJobs")
     paths: list[Path] = [
@@ -155,7 +155,7 @@ def _find_choices(document: Document, name: str) -> list[Path]:
 
 
 def _find_trainer_job(runtime_spec: Document) -> Document:
-    """Return the replicated job of a runtime that trains: the one labelled `trainer`, or else named `node`.
+    """Return the replicated job that trains: the one labelled `trainer` in a runtime, or else named `node`.
 
     If there is none, return an empty mapping.
     """

@@ -32,16 +32,16 @@ TEXT_FORMATS: Sequence[TextFormat] = (
     torchtune.FORMAT,
     tqdm.FORMAT,
 )
-"""Formats of lines in the order in which they are tried; a log is read by the first that has steps."""
+"""Formats of text lines, in the order in which they are tried. The first one that finds steps is used."""
 
 
 @dataclass(frozen=True, slots=True)
 class FileFormat:
-    """A format of whole files."""
+    """A format of a whole file."""
 
     name: str
     recognise: Callable[[Path, bytes], bool]
-    """Returns whether a file with these first bytes has the format."""
+    """Function that returns whether a file with these first bytes has the format."""
     read: Callable[[Path], LoggedRun | None]
 
 
@@ -58,7 +58,7 @@ FOLDER_FILES: Mapping[str, str] = {
     trainer_state.NAME: "trainer_state.json",
     lightning_csv.NAME: "metrics.csv",
 }
-"""Names of the files by which a run is found in a folder, in the order in which they are tried."""
+"""Names of files by which a run is found in a folder, in the order in which they are tried."""
 NAMES: Sequence[str] = tuple(
     dict.fromkeys([*(item.name for item in TEXT_FORMATS), *(item.name for item in FILE_FORMATS), mlflow.NAME])
 )

@@ -1,4 +1,4 @@
-"""Logs of DeepSpeed: of its pipeline engine, else the times of the lines of its throughput timer."""
+"""Logs of DeepSpeed: of its pipeline engine, or else the time stamps of its throughput timer."""
 
 import re
 

@@ -14,12 +14,12 @@ NAME = "Lightning CSV"
 
 
 def recognise(path: Path, head: bytes) -> bool:
-    """Return whether a file is named as a CSV file, and its first line has columns."""
+    """Return whether a file has a CSV file's name and column titles in its first line."""
     return path.suffix == ".csv" and b"," in head.split(b"\n")[0]
 
 
 def read(path: Path) -> LoggedRun | None:
-    """Return the run. None if there are too few steps.
+    """Return the run, or None if there are too few steps.
 
     Raises:
         SpecError: no column is a step number, or none is a time.

@@ -1,4 +1,4 @@
-"""Logs of Megatron-LM and Megatron-Bridge, whose arguments give the GPUs and the plan."""
+"""Logs of Megatron-LM and Megatron-Bridge. Their arguments give the GPUs and the plan."""
 
 import re
 

@@ -1,4 +1,4 @@
-"""Runs in MLflow's file store, `mlruns/EXPERIMENT/RUN`: a file for each metric and each parameter."""
+"""Runs in MLflow's file store, `mlruns/EXPERIMENT/RUN`: one file for each metric and each parameter."""
 
 from collections import defaultdict
 from itertools import islice
@@ -12,9 +12,9 @@ from tilecast.logs.text import iterate_lines
 NAME = "MLflow"
 PATTERN = "meta.yaml"
 MAX_METRICS = 256
-"""Metrics of a run that are looked at."""
+"""Most metrics of a run that are read."""
 MAX_POINTS = MAX_STEPS
-"""Most points of a run that are read, of all its metrics equally many."""
+"""Most points of a run that are read, with the same number for each metric."""
 
 
 def is_run(folder: Path) -> bool:
@@ -23,7 +23,7 @@ def is_run(folder: Path) -> bool:
 
 
 def read(folder: Path) -> LoggedRun | None:
-    """Return the run in a folder. None if there are too few steps."""
+    """Return the run in a folder, or None if there are too few steps."""
     points: dict[tuple[float, int], dict[str, float]] = defaultdict(dict)
     root = folder / "metrics"
     found = (item for item in sorted(root.rglob("*")) if item.is_file() and not item.is_symlink())

@@ -1,4 +1,4 @@
-"""Event files of TensorBoard: records of TFRecord, each a message `Event`."""
+"""Event files of TensorBoard: TFRecord records that each contain a message `Event`."""
 
 import struct
 from collections.abc import Iterator
@@ -12,19 +12,19 @@ from tilecast.logs.steps import MAX_STEPS, LoggedRun
 NAME = "TensorBoard"
 PATTERN = "events.out.tfevents.*"
 MAX_RECORD = 2**20
-"""Largest record that is read; larger ones, such as images, are skipped."""
+"""Largest record that is read. Larger ones, such as images, are skipped."""
 _TIME, _STEP, _SUMMARY = 1, 2, 5
 _VALUE, _TAG, _SIMPLE, _TENSOR = 1, 1, 2, 8
 _CONTENT, _FLOATS = 4, 5
 
 
 def recognise(path: Path, head: bytes) -> bool:
-    """Return whether a file is named as an event file."""
+    """Return whether a file has the name of an event file."""
     return ".tfevents." in path.name
 
 
 def read(*paths: Path) -> LoggedRun | None:
-    """Return the run from its event files, the earliest first. None if there are too few steps."""
+    """Return the run from its event files, earliest first, or None if there are too few steps."""
     rows = (row for path in paths for record in _iterate_records(path) if (row := _read_event(record)) is not None)
     return find_metric_run(list(islice(rows, MAX_STEPS)), NAME)
 
@@ -46,7 +46,7 @@ def _iterate_records(path: Path) -> Iterator[bytes]:
 
 
 def _read_event(record: bytes) -> MetricRow | None:
-    """Return the scalars of an event. None if it has none."""
+    """Return the scalars of an event, or None if it has none."""
     time, step = 0.0, 0
     values: dict[str, float] = {}
     try:

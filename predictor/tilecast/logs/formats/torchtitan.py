@@ -1,4 +1,4 @@
-"""Logs of torchtitan, whose lines have no duration: the times at which they were written give it."""
+"""Logs of torchtitan. Their lines have no duration, so it is computed from the time stamps."""
 
 import math
 import re
@@ -7,16 +7,16 @@ from collections.abc import Mapping
 from tilecast.logs.text import TIME, TextFormat
 
 _LISTED = re.compile(r"Building \d-D device mesh with \[([^\]]{0,200})\], \[([\d, ]{0,200})\]", re.ASCII)
-"""The mesh as 0.1 logs it."""
+"""Pattern of the mesh in logs of version 0.1."""
 _NAMED = re.compile(r"Building device mesh with parallelism: ((?:\w{1,40}=\d{1,7}(?:, )?){1,12})", re.ASCII)
-"""The mesh as 0.2 logs it."""
+"""Pattern of the mesh in logs of version 0.2."""
 _COLUMNS: Mapping[str, str] = {"pp": "pipeline", "cp": "context", "tp": "tensor", "ep": "expert"}
 _SPLITS = ("pp", "dp_replicate", "dp_shard", "cp", "tp")
-"""Dimensions whose sizes multiply to the GPUs; experts share those of others."""
+"""Dimensions whose sizes multiply to the number of GPUs. Expert ranks are ranks of other dimensions."""
 
 
 def read_mesh(line: str) -> dict[str, object]:
-    """Return GPUs and columns of the plan from a line with the mesh; of other lines nothing."""
+    """Return the GPUs and plan columns in a line that describes the mesh. Return nothing for other lines."""
     if match := _LISTED.search(line):
         names, counts = (re.findall(r"\w+", text, re.ASCII) for text in match.groups())
         sizes = {name: int(count[:7]) for name, count in zip(names, counts, strict=False)}

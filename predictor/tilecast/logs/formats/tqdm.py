@@ -1,4 +1,4 @@
-"""Progress bars of tqdm, as Transformers and Lightning write them. Of several bars the one that ran longest counts."""
+"""Progress bars of tqdm, as Transformers and Lightning write them. The bar that ran longest is used."""
 
 import re
 

@@ -1,6 +1,6 @@
 """`trainer_state.json` of Transformers, and of TRL, axolotl and LLaMA-Factory, which use its Trainer.
 
-It has the duration of the whole run alone. Evaluations are subtracted. Warm-up remains in the mean.
+It has only the duration of the whole run. Evaluations are subtracted. Warm-up is part of the mean.
 """
 
 from collections.abc import Mapping, Sequence
@@ -20,9 +20,9 @@ def recognise(path: Path, head: bytes) -> bool:
 
 
 def read(path: Path) -> LoggedRun | None:
-    """Return the mean step of a finished run. None for another file or a run that has not ended.
+    """Return the mean step of a finished run, or None for another file or an unfinished run.
 
-    A run that was continued counts from its last start on.
+    For a resumed run, only the part since its last start counts.
     """
     try:
         state = untrusted.parse_json(path.read_bytes()[: MAX_BYTES + 1], max_bytes=MAX_BYTES)

@@ -1,4 +1,4 @@
-"""Offline runs of Weights & Biases, `wandb/offline-run-…/run-….wandb`: messages in a log of LevelDB."""
+"""Offline runs of Weights & Biases, `wandb/offline-run-…/run-….wandb`: messages in a LevelDB log."""
 
 import struct
 from collections.abc import Iterator
@@ -16,7 +16,7 @@ PATTERN = "run-*.wandb"
 MAGIC = b":W&B"
 MAX_RECORD = 2**20
 MAX_VALUE = 4096
-"""Longest value, as JSON, that is read; a number is short."""
+"""Longest value that is read, as JSON. Numbers are shorter."""
 _BLOCK, _FILE_HEADER, _HEADER = 32768, 7, 7
 _FULL, _FIRST, _MIDDLE, _LAST = 1, 2, 3, 4
 _HISTORY, _CONFIG, _RUN, _RUN_CONFIG = 2, 5, 17, 4
@@ -24,12 +24,12 @@ _ITEM, _UPDATE, _KEY, _NESTED, _JSON = 1, 1, 1, 2, 16
 
 
 def recognise(path: Path, head: bytes) -> bool:
-    """Return whether a file begins as a run of Weights & Biases."""
+    """Return whether a file begins like a run of Weights & Biases."""
     return head.startswith(MAGIC)
 
 
 def read(path: Path) -> LoggedRun | None:
-    """Return the run. None if there are too few steps."""
+    """Return the run, or None if there are too few steps."""
     rows: list[MetricRow] = []
     facts = RunFacts()
     for record in _iterate_records(path):
@@ -63,7 +63,7 @@ def _iterate_items(message: bytes, field: int) -> Iterator[tuple[str, object]]:
 
 
 def _iterate_records(path: Path) -> Iterator[bytes]:
-    """Yield the records of a file up to its end. Those above `MAX_RECORD` are skipped."""
+    """Yield the records of a file. Records above `MAX_RECORD` are skipped."""
     with path.open("rb") as handle:
         parts: list[bytes] = []
         # Bytes of the record that is open. None: no record is, or it is too long.

@@ -1,8 +1,8 @@
-"""Write the ranked pools of an advice in the words of a scheduler, so that it can run the job on one of them.
+"""Write the ranked pools of an advice in a scheduler's format, so that the scheduler can run the job on one of them.
 
-Each dialect has a module with a function `write_…(advice)`, which returns text that the scheduler's own tools read.
-Comments at its top name the pools, best first, with the plan and the step of each, and what to fill in. What a pool
-does not say, such as a partition of Slurm, is not guessed.
+Each dialect has a module with a function `write_…(advice)`. It returns text that the scheduler's own tools read.
+Comments at the top list the pools, best first, with the plan and the step time of each, and what the user must fill in.
+Values that a pool does not have, such as a Slurm partition, are not guessed.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from tilecast.spec import SpecError
 
 @dataclass(frozen=True, slots=True)
 class Dialect:
-    """A scheduler's way to say "one of these"."""
+    """A scheduler's format for a choice among several pools."""
 
     purpose: str
     function: str
-    """Function that writes it, in the module with the dialect's name, which is imported when it is needed."""
+    """Name of the function that writes it, in the module of the same name as the dialect. It is imported on demand."""
 
 
 DIALECTS: Mapping[str, Dialect] = {
@@ -36,7 +36,7 @@ DIALECTS: Mapping[str, Dialect] = {
 
 
 def write_dialect(name: str, advice: Advice) -> str:
-    """Return an advice in a dialect of `DIALECTS`. Without any pool that can run the job, return only comments.
+    """Return an advice in a dialect of `DIALECTS`. If no pool can run the job, return only comments.
 
     Raises:
         SpecError: there is no dialect with this name.

@@ -1,4 +1,4 @@
-"""A ResourceClaimTemplate of Dynamic Resource Allocation: the devices of the first pool that has them free.
+"""Write a ResourceClaimTemplate of Dynamic Resource Allocation. The first pool with free devices satisfies it.
 
 https://kubernetes.io/docs/concepts/scheduling-eviction/dynamic-resource-allocation/#prioritized-list
 """
@@ -27,7 +27,10 @@ MAX_ALTERNATIVES, MAX_DEVICES = 8, 32
 
 
 def write_claim(advice: Advice) -> str:
-    """Return a ResourceClaimTemplate whose request lists the GPUs of a pod for each pool, with equally many pods."""
+    """Return a ResourceClaimTemplate for the GPUs of one pod, with an alternative for each pool.
+
+    Only pools on which the job has the same number of pods are alternatives.
+    """
     alike = list_alike(advice, _has_as_many_pods) if advice.offers else ()
     shown = [one for one in alike if one.gpus_per_node <= MAX_DEVICES][:MAX_ALTERNATIVES]
     lines = describe_ranking(advice, "dra", shown)
@@ -54,7 +57,7 @@ def _has_as_many_pods(offer: Offer, best: Offer) -> bool:
 
 
 def _write_subrequest(name: str, offer: Offer) -> dict[str, Any]:
-    """Return the alternative of a request that asks for the GPUs of one pod of an offer."""
+    """Return the alternative for the GPUs of one pod of an offer."""
     whole, sliced = gpu_device_classes()
     return {
         "name": name,
@@ -66,7 +69,7 @@ def _write_subrequest(name: str, offer: Offer) -> dict[str, Any]:
 
 
 def _write_selectors(pool: Pool) -> list[str]:
-    """Return CEL expressions that only devices like the GPUs of a pool satisfy."""
+    """Return CEL expressions that only devices like a pool's GPUs satisfy."""
     attributes = f"device.attributes[{json.dumps(gpu_driver())}]"
     # A label has dashes where the driver's name of a product has spaces.
     products = "|".join(re.escape(name.lower()).replace("\\-", "[- ]") for name in list_products(pool))

@@ -1,4 +1,4 @@
-"""NodePools of Karpenter, of which it tries the one with the greatest weight first.
+"""Write Karpenter NodePools. Karpenter tries the one with the greatest weight first.
 
 https://karpenter.sh/docs/concepts/nodepools/#specweight
 """
@@ -26,15 +26,17 @@ _NODE_CLASSES: Mapping[str, tuple[str, str]] = {
     "azure": ("karpenter.azure.com", "AKSNodeClass"),
     "gcp": ("karpenter.k8s.gcp", "GCENodeClass"),
 }
-"""API group and kind of the node class of each cloud's provider (karpenter-provider-aws, karpenter-provider-azure,
-karpenter-provider-gcp: pkg/apis)."""
+"""API group and kind of the node class of each cloud.
+
+Sources: karpenter-provider-aws, karpenter-provider-azure, karpenter-provider-gcp, each pkg/apis.
+"""
 _RESERVED = ("kubernetes.io", "k8s.io", "karpenter.sh", "karpenter.k8s.aws", "karpenter.azure.com")
-"""Domains of labels that Karpenter lets no template set (karpenter: pkg/apis/v1/labels.go)."""
+"""Label domains that a NodePool template must not set (karpenter: pkg/apis/v1/labels.go)."""
 MAX_WEIGHT = 100
 
 
 def write_node_pools(advice: Advice) -> str:
-    """Return a NodePool for each pool whose instance types are known, with the greatest weight for the best one."""
+    """Return a NodePool for each pool with known instance types. The best pool has the greatest weight."""
     if advice.best is None:
         return write_comments(describe_ranking(advice, "karpenter"))
     clouds = list_clouds()
@@ -59,7 +61,7 @@ def write_node_pools(advice: Advice) -> str:
 
 
 def _list_types(offer: Offer) -> list[str]:
-    """Return the instance types whose nodes are like those of an offer's pool, all of one cloud."""
+    """Return the instance types of one cloud whose nodes are like those of an offer's pool."""
     stated, types, clouds = find_instance_type(offer.pool), list_node_types(), list_clouds()
     if stated:
         return [stated] if stated in types else []
@@ -74,7 +76,7 @@ def _list_types(offer: Offer) -> list[str]:
 
 
 def _write_node_pool(name: str, rank: int, offer: Offer, types: list[str], cloud: str) -> dict[str, Any]:
-    """Return the NodePool of an offer, by its rank from 0 and the instance types of its nodes."""
+    """Return the NodePool for an offer. `rank` counts from 0, and `types` are the instance types of its nodes."""
     group, kind = _NODE_CLASSES[cloud]
     labels = {key: value for key, value in offer.pool.node_selector.items() if not _is_reserved(key)}
     requirements = [
@@ -111,7 +113,7 @@ def _is_reserved(key: str) -> bool:
 
 
 def _list_taints(offer: Offer) -> list[dict[str, str]]:
-    """Return the taints of the nodes of an offer's pool, which its tolerations name."""
+    """Return taints for the nodes of an offer's pool, derived from the pool's tolerations."""
     return [
         {key: toleration[key] for key in ("key", "value", "effect") if toleration.get(key)}
         for toleration in offer.pool.tolerations

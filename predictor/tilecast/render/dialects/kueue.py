@@ -1,4 +1,4 @@
-"""ResourceFlavors and a ClusterQueue of Kueue, which tries the flavors in the order of the ranking.
+"""Write Kueue ResourceFlavors and a ClusterQueue. Kueue tries the flavors in the order of the ranking.
 
 https://kueue.sigs.k8s.io/docs/concepts/cluster_queue/
 """
@@ -18,7 +18,7 @@ from tilecast.render.dialects.parts import (
 )
 
 _AMPLE = {"cpu": "1000000", "memory": "1Pi"}
-"""Quotas that limit nothing. Kueue admits no pod that requests a resource which its queue does not cover."""
+"""Quotas too large to limit anything. Kueue admits a pod only if its queue has a quota for every requested resource."""
 _VERSION = "kueue.x-k8s.io/v1beta2"
 
 
@@ -60,7 +60,7 @@ def write_queue(advice: Advice) -> str:
 
 
 def _write_flavor(name: str, offer: Offer) -> dict[str, Any]:
-    """Return the ResourceFlavor of an offer's pool, which selects its nodes and tolerates their taints."""
+    """Return the ResourceFlavor of an offer's pool. It selects the pool's nodes and tolerates their taints."""
     labels, tolerations = dict(offer.pool.node_selector), [dict(one) for one in offer.pool.tolerations]
     given = {"nodeLabels": labels, "tolerations": tolerations}
     return {
@@ -72,7 +72,7 @@ def _write_flavor(name: str, offer: Offer) -> dict[str, Any]:
 
 
 def _write_quotas(offer: Offer, resources: list[str]) -> list[dict[str, Any]]:
-    """Return the quotas of an offer's flavor, with zero for the kinds of GPUs that its pool lacks."""
+    """Return the quotas of an offer's flavor. GPU resources that its pool lacks have the quota 0."""
     own = name_gpu_resource(offer.pool)
     gpus = {name: offer.pool.max_gpus if name == own else 0 for name in resources}
     return [{"name": name, "nominalQuota": quota} for name, quota in {**_AMPLE, **gpus}.items()]

@@ -36,18 +36,18 @@ def read_gpu_names() -> Mapping[str, GpuNames]:
 
 
 def find_gpu_names(gpu: Gpu) -> GpuNames:
-    """Return what schedulers call a GPU.
+    """Return the names that schedulers use for a GPU.
 
-    A board that is derived from a shipped GPU, and a slice, have the names of this GPU. Any other GPU has its own name.
+    A board derived from a shipped GPU, and a MIG slice, have the names of that GPU. Any other GPU has its own name.
     """
     own = gpu.name.partition(MIG_INFIX)[0]
     return read_gpu_names().get(gpu.sibling or own) or GpuNames(ray=own, skypilot=own, slurm=own)
 
 
 def list_products(pool: Pool) -> list[str]:
-    """Return the names that the driver may report for the GPUs of a pool, with dashes for spaces.
+    """Return the product names that the driver may report for a pool's GPUs, with dashes for spaces.
 
-    If a label of the pool's nodes has the name, only this one is returned.
+    If a label of the pool's nodes has the name, return only that one.
     """
     label = pool.node_selector.get("nvidia.com/gpu.product")
     if label:
@@ -61,7 +61,7 @@ def list_products(pool: Pool) -> list[str]:
 
 
 def name_gpu_resource(pool: Pool) -> str:
-    """Return the name of the resource that a pod requests to get a GPU, or a MIG slice, of a pool."""
+    """Return the Kubernetes resource that a pod requests for a GPU, or a MIG slice, of a pool."""
     table = read_label_table()
     return f"{table.mig_resource_prefix}{pool.gpu.mig}" if pool.gpu.mig else table.gpu_resource
 
@@ -72,12 +72,12 @@ def is_spot(pool: Pool) -> bool:
 
 
 def is_in_cluster(pool: Pool) -> bool:
-    """Return whether a pool was found in nodes of a cluster, rather than stated by GPU or instance type and count."""
+    """Return whether a pool was discovered from cluster nodes, rather than given by GPU or instance type and count."""
     return bool(pool.node_selector) or "gpu" in pool.layers
 
 
 def find_instance_type(pool: Pool) -> str:
-    """Return the instance type of a pool's nodes, or an empty text if it is unknown or only assumed."""
+    """Return the instance type of a pool's nodes, or an empty text if it is unknown or assumed."""
     return "" if "assumed" in pool.layers.values() else pool.node_type
 
 
@@ -87,7 +87,7 @@ def dns_label(text: str, length: int = 63) -> str:
 
 
 def name_offers(offers: Sequence[Offer], length: int = 63) -> list[str]:
-    """Return a different DNS label for each offer, made of the name of its pool."""
+    """Return a distinct DNS label for each offer, derived from its pool's name."""
     names = list[str]()
     for offer in offers:
         name, count = dns_label(offer.pool.name, length), 2
@@ -105,14 +105,15 @@ def describe_shape(offer: Offer) -> str:
 
 
 def list_alike(advice: Advice, is_alike: Callable[[Offer, Offer], bool]) -> tuple[Offer, ...]:
-    """Return an offer of each pool that can run the job in the shape of the best offer, best first.
+    """Return an offer for each pool that can run the job in the shape of the best offer, best first.
 
-    A scheduler that replaces only the GPUs keeps the number of pods or nodes. So a pool whose best plan has another
-    shape is priced again on as many GPUs as the best offer has.
+    A scheduler that replaces only the GPUs keeps the number of pods or nodes. So if a pool's best plan has another
+    shape, the pool is priced again on as many GPUs as the best offer has.
 
     Args:
         advice: advice with at least one offer.
-        is_alike: function that returns whether an offer has the shape of the best offer, its second argument.
+        is_alike: function that returns whether its first argument, an offer, has the shape of its second, the best
+    offer.
     """
     best = advice.offers[0]
     if all(is_alike(one, best) for one in advice.offers):
@@ -125,12 +126,12 @@ def list_alike(advice: Advice, is_alike: Callable[[Offer, Offer], bool]) -> tupl
 
 
 def describe_ranking(advice: Advice, dialect: str, shown: Sequence[Offer] | None = None) -> list[str]:
-    """Return the lines that say which pools can run the job, best first, and which cannot.
+    """Return lines that list the pools that can run the job, best first, and the pools that cannot.
 
     Args:
         advice: the advice.
         dialect: name of the dialect.
-        shown: offers that the dialect writes; all of the advice if absent.
+        shown: offers that the dialect writes. If absent, all offers of the advice.
     """
     offers = advice.offers if shown is None else shown
     if not offers:
@@ -149,23 +150,23 @@ def describe_ranking(advice: Advice, dialect: str, shown: Sequence[Offer] | None
 
 
 def _explain_left_out(offer: Offer, shown: Sequence[Offer]) -> str:
-    """Return why an offer is not among those that a dialect writes."""
+    """Return why a dialect does not write an offer."""
     if shown and (offer.nodes, offer.gpus_per_node) == (shown[0].nodes, shown[0].gpus_per_node):
         return "the scheduler cannot tell its GPUs or nodes from those of a better pool, or does not know them"
     return f"its best plan has {describe_shape(offer)}, which cannot stand beside the others"
 
 
 def write_comments(lines: Iterable[str]) -> str:
-    """Return lines as comments, with a line end each. Line ends inside of a line become spaces.
+    """Return lines as comments, each ending in a newline. Newlines within a line become spaces.
 
-    Other characters that are not printable are left out, since YAML allows none of them.
+    Other characters that are not printable are left out, because YAML does not allow them.
     """
     joined = (" ".join(line.splitlines()) for line in lines)
     return "".join(f"# {''.join(filter(str.isprintable, line))}".rstrip() + "\n" for line in joined)
 
 
 def write_documents(comments: Iterable[str], documents: Sequence[Mapping[str, Any]]) -> str:
-    """Return YAML documents below comments."""
+    """Return YAML documents after some comments."""
     import yaml
 
     texts = [yaml.safe_dump(dict(item), sort_keys=False, width=10_000, allow_unicode=True) for item in documents]

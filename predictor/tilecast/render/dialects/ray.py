@@ -1,4 +1,4 @@
-"""Options of a Ray task or actor: a label selector, and the selectors to fall back on.
+"""Write the options of a Ray task or actor: a label selector, and selectors to fall back on.
 
 https://docs.ray.io/en/latest/ray-core/scheduling/labels.html
 """
@@ -43,6 +43,6 @@ def _has_same_shape(offer: Offer, best: Offer) -> bool:
 
 
 def _write_selector(offer: Offer) -> dict[str, str]:
-    """Return the labels that Ray itself gives to nodes like those of an offer's pool."""
+    """Return labels that Ray sets itself on nodes like those of an offer's pool."""
     market = {"ray.io/market-type": "spot"} if is_spot(offer.pool) else {}
     return {"ray.io/accelerator-type": find_gpu_names(offer.pool.gpu).ray, **market}

@@ -1,4 +1,4 @@
-"""A task of SkyPilot whose resources are tried in order.
+"""Write a SkyPilot task. SkyPilot tries its resources in order.
 
 https://docs.skypilot.co/en/latest/reference/yaml-spec.html#resources-ordered
 """
@@ -22,11 +22,11 @@ from tilecast.render.dialects.parts import (
 )
 
 _CLOUDS = {"aws": "aws", "azure": "azure", "gcp": "gcp", "lambda": "lambda", "nebius": "nebius", "oracle": "oci"}
-"""SkyPilot's name of each cloud whose instance types ship with Tilecast (sky/clouds)."""
+"""SkyPilot's name (sky/clouds) for each cloud whose instance types ship with Tilecast."""
 
 
 def write_task(advice: Advice) -> str:
-    """Return a task with the resources of each pool, on equally many nodes."""
+    """Return a task with the resources of each pool on which the job uses the same number of nodes."""
     alike = list_alike(advice, _has_as_many_nodes) if advice.offers else ()
     # SkyPilot has no name for a slice of a GPU.
     shown = [one for one in alike if not one.pool.gpu.mig]

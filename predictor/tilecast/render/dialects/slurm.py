@@ -1,4 +1,4 @@
-"""Lines of sbatch, one for each pool: the first job that starts cancels the others.
+"""Write sbatch commands, one for each pool. The first job that starts cancels the others.
 
 https://slurm.schedmd.com/sbatch.html
 """
@@ -11,7 +11,7 @@ from tilecast.advice import Advice, Offer
 from tilecast.render.dialects.parts import describe_ranking, dns_label, find_gpu_names, write_comments
 
 _NICER = 100
-"""How much a worse pool's priority is lowered (`--nice`), by its rank."""
+"""Amount by which the priority falls (`--nice`) from one rank to the next."""
 
 
 def write_submissions(advice: Advice) -> str:
@@ -31,7 +31,7 @@ def write_submissions(advice: Advice) -> str:
 
 
 def _write_submission(name: str, rank: int, offer: Offer) -> str:
-    """Return the command that submits the job for one offer, by its rank from 0."""
+    """Return the command that submits the job for one offer. `rank` counts from 0."""
     kind = find_gpu_names(offer.pool.gpu).slurm
     options = (
         f"--job-name={name}",

@@ -1,7 +1,7 @@
 """Write the command, the configuration files and the training-script lines that launch a plan.
 
-Each launcher has a module. The output depends on the plan, the workload and the framework's record in
-`frameworks.toml`, as the forecast does. Learning rates, data and tokenizers are left to the user.
+Each launcher has a module. What it writes depends on the plan, the workload and the framework's record in
+`frameworks.toml`, the same inputs as the forecast's. Learning rates, data and tokenizers are left to the user.
 """
 
 from __future__ import annotations
@@ -54,20 +54,20 @@ class Launcher:
     """A program that launches training jobs, with the function that writes its command and the jobs it supports."""
 
     options: str
-    """Name of its table of options."""
+    """Name of its table in `launch_options/tables`."""
     frameworks: tuple[Framework, ...]
-    """Frameworks whose forecast describes its jobs. The first one that can execute the plan is used."""
+    """Frameworks as which its jobs are forecast. The first one that can execute the plan is used."""
     write: Callable[[LaunchSetting], LaunchScript]
     executions: tuple[Execution, ...] = ("eager", "compiled")
     optimizers: tuple[Optimizer, ...] = _ALL
     attention: tuple[Attention, ...] = _ANY
     precisions: tuple[Precision, ...] = PRECISIONS
     families: tuple[str, ...] = ()
-    """Model families for which it has a training script. It is empty if the user supplies the script."""
+    """Model families for which it has a training script. Empty if the user supplies the script."""
     reads_loss: bool = False
-    """Whether it reads the loss from the output of a Transformers model."""
+    """Whether the loss comes from the output of a Transformers model."""
     weights: tuple[Weights, ...] = ()
-    """Values of `Workload.weights` that it can request beside the default of its framework."""
+    """Values of `Workload.weights` that it can set besides its framework's default."""
     requests_types: bool = False
     """Whether it can set the data types of gradients and optimizer moments."""
     has_adapters: bool = True
@@ -86,12 +86,12 @@ class Launcher:
 
     @property
     def version(self) -> str:
-        """Version whose options are written, such as `torchtitan 0.2`."""
+        """Product and version for which its options are written, such as `torchtitan 0.2`."""
         return OptionTable.read(self.options).writes
 
     @property
     def source(self) -> str:
-        """Where its options are defined."""
+        """Reference to the definition of its options."""
         return OptionTable.read(self.options).source
 
 
@@ -141,7 +141,7 @@ LAUNCHERS: Mapping[str, Launcher] = {
         find_refusal=huggingface.refusal_reason,
     ),
 }
-"""Launchers by their name in `--launch`."""
+"""Launchers by their name for `--launch`."""
 
 
 def write_launch(launcher: str, setting: LaunchSetting) -> LaunchScript:
@@ -167,7 +167,7 @@ def write_launch(launcher: str, setting: LaunchSetting) -> LaunchScript:
 def launch_text(
     launcher: str, setting: LaunchSetting, safer: LaunchSetting | None = None, is_stated: bool = False
 ) -> str:
-    """Return the launch as text. Comment lines at the top name version, pool, plan, step time, memory and data types.
+    """Return the launch as text. Comments at the top name version, pool, plan, step time, memory and data types.
 
     Args:
         launcher: a key of `LAUNCHERS`.
@@ -221,7 +221,7 @@ def _describe_time_and_memory(setting: LaunchSetting) -> str:
 def launch_document(launcher: str, setting: LaunchSetting, safer: LaunchSetting | None = None) -> dict[str, object]:
     """Return the launch as JSON-compatible data.
 
-    If the launcher can run the plan of `safer`, the key `safer` has the launch of that plan.
+    If the launcher can run the plan `safer`, the key `safer` has its launch.
 
     Raises:
         SpecError: as in `write_launch`.
@@ -349,10 +349,7 @@ def find_unsupported_feature(framework: Framework, workload: Workload, plan: Pla
 
 
 def _with_framework(launcher: str, setting: LaunchSetting) -> LaunchSetting:
-    """Return a setting whose job names a framework.
-
-    If the job names none, take the launcher's first framework that can execute the plan.
-    """
+    """Return a setting whose job names a framework: its own, or the launcher's first that can execute the plan."""
     if setting.workload.framework is not None:
         return setting
     frameworks = LAUNCHERS[launcher].frameworks

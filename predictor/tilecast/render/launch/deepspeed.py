@@ -1,4 +1,4 @@
-"""Write the launch of DeepSpeed, which is `ds_config.json` and the lines that initialize the engine."""
+"""Write the launch of DeepSpeed: `ds_config.json` and the lines that initialize the engine."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def _optimizer_parameters(setting: LaunchSetting) -> Mapping[str, object] | None
 
 
 def _gradient_type(setting: LaunchSetting) -> str | None:
-    """Return the data type in which gradients accumulate, or None if DeepSpeed is told no type."""
+    """Return the data type in which gradients accumulate, or None if DeepSpeed's default is kept."""
     workload = setting.workload
     if workload.precision not in ("bf16", "fp16"):
         return None
@@ -47,7 +47,7 @@ def _gradient_type(setting: LaunchSetting) -> str | None:
 
 
 def _bucket_elements(setting: LaunchSetting) -> int | None:
-    """Return the elements of a bucket that the forecast assumes, or None without ZeRO."""
+    """Return the elements per gradient bucket that the forecast assumes, or None without ZeRO."""
     plan, workload = setting.plan, setting.workload
     if not plan.zero_stage:
         return None
@@ -57,7 +57,7 @@ def _bucket_elements(setting: LaunchSetting) -> int | None:
 
 
 def _is_untested(setting: LaunchSetting) -> bool:
-    """Return whether DeepSpeed has to be told to take the optimizer."""
+    """Return whether DeepSpeed needs `zero_allow_untested_optimizer` to accept the optimizer."""
     kind = _kind(setting)
     return kind is not None and not kind.startswith("Adam")
 
@@ -85,7 +85,7 @@ _VALUES: Values = {
     "forces_own": lambda s: False if _is_untested(s) else None,
     "plan.tensor": lambda s: s.plan.tensor if s.plan.tensor > 1 else None,
 }
-"""Function for each value of `launch_options/tables/deepspeed.toml` that is written."""
+"""Functions that return the values to write, by name in `launch_options/tables/deepspeed.toml`."""
 
 
 def engine_config(setting: LaunchSetting) -> dict[str, object]:

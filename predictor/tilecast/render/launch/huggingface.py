@@ -1,7 +1,7 @@
 """Write the launch of Hugging Face Accelerate, or of the `Trainer` of Transformers.
 
-Accelerate and `Trainer` wrap a model in DistributedDataParallel, or in `fully_shard` by the FSDP plugin version 2 of
-Accelerate. By default, that plugin reduces gradients in 16 bit.
+Both wrap a model in DistributedDataParallel, or in `fully_shard` by version 2 of Accelerate's FSDP plugin. By default,
+that plugin reduces gradients in 16 bits.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ _SYNC_EACH_MICRO_BATCH = '{"gradient_accumulation_kwargs": {"sync_each_batch": t
 The forecast assumes it, because unsharded gradients between micro-batches would take more memory.
 """
 _LISTED = ("resnet", "convnext", "efficientnet", "mobilenet-v2")
-"""Families whose `_no_split_modules` FSDP can wrap. Their layers are no `GradientCheckpointingLayer`."""
+"""Families whose `_no_split_modules` FSDP can wrap, but whose layers are not a `GradientCheckpointingLayer`."""
 
 
 def is_sharded(setting: LaunchSetting) -> bool:
-    """Return whether the job trains with `fully_shard`, not with DistributedDataParallel."""
+    """Return whether the job trains with `fully_shard` rather than DistributedDataParallel."""
     framework = setting.workload.framework
     return framework is not None and find_engine(framework) == "fsdp2"
 
@@ -65,7 +65,7 @@ _FSDP: Values = {
     "training.offload": lambda s: s.workload.offload,
     "plan.checkpointing": lambda s: s.plan.checkpointing,
 }
-"""Function for each value of `launch_options/tables/fsdp.toml` that is written."""
+"""Functions that return the values to write, by name in `launch_options/tables/fsdp.toml`."""
 
 
 def _mixed_precision_policy(setting: LaunchSetting) -> str:
@@ -78,9 +78,9 @@ def _mixed_precision_policy(setting: LaunchSetting) -> str:
 
 
 _SDPA = {"flash": "flash", "efficient": "mem_efficient", "math": "math", "cudnn": "cudnn"}
-"""Infix of PyTorch's switch for each backend of `scaled_dot_product_attention`."""
+"""Part of the name of PyTorch's switch for each backend of `scaled_dot_product_attention`."""
 _CHOSEN = {"cudnn": "cudnn", "memoryEfficient": "efficient"}
-"""The only backend left on for a `Workload.attention` that Transformers' `attn_implementation` cannot select."""
+"""Backend to leave on for each `Workload.attention` that `attn_implementation` of Transformers cannot select."""
 
 
 def _attention_lines(setting: LaunchSetting) -> list[str]:
@@ -96,7 +96,7 @@ def _attention_lines(setting: LaunchSetting) -> list[str]:
 def _model_lines(setting: LaunchSetting) -> list[str]:
     """Return the Python lines that select the attention backend and build the model in FP32.
 
-    By default, Transformers 5 takes the data type of the checkpoint. Jobs with adapters get no line that builds the
+    By default, Transformers 5 would use the data type of the checkpoint. Jobs with adapters get no line that builds the
     model, because `script.model_lines` loads the base model.
     """
     if setting.workload.lora_rank or script.auto_class_suffix(setting) is None:
@@ -107,10 +107,10 @@ def _model_lines(setting: LaunchSetting) -> list[str]:
 
 
 def _wrapping_lines(setting: LaunchSetting) -> list[str]:
-    """Return the Python lines that make FSDP wrap every layer, or none where its default does so.
+    """Return the Python lines that make FSDP wrap every layer, or none if it does so by default.
 
-    By default FSDP wraps the classes that a model lists under `_no_split_modules`. Some models list none. Some models
-    with towers list classes that do not exist, and then FSDP raises an error (Accelerate, utils/fsdp_utils.py:
+    By default FSDP wraps the classes in a model's `_no_split_modules`. Some models list none. Some models with towers
+    list classes that do not exist, and then FSDP raises an error (Accelerate, utils/fsdp_utils.py:
     fsdp2_prepare_auto_wrap_policy).
     """
     head, family = script.auto_class_suffix(setting), setting.model.family
@@ -191,7 +191,7 @@ def _distributed_type(setting: LaunchSetting) -> str:
 
 
 def _where_sharded(value: Callable[[LaunchSetting], object]) -> Callable[[LaunchSetting], object]:
-    """Return the function of a value that only jobs under `fully_shard` have."""
+    """Return a function that gives `value` to jobs under `fully_shard` and None to others."""
     return lambda setting: value(setting) if is_sharded(setting) else None
 
 
@@ -208,7 +208,7 @@ _ACCELERATE: Values = {
     **{name: _where_sharded(value) for name, value in _FSDP.items()},
     "state_dict": _where_sharded(lambda s: "SHARDED_STATE_DICT"),
 }
-"""Function for each value of `launch_options/tables/accelerate.toml` that is written."""
+"""Functions that return the values to write, by name in `launch_options/tables/accelerate.toml`."""
 
 
 def _format_yaml(value: Mapping[str, object], indent: str = "") -> str:
@@ -223,7 +223,7 @@ def _format_yaml(value: Mapping[str, object], indent: str = "") -> str:
 
 
 def _recomputes_in_trainer(setting: LaunchSetting) -> bool:
-    """Return whether an argument of the `Trainer` turns on full recomputation."""
+    """Return whether full recomputation is turned on by an argument of the `Trainer`."""
     return setting.plan.checkpointing == "full" and not is_sharded(setting)
 
 
@@ -235,7 +235,7 @@ def refusal_reason(setting: LaunchSetting) -> str:
 
 
 def _optimizer_name(setting: LaunchSetting) -> str:
-    """Return the optimizer by the names of `launch_options/tables/trainer.toml`.
+    """Return the optimizer's name in `launch_options/tables/trainer.toml`.
 
     Adam is AdamW without weight decay. `OptimizerNames` has no kernel that updates many tensors by SGD.
     """
@@ -265,7 +265,7 @@ _TRAINER: Values = {
     "fsdp_config": lambda s: "fsdp.json" if is_sharded(s) else None,
     "deepspeed": lambda s: "ds_config.json" if _is_deepspeed(s) else None,
 }  # fmt: skip
-"""Function for each value of `launch_options/tables/trainer.toml` that is written."""
+"""Functions that return the values to write, by name in `launch_options/tables/trainer.toml`."""
 
 
 def write_trainer_launch(setting: LaunchSetting) -> LaunchScript:

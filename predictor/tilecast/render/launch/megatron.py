@@ -74,9 +74,9 @@ def _predicted_tokens(setting: LaunchSetting) -> int:
 
 
 def _last_stage_layers(setting: LaunchSetting) -> object:
-    """Return the number of layers of the last stage if the stages have unequally many.
+    """Return the number of layers of the last stage if the stages have unequally many layers.
 
-    Return None if layers divide evenly, embedding or loss counts as a layer, or the job states a layout.
+    Return None if layers divide evenly, if embedding or loss counts as a layer, or if the job states a layout.
     """
     stages, layers = setting.plan.pipeline, setting.model.layers
     if layers % stages == 0 or _counted_ends(setting) or setting.workload.pipeline_layout is not None:
@@ -98,7 +98,7 @@ def _fuses_loss(setting: LaunchSetting) -> bool:
 
 
 def _replica_count(setting: LaunchSetting) -> int:
-    """Return the number of ranks that hold equal weights: data-parallel times context-parallel ranks."""
+    """Return the number of ranks with equal weights: data-parallel times context-parallel ranks."""
     return setting.plan.data * setting.plan.context
 
 
@@ -145,7 +145,7 @@ def _recomputed_layers(setting: LaunchSetting) -> int:
 
 
 def _reduced_type(setting: LaunchSetting) -> str | None:
-    """Return bf16 if gradients are reduced in it instead of FP32."""
+    """Return bf16 if gradients are reduced in BF16 rather than FP32, otherwise None."""
     workload = setting.workload
     if not workload.is_mixed or workload.precision == "fp16":
         return None
@@ -160,7 +160,7 @@ _DISPATCHERS: Mapping[ExpertDispatch, tuple[str, str | None]] = {
 }
 """Megatron-Core's token dispatcher for each `ExpertDispatch`, with the backend of the `flex` dispatcher."""
 _FUSED = (4.0, 4.0)
-"""Kernel launches of a fused router, and of a fused permutation, in `frameworks.toml`."""
+"""Numbers of kernel launches in `frameworks.toml` that mean a fused router and a fused permutation."""
 
 _VALUES: Values = {
     "layers": lambda s: None if _is_encdec(s) else s.model.layers,
@@ -264,7 +264,7 @@ _VALUES: Values = {
         lambda s: ("block" if s.workload.recompute_layers else "uniform") if s.plan.checkpointing == "full" else None,
     "recompute_layers": lambda s: _recomputed_layers(s) if s.plan.checkpointing == "full" else None,
 }  # fmt: skip
-"""Function for each value of `launch_options/tables/megatron.toml` that is written."""
+"""Functions that return the values to write, by name in `launch_options/tables/megatron.toml`."""
 
 
 def write_megatron_launch(setting: LaunchSetting) -> LaunchScript:

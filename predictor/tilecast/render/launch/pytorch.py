@@ -1,4 +1,4 @@
-"""Write the launch of DistributedDataParallel or `fully_shard` with `torchrun`, for PyTorch 2."""
+"""Write the `torchrun` launch of DistributedDataParallel or `fully_shard`, for PyTorch 2."""
 
 from __future__ import annotations
 

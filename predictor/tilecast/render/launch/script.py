@@ -1,4 +1,4 @@
-"""Write lines of a PyTorch training script, so that the script trains as the forecast assumes."""
+"""Write lines of a PyTorch training script that make it train as the forecast assumes."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _BACKENDS: Mapping[Attention, str] = {
 
 
 def uses_autocast(setting: LaunchSetting) -> bool:
-    """Return whether the job computes in 16 bit but stores weights in FP32."""
+    """Return whether the job computes in 16 bits but stores weights in FP32."""
     return setting.workload.is_mixed and setting.framework.weights != "pure"
 
 
@@ -72,9 +72,9 @@ def attention_arguments(setting: LaunchSetting) -> list[str]:
 
 
 def _pretrained_model_lines(setting: LaunchSetting) -> list[str]:
-    """Return the Python lines that load the frozen base model of a LoRA job, quantized if the job says so.
+    """Return the Python lines that load the frozen base model of a LoRA job, quantized if the job requires it.
 
-    A mixed-precision job loads it in 16 bit. PEFT makes the adapters FP32 (`autocast_adapter_dtype` of
+    A mixed-precision job loads it in 16 bits. PEFT makes the adapters FP32 (`autocast_adapter_dtype` of
     `get_peft_model`).
     """
     workload, lines = setting.workload, list[str]()
@@ -121,7 +121,7 @@ def model_lines(setting: LaunchSetting) -> list[str]:
 
 
 def has_fused_optimizer(setting: LaunchSetting) -> bool:
-    """Return whether the forecast assumes a fused optimizer, with one kernel for many tensors."""
+    """Return whether the forecast assumes a fused optimizer, which updates many tensors in one kernel."""
     return "optimizer" in fuse.passes(setting.workload)
 
 
@@ -150,7 +150,7 @@ def attention_context_managers(setting: LaunchSetting) -> list[str]:
 
 
 def indent_under_contexts(managers: Sequence[str], lines: Sequence[str]) -> list[str]:
-    """Return indented lines of a loop's body. If there are context managers, wrap the lines in a `with` statement."""
+    """Return the indented lines of a loop's body, inside a `with` statement if there are context managers."""
     return _indent([f"with {', '.join(managers)}:", *_indent(lines)] if managers else lines)
 
 
@@ -160,7 +160,8 @@ def training_loop_lines(setting: LaunchSetting, forward: Sequence[str], deferred
     Args:
         setting: the plan and its job.
         forward: context managers of the forward pass.
-        deferred_context: context manager that defers the gradient exchange to the last micro-batch, or an empty string
+        deferred_context: context manager that postpones the gradient exchange to the last micro-batch, or an empty
+    string
             if every micro-batch exchanges its gradients.
     """
     workload, count = setting.workload, setting.plan.gradient_accumulation
@@ -185,10 +186,9 @@ def training_loop_lines(setting: LaunchSetting, forward: Sequence[str], deferred
 
 
 def recomputation_lines(setting: LaunchSetting, wrap: str) -> list[str]:
-    """Return the Python lines that turn on recomputation of layers or of their attention cores.
+    """Return the Python lines that turn on recomputation of layers or of their attention cores, or none.
 
-    `wrap` is the statement that turns it on for one module, with `{module}` as a placeholder. Without recomputation,
-    return none.
+    `wrap` is the statement that turns it on for one module, with `{module}` as a placeholder.
     """
     module = {"full": "layer", "selective": "layer.attention.core"}.get(setting.plan.checkpointing)
     count = setting.workload.recompute_layers

@@ -1,4 +1,4 @@
-"""The input of launch writers, a plan on nodes, and their output, a command with files and script lines."""
+"""Input and output of launch writers: a plan on nodes, and a command with files and script lines."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _WIDTH = 98
 
 @dataclass(frozen=True, slots=True)
 class LaunchSetting:
-    """A job's parallelization plan on nodes of a pool, with its forecast step time and memory."""
+    """A job's plan on the nodes of a pool, with its forecast step time and memory."""
 
     name: str
     workload: Workload
@@ -33,7 +33,7 @@ class LaunchSetting:
     gpus_per_node: int
     step_s: float
     memory_bytes: tuple[float, float, float] | None = None
-    """Lower and upper forecast of the bytes that a GPU holds, and the bytes available. None if unknown."""
+    """Lower and upper forecast of the bytes that a GPU uses, and the bytes available. None if unknown."""
     shared_nodes: str = ""
     """Sentence on groups of GPUs that share a node (`Offer.shared_nodes`)."""
 
@@ -54,7 +54,7 @@ class LaunchSetting:
 
     @property
     def is_tight(self) -> bool:
-        """Whether the upper end of the memory forecast is above what a GPU has."""
+        """Whether the upper end of the memory forecast exceeds the available bytes."""
         return self.memory_bytes is not None and self.memory_bytes[1] > self.memory_bytes[2]
 
     @property
@@ -75,7 +75,7 @@ class LaunchSetting:
 
     @property
     def transformer(self) -> Transformer:
-        """Transformer dimensions of the model. For other models, they are the defaults, such as no experts."""
+        """Transformer dimensions of the model. For other models, the defaults, such as no experts."""
         own = self.model.dimensions
         return own if isinstance(own, Transformer) else Transformer()
 
@@ -112,10 +112,10 @@ class LaunchScript:
         return "\n".join(lines) + "\n"
 
     def with_program(self, program: Sequence[str]) -> LaunchScript:
-        """Return the launch with the placeholder `train.py` replaced by a program and its arguments.
+        """Return the launch with `train.py` replaced by a program and its arguments.
 
-        Arguments that the launcher adds come after the program's arguments, so that they take precedence. Without a
-        program, or without a placeholder, return the launch unchanged.
+        Arguments that the launcher adds come after the program's own, so that they take precedence. Without a program,
+        or if the command has no `train.py`, return the launch unchanged.
         """
         if not program or SCRIPT not in self.command:
             return self
@@ -146,11 +146,11 @@ class LaunchScript:
 
 
 Values: TypeAlias = Mapping[str, Callable[[LaunchSetting], object]]
-"""Function for each value of a launcher's options that are written, by its name in their table."""
+"""Functions that return the values of a launcher's options, by name in its table."""
 
 
 def torchrun_command(setting: LaunchSetting, *program: str) -> list[str]:
-    """Return the arguments of a `torchrun` command that starts `program`. Every node runs the same command."""
+    """Return a `torchrun` command that starts `program`. Every node runs the same command."""
     processes = f"--nproc-per-node={setting.gpus_per_node}"
     if setting.nodes == 1:
         return ["torchrun", "--standalone", processes, *program]
@@ -175,7 +175,10 @@ def allocator_environment(setting: LaunchSetting) -> dict[str, str]:
 
 
 def _wrap_command(words: Sequence[str]) -> list[str]:
-    """Return a command as lines of about 100 characters, joined by backslashes. An option stays beside its value."""
+    """Return a command as lines of about 100 characters, joined by backslashes.
+
+    An option stays on a line with its value.
+    """
     pieces: list[str] = []
     for word in words:
         takes = pieces and pieces[-1].startswith("-") and "=" not in pieces[-1] and " " not in pieces[-1]

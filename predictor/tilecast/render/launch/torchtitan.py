@@ -24,14 +24,14 @@ FAMILIES: tuple[str, ...] = ("decoder", "moe", "deepseek")
 
 @cache
 def _list_flavors() -> Mapping[str, tuple[str, str]]:
-    """Return torchtitan's model name and flavor for each preset that it ships."""
+    """Return torchtitan's model name and flavor for each preset that torchtitan supports."""
     facts = OptionTable.read("torchtitan").facts
     flavors = {preset: (name, one) for name, own in facts["flavors"].items() for one, preset in own.items()}
     return {**flavors, **{preset: flavors[other] for preset, other in facts["written_as"].items()}}
 
 
 def _local_batch(setting: LaunchSetting) -> int:
-    """Return `local_batch_size`: samples of a micro-batch, or of all micro-batches of a step with a pipeline."""
+    """Return `local_batch_size`: samples per micro-batch, or with a pipeline, of all micro-batches of a step."""
     plan = setting.plan
     return plan.micro_batch * (plan.gradient_accumulation if plan.pipeline > 1 else 1)
 
@@ -43,7 +43,7 @@ def _pipeline_schedule(setting: LaunchSetting) -> str:
 
 
 def _layer_interval(setting: LaunchSetting) -> str | None:
-    """Return n as text if every n-th layer is recomputed, or None if the job sets no number of layers."""
+    """Return n as text if every n-th layer is recomputed, or None if the job sets no number of recomputed layers."""
     layers = setting.workload.recompute_layers
     return None if layers is None else str(_stage_layers(setting) // layers)
 
@@ -105,7 +105,7 @@ _VALUES: Values = {
     "interval": lambda s: _layer_interval(s) or ("op" if s.plan.checkpointing == "selective" else None),
     "training.execution": lambda s: s.workload.execution,
 }
-"""Function for each value of `launch_options/tables/torchtitan.toml` that is written."""
+"""Functions that return the values to write, by name in `launch_options/tables/torchtitan.toml`."""
 
 
 def write_torchtitan_launch(setting: LaunchSetting) -> LaunchScript:

@@ -1,4 +1,4 @@
-"""Transformer layers inside convolutional networks, whose pixels are the tokens.
+"""Transformer layers inside convolutional networks. Pixels are the tokens.
 
 Source: Vaswani et al., arXiv 1706.03762, section 3. `tokens`, `queries` and `keys` are numbers of tokens per sample.
 """
@@ -26,7 +26,7 @@ def add_dense(net: NetworkBuilder, tokens: float, inputs: int, outputs: int, *, 
 
 
 def add_dense_on_kept(net: NetworkBuilder, tokens: float, inputs: int, outputs: int, *, bias: bool = True) -> None:
-    """Add a dense layer over `tokens` tokens per sample that another operator already keeps in memory."""
+    """Add a dense layer over `tokens` tokens per sample. Another operator already keeps its input in memory."""
     if tokens > 1:
         net.linears.append(Linear("linear", net.batch * tokens, float(inputs), float(outputs)))
     net.ops += layers.linear("linear", net.numerics, net.batch * tokens, float(inputs), float(outputs), bias=bias)
@@ -61,7 +61,7 @@ def add_multi_head_attention(
 ) -> None:
     """Add multi-head attention with its projections and the residual sum.
 
-    The queries' input is kept once. If keys and values come from other tokens, the caller must keep these tokens.
+    The queries' input is kept once. If keys and values come from other tokens, the caller must keep these.
 
     Args:
         net: the network under construction.

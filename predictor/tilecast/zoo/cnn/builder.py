@@ -1,7 +1,7 @@
 """Builder of convolutional networks.
 
-A builder knows the shape of the current tensor. Each method appends one operator or one usual block to the network and
-makes its output the current tensor. The builder adds up parameters and the bytes that training keeps.
+A builder tracks the shape of the current tensor. Each method appends one operator or one usual block to the network and
+makes its output the current tensor. The builder sums the parameters and the bytes that training keeps.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ Shape: TypeAlias = tuple[int, Size]
 _SMOOTH = ("silu", "hard-swish", "prelu", "leaky-relu", "gelu", "tanh")
 
 _TRANSFORMED = 4.0
-"""Elements of Winograd's transforms over those that it reads and writes: 4 x 4 for every 2 x 2 (arXiv 1509.09308)."""
+"""Ratio of elements in Winograd's transforms to those they read and write: 4 x 4 for 2 x 2 (arXiv 1509.09308)."""
 _TRANSFORMED_CHANNELS = 1024
-"""Channels from which on cuDNN holds the transforms in memory in FP32, as peaks of MMSegmentation's heads show.
+"""Least channels at which cuDNN holds Winograd's transforms in memory in FP32.
 
-Kernels for fewer channels keep them in registers.
+Memory peaks of MMSegmentation's heads show it. Kernels for fewer channels keep the transforms in registers.
 """
 
 
@@ -52,7 +52,7 @@ class NetworkBuilder:
     ops: OperatorList = field(default_factory=OperatorList)
     parameters: float = 0.0
     activation_bytes: Floats = field(default_factory=lambda: np.zeros(1))
-    """Bytes that stay alive until the backward pass, (S,)."""
+    """Bytes kept until the backward pass, (S,)."""
     workspace: Floats = field(default_factory=lambda: np.zeros(1))
     """Bytes of the input and the output of the largest convolution, (S,).
 
@@ -65,7 +65,7 @@ class NetworkBuilder:
     workspace of a convolution, which comes from PyTorch's allocator too (ATen, native/cudnn/ConvShared.cpp).
     """
     is_kept: bool = False
-    """Whether another branch that reads the current tensor keeps it already."""
+    """Whether another branch that reads the current tensor already keeps it."""
     has_gradient: bool = False
     """Whether a gradient flows into the current tensor. None flows into the image or the output of frozen layers."""
     follows_norm: bool = False
@@ -73,11 +73,11 @@ class NetworkBuilder:
     is_wide: bool = False
     """Whether the current tensor is in FP32 in a job of 16 bits."""
     adapted: bool = False
-    """Whether the job's adapters train it, so that its own weights may be frozen."""
+    """Whether the job's LoRA adapters apply to the network, so that its own weights may be frozen."""
     linears: list[Linear] = field(default_factory=list)
-    """Dense layers over the tokens of samples, which adapters can be added to."""
+    """Dense layers over the tokens of samples, which can have adapters."""
     split_norms: bool = False
-    """Whether norms are group norms whose scales and offsets are passes of their own (PyTorch before 1.4)."""
+    """Whether norms are group norms that apply scale and offset in separate passes (PyTorch before 1.4)."""
     fixed_norms: bool = False
     """Whether norms are fixed scales and offsets, as in the pretrained backbones of detectors."""
 
@@ -105,9 +105,9 @@ class NetworkBuilder:
             self.activation_bytes = self.activation_bytes + elements * self.numerics.element
 
     def keep_output(self) -> None:
-        """Keep the current tensor, the output of an activation whose gradient needs it, for no later layer does.
+        """Keep the current tensor, an activation's output that its gradient needs, because no later layer keeps it.
 
-        Examples are a branch that is concatenated or added, and a tensor that dropout or a padding copies.
+        Examples are a branch that is concatenated or added, and a tensor that dropout or padding copies.
         """
         self.keep_elements(self.elements)
 
@@ -125,7 +125,7 @@ class NetworkBuilder:
         return np.maximum(self.peak - self.activation_bytes, 0.0)
 
     def continue_from(self, shape: Shape) -> None:
-        """Continue from an earlier tensor of this shape, which another branch has read and keeps."""
+        """Continue from an earlier tensor of this shape, which another branch has read and already keeps."""
         self.shape, self.is_kept = shape, True
 
     def keep_input(self) -> None:
@@ -136,7 +136,7 @@ class NetworkBuilder:
 
     @contextmanager
     def freeze_layers(self) -> Iterator[None]:
-        """Treat layers that are added inside this context as frozen. They run forward only and keep no activations."""
+        """Treat layers added inside this context as frozen: they run only forward and keep no activations."""
         numerics = self.numerics
         self.numerics = replace(numerics, training=False)
         yield
@@ -191,7 +191,7 @@ class NetworkBuilder:
     ) -> None:
         """Add a convolution to `out` channels, forward and backward.
 
-        A `dilated` convolution has no Winograd kernel. It is priced as a convolution over equally many pixels in a row.
+        A `dilated` convolution has no Winograd kernel. It is priced as a convolution over the same pixels in one row.
 
         The weight always has a gradient. The input has a gradient only if `has_gradient` is set. `kernel` and `stride`
         are one side, (height, width) or (depth, height, width). If `padding` is None, each side becomes ceil(size /
@@ -326,7 +326,7 @@ class NetworkBuilder:
         self.size = (1, 1, 1)
 
     def resize(self, share: float) -> None:
-        """Add an interpolation to the current size. Its input has the fraction `share` of the current pixels."""
+        """Add an interpolation to the current size, from an input with the fraction `share` of the current pixels."""
         self.pointwise("resize", reads=share, backward=(1.0, share))
 
     def dense(self, out: int, *, bias: bool = True) -> None:
@@ -349,9 +349,9 @@ class NetworkBuilder:
         self.training_pointwise("dropout", mask_bytes=1.0, backward=(1.0, 1.0), kind="dropout")
 
     def run_on_host(self, name: str, forward: Floats, backward: Floats | float = 0.0) -> None:
-        """Add kernels on few numbers in training, between which the host reads results, such as matches of boxes.
+        """Add kernels on little data in training. Between them the host reads results, such as matches of boxes.
 
-        `forward` and `backward` are the kernels of each pass, (S,).
+        `forward` and `backward` are the numbers of kernels in each pass, (S,).
         """
         if not self.numerics.training:
             return
@@ -428,11 +428,11 @@ class NetworkBuilder:
 
 @dataclass(frozen=True, slots=True)
 class Architecture(Generic[DimensionsT]):
-    """Family of networks: the class of its dimensions, and the function that adds its operators to a builder."""
+    """A family of networks: the class of its dimensions, and the function that adds its operators to a builder."""
 
     dimensions: type[DimensionsT]
     build: Callable[[NetworkBuilder, DimensionsT], None]
     reads_images: bool = True
-    """Whether samples are decoded from pictures. Others are sound, words, series, or latents made in advance."""
+    """Whether samples are decoded from pictures, rather than sound, words, series or latents."""
     latents: bool = False
     """Whether samples are latents of one size, made in advance."""

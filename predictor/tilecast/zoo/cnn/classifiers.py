@@ -74,7 +74,7 @@ class DenseNet(Classifier):
     growth: int
     """Channels that each layer adds."""
     stem: int | None = None
-    """Channels of the stem; None: twice `growth`."""
+    """Channels of the stem. None for twice `growth`."""
 
 
 def build_densenet(net: NetworkBuilder, dims: DenseNet) -> None:
@@ -106,7 +106,7 @@ def _add_densenet_layer(net: NetworkBuilder, growth: int) -> None:
 
 
 Unit: TypeAlias = tuple[int, int | tuple[int, int], int]
-"""Output channels, kernel and stride of a convolution with norm and ReLU."""
+"""A convolution with norm and ReLU: its output channels, kernel and stride."""
 Branch: TypeAlias = Sequence[Unit]
 
 
@@ -165,7 +165,7 @@ def build_inception_v3(net: NetworkBuilder, dims: Classifier) -> None:
 
 
 def _add_module(net: NetworkBuilder, branches: Sequence[Branch], *, pooled: int = 0, average: bool = False) -> None:
-    """Add an Inception module: `branches` and a pooling branch with a common input, concatenated.
+    """Add an Inception module: `branches` and a pooling branch that read the same input, concatenated.
 
     If `pooled` is positive, a 1x1 convolution to `pooled` channels follows the pooling. Otherwise the module halves
     each side: the pooling has stride 2, and the last convolution of every branch must have stride 2.
@@ -194,7 +194,7 @@ def _add_branch(net: NetworkBuilder, branch: Branch) -> None:
 
 
 def _add_module_e(net: NetworkBuilder) -> None:
-    """Add Inception v3's last kind of module, whose 3x3 branches end in parallel 1x3 and 3x1 convolutions."""
+    """Add an Inception v3 module E, whose 3x3 branches end in parallel 1x3 and 3x1 convolutions."""
     entry = net.shape
     net.sum_branch_gradients(4)
     for before in ([(384, 1, 1)], [(448, 1, 1), (384, 3, 1)]):

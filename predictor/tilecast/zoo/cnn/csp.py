@@ -1,7 +1,8 @@
-"""One-stage detectors of partial stages and decoupled or joined heads: YOLOv5, v6, v8, YOLOX, RTMDet, PP-YOLOE.
+"""One-stage detectors with partial stages: YOLOv5, v6, v8, YOLOX, RTMDet, PP-YOLOE.
 
 A partial stage ("CSP", Wang et al., arXiv 1911.11929) runs its blocks on half of the channels and joins what they read
-and wrote. The backbone has four or five such stages; a pyramid goes down and up again; every level has a head.
+and wrote. The backbone has four or five such stages. A pyramid goes down and up again. Every level has a head, with
+separate or joint predictions of classes and boxes.
 
 Sources: Ge et al., arXiv 2107.08430 (YOLOX); Li et al., arXiv 2209.02976 (YOLOv6); Lyu et al., arXiv 2212.07784
 (RTMDet); Xu et al., arXiv 2203.16250 (PP-YOLOE); MMYOLO's mmyolo/models of the same names (also YOLOv5 and v8).
@@ -18,16 +19,19 @@ from tilecast.zoo.cnn.images import Images
 
 _STAGES = (64, 128, 256, 512, 1024)
 _LARGE_STAGES = (64, 128, 256, 512, 768, 1024)
-"""Channels of the stem and of each stage, at width 1; the second is of networks for large images."""
+"""Channels of the stem and of each stage at width 1. The second tuple is for networks with large images."""
 _OBJECTS = 100
-"""Most objects of an image of a batch of COCO, to which all images are padded."""
+"""Objects per image to which all images of a COCO batch are padded, the most of any image in it."""
 _COMPARED = 8
-"""Numbers that the assignment of pixels to objects holds for each pair."""
+"""Numbers per pair of pixel and object that the assignment holds in memory."""
 _ALIGNED = 22
-"""The same of task-aligned assignment, over a whole batch: both boxes, their corners and sizes, overlaps, scores, ranks
-and masks (mmyolo, assigners/batch_task_aligned_assigner.py). Peaks of YOLOv6, YOLOv8 and PP-YOLOE show 21 to 24."""
+"""Like `_COMPARED`, for task-aligned assignment over a whole batch.
+
+They are both boxes, their corners and sizes, overlaps, scores, ranks and masks (mmyolo,
+assigners/batch_task_aligned_assigner.py). Memory peaks of YOLOv6, YOLOv8 and PP-YOLOE show 21 to 24.
+"""
 _MASKS = 600
-"""Pixels of an image that have an object, on all levels and anchors together."""
+"""Pixels per image to which an object is assigned, over all levels and anchors."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
@@ -35,37 +39,37 @@ class CspDetector(Images):
     """Dimensions of a one-stage detector with cross-stage partial (CSP) stages."""
 
     depth: float = 1.0
-    """Blocks of a stage, over those of the large variant."""
+    """Blocks per stage relative to the large variant."""
     width: float = 1.0
-    """Channels, over those of the large variant."""
+    """Channels relative to the large variant."""
     blocks: tuple[int, int, int, int] = numbered("blocks", default=(3, 6, 9, 3))
     """Blocks of each stage of the backbone at depth 1."""
     most_channels: int = 1024
     """Channels of the last stage at width 1."""
     neck_share: float = 1.0
-    """Channels of the levels of the pyramid, over those of the stages that they read."""
+    """Channels of the pyramid's levels relative to those of the stages that they read."""
     large: bool = False
     """Whether there is a fifth stage, for large images."""
     dense_joins: bool = False
-    """Whether a stage joins what every block wrote (YOLOv8), not the last alone."""
+    """Whether a stage concatenates the outputs of all its blocks (YOLOv8), rather than only the last."""
     branched: bool = False
-    """Whether a convolution of 3x3 trains beside one of 1x1, which are one at inference (RepVGG)."""
+    """Whether a 3x3 convolution has a parallel 1x1 convolution in training, which inference merges (RepVGG)."""
     partial: bool = True
-    """Whether stages are partial; otherwise their blocks are one after the other (small YOLOv6)."""
+    """Whether stages are partial. Otherwise their blocks run in sequence (small YOLOv6)."""
     kernel: int = 3
-    """Side of the second convolution of a block: 5 is depthwise, with a 1x1 convolution after it (RTMDet)."""
+    """Side of a block's second convolution. If 5, it is depthwise and a 1x1 convolution follows (RTMDet)."""
     towers: int = 0
-    """Convolutions of a head for classes and of one for boxes; 0: one 1x1 convolution predicts both."""
+    """Convolutions of each head for classes and for boxes. 0 if one 1x1 convolution predicts both."""
     tower_width: int = 0
-    """Channels of the towers at width 1; 0: as many as YOLOv8's."""
+    """Channels of the towers at width 1. 0 for as many as in YOLOv8."""
     anchors: int = 1
-    """Boxes of a pixel."""
+    """Boxes per pixel."""
     box_values: int = 4
-    """Numbers of a box: 64 where its sides are distributions."""
+    """Numbers per box. 64 if its sides are distributions."""
     prototypes: bool = False
-    """Whether masks are mixed of prototypes (YOLACT)."""
+    """Whether masks are combinations of prototypes (YOLACT)."""
     keypoints: int = 0
-    """Points of a body whose places are predicted; 0: none."""
+    """Number of body keypoints that are predicted, or 0."""
     classes: int = 80
 
 
@@ -108,8 +112,8 @@ def _scale_blocks(dims: CspDetector, blocks: int) -> int:
 def _add_conv(net: NetworkBuilder, dims: CspDetector, out: int, kernel: int, stride: int = 1) -> None:
     """Add a convolution, a norm and an activation.
 
-    If `dims.branched`, a 3x3 convolution also gets a parallel 1x1 convolution. Where the shape does not change, it also
-    gets a parallel norm.
+    If `dims.branched`, a 3x3 convolution also gets a parallel 1x1 convolution, and a parallel norm if the shape does
+    not change.
     """
     entry = net.shape
     if dims.branched and kernel == 3:
@@ -199,7 +203,7 @@ def _add_pyramid(net: NetworkBuilder, dims: CspDetector, features: list[Shape]) 
 
 
 def _assign_objects(net: NetworkBuilder, dims: CspDetector, levels: list[Shape]) -> None:
-    """Add the memory with which the loss assigns objects to pixels, and the operators of its masks.
+    """Add the memory in which the loss assigns objects to pixels, and the operators of masks.
 
     Detectors without anchors compare all pixels with all objects of an image. Masks are computed for each pixel that
     has an object, at a quarter of the image's side (mmyolo/models/task_modules/assigners and

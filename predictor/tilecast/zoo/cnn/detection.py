@@ -1,8 +1,8 @@
 """One-stage detectors: SSD300, RetinaNet and YOLOv3.
 
-Anchors, matching and losses run many kernels on few numbers, image by image, and the host reads results between them
-(`NetworkBuilder.run_on_host`). Their counts are those of the code: torchvision, models/detection, and detectron2,
-modeling/matcher.py and sampling.py.
+Anchors, matching and losses run many kernels on little data, image by image, and the host reads results between them
+(`NetworkBuilder.run_on_host`). The numbers of kernels are those of the code: torchvision, models/detection, and
+detectron2, modeling/matcher.py and sampling.py.
 
 Sources: Liu et al., arXiv 1512.02325 (with a ResNet whose fourth stage keeps its stride 1, as MLPerf runs it); Lin et
 al., arXiv 1612.03144 and 1708.02002; Redmon and Farhadi, arXiv 1804.02767.
@@ -24,13 +24,15 @@ from tilecast.zoo.cnn.images import Images
 from tilecast.zoo.cnn.resnet import Residual
 
 MATCHING = 45.0
-"""Kernels that match the anchors or regions of one image to its boxes: overlaps, maxima, thresholds, sampling."""
+"""Number of kernels that match one image's anchors or regions to its boxes: overlaps, maxima, thresholds, sampling."""
 _OVERLAP = 7.0
-"""Numbers in FP32 for each pair of an anchor and a box while overlaps are computed: two corners, their distance (two
-numbers each) and a product (mmdet/core/bbox/geometry.py bbox_overlaps; detectron2, structures/boxes.py pairwise_iou).
+"""FP32 numbers per pair of anchor and box while overlaps are computed.
+
+They are two corners and their distance (two numbers each), and a product (mmdet/core/bbox/geometry.py bbox_overlaps;
+detectron2, structures/boxes.py pairwise_iou).
 """
 _SIZED = 9
-"""Anchors of a pixel that guided anchoring matches in place of the predicted one (approxs, octaves and ratios)."""
+"""Anchors per pixel that guided anchoring matches instead of the predicted one (approxs, octaves and ratios)."""
 PYRAMID = 256
 """Channels of every level of a feature pyramid and of the heads on it."""
 
@@ -43,14 +45,16 @@ class Detector(Residual):
     dilated: bool = False
     """Whether the fourth stage keeps the size of the third."""
     trained_norms: bool = False
-    """Whether norms of a frozen backbone keep their inputs for gradients, as batch norms do that use the statistics of
-    pretraining (MMDetection), where fixed scales and offsets do not."""
+    """Whether norms of a frozen backbone keep their inputs for gradients.
+
+    Batch norms that use the statistics of pretraining do (MMDetection), fixed scales and offsets do not.
+    """
     head_norm: bool = False
-    """Whether all norms are group norms, which the convolutions of the pyramid and of the heads have too."""
+    """Whether all norms are group norms, also in the convolutions of the pyramid and of the heads."""
     largest_boxes: int = 50
-    """Boxes of the image that has most, which the memory bill assumes. A few images of COCO have 50 and more."""
+    """Most boxes of an image, assumed for memory. A few COCO images have 50 and more."""
     guided: bool = False
-    """Whether anchors are predicted, and features sampled to fit them (arXiv 1901.03278)."""
+    """Whether anchors are predicted, and features are sampled to fit them (arXiv 1901.03278)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
@@ -58,7 +62,7 @@ class Ssd(Residual):
     """Dimensions of SSD."""
 
     stages: tuple[int, ...] = numbered("stage", default=())
-    """Blocks of each of three stages of a ResNet; none: the backbone is VGG-16, as its authors ran it."""
+    """Blocks of each of three ResNet stages. If empty, the backbone is VGG-16, as in the paper."""
     classes: int = 81
     """Categories, one of which is the background."""
 
@@ -74,11 +78,11 @@ class RetinaNet(Detector):
     """Whether the norms of the backbone, its stem and its first stage stay as pretrained."""
     tower_norm: bool = False
     fused_loss: bool = False
-    """Whether the focal loss is one kernel that keeps the outputs alone (mmdet/ops/sigmoid_focal_loss)."""
+    """Whether the focal loss is one kernel that keeps only the outputs (mmdet/ops/sigmoid_focal_loss)."""
     centered: bool = False
-    """Whether a pixel also predicts how central it is in its box (FCOS, ATSS)."""
+    """Whether a pixel also predicts how near it is to the centre of its box (FCOS, ATSS)."""
     from_backbone: bool = False
-    """Whether the further levels come from the last level of the backbone, not of the pyramid."""
+    """Whether the further levels come from the last level of the backbone rather than of the pyramid."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
@@ -147,7 +151,7 @@ _SSD_VGG: tuple[tuple[_Scale, ...], ...] = (
     ((256, 512, 2, None), (128, 256, 2, None), (128, 256, 1, 0), (128, 256, 1, 0)),
     ((256, 512, 2, None), (128, 256, 2, None), (128, 256, 2, None), (128, 256, 2, None), (128, 256, 1, 0)),
 )
-"""The same over VGG-16, for images of 300 and of 512 pixels."""
+"""Like `_SSD_SCALES`, over VGG-16, for images of 300 and of 512 pixels."""
 
 
 def build_retinanet(net: NetworkBuilder, dims: RetinaNet) -> None:
@@ -189,7 +193,10 @@ def build_retinanet(net: NetworkBuilder, dims: RetinaNet) -> None:
 
 
 def raise_peak_to_overlaps(net: NetworkBuilder, dims: Detector, levels: Sequence[Shape], anchors: int) -> None:
-    """Raise the peak to the overlaps of the anchors of one image, `anchors` per pixel, with all of its boxes."""
+    """Raise the peak to the memory in which the anchors of one image are compared with all its boxes.
+
+    There are `anchors` anchors per pixel of the `levels`.
+    """
     pixels = sum(size[1] * size[2] for _, size in levels)
     pairs = float(pixels * (_SIZED if dims.guided else anchors) * dims.largest_boxes)
     net.raise_peak(np.full_like(net.batch, _OVERLAP * 4.0 / net.numerics.element * pairs))

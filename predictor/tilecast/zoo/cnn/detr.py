@@ -20,13 +20,13 @@ class Detr(Detector):
     """Dimensions of DETR."""
 
     encoders: int
-    """Layers over the pixels of the last stage."""
+    """Number of encoder layers, over the pixels of the last stage."""
     decoders: int
-    """Layers over the queries."""
+    """Number of decoder layers, over the queries."""
     queries: int
-    """Objects that are looked for."""
+    """Number of queries, each of which looks for one object."""
     classes: int = 91
-    """Categories, without that of no object."""
+    """Number of categories, without the one for no object."""
 
 
 def build_detr(net: NetworkBuilder, dims: Detr) -> None:
@@ -67,7 +67,7 @@ def build_detr(net: NetworkBuilder, dims: Detr) -> None:
 
 
 def _keep_tokens_without_positions(net: NetworkBuilder, tokens: float) -> None:
-    """Keep the tokens before position embeddings are added, which the value projection reads."""
+    """Keep the tokens without position embeddings, which the value projection reads."""
     net.keep_elements(net.batch * tokens * _WIDTH)
 
 

@@ -1,7 +1,7 @@
 """The U-Net of latent diffusion (Rombach et al., arXiv 2112.10752, section 3.3 and table 15).
 
 It has residual blocks that read the noise level and, at the finer sizes, transformers that attend to the pixels and to
-a text. Frozen networks encode images to latents and texts to states before training; they are not part of the step.
+a text. Before training, frozen networks encode images to latents and texts to states. They are not part of the step.
 """
 
 from __future__ import annotations
@@ -24,22 +24,22 @@ class DiffusionUnet(Images):
     blocks: int
     """Residual blocks at each size on the way down."""
     levels: int = 0
-    """Sizes; 0: full, half, quarter and eighth, with 1, 2, 4 and 4 times `base` channels."""
+    """Number of sizes. 0 for full, half, quarter and eighth size, with 1, 2, 4 and 4 times `base` channels."""
     channels: tuple[int, ...] = numbered("channels", default=())
     """Channels at each size."""
     attends: tuple[int, ...] = numbered("attends", default=())
-    """Transformer layers behind each block, at each size."""
+    """Transformer layers after each block, at each size."""
     attends_middle: int = 1
     """Transformer layers in the middle."""
     attention_heads: int | None = None
-    """Heads of a transformer layer; None: as many as heads of `head_width` there is room for."""
+    """Heads of a transformer layer. None for the number of heads of `head_width` that fit."""
     head_width: int = 64
     text_tokens: int = 0
     """States of a text that pixels attend to; 0: there is no text."""
     text_width: int = 0
     """Width of such a state."""
     added_width: int = 0
-    """Width of a vector that joins the noise level (SDXL, arXiv 2307.01952, section 2.2)."""
+    """Width of a vector that is added to the noise level (SDXL, arXiv 2307.01952, section 2.2)."""
 
     def problems(self, model: Model) -> Iterator[Problem]:
         """Yield dimensions that contradict each other, each with the problem and a remedy."""

@@ -21,11 +21,11 @@ class EfficientDet(mobile.EfficientNet):
     """Dimensions of EfficientDet."""
 
     pyramids: int
-    """Bidirectional pyramids, one after the other."""
+    """Number of bidirectional pyramids in sequence."""
     pyramid_channels: int
     """Channels of every level."""
     head_layers: int
-    """Separable convolutions of a head before its last."""
+    """Separable convolutions of a head before the last one."""
     classes: int = 90
 
 

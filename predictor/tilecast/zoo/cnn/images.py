@@ -14,15 +14,15 @@ class Images(Dimensions):
     image: int
     """Height, in pixels."""
     image_width: int | None = None
-    """Width, in pixels; None: as high."""
+    """Width in pixels. None for a square image."""
     image_depth: int = 1
     """Depth of a volume, in voxels."""
     image_channels: int = 3
     """Numbers of a pixel."""
     largest_image: int | None = None
-    """Height of the largest image, which the memory bill assumes, where images differ; None: all are equal."""
+    """Height of the largest image, assumed for memory if images differ in size. None if all are equal."""
     largest_image_width: int | None = None
-    """Width of the largest image; None: as high."""
+    """Width of the largest image. None if it is square."""
 
     @property
     def width_pixels(self) -> int:

@@ -31,14 +31,14 @@ class Lstm(Gnmt):
     """Dimensions of a stack of LSTMs."""
 
     layers_deep: int
-    """LSTMs, one on the other."""
+    """Number of LSTMs in the stack."""
 
 
 def build_gnmt(net: NetworkBuilder, dims: Gnmt) -> None:
     """Build GNMT: four LSTMs over a sentence, and four over a translation of equal length.
 
-    The first encoder LSTM is bidirectional. The first decoder LSTM queries the attention, whose output is an input of
-    the other decoder LSTMs.
+    The first encoder LSTM is bidirectional. The first decoder LSTM gives the queries of the attention, whose output is
+    an input of the other decoder LSTMs.
     """
     words, cells, vocabulary = net.size[2], dims.cells, dims.vocabulary
     sequence.add_embedding(net, vocabulary, cells, words)

@@ -85,7 +85,7 @@ class EfficientNet(Classifier):
     depth: float
     """Blocks of a stage, relative to B0."""
     wide_excite: bool = False
-    """Whether squeeze-and-excitation takes its share of a block's inner channels, not of its inputs."""
+    """Whether the width of squeeze-and-excitation is a share of a block's inner channels, not of its input channels."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
@@ -200,7 +200,7 @@ def round_channels(channels: float) -> int:
 
 
 def _add_stages(net: NetworkBuilder, stages: Sequence[_Stage], *, wide: bool = False) -> None:
-    """Add the blocks of each stage. `wide` sizes squeeze-and-excitation by the inner channels."""
+    """Add the blocks of each stage. If `wide`, squeeze-and-excitation is sized by the inner channels."""
     for stage in stages:
         for index in range(stage.repeat):
             _add_inverted_residual(net, stage, stage.stride if index == 0 else 1, wide)

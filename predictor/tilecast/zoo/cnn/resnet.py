@@ -24,7 +24,7 @@ from tilecast.zoo.parts import build_uniform_block
 _WINDOW = 9
 """Pixels under a convolution of 3x3."""
 _NEIGHBOURS = 4.0
-"""Pixels between which a sample is interpolated."""
+"""Number of pixels between which a sample is interpolated."""
 _EMBEDDING = 512
 """Width of the embedding of a face."""
 
@@ -36,7 +36,7 @@ class Residual(Images):
     stages: tuple[int, ...] = numbered("stage")
     """Blocks of each stage."""
     bottleneck: bool = False
-    """Whether blocks have three convolutions around a narrow one, not two."""
+    """Whether blocks have three convolutions, with a narrow one in the middle, rather than two."""
     stride_first: bool = False
     """Whether the stride of a bottleneck is in its first convolution, as in the authors' own networks."""
     groups: int = 1
@@ -44,17 +44,17 @@ class Residual(Images):
     group_width: int = 64
     """Channels of a group in the first stage (ResNeXt, Wide ResNet)."""
     excite: int = 0
-    """Reduction of squeeze-and-excitation; 0: there is none."""
+    """Channel reduction of squeeze-and-excitation, or 0."""
     context: int = 0
-    """Reduction of the global context behind each block of the later stages (arXiv 1904.11492); 0: there is none."""
+    """Channel reduction of the global context after each block of the later stages (arXiv 1904.11492), or 0."""
     deep_stem: bool = False
     """Whether the stem has three 3x3 convolutions in place of one of 7x7."""
     shifts: bool = False
-    """Whether blocks read a part of their channels from the images before and after (TSM, arXiv 1811.08383)."""
+    """Whether blocks read some of their channels from the previous and the next image (TSM, arXiv 1811.08383)."""
     interlaces: bool = False
     """Whether learned offsets and weights also move a quarter of the channels in time (TIN, arXiv 2001.06499)."""
     deformable: bool = False
-    """Whether the middle convolutions of the later stages read where offsets say (arXiv 1703.06211)."""
+    """Whether the middle convolutions of the later stages read at predicted offsets (arXiv 1703.06211)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
@@ -66,17 +66,17 @@ class ResNet(Residual):
     small_stem: bool = False
     """Whether the stem is one 3x3 convolution without pooling, for images of 32 pixels."""
     frames: int = 1
-    """Images of a sample, a video, whose classes are averaged (TSN, arXiv 1608.00859)."""
+    """Number of images per sample, a video, over which the class scores are averaged (TSN, arXiv 1608.00859)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class FaceResNet(Images):
-    """Dimensions of a recogniser of faces."""
+    """Dimensions of a face recogniser."""
 
     stages: tuple[int, int, int, int] = numbered("stage")
     """Blocks of each stage."""
     identities: int
-    """People among whom it classifies in training."""
+    """Number of people among whom it classifies in training."""
     sampled: float = 1.0
     """Share of the identities that each step uses."""
 
@@ -164,14 +164,14 @@ def add_block(
 
 
 _SAMPLED_IMAGES = 64.0
-"""Images whose copies of a deformable convolution exist at a time."""
+"""Number of images whose copies for a deformable convolution exist at once."""
 
 
 def add_deformable_sampling(net: NetworkBuilder, stride: int) -> None:
     """Add the offsets of a 3x3 deformable convolution and the copy of the features at these offsets.
 
     The copy has nine values per pixel, each interpolated between four neighbours. The backward pass makes the copy
-    again. It adds the gradients to the offsets and, with atomic additions that each move a sector, to the neighbours
+    again. It adds gradients to the offsets and, by atomic additions that each move a sector, to the neighbours
     (mmdet/ops/dcn/src/deform_conv_cuda.cpp).
     """
     entry = net.shape

@@ -27,11 +27,11 @@ class Segformer(Images):
     heads: tuple[int, int, int, int] = numbered("heads")
     """Heads of a layer of each stage."""
     reductions: tuple[int, int, int, int] = numbered("reduction")
-    """Factor by which the image that keys and values come from is smaller a side, in each stage."""
+    """Factor by which keys and values have fewer pixels per side than queries, in each stage."""
     decoder: int
     """Channels of the decoder."""
     ratio: int = 4
-    """Width of the MLP of a layer, over that of the layer."""
+    """Width of a layer's MLP relative to the layer's."""
 
     classes: int = 150
     """Categories of a pixel."""

@@ -25,7 +25,7 @@ _FILTER_SIDES = (1, 3, 5, 7)
 _DILATIONS = 3
 """Dilated convolutions of a spatial pyramid (DeepLab)."""
 _LOSS_BYTES = 4.0
-"""Bytes of a logit, whose softmax and loss run in FP32."""
+"""Bytes of a logit in the softmax and the loss, which run in FP32."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
@@ -36,7 +36,7 @@ class Segmenter(Residual):
     output_stride: int = 8
     """Factor by which the last features of a ResNet or MobileNet are smaller than the image: 8, 16 or 32."""
     branch_width: int = 0
-    """Channels of the finest branch of an HRNet; 0: it is none."""
+    """Channels of the finest branch of an HRNet. 0 for another backbone."""
     branch_blocks: int = 4
     """Blocks of a branch between two exchanges of an HRNet."""
     modules: tuple[int, ...] = numbered("module", default=(1, 4, 3))
@@ -44,7 +44,7 @@ class Segmenter(Residual):
     mobile: bool = False
     """Whether the backbone is a MobileNet v2."""
     base: int = 0
-    """Channels of the first level of a U-Net; 0: it is none."""
+    """Channels of the first level of a U-Net. 0 for another backbone."""
     head_width: int = 512
     """Channels of the head."""
     classes: int = 19
@@ -55,22 +55,22 @@ class Segmenter(Residual):
 
 @dataclass(frozen=True, slots=True)
 class _Attention:
-    """Attention over the pixels of a head's features, between two convolutions."""
+    """Attention over the pixels of a head's features, with a convolution before and after."""
 
     share: int = 2
-    """Channels of the head over those of queries and keys."""
+    """Ratio of the head's channels to those of queries and keys."""
     keys: int | None = None
-    """Keys that a pixel attends to; None: all pixels."""
+    """Number of keys that a pixel attends to. None for all pixels."""
     is_cross: bool = False
-    """Whether a pixel attends to those of its row and its column."""
+    """Whether a pixel attends only to the pixels of its row and its column."""
     maps: int = 1
-    """Attention maps of a pixel."""
+    """Attention maps per pixel."""
     losses: int = 1
-    """Logits of the whole image that have a loss."""
+    """Logits for the whole image that have a loss of their own."""
     codes: int = 0
-    """Codewords, from each of which every pixel has a difference (EncNet)."""
+    """Number of codewords, from each of which the difference of every pixel is computed (EncNet)."""
     merges: bool = True
-    """Whether a convolution joins the result with the features."""
+    """Whether a convolution merges the result with the features."""
 
 
 _ATTENTION: Mapping[str, _Attention] = {
@@ -104,9 +104,9 @@ def _build_segmenter(
 def _classify_pixels(net: NetworkBuilder, dims: Segmenter, image: Shape) -> None:
     """Add the class logits of every pixel of the image and their loss.
 
-    Whole channels are dropped, whose mask is small. The loss keeps the log-softmax. During the loss, memory also holds
-    the logits, and a sorted copy with its indexes, from which the accuracy is computed
-    (mmseg/models/losses/accuracy.py). Where a softmax keeps its input, the logits stay.
+    Dropout drops whole channels, so its mask is small. The loss keeps the log-softmax. During the loss, memory also has
+    the logits, and a sorted copy with its indices, from which the accuracy is computed
+    (mmseg/models/losses/accuracy.py). If a softmax keeps its input, the logits stay until the backward pass.
     """
     net.keep_output()
     net.training_pointwise("dropout", mask_bytes=0.0, backward=(1.0, 1.0), kind="dropout")
@@ -193,7 +193,7 @@ def _add_hrnet(net: NetworkBuilder, dims: Segmenter) -> list[Shape]:
 
 
 def _exchange_branches(net: NetworkBuilder, branches: Sequence[Shape]) -> None:
-    """Add, to each branch, the outputs of all other branches resized to its shape."""
+    """Add to each branch the outputs of all other branches, resized to its shape."""
     for target, goal in enumerate(branches):
         for source, shape in enumerate(branches):
             if source == target:
@@ -333,7 +333,7 @@ def _add_ocrnet(net: NetworkBuilder, dims: Segmenter, features: list[Shape]) -> 
 
 
 def _add_attention(kind: _Attention, net: NetworkBuilder, dims: Segmenter, features: list[Shape]) -> None:
-    """Add a head with attention of all pixels to pixels or summaries of them, between two convolutions."""
+    """Add a head in which all pixels attend to pixels or to summaries of them, between two convolutions."""
     entry, width = net.shape, dims.head_width
     net.conv_norm_act(width, 3)
     shape, inner = net.shape, max(width // kind.share, 8)
@@ -394,7 +394,7 @@ def _add_context_pyramid(net: NetworkBuilder, dims: Segmenter, features: list[Sh
 def _add_psanet(net: NetworkBuilder, dims: Segmenter, features: list[Shape]) -> None:
     """Add the PSANet head: two attention maps of all pixels to all pixels, at half the size of the features.
 
-    A convolution computes the map of a pixel relative to its place, from which the scores are collected.
+    A convolution computes each pixel's map relative to its position. The scores are collected from these maps.
     """
     entry, width = net.shape, dims.head_width
     half = 1, max(entry[1][1] // 2, 1), max(entry[1][2] // 2, 1)

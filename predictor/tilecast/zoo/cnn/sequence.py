@@ -1,6 +1,6 @@
-"""Layers over a sequence, which is a flat image of height 1 whose columns are words or frames.
+"""Layers over a sequence, which is stored as an image of height 1 whose columns are words or frames.
 
-The functions `add_stepwise_…` add layers of a loop over the columns, in which each step waits for the one before it.
+The functions `add_stepwise_…` add layers of a loop over the columns, in which each step waits for the previous one.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from tilecast.zoo.cnn.builder import NetworkBuilder
 from tilecast.zoo.numerics import Numerics
 
 GATES: Mapping[str, int] = {"lstm": 4, "gru": 3}
-"""Number of gates of each kind of cell: each has a product with the input and one with the state."""
+"""Number of gates of each kind of cell. Each gate has a product with the input and one with the state."""
 
 
 def add_embedding(net: NetworkBuilder, vocabulary: int, width: int, count: int) -> None:
@@ -51,11 +51,11 @@ def add_recurrent(
     cell: str = "lstm",
     directions: int = 1,
 ) -> None:
-    """Add a recurrent layer of `hidden` cells over `steps` steps, as cuDNN runs it with two biases per gate.
+    """Add a recurrent layer of `hidden` cells over `steps` steps, as cuDNN runs it, with two biases per gate.
 
-    All products with the inputs are one matrix product. Each step has a product with the previous state, whose rows are
-    one micro-batch and which waits for the previous step (Appleyard et al., arXiv 1604.01946, section 3). The gradient
-    of the recurrent weights is one product over all steps.
+    All products with the inputs are one matrix product. Each step also has a product with the previous state, whose
+    rows are one micro-batch, and which waits for the previous step (Appleyard et al., arXiv 1604.01946, section 3). The
+    gradient of the recurrent weights is one product over all steps.
     """
     width = GATES[cell] * hidden
     for direction in range(directions):
@@ -90,7 +90,7 @@ def _build_steps(name: str, numerics: Numerics, batch: Floats, steps: float, hid
 
 
 def add_stepwise_dense(net: NetworkBuilder, inputs: int, outputs: int, *, bias: bool = False) -> None:
-    """Add a dense layer that a loop over the columns runs: one forward and two backward products per column."""
+    """Add a dense layer that runs in a loop over the columns: one forward and two backward products per column."""
     steps, numerics, batch = float(net.size[2]), net.numerics, net.batch
     net.ops.append(layers.gemm("step", numerics, batch, outputs, inputs, count=steps))
     if numerics.training:

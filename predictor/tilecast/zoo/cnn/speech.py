@@ -1,7 +1,7 @@
-"""Networks between speech and text: Jasper, QuartzNet, DeepSpeech 2, RNN-T, wav2vec 2.0, Tacotron 2 and FastPitch.
+"""Speech recognition and synthesis: Jasper, QuartzNet, DeepSpeech 2, RNN-T, wav2vec 2.0, Tacotron 2 and FastPitch.
 
-A sound is a flat image of height 1 whose columns are frames. The presets have the average lengths of the usual data
-sets.
+A sound is stored as an image of height 1 whose columns are frames. The presets have the average lengths of the usual
+data sets.
 
 Sources: Li et al., arXiv 1904.03288 (table 1, dense residuals); Kriman et al., arXiv 1910.10261 (table 1); Amodei et
 al., arXiv 1512.02595 (section 3); Graves, arXiv 1211.3711, with MLPerf's sizes (mlcommons/training,
@@ -22,7 +22,7 @@ _QUARTZNET = ((256, 33), (256, 39), (512, 51), (512, 63), (512, 75))
 """Channels and kernel of each of the five kinds of blocks."""
 _LETTERS = 29
 _SYMBOLS, _ALIGNED = 148, 128
-"""Number of letters and signs that are spoken, and the width in which attention compares frames and letters."""
+"""Number of distinct letters and signs of a text, and the width in which attention compares frames and letters."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
@@ -38,7 +38,7 @@ class DeepSpeech2(Images):
     """Dimensions of DeepSpeech 2. The height of its image is the number of frequencies."""
 
     layers_deep: int
-    """Bidirectional LSTMs, one on the other."""
+    """Number of bidirectional LSTMs in the stack."""
     cells: int
     """Cells of an LSTM in each direction."""
 
@@ -78,11 +78,11 @@ class Wav2vec2(Images):
     inner: int | None = None
     """Width of the MLP of a layer; None: four times `width`."""
     letters: int = 0
-    """Letters as one of which every frame is classified; 0: frames are compared, as in pretraining."""
+    """Number of letters as which frames are classified. 0 for pretraining, which compares frames."""
     sound_layers: int = 7
-    """Convolutions over the sound. Other numbers are priced as seven."""
+    """Number of convolutions over the sound. Any number is priced as seven."""
     sound_width: int = 512
-    """Channels of these convolutions. Other numbers are priced as 512."""
+    """Channels of these convolutions. Any number is priced as 512."""
 
 
 def build_jasper(net: NetworkBuilder, dims: Jasper) -> None:

@@ -14,15 +14,21 @@ from tilecast.zoo.cnn.images import Images
 
 _STYLE = 512
 _NARROW_LEVELS = 4
-"""Finest sizes whose layers run in 16 bits."""
+"""Number of sizes, from the finest, whose layers run in 16 bits."""
 _GENERATOR_PASSES = 1 + 2 / (4 * 2)
-"""Forward and backward passes of the generator in a step: one, and a penalty every fourth step over half the images,
-whose gradient is differentiated again and takes twice as long."""
+"""Forward and backward passes of the generator per step.
+
+One is the usual pass. Every fourth step has a penalty over half the images, whose gradient is differentiated again and
+takes twice as long.
+"""
 _DISCRIMINATOR_PASSES = 2 + 2 / 3 + 2 / 16
-"""The same of the discriminator: over real and generated images; through it to the generator, without gradients of its
-weights; and a penalty every sixteenth step."""
+"""Forward and backward passes of the discriminator per step.
+
+They are over real and over generated images, through it to the generator without gradients of its weights, and a
+penalty every sixteenth step.
+"""
 _AUGMENTING_KERNELS = 60
-"""Passes over the images of the augmentation (training/augment.py: blits, geometry, colour)."""
+"""Passes over the images that augmentation takes (training/augment.py: blits, geometry, colour)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
@@ -30,10 +36,10 @@ class StyleGan(Images):
     """Dimensions of StyleGAN2. Images are square, and their side is a power of two."""
 
     base: int = 32768
-    """Channels of a layer times its side, of at most `most_channels`."""
+    """Channels of a layer times its side. A layer has at most `most_channels`."""
     most_channels: int = 512
     mapping_layers: int = 2
-    """Dense layers that make a style of random numbers."""
+    """Number of dense layers that map random numbers to a style."""
 
 
 def build_stylegan(net: NetworkBuilder, dims: StyleGan) -> None:
@@ -56,9 +62,9 @@ def build_stylegan(net: NetworkBuilder, dims: StyleGan) -> None:
 
 @contextmanager
 def _repeat_passes(net: NetworkBuilder, passes: float) -> Iterator[None]:
-    """Run the layers that are added inside this context `passes` times in sequence. Memory holds one pass.
+    """Repeat the layers added inside this context `passes` times. Memory has the activations of one pass.
 
-    Scratch memory is that of all passes: penalties keep a second graph, that of their gradient.
+    Scratch memory is that of all passes, because penalties keep a second graph, that of their gradient.
     """
     batch, kept = net.batch, net.activation_bytes
     net.batch = batch * (passes if net.numerics.training else 1.0)
@@ -134,7 +140,7 @@ def add_modulated_conv(net: NetworkBuilder, out: int, *, doubles_side: bool) -> 
 
 
 def _add_filter(net: NetworkBuilder) -> None:
-    """Add a low-pass filter over the current tensor, whose gradient needs no tensor."""
+    """Add a low-pass filter over the current tensor. Its gradient needs no tensor."""
     net.pointwise("filter", reads=2.0, absorbed=False, backward=(2.0, 1.0))
 
 

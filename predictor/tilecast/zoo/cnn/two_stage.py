@@ -29,20 +29,20 @@ from tilecast.zoo.cnn.detection import (
 )
 
 _SIZES = 5
-"""Number of sizes of anchors: one on each level of a pyramid, all of them on a single level."""
+"""Number of anchor sizes. A pyramid has one per level, and a single level has all."""
 _SHAPES = 3
 """Number of aspect ratios of anchors."""
 _REGION = 14
-"""Side of a region of the usual size, in pixels of the features."""
+"""Side of a typical region, in pixels of the features."""
 _PER_OBJECT_REGION = 4.0
 """Regions that training samples for each one with an object."""
 _NEIGHBOURS = 4
 _PROPOSING = 40.0
-"""Kernels that clip, select and suppress the proposals of one image (detectron2, proposal_utils.py)."""
+"""Number of kernels that clip, select and suppress the proposals of one image (detectron2, proposal_utils.py)."""
 _JOINED = 50.0
-"""Kernels of a head over all images of a batch: decoding, ranking or assigning of levels, and losses."""
+"""Number of kernels of a head over all images of a batch: decoding, ranking or assigning of levels, and losses."""
 _CROPPING = 16.0
-"""Kernels that select the regions with objects of one image and crop their masks."""
+"""Number of kernels that select one image's regions with objects and crop their masks."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
@@ -50,7 +50,7 @@ class TwoStage(Detector):
     """Dimensions of detectors with a region proposal network."""
 
     region_stage: bool = False
-    """Whether the fourth stage of the ResNet runs on every region, not on the image."""
+    """Whether the fourth stage of the ResNet runs on every region rather than on the image."""
     balanced: bool = False
     """Whether the levels of the pyramid are joined, refined by attention of all pixels, and added back (Libra R-CNN,
     arXiv 1904.02701, section 3.2)."""
@@ -63,17 +63,17 @@ class RegionCnn(TwoStage):
     proposals: int
     """Regions of an image that are classified in training."""
     given_proposals: bool = False
-    """Whether regions are given, not proposed."""
+    """Whether regions are given rather than proposed by the network."""
     cascade: int | None = None
-    """Heads, each of which refines the boxes of the one before; None: there is one, with boxes for each class."""
+    """Number of heads that each refine the boxes of the head before. None for one head, with boxes per class."""
     classes: int = 81
     """Categories, one of which is the background."""
     mask_heads: int = 1
-    """Heads for masks, one behind each of the first heads for boxes."""
+    """Number of mask heads. Each follows one of the first box heads."""
     scored_masks: bool = False
     """Whether a further head predicts how good a mask is (arXiv 1903.00241)."""
     semantic_classes: int = 0
-    """Categories of every pixel of the image; 0: pixels are not classified."""
+    """Number of categories for every pixel of the image. 0 if pixels are not classified."""
     hybrid: bool = False
     """Whether regions also read features of classified pixels, and each head for masks those of the heads before it
     (HTC, arXiv 1901.07518)."""
@@ -241,9 +241,9 @@ def _add_pooling_branches(net: NetworkBuilder, dims: RegionCnn, levels: list[Sha
 
 @contextmanager
 def _over_object_regions(net: NetworkBuilder, dims: RegionCnn) -> Iterator[None]:
-    """Run the layers that are added inside this context once per region that contains an object.
+    """Run the layers added inside this context once per region that contains an object.
 
-    Their number per image is a quarter of `proposals` in training and 100 otherwise.
+    There are a quarter of `proposals` such regions per image in training and 100 otherwise.
     """
     images = net.batch
     net.batch = images * (dims.proposals / _PER_OBJECT_REGION if net.numerics.training else 100.0)

@@ -19,19 +19,19 @@ class Unet(Images):
     base: int
     """Channels of the first level."""
     depth: int
-    """Levels."""
+    """Number of levels."""
     max_channels: int = 512
     """Most channels of a level."""
     classes: int = 2
     """Categories of a pixel."""
     pooled: bool = False
-    """Whether max pooling is between levels; otherwise a level's first convolution has stride 2."""
+    """Whether max pooling separates levels. Otherwise a level's first convolution has stride 2."""
     batch_norm: bool = False
-    """Whether convolutions have a norm in place of a bias."""
+    """Whether convolutions have a norm instead of a bias."""
     valid: bool = False
     """Whether convolutions have no padding."""
     narrowing: bool = False
-    """Whether, on the way up, a level's second convolution halves the channels, not the transposed convolution."""
+    """Whether the second convolution of a level on the way up halves the channels, rather than the transposed one."""
     repeated_base: bool = False
     """Whether the first two levels have the same channels."""
 

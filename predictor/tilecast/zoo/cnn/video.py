@@ -14,7 +14,7 @@ from tilecast.zoo.cnn.builder import NetworkBuilder, Shape
 from tilecast.zoo.cnn.images import Classifier
 
 _LATERAL = 2
-"""Channels of a connection from the fast to the slow path, over those of the fast path."""
+"""Channels of a connection from the fast to the slow path, relative to those of the fast path."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
@@ -25,21 +25,21 @@ class VideoResNet(Classifier):
     stages: tuple[int, int, int, int] = numbered("stage")
     """Blocks of each stage."""
     bottleneck: bool = False
-    """Whether blocks have three convolutions around a narrow one, not two."""
+    """Whether blocks have three convolutions, with a narrow one in the middle, rather than two."""
     stem_depth: int = 1
     """Images that a kernel of the stem reads."""
     stem_stride: int = 1
-    """Factor by which the stem shortens the clip, and again its pooling."""
+    """Factor by which the stem's convolution shortens the clip, and its pooling shortens it again."""
     inflated: tuple[int, ...] = numbered("inflated", default=(0, 0, 1, 1))
-    """For each stage, every how many blocks one reads the images before and after; 0: none."""
+    """Distance, per stage, between blocks that also read the previous and the next image. 0 if no block does."""
     factored: bool = False
-    """Whether a convolution over space precedes one over time, with a stride in both, as in R(2+1)D."""
+    """Whether a convolution over space and one over time replace each convolution, with a stride in both (R(2+1)D)."""
     depthwise: bool = False
     """Whether the middle convolution of a block has one group for each channel (CSN)."""
     attends: int = 0
-    """Non-local blocks in stages 2 and 3, two and three of them at most."""
+    """Number of non-local blocks in stage 2, at most two, and in stage 3, at most three."""
     fast: int = 0
-    """Factor by which a second, narrow path has more images, as SlowFast has; 0: there is one path."""
+    """Factor by which a second, narrow path reads more images (SlowFast). 0 if there is one path."""
     narrow: int = 8
     """Factor by which the fast path has fewer channels."""
 

@@ -1,8 +1,7 @@
 """Vocoders, which turn a spectrum into sound: HiFi-GAN and WaveGlow.
 
 Sources: Kong et al., arXiv 2010.05646, section 2 and appendix A, version 1; Prenger et al., arXiv 1811.00002, section
-2.
-Sound is a flat image of height 1. Dilation changes no dimension of a kernel, so it is left out.
+2. Sound is stored as an image of height 1. Dilation changes no dimension of a kernel, so it is left out.
 """
 
 from __future__ import annotations
@@ -20,12 +19,15 @@ _SCALES = ((128, 15, 1, 1), (128, 41, 2, 4), (256, 41, 2, 16), (512, 41, 4, 16),
            (1024, 5, 1, 1))  # fmt: skip
 """Channels, kernel, stride and groups of each convolution of a discriminator of sound at one scale."""
 _PASSES = 4
-"""Passes of the discriminators per step: real and made sound, once to train them and once to train the generator."""
+"""Passes of the discriminators per step.
+
+They read real and generated sound, once to train the discriminators and once to train the generator.
+"""
 
 _MELS, _HOP, _WINDOW = 80, 256, 1024
 """Number of bands of the mel spectrogram, and its hop and window in samples."""
 _GROUP, _FLOWS, _EARLY_EVERY, _EARLY = 8, 12, 4, 2
-"""Samples per vector; number of flows; flows between two early outputs; channels that leave at each early output."""
+"""Samples per vector, number of flows, flows between two early outputs, and channels per early output."""
 _LAYERS = 8
 
 
@@ -63,7 +65,7 @@ def build_hifigan(net: NetworkBuilder, dims: HifiGan) -> None:
 
 
 def _add_transposed_conv(net: NetworkBuilder, out: int, kernel: int, stride: int) -> None:
-    """Add a transposed convolution that makes `kernel` columns of each column and adds them at distance `stride`."""
+    """Add a transposed convolution that turns each column into `kernel` columns and adds them at distance `stride`."""
     columns = net.size[2]
     net.conv(out * kernel, 1)
     net.shape = out, (1, 1, columns * stride)

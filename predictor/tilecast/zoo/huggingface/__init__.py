@@ -1,7 +1,7 @@
-"""Models from the `config.json` of the Hugging Face Hub.
+"""Read models from the `config.json` of the Hugging Face Hub.
 
-Configs of transformers, of diffusers, of timm, and of the authors of Mamba can be read. The tables in `types/` say
-which key holds which dimension; nothing else of the file is read.
+It reads configs of transformers, of diffusers, of timm, and of the authors of Mamba. The tables in `types/` say which
+key has which dimension. All other keys are ignored.
 """
 
 from __future__ import annotations
@@ -159,7 +159,7 @@ def _guess_table(config: Mapping[str, Any]) -> str:
 def _read_model(kind: str, config: Mapping[str, Any], path: str, outer_config: Mapping[str, Any]) -> Model:
     """Return the model, with its towers, that a config of type `kind` describes.
 
-    `path` is where errors say that the config is. The model is named after `outer_config`.
+    `path` is the config's place in error messages. The model is named after `outer_config`.
     """
     table = _type_tables()[kind]
     if "within" in table:
@@ -194,7 +194,7 @@ def _require_set_dimension(kind: str, config: Mapping[str, Any], path: str) -> N
 def _read_language_model(kind: str, table: Mapping[str, Any], config: Mapping[str, Any], path: str) -> Model:
     """Return the language model of a config that describes several networks.
 
-    Its dimensions are in a nested config. If the table gives the key ".", they are in the config itself.
+    Its dimensions are in a nested config, or in the config itself if the table gives the key ".".
     """
     usual = table["language_type"]
     key = parts.find_part_key(table["language"], config)
@@ -208,7 +208,7 @@ def _read_language_model(kind: str, table: Mapping[str, Any], config: Mapping[st
 
 
 def _find_part(kind: str, config: Mapping[str, Any], key: str, path: str) -> tuple[Mapping[str, Any], str]:
-    """Return the nested config under a key, and its path for errors.
+    """Return the nested config under a key, and its path in error messages.
 
     Raises:
         SpecError: the key holds no mapping.
@@ -296,10 +296,10 @@ def _name_model(config: Mapping[str, Any], kind: str) -> str:
 
 
 def _suggest_preset(config: Mapping[str, Any]) -> str:
-    """Return a phrase with a preset that resembles a config, or an empty text.
+    """Return a phrase that names a preset similar to a config, or an empty text.
 
-    The config's own dimensions are compared, or those of its `text_config`, as its type or decoders in general name
-    them.
+    The comparison uses the dimensions of the config, or of its `text_config`. They are read by the table of its type,
+    or by that of decoders in general.
     """
     inner = config.get("text_config")
     part = inner if isinstance(inner, Mapping) else config
@@ -310,7 +310,7 @@ def _suggest_preset(config: Mapping[str, Any]) -> str:
 
 
 def _named(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a mapping with the `_name_or_path` of a config. If the config has none, it is empty."""
+    """Return a mapping with only the `_name_or_path` of a config. It is empty if the config has none."""
     return {"_name_or_path": config["_name_or_path"]} if "_name_or_path" in config else {}
 
 

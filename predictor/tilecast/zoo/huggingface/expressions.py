@@ -1,13 +1,15 @@
-"""Expressions of the tables in `types/`, which compute a dimension from the keys of a config, in Python's syntax.
+"""Evaluate the expressions in the tables of `types/`, which compute a dimension from the keys of a config.
+
+The syntax is Python's:
 
 - `a.b` is a key of a nested mapping and `a[0]` an item of a list.
 - `[a, b]` is a list.
-- `a | b` is the first of the two that is there (not absent, not null). It binds as loosely as in Python, so that sums
+- `a | b` is `a` if it is present (not absent, not null), otherwise `b`. It binds as loosely as in Python, so that sums
   and products need no brackets in it.
-- `x if c else y` asks whether `c` is set and not 0.
+- `x if c else y` tests whether `c` is present and not 0.
 - `count(list, word)` counts an item, `len` and `sum` are Python's, and `up(x, n)` rounds up to a multiple.
 
-The result of arithmetic with an absent value is absent.
+Arithmetic with an absent value gives an absent value.
 """
 
 from __future__ import annotations
@@ -110,7 +112,7 @@ _ARITHMETIC: Mapping[type[ast.operator], Callable[[Any, Any], Any]] = {
 
 
 def _compute(function: Callable[[Any, Any], Any], *operands: Value) -> Value:
-    """Return the result of an arithmetic operation. Return None if an operand is absent or the result is undefined.
+    """Return the result of an arithmetic operation, or None if an operand is absent or the result is undefined.
 
     A result is undefined on division by zero and on overflow.
 

@@ -1,4 +1,4 @@
-"""The head that a config requests: the operators of its class after the last layer."""
+"""Read the head that a config requests: the operators of its class after the last layer."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tilecast.model import Model
 from tilecast.zoo.families import FAMILIES
 
 _CLASSES = 2
-"""Classes of a classifier whose config does not list them; transformers writes only numbers other than two."""
+"""Number of classes if a config does not list them. Transformers writes the number only if it is not two."""
 _ENCODERS = ("encoder", "albert", "relative-encoder")
 _IMAGES = ("vit", "swin", "convnext", "segformer", "resnet", "efficientnet", "mobilenet-v2")
 
@@ -22,7 +22,7 @@ def first_architecture(config: Mapping[str, Any]) -> str:
 
 
 _OTHERWISE = {"NomicBertForPreTraining": "NomicBertForMaskedLM"}
-"""Class of transformers that computes the same, by class of a model's own code."""
+"""Transformers class that computes the same as a class of a model's own code, by the name of the latter."""
 
 
 def _count_labels(config: Mapping[str, Any]) -> int:
@@ -63,15 +63,14 @@ def read_head(config: Mapping[str, Any], table: Mapping[str, Any]) -> dict[str, 
 
 _OF_TEXT = ("ForSequenceClassification", "ForTokenClassification", "ForQuestionAnswering")
 _TASKS = {**dict.fromkeys(_ENCODERS, (*_OF_TEXT, "ForPreTraining")), "wav2vec2": ("ForCTC",)}
-"""Heads, by family, whose class replaces the usual one of a type where a config names it. Other families have those of
-`_OF_TEXT`."""
+"""Heads, by family, for which a config's class replaces the usual one of its type. Other families use `_OF_TEXT`."""
 
 
 def choose_auto_class(config: Mapping[str, Any], model: Model, default: str | None) -> str | None:
     """Return the suffix of the `AutoModel…` class for the head of a config's first architecture.
 
     `default` is the suffix for the config's type, or None if the family decides. It is returned unless the architecture
-    has another head in `_TASKS`. Models that learn from another model's outputs get an empty string.
+    has another head in `_TASKS`. Models that are trained on another model's outputs get an empty string.
     """
     if not (FAMILIES[model.family].auto if default is None else default):
         return default

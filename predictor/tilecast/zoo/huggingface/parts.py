@@ -1,4 +1,4 @@
-"""Configs of several networks: their parts, and the towers beside a language model."""
+"""Read configs of several networks: their parts, and the towers beside a language model."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tilecast.zoo.vision import Vision
 
 _PROJECTOR = {"projector": "inner", "projector_inputs": "inputs", "projector_outputs": "outputs",
               "projector_tokens": "tokens", "projectors": "count"}  # fmt: skip
-"""Keys of tables, and the dimensions of a projector that they hold."""
+"""Keys of tables for the dimensions of a projector, by dimension."""
 
 
 def find_part_key(alternatives: str, config: Mapping[str, Any]) -> str:
@@ -54,8 +54,8 @@ def add_towers(
 ) -> Model:
     """Return the model with the towers that `tables` describe. Add a note for each tower that cannot be read.
 
-    `read_tower` returns the tower that a nested config describes, or None. `path` is where errors say that the config
-    is.
+    `read_tower` returns the tower that a nested config describes, or None. `path` is the config's place in error
+    messages.
     """
     parts, notes = list(model.towers), list(model.notes)
     for table in tables:
@@ -111,15 +111,15 @@ def count_tokens(tower: Model) -> float:
 
 
 _SAMPLES = 320
-"""Values of sound per token of wav2vec 2.0 (arXiv 2006.11477, section 4.2: 20 ms at 16 kHz)."""
+"""Audio samples per token of wav2vec 2.0 (arXiv 2006.11477, section 4.2: 20 ms at 16 kHz)."""
 _MERGED = 8
-"""Factor by which Swin's last stage is wider than its first, and has fewer tokens a side."""
+"""Ratio of the width of Swin's last stage to that of its first. Tokens per side fall by the same ratio."""
 
 
 def join_encoder_decoder(model: Model, config: Mapping[str, Any], path: str) -> Model:
     """Return an encoder-decoder made of a decoder and its tower (transformers, VisionEncoderDecoderModel).
 
-    The tower becomes the encoder, to whose tokens the decoder layers also attend. A dense layer joins encoder and
+    The tower becomes the encoder, and the decoder layers also attend to its tokens. A dense layer joins encoder and
     decoder if their widths differ, unless the decoder sets `cross_attention_hidden_size`.
 
     Raises:
@@ -145,7 +145,7 @@ def join_encoder_decoder(model: Model, config: Mapping[str, Any], path: str) -> 
 
 
 def _describe_tower(tower: Model) -> str:
-    """Return a note for users on what a sample of the tower holds."""
+    """Return a note for users on what the tower assumes of a sample, such as the size of its image."""
     match tower.dimensions:
         case Spectrogram(frames=frames):
             return f"A sample holds one sound of {frames} frames, which its encoder, trained along, hears."

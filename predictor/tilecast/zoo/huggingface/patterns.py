@@ -1,6 +1,6 @@
-"""The kinds of layers of hybrid models, by type.
+"""List the kinds of layers of hybrid models, by type of config.
 
-Functions turn a config, with its defaults, into the words of `tilecast.zoo.hybrid`. Their rules are those of the
+Functions translate a config, with its defaults, into the words of `tilecast.zoo.hybrid`. Their rules are those of the
 configuration classes of transformers.
 """
 

@@ -1,4 +1,4 @@
-"""Reading of dimensions from a config by the expressions of a table."""
+"""Read dimensions from a config by the expressions of a table."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from tilecast.zoo.reading import find_dimension_type
 
 _MOST = {"layers": 1024, "experts": 4096, "vocab": 2**22}
 _LARGEST = 2**20
-"""Largest value of a dimension that has no entry in `_MOST`."""
+"""Largest value of a dimension without an entry in `_MOST`."""
 _SIZE = "give a number from 0"
 _COUNT = "give a whole number from 1"
 _POSITIVE = ("layers", "hidden", "heads", "vocab")
-"""Dimensions that no model has none of."""
+"""Dimensions that must not be 0."""
 
 
 def evaluate_or_none(expression: str, config: Mapping[str, Any]) -> Any:
@@ -36,7 +36,7 @@ def fill_dimensions(
     """Add to `table` the dimensions that the `expressions` of a type compute from a config.
 
     The expressions are evaluated in order. A later expression can use the dimensions already computed, under the key
-    `model`. `defaults` holds values for keys that the config lacks. `path` is where errors say that the config is.
+    `model`. `defaults` has values for keys that the config lacks. `path` is the config's place in error messages.
 
     Raises:
         SpecError: a value is not a size, or is too large.
@@ -56,8 +56,8 @@ def fill_dimensions(
 def _find_stated(expression: str, config: Mapping[str, Any]) -> tuple[str, Any]:
     """Return the first alternative of an expression that is a key in the config, and its value.
 
-    Keys of the config thus precede defaults, even if the config uses an old name of a key. If the config has none of
-    the keys, return the expression's first key and None.
+    So keys of the config take precedence over defaults, even if the config uses an old name of a key. If the config has
+    none of the keys, return the expression's first key and None.
     """
     for key in plain_keys(expression):
         if (value := evaluate(key, config)) is not None:
@@ -68,8 +68,8 @@ def _find_stated(expression: str, config: Mapping[str, Any]) -> tuple[str, Any]:
 def _convert_dimension(name: str, value: object, kind: str, field: str) -> Any:
     """Return a config value as the type of its dimension: a number within bounds, a tuple of numbers, or a bool.
 
-    A dropout rate becomes a bool. `kind` is the type as the family's dataclass spells it. `field` is where errors say
-    that the value is.
+    A dropout rate becomes a bool. `kind` is the type as written in the family's dataclass. `field` is the value's place
+    in error messages.
 
     Raises:
         SpecError: the value is not a size, or is too large.

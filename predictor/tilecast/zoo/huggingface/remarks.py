@@ -1,4 +1,4 @@
-"""Remarks on a config: sizes that it lacks, counts that are not read, and presets that resemble it."""
+"""Write remarks on a config: sizes that it lacks, counts that are not read, and presets that resemble it."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from tilecast.zoo.huggingface.reading import evaluate_or_none
 from tilecast.zoo.reading import list_required_dimensions
 
 _INNER = ("chunk", "kernel", "patch_depth", "image_channels", "sliding_window")
-"""Dimensions inside layers, whose defaults hardly ever change or depend on a switch."""
+"""Dimensions inside layers whose defaults hardly ever change, or depend on a switch."""
 _SIZES = ("layers", "hidden", "heads", "kv_heads", "head_dim", "ffn_hidden", "vocab")
-"""Dimensions that every stack of layers has, hybrids too."""
+"""Dimensions that every stack of layers has, including hybrids."""
 _KEY = re.compile(r"[A-Za-z_]\w*")
 
 
@@ -26,7 +26,7 @@ def describe_defaults(
     defaults: Mapping[str, Any],
     place: str,
 ) -> tuple[str, ...]:
-    """Return notes on the sizes that a config leaves out or holds as null. Rates and switches are no sizes.
+    """Return notes on the sizes that a config leaves out or sets to null. Rates and switches do not count as sizes.
 
     Args:
         model: the model that was read.
@@ -62,15 +62,15 @@ def describe_defaults(
 _FURTHER = ("num_nextn_predict_layers", "num_mtp_modules", "mtp_num_hidden_layers", "mtp_num_layers")
 """Keys that count the layers or modules of multi-token prediction."""
 _COUNT = re.compile(r"(layers|experts|heads|modules|blocks)$|(^|_)(mtp|nextn)(_|$)")
-"""Names of keys that count parts of a model."""
+"""Patterns of keys that count parts of a model."""
 _DERIVED = ("num_key_value_heads", "num_heads")
-"""Counts that follow from other keys, of latent attention and of Mamba 2."""
+"""Counts of latent attention and of Mamba 2 that follow from other keys."""
 
 
 def describe_unread(table: Mapping[str, Any], config: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return notes on the keys of a config that count parts of the model and that its type's table does not read.
+    """Return notes on the keys of a config that count parts of the model but are not read by its type's table.
 
-    Parts that predict further tokens have a note of their own. Other keys are noted for decoders alone, since those of
+    Parts that predict further tokens have their own note. Other keys are noted only for decoders, because the counts of
     other models repeat each other.
     """
     notes = []
@@ -95,7 +95,7 @@ def _is_count(value: object, least: int) -> bool:
 _COMPARED = ("layers", "hidden", "heads", "kv_heads", "ffn_hidden", "vocab", "experts")
 """Dimensions by which a config and a preset are compared."""
 _FEWEST = 4
-"""Number of dimensions that a config has to state to be compared."""
+"""Fewest dimensions that a config must state to be compared."""
 
 
 def suggest_preset(expressions: Mapping[str, str], config: Mapping[str, Any]) -> str:

@@ -30,9 +30,9 @@ from tilecast.zoo.traced.operators import OPERATORS, Operand, TraceScaling
 FAMILY = "traced"
 MOST_STAGES = 64
 BALANCE = 100.0
-"""FLOPs that take as long as moving a byte, used to weigh operators when the model is cut. Any GPU has 60 to 300."""
+"""FLOPs that take as long as moving one byte, to weigh operators when the model is cut. GPUs have 60 to 300."""
 UNEVEN = 2.0
-"""Largest cost of a piece over the mean cost, when the model is cut into pieces."""
+"""Largest ratio of a piece's cost to the mean cost when the model is cut into pieces."""
 
 
 def build_model(name: str, trace: Trace) -> Model:
@@ -111,8 +111,8 @@ def _emit_unit(unit: OperatorGroup, emission: TraceScaling) -> list[Op]:
 
     Fusion replaces the element-wise operators of a chain with one kernel. In the forward pass it reads the tensors from
     outside the chain and writes the last output. In the backward pass it reads the output's gradient and the tensors
-    from outside, and writes the gradients of those tensors that need one. If a norm leads the chain, the norm's kernel
-    already moves the chain's main tensor, and only the traffic of the tensors from outside is added.
+    from outside, and writes the gradients of those that need one. If a norm begins the chain, the norm's kernel already
+    moves the chain's main tensor, and only the traffic of the tensors from outside is added.
     """
     emitted = [OPERATORS[call.kind].emit(call, emission) for call in unit.calls]
     leads = OPERATORS[unit.calls[0].kind].leads

@@ -1,4 +1,4 @@
-"""Reading and writing traces as JSON documents.
+"""Read and write traces as JSON documents.
 
 `tilecast trace` writes such a document, and `tilecast advise` reads it without torch or onnx.
 """
@@ -30,7 +30,7 @@ _NEEDED: Mapping[str, tuple[str, ...]] = {
 }
 """Attributes that an operator of each kind must have to be priced. A transposition also needs one for each axis."""
 _INPUTS: Mapping[str, int] = {"matmul": 2, "convolution": 2, "attention": 3, "constant": 0}
-"""Smallest number of inputs of an operator, for kinds where it is not one."""
+"""Least number of inputs of an operator, for kinds where it is not one."""
 
 
 def is_document(value: Mapping[str, Any]) -> bool:
@@ -63,7 +63,7 @@ def read(value: Mapping[str, Any], name: str) -> Trace:
         name: name of the file in messages.
 
     Raises:
-        SpecError: the document is of another version, lacks a part, or does not pass `_check`.
+        SpecError: the document has another version, lacks a part, or fails `_check`.
     """
     if value.get("format") != FORMAT:
         raise SpecError(f"{name}: format", f"{value.get('format')!r} is not {FORMAT}", _REMEDY)
@@ -104,7 +104,7 @@ def check_and_normalize(trace: Trace, name: str) -> Trace:
     """Return a trace with its layers found. `name` is the name of its source in messages.
 
     Raises:
-        SpecError: it does not pass `_check`.
+        SpecError: the trace fails `_check`.
     """
     _check(trace, name)
     return normalize(trace)
@@ -114,7 +114,7 @@ def _check(trace: Trace, name: str) -> None:
     """Raise SpecError unless a trace can be priced.
 
     Raises:
-        SpecError: there is no operator or too many, a kind is unknown, nothing makes an input, a shape or an attribute
+        SpecError: there is no operator or too many, a kind is unknown, an input has no origin, a shape or an attribute
             is missing or does not fit, the samples are not a batch, or no output is computed from them.
     """
     if not 1 <= len(trace.operators) <= MOST_OPERATORS:

@@ -22,8 +22,8 @@ from tilecast.zoo.traced.operators import OPERATORS, CalledOperator, Operand
 class OperatorGroup:
     """A single operator, or a chain of element-wise operators that is priced as one kernel.
 
-    A chain may begin with a norm. Each operator of a chain is the only reader of the previous output. `outside` holds
-    the full-size tensors that the chain reads besides its own outputs and the inputs of its norm.
+    A chain may begin with a norm. Each operator of a chain is the only reader of the previous output. `outside` has the
+    full-size tensors that the chain reads besides its own outputs and the inputs of its norm.
     """
 
     calls: tuple[CalledOperator, ...]
@@ -70,11 +70,11 @@ class DataFlow:
     activations: Activations
     segments: tuple[Segment, ...]
     output: Operand | None
-    """First output of the model, or None if that has fewer than two dimensions, as a loss has."""
+    """First output of the model. None if it has fewer than two dimensions, like a loss."""
 
 
 Kept: TypeAlias = tuple[str, str]
-"""A tensor that is kept for the backward pass: "tensor" or the field of `Activations` that counts it, and its name."""
+"""A tensor kept until the backward pass: the field of `Activations` that counts it, or "tensor", and its name."""
 
 
 @lru_cache(maxsize=64)
@@ -84,7 +84,7 @@ def trace_flow(trace: Trace) -> DataFlow:
 
 
 class _DataFlowReader:
-    """Derives the data flow of a model from the operators of its trace."""
+    """Finds the data flow of a model from the operators of its trace."""
 
     def __init__(self, trace: Trace) -> None:
         self.trace = trace
@@ -150,7 +150,7 @@ class _DataFlowReader:
         return any(name in self.wide and prod(self.trace.shapes[name]) > 1 for name in sources if name)
 
     def _find_output_order(self, operator: TraceOperator) -> tuple[int, ...] | None:
-        """Return the order of the dimensions of the output in memory, or None if it is not known."""
+        """Return the order of the output's dimensions in memory, or None if it is unknown."""
         source = next((name for name in operator.inputs if name), "")
         rank = len(self.trace.shapes.get(source, ()))
         before = self.order.get(source, tuple(range(rank)))
@@ -187,7 +187,7 @@ class _DataFlowReader:
         return groups
 
     def _is_fused(self, last: TraceOperator, operator: TraceOperator) -> bool:
-        """Return whether a compiler runs an operator in the same pass as the one before it."""
+        """Return whether a compiler runs an operator in one kernel with the operator before it."""
         before = OPERATORS[last.kind]
         if not ((before.chained or before.leads) and OPERATORS[operator.kind].chained):
             return False
@@ -262,7 +262,7 @@ class _DataFlowReader:
         return Activations(**totals)
 
     def _split_segments(self, groups: list[list[TraceOperator]], kept: list[list[Kept]]) -> tuple[Segment, ...]:
-        """Return the segments between cuts. The model can be cut where only one trained tensor is alive."""
+        """Return the segments between cuts. The model can be cut where only one trained tensor is still needed."""
         ends = self._find_cuts(groups)
         sizes_at = {index + 1: size for index, size in ends}
         unread, held = set(self.trace.parameters), set[Kept]()

@@ -1,4 +1,4 @@
-"""Search for layers that exporters and model code take apart: biases, norms, activations and attention.
+"""Find layers that exporters and model code split into several operators: biases, norms, activations and attention.
 
 Each pass looks for one pattern of operators and replaces it with a single operator, so that a decomposed layer is
 priced as the kernel that a framework has for it. Operators that no pass recognises stay as traced. `normalize` runs all
@@ -101,7 +101,7 @@ class TraceIndex:
 
 
 def _match_bias(index: TraceIndex, position: int) -> LayerMatch | None:
-    """Return the match of a matrix product at `position` and the sum that adds a vector of parameters to it."""
+    """Match a matrix product at `position` and the sum that adds a vector of parameters to it."""
     product = index.operators[position]
     if product.kind != "matmul" or len(product.inputs) != 2:
         return None
@@ -117,7 +117,7 @@ def _match_bias(index: TraceIndex, position: int) -> LayerMatch | None:
 
 
 def _match_norm(index: TraceIndex, position: int) -> LayerMatch | None:
-    """Match x / sqrt(mean(x^2) + epsilon), where x may be less its mean, with an optional weight and bias."""
+    """Match x / sqrt(mean(x^2) + epsilon), with an optional weight and bias. x may be a difference to its mean."""
     root = index.operators[position]
     if root.kind not in ("root", "reciprocal-root"):
         return None
@@ -190,7 +190,7 @@ def _match_activation(index: TraceIndex, position: int) -> LayerMatch | None:
 
 
 def _find_closure(index: TraceIndex, source: str, anchor: int) -> set[int] | None:
-    """Return the element-wise operators that compute a single output from `source`, or None.
+    """Return the indices of the element-wise operators that compute a single output from `source`, or None.
 
     The `anchor` must be among them, and one of them must join two tensors that were computed from `source`.
     """

@@ -1,9 +1,8 @@
-"""Conversion of an ONNX file to a trace.
+"""Convert an ONNX file to a trace.
 
-Shapes are inferred for a fixed batch size, and constants are folded. The values of small constants are read. The values
-of square constants are read too, because only they distinguish masks from weights. The first dimension of every input
-is the batch. Any further symbolic dimension is the sequence, whose length the caller sets. A dimension of size zero or
-less counts as symbolic.
+Shapes are inferred for a fixed batch size, and constants are folded. Only the values of small constants are read, and
+of square ones, to distinguish masks from weights. The first dimension of every input is the batch. Any further symbolic
+dimension is the sequence, whose length the caller sets. A dimension of size zero or less counts as symbolic.
 """
 
 from __future__ import annotations
@@ -23,11 +22,11 @@ from tilecast.zoo.traced.document import check_and_normalize, refuse_unknown_ope
 from tilecast.zoo.traced.operators import compute_matmul_sizes
 
 BATCH = 2
-"""Size of a symbolic batch while shapes are inferred. It is not 1, because that would broadcast."""
+"""Size of a symbolic batch while shapes are inferred. A size of 1 would broadcast."""
 SMALL = 4096
 """Most elements of a constant whose value is kept. Shapes are computed from such constants."""
 FORBIDDEN = -1e4
-"""Largest value that a mask adds to a score to forbid a pair of positions."""
+"""Largest value that a mask adds to a score to exclude a pair of positions."""
 MOST_ROUNDS = 32
 
 
@@ -357,7 +356,7 @@ def _read_power(node: _Node) -> _Call:
 
 
 def _read_product(node: _Node) -> _Call:
-    """Return the call of a product or quotient. With one scalar operand it is a scale or a reciprocal."""
+    """Return the call of a product or quotient. With one scalar operand, it is a scale or a reciprocal."""
     numbers = [at for at in (0, 1) if prod(node.shape(at)) == 1 and node.inputs[at] in node.reader.known]
     if node.name == "Div" and numbers == [0]:
         return "from-output", node.inputs[1:], {}
@@ -416,6 +415,6 @@ _KINDS: Mapping[str, str] = {
 _READ: Mapping[str, int | None] = {
     "channelnorm": 3, "from-input": 2, **dict.fromkeys(("compare", "add", "multiply", "select", "copy")),
 }  # fmt: skip
-"""Number of inputs that are tensors to compute with, for kinds where it is not one. None means all."""
+"""Number of inputs that are tensors, for kinds where it is not one. None means all."""
 _TABLE: Mapping[str, str] = {name: kind for kind, names in _KINDS.items() for name in names.split()}
-"""Kind of each ONNX operator whose name alone decides it."""
+"""Kind of each ONNX operator that is determined by its name alone."""

@@ -1,4 +1,4 @@
-"""The operators that a traced model may have, each with the kernels of both passes and the tensors that it keeps.
+"""The operators that a traced model may have, each with its forward and backward kernels and the tensors that it keeps.
 
 Traces from ONNX files and from PyTorch share the table `OPERATORS`. Sizes come from the shapes of the tensors. Tensors
 that depend on the samples grow with the micro-batch. All other tensors keep their traced size.
@@ -20,7 +20,7 @@ from tilecast.zoo import layers
 from tilecast.zoo.numerics import Numerics
 
 Keeps = Literal["nothing", "input", "inputs", "output", "attention", "mask"]
-"""Tensors of an operator that stay alive until the backward pass.
+"""Tensors of an operator that are kept until the backward pass.
 
 "input" is the first input, "inputs" are both factors of a product, "attention" is query, key, value and output with
 their scores or statistics, and "mask" is one byte per element.
@@ -37,12 +37,12 @@ class Operand:
     trained: bool
     """Whether a gradient flows into it."""
     strided: bool
-    """Whether its elements are in another order in memory than its shape says, after a transposition without a copy."""
+    """Whether a transposition without a copy has left its elements in another order in memory than its shape says."""
     wide: bool = False
-    """Whether it is FP32 in a job whose mixed precision promotes tensors.
+    """Whether it is in FP32 in a job whose mixed precision promotes tensors.
 
     These are weights, the samples themselves, outputs of norms and softmax, and outputs of element-wise operators that
-    read one of those.
+    read such a tensor.
     """
 
 
@@ -62,7 +62,7 @@ class CalledOperator:
 
 @dataclass(frozen=True, slots=True)
 class TraceScaling:
-    """Numerics of a job, and the ratio of its micro-batch to the traced batch as a column over shards, (S,)."""
+    """Numerics of a job, and the ratio of its micro-batch to the traced batch, (S,)."""
 
     numerics: Numerics
     ratio: Floats
@@ -103,15 +103,15 @@ class OperatorRule:
     emit: Emit
     keeps: Keeps = "nothing"
     gradient: bool = True
-    """Whether a gradient flows through it."""
+    """Whether a gradient flows through the operator."""
     chained: bool = False
     """Whether a compiler fuses it with its element-wise neighbours."""
     leads: bool = False
-    """Whether a compiler fuses the element-wise operators that follow into it, as with norms."""
+    """Whether a compiler fuses following element-wise operators into it, as with norms."""
     moves: bool = True
-    """Whether it makes a new tensor. It is false for views of the input."""
+    """Whether it writes a new tensor. It is false for views of the input."""
     output_precision: Literal["16-bit", "FP32", "promoted"] = "promoted"
-    """Data type of the output under mixed precision. "promoted" is FP32 if an input is FP32, else 16-bit."""
+    """Data type of the output under mixed precision. "promoted" is FP32 if an input is FP32, otherwise 16-bit."""
 
 
 def compute_matmul_sizes(left: Shape, right: Shape, output: Shape, *, transposed: bool = False) -> dict[str, float]:
@@ -131,8 +131,8 @@ def compute_matmul_sizes(left: Shape, right: Shape, output: Shape, *, transposed
 def _cast_inputs(call: CalledOperator, emission: TraceScaling) -> list[Op]:
     """Return the casts of the FP32 tensors that a product reads under mixed precision.
 
-    Forward a tensor is copied to 16 bits, backward its gradient is copied to FP32. Casts of weights run inside the
-    framework without Python, so their launches cost nothing.
+    In the forward pass a tensor is copied to 16 bits, in the backward pass its gradient is copied to FP32. Casts of
+    weights run inside the framework without Python, so their launches take no host time.
     """
     ops: list[Op] = []
     for operand in call.inputs[:3]:
@@ -169,7 +169,7 @@ def _emit_matmul(call: CalledOperator, emission: TraceScaling) -> list[Op]:
 
 
 def _copy_transposed(call: CalledOperator, emission: TraceScaling, operands: int = 2) -> list[Op]:
-    """Return the copies of the first `operands` that are batches of matrices transposed in memory."""
+    """Return the copies of those of the first `operands` inputs that are batches of matrices transposed in memory."""
     ops: list[Op] = []
     for operand in call.inputs[:operands]:
         if operand.strided and len(operand.shape) > 2:
@@ -178,7 +178,7 @@ def _copy_transposed(call: CalledOperator, emission: TraceScaling, operands: int
 
 
 def _build_copy(name: str, operand: Operand, emission: TraceScaling) -> list[Op]:
-    """Return the copy of a tensor in the forward pass, and of its gradient, if it has one, in the backward pass."""
+    """Return the forward copy of a tensor and, if it has a gradient, the backward copy of that."""
     numerics, count = emission.find_numerics_of_operand(operand), emission.count_elements(operand)
     if operand.trained:
         return layers.pointwise(name, numerics, count, backward=(1.0, 1.0))

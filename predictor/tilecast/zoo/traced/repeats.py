@@ -1,4 +1,4 @@
-"""Tracing of stacks of equal layers: two layers are traced, and all others are copies of the second layer."""
+"""Trace a stack of equal layers: trace two layers, and copy the second for all others."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from tilecast.spec import SpecError
 from tilecast.trace import Trace
 
 FEWEST_LAYERS = 4
-"""Smallest number of layers that is worth copying."""
+"""Least number of layers that is worth copying."""
 
 
 @dataclass(frozen=True, slots=True)
 class ExportedTrace:
-    """A trace, with the path of the module that ran each of its operators."""
+    """A trace, with the path of the module that each operator belongs to."""
 
     trace: Trace
     paths: tuple[str, ...]
@@ -37,7 +37,7 @@ def find_stacks(module: Any) -> list[tuple[str, int]]:
 def _describe_layer(layer: Any) -> str:
     """Return a text that is equal for two layers that compute in the same way.
 
-    It holds types, options, names and shapes of weights, whether there are hooks, and whether weights are shared.
+    It has types, options, names and shapes of weights, whether there are hooks, and whether weights are shared.
     """
     parts = []
     for path, part in layer.named_modules():
@@ -58,7 +58,7 @@ def trace_two_layers(module: Any, stack: tuple[str, int], export: Callable[[], E
         export: function that traces the module as it is.
 
     Returns:
-        The trace, or None where copying is not safe.
+        The trace, or None if copying is not safe.
     """
     import torch
 

@@ -1,4 +1,4 @@
-"""Construction of models to trace, from a function of the user or from timm, without initialising large weights."""
+"""Build a model to trace, from a function of the user or from timm, without initialising large weights."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from typing import Any
 from tilecast.spec import SpecError
 
 TIMM = "timm/"
-"""Prefix of a target that names one of timm's models."""
+"""Prefix of targets that name a model of timm."""
 TIMM_BATCH = 2
-"""Batch with which timm's models are traced. Sizes scale from there."""
+"""Batch size with which timm's models are traced. Sizes are scaled from it."""
 LARGEST_FILLED = 4096
-"""Most elements of an array that is filled. Larger arrays of floats are weights, whose values only training reads."""
+"""Most elements of an array that is filled. Larger float arrays are weights, whose values are not read."""
 
 
 class BuildError(SpecError):

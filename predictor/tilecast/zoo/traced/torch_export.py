@@ -1,4 +1,4 @@
-"""Tracing of a `torch.nn.Module` through `torch.export` on fake tensors, without a GPU or memory for the weights.
+"""Trace a `torch.nn.Module` through `torch.export` on fake tensors, without a GPU or memory for the weights.
 
 In a stack of equal layers, two layers are traced and the others are copied. This requires that the modules of all
 layers have equal structure, and that the operators of the two traced layers are adjacent and equal. Otherwise all
@@ -80,8 +80,8 @@ def _trace_module(module: Any, inputs: tuple[Any, ...], target: str) -> Trace:
 def _clone_on_deepcopy() -> Any:
     """Return a context in which `copy.deepcopy` clones a tensor without its attributes.
 
-    PyTorch 2.15 copies the attributes too. One of them is the mode that made a fake tensor, and copying it may crash
-    the process.
+    PyTorch 2.15 copies the attributes too. One of them is the mode that made a fake tensor. Copying it may crash the
+    process.
     """
     import torch
     from torch.overrides import TorchFunctionMode
@@ -113,7 +113,7 @@ def _export_module(module: Any, inputs: tuple[Any, ...], target: str) -> Exporte
 
 
 _REGIONS = ("wrap_with_autocast", "wrap_with_set_grad_enabled")
-"""Operators by which `torch.export` calls a region of a program in a context."""
+"""Operators with which `torch.export` runs a region of a program under a context manager."""
 
 
 def _inline_regions(module: Any) -> None:

@@ -1,4 +1,4 @@
-"""Conversion of PyTorch operators to the kinds of operators in `operators.OPERATORS`.
+"""Convert PyTorch operators to the kinds of operators in `operators.OPERATORS`.
 
 `READERS` maps the name of an operator to a function that returns kind, inputs and attributes. `KINDS` maps the names of
 all other operators to their kinds.
@@ -60,7 +60,7 @@ def _read_addmm(node: Any, shapes: _Shapes) -> _Call:
 def _read_einsum(node: Any, shapes: _Shapes) -> _Call:
     """Return the call of an einsum of two operands, which becomes a batched matrix product.
 
-    A letter in both operands and in the output is a batch dimension. A letter in both operands only is summed over.
+    A letter in both operands and in the output is a batch dimension. A letter only in both operands is summed over.
     """
     names = _list_input_names(node, 2)
     terms, _, answer = str(node.args[0]).replace(" ", "").partition("->")
@@ -226,4 +226,4 @@ _NAMES: Mapping[str, str] = {
     "bernoulli_ normal_ uniform_ rand randn randint randperm tensor detach_copy",
 }
 KINDS: Mapping[str, str] = {name: kind for kind, names in _NAMES.items() for name in names.split()}
-"""Kind of each PyTorch operator whose name alone decides it."""
+"""Kind of each PyTorch operator that is determined by its name alone."""
