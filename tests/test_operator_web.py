@@ -21,6 +21,7 @@ import pytest
 from aiohttp import web
 from hypothesis import given
 from hypothesis import strategies as st
+from yarl import URL
 
 from browser import DESK, PHONE, open_browser
 from tilecast.api.gpu_pool import GPUPoolStatus
@@ -476,8 +477,22 @@ async def test_nothing_can_be_written_and_no_other_name_is_answered() -> None:
                 statuses[host] = response.status
                 assert response.status == 200 or "llama" not in await response.text()
         assert list(statuses.values()) == [400, 400, 200, 200, 200]
+        for query in ("q=%ff", "q=%ED%A0%80", "page=%ff", "q=a&q=b", "q=%00"):
+            async with session.get(URL(f"{address}/jobs?{query}", encoded=True)) as response:
+                assert response.status == 200
+        assert await send_without_host(address) == b"HTTP/1.1 400 Bad Request"
         async with session.get(f"{address}/healthz", headers={"Host": "10.1.2.3:8080"}) as response:
             assert response.status == 200, "the kubelet calls by address"
+
+
+async def send_without_host(address: str) -> bytes:
+    host, port = address.removeprefix("http://").split(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    writer.write(b"GET /jobs HTTP/1.0\r\n\r\n")
+    await writer.drain()
+    line = await reader.readline()
+    writer.close()
+    return line.strip().replace(b"HTTP/1.0", b"HTTP/1.1")
 
 
 async def test_what_a_stranger_sends_is_bounded() -> None:

@@ -64,7 +64,7 @@ async def start_server(address: Address, state: ClusterState, searches: Searches
 
     @web.middleware
     async def check_host(request: web.Request, handler: _Handler) -> web.StreamResponse:
-        if request.path not in _PROBES and _strip_port(request.host).lower() not in allowed:
+        if request.path not in _PROBES and _strip_port(request.headers.get("Host", "")).lower() not in allowed:
             raise web.HTTPBadRequest(text="this name is not allowed; an administrator adds it to web.hosts")
         return await handler(request)
 
