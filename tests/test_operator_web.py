@@ -6,6 +6,7 @@ import asyncio
 import json
 import re
 import ssl
+import threading
 import time
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
@@ -20,6 +21,7 @@ import pytest
 from aiohttp import web
 from hypothesis import given
 from hypothesis import strategies as st
+from yarl import URL
 
 from browser import DESK, PHONE, open_browser
 from tilecast.api.gpu_pool import GPUPoolStatus
@@ -31,7 +33,7 @@ from tilecast_operator.kube.watch import WatchDelays
 from tilecast_operator.objects.client import client
 from tilecast_operator.search_process import SearchLimits
 from tilecast_operator.server import Address, HttpServer
-from tilecast_operator.web import pages
+from tilecast_operator.web import pages, server
 from tilecast_operator.web.pages import Query
 from tilecast_operator.web.rows import JobRow, PoolRow, QueueRow, read_count, read_number
 from tilecast_operator.web.searches import Searches
@@ -202,11 +204,11 @@ class NoSearches(Searches):
 async def run_pages(
     state: ClusterState, searches: Searches | None = None, hosts: tuple[str, ...] = ()
 ) -> AsyncIterator[str]:
-    server: HttpServer = await start_server(Address("127.0.0.1", 0), state, searches or NoSearches(), hosts)
+    listening: HttpServer = await start_server(Address("127.0.0.1", 0), state, searches or NoSearches(), hosts)
     try:
-        yield f"http://127.0.0.1:{server.port}"
+        yield f"http://127.0.0.1:{listening.port}"
     finally:
-        await server.cleanup()
+        await listening.cleanup()
 
 
 def fill(objects: Mapping[str, list[dict[str, Any]]], most: int = 1_000) -> ClusterState:
@@ -475,8 +477,22 @@ async def test_nothing_can_be_written_and_no_other_name_is_answered() -> None:
                 statuses[host] = response.status
                 assert response.status == 200 or "llama" not in await response.text()
         assert list(statuses.values()) == [400, 400, 200, 200, 200]
+        for query in ("q=%ff", "q=%ED%A0%80", "page=%ff", "q=a&q=b", "q=%00"):
+            async with session.get(URL(f"{address}/jobs?{query}", encoded=True)) as response:
+                assert response.status == 200
+        assert await send_without_host(address) == b"HTTP/1.1 400 Bad Request"
         async with session.get(f"{address}/healthz", headers={"Host": "10.1.2.3:8080"}) as response:
             assert response.status == 200, "the kubelet calls by address"
+
+
+async def send_without_host(address: str) -> bytes:
+    host, port = address.removeprefix("http://").split(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    writer.write(b"GET /jobs HTTP/1.0\r\n\r\n")
+    await writer.drain()
+    line = await reader.readline()
+    writer.close()
+    return line.strip().replace(b"HTTP/1.0", b"HTTP/1.1")
 
 
 async def test_what_a_stranger_sends_is_bounded() -> None:
@@ -496,6 +512,34 @@ async def test_what_a_stranger_sends_is_bounded() -> None:
             assert "asked for 30 letters" in text and "<script>" not in text and 'value="l4:1"' in text
         found = await asyncio.gather(*(read(session, f"{address}/forecasts") for _ in range(200)))
         assert len(set(map(len, found))) == 1
+
+
+async def test_many_different_pages_are_written_or_refused_and_probes_answered(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    entered, release = threading.Event(), threading.Event()
+
+    def write_slowly(*_: object) -> str:
+        entered.set()
+        assert release.wait(60)
+        return "written"
+
+    monkeypatch.setitem(server._PAGES, "/jobs", write_slowly)
+    monkeypatch.setattr(server, "KEPT_S", 0.0)
+    async with run_pages(fill(make_cluster())) as address, aiohttp.ClientSession() as session:
+
+        async def ask(number: int) -> int:
+            async with session.get(f"{address}/jobs?page={number}") as response:
+                return response.status
+
+        asked = [asyncio.create_task(ask(number)) for number in range(1, 81)]
+        await wait_until(entered.is_set, "a page is being written")
+        assert await read(session, f"{address}/healthz") == "ok"
+        await wait_until(lambda: sum(task.done() for task in asked) == 80 - server.MOST_PAGES, "the others are refused")
+        release.set()
+        statuses = await asyncio.gather(*asked)
+        assert statuses.count(200) == server.MOST_PAGES and statuses.count(503) == 80 - server.MOST_PAGES
+        assert await ask(1) == 200, "it goes on"
 
 
 async def test_a_slow_client_does_not_stop_others() -> None:

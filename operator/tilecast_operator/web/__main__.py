@@ -75,9 +75,14 @@ async def _serve(settings: Settings, hosts: tuple[str, ...]) -> None:
     address = server.Address(settings.listen_host, settings.listen_port)
     listening = await start_server(address, state, searches, hosts)
     log.info("listening on port %d", listening.port)
+    waiting = asyncio.create_task(ended.wait(), name="signal")
     try:
-        await ended.wait()
+        # Without its watches the process has nothing to show; a new one may do better.
+        await asyncio.wait({waiting, tasks[0]}, return_when=asyncio.FIRST_COMPLETED)
+        if tasks[0].done():
+            tasks[0].result()
     finally:
+        waiting.cancel()
         for task in tasks:
             task.cancel()
         searches.stop()

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from html import escape
 from typing import TypeVar
 from urllib.parse import urlencode
 
 from tilecast.planner.references import REFERENCES
 from tilecast.render import charts
-from tilecast.render.gantt import Bar, draw_gantt
+from tilecast.render.gantt import MOST_BARS, Bar, draw_gantt
 from tilecast.render.page import definition_list, fraction_bar, html_figure, html_page, html_table
 from tilecast.render.units import format_duration, format_interval
 from tilecast.web.answers import Form
@@ -310,16 +310,20 @@ def _write_policy(policy: PolicyRow) -> list[str]:
 
 def _draw_pools(slots: Sequence[tuple[JobRow, QueueSlot]], gpus: dict[str, int], now_s: float) -> list[str]:
     """Return a chart of each pool that the plan uses."""
-    by_pool: dict[str, list[Bar]] = {}
+    by_pool: dict[str, list[tuple[Bar, JobRow, QueueSlot]]] = {}
     for color, (job, slot) in enumerate(slots):
         if bar := _make_bar(job, slot, color, now_s):
-            by_pool.setdefault(slot.pool, []).append(bar)
+            by_pool.setdefault(slot.pool, []).append((bar, job, slot))
     if not by_pool:
         return []
-    end_s = max(bar.finish_s for bars in by_pool.values() for bar in bars)
+    end_s = max(bar.finish_s for items in by_pool.values() for bar, _, _ in items)
     parts = ["<h2>Pools over time</h2>"]
     for index, name in enumerate(sorted(by_pool)[:MOST_CHARTS]):
-        bars = sorted(by_pool[name], key=lambda bar: (bar.start_s, bar.finish_s, bar.name))
+        ordered = sorted(by_pool[name], key=lambda item: (item[0].start_s, item[0].finish_s, item[0].name))
+        bars = [
+            replace(bar, tooltip=_describe_bar(bar, job, slot, now_s)) if number < MOST_BARS else bar
+            for number, (bar, job, slot) in enumerate(ordered)
+        ]
         size = f"{gpus[name]} GPUs; " if gpus.get(name) else ""
         label = f"{name}: {size}{_count('job', len(bars), len(bars))}. A bar is as high as the job has GPUs."
         picture = draw_gantt(str(index), label, gpus.get(name, 0), bars, end_s)
@@ -330,17 +334,25 @@ def _draw_pools(slots: Sequence[tuple[JobRow, QueueSlot]], gpus: dict[str, int],
 
 
 def _make_bar(job: JobRow, slot: QueueSlot, color: int, now_s: float) -> Bar | None:
-    """Return the bar of a job, from now on. Return None if the plan does not say where, when or on how many GPUs."""
+    """Return the bar of a job from now on, without a tooltip.
+
+    Return None if the plan does not say where, when or on how many GPUs.
+    """
     if not slot.pool or not slot.gpus or slot.start_s is None or slot.finish_s is None:
         return None
     start_s, finish_s = max(slot.start_s - now_s, 0.0), max(slot.finish_s - now_s, 1.0)
     lower_s = finish_s if slot.run_lower_s is None else max(slot.start_s + slot.run_lower_s - now_s, 0.0)
     upper_s = finish_s if slot.run_upper_s is None else max(slot.start_s + slot.run_upper_s - now_s, lower_s)
-    begins = "runs" if slot.start_s <= now_s else f"starts in {format_duration(start_s)}"
-    text = f"{job.full_name}: {slot.gpus} GPUs, {begins}, ends in {format_duration(finish_s)}"
-    if upper_s > lower_s:
-        text += f" ({format_duration(lower_s)} to {format_duration(upper_s)})"
-    return Bar(job.name, text, color, slot.gpus, start_s, max(finish_s, start_s + 1.0), lower_s, upper_s)
+    return Bar(job.name, "", color, slot.gpus, start_s, max(finish_s, start_s + 1.0), lower_s, upper_s)
+
+
+def _describe_bar(bar: Bar, job: JobRow, slot: QueueSlot, now_s: float) -> str:
+    runs = slot.start_s is not None and slot.start_s <= now_s
+    begins = "runs" if runs else f"starts in {format_duration(bar.start_s)}"
+    text = f"{job.full_name}: {bar.gpus} GPUs, {begins}, ends in {format_duration(bar.finish_s)}"
+    if bar.upper_s > bar.lower_s:
+        text += f" ({format_duration(bar.lower_s)} to {format_duration(bar.upper_s)})"
+    return text
 
 
 def _write_slot(job: JobRow, slot: QueueSlot, now_s: float) -> list[str]:

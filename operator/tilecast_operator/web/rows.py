@@ -283,7 +283,7 @@ def _read_text(value: Any) -> str:
 def _read_time(value: Any) -> float | None:
     try:
         return parse_time(value) if isinstance(value, str) else None
-    except OverflowError:
+    except (OverflowError, ValueError):
         return None
 
 

@@ -24,6 +24,10 @@ MAX_BODY_BYTES = 128 * 1024
 """Most bytes of a request's body."""
 BODY_S = 10.0
 """Seconds within which a request's body has to arrive."""
+KEPT_S = 1.0
+"""Seconds that a page is kept after it was written."""
+MOST_PAGES = 64
+"""Most different pages that wait or are kept."""
 LOCAL_HOSTS = ("localhost", "127.0.0.1", "[::1]")
 """Names by which browsers may call in any case, as behind `kubectl port-forward`."""
 HEADERS: Mapping[str, str] = MappingProxyType(
@@ -35,13 +39,14 @@ HEADERS: Mapping[str, str] = MappingProxyType(
         "Cache-Control": "no-store",
     }
 )
-_PAGES: Mapping[str, Callable[[ClusterState, Query, float], str]] = {
+_PAGES: dict[str, Callable[[ClusterState, Query, float], str]] = {
     "/": pages.write_pools,
     "/jobs": pages.write_jobs,
     "/forecasts": pages.write_forecasts,
     "/queue": pages.write_queue,
 }
 _PROBES = ("/healthz", "/readyz")
+_HTML = "text/html; charset=utf-8"
 _Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
@@ -59,7 +64,7 @@ async def start_server(address: Address, state: ClusterState, searches: Searches
 
     @web.middleware
     async def check_host(request: web.Request, handler: _Handler) -> web.StreamResponse:
-        if request.path not in _PROBES and _strip_port(request.host).lower() not in allowed:
+        if request.path not in _PROBES and _strip_port(request.headers.get("Host", "")).lower() not in allowed:
             raise web.HTTPBadRequest(text="this name is not allowed; an administrator adds it to web.hosts")
         return await handler(request)
 
@@ -94,8 +99,9 @@ async def start_server(address: Address, state: ClusterState, searches: Searches
 
     application = web.Application(client_max_size=MAX_BODY_BYTES)
     application.on_response_prepare.append(add_headers)
-    for path, write in _PAGES.items():
-        application.router.add_get(path, _make_page_handler(state, write))
+    writer = PageWriter(state)
+    for path in _PAGES:
+        application.router.add_get(path, _make_page_handler(writer, path))
     application.router.add_get("/play", _redirect_to_form)
     application.router.add_get("/play/", show_form)
     application.router.add_post("/play/", show_form_with_answer)
@@ -112,10 +118,45 @@ async def start_server(address: Address, state: ClusterState, searches: Searches
     return server
 
 
-def _make_page_handler(state: ClusterState, write: Callable[[ClusterState, Query, float], str]) -> _Handler:
+class PageWriter:
+    """Writer of pages, one after another in a thread, so that probes and other requests are answered meanwhile.
+
+    A page is kept for `KEPT_S` seconds, unless the API server goes away or comes back, and equal requests share it.
+    Belongs to one event loop.
+    """
+
+    def __init__(self, state: ClusterState) -> None:
+        self._state = state
+        self._turn = asyncio.Lock()
+        self._pages: dict[tuple[object, ...], asyncio.Task[bytes]] = {}
+
+    async def write(self, path: str, query: Query) -> bytes:
+        """Return a page.
+
+        Raises:
+            web.HTTPServiceUnavailable: too many different pages wait or are kept.
+        """
+        key = (path, query, self._state.is_read, *(table.problem for table in self._state.tables))
+        task = self._pages.get(key)
+        if task is None:
+            if len(self._pages) >= MOST_PAGES:
+                raise web.HTTPServiceUnavailable(text="many pages wait; try again in some seconds")
+            task = self._pages[key] = asyncio.create_task(self._write(path, query))
+            loop = asyncio.get_running_loop()
+            task.add_done_callback(lambda _: loop.call_later(KEPT_S, self._pages.pop, key))
+        return await asyncio.shield(task)
+
+    async def _write(self, path: str, query: Query) -> bytes:
+        async with self._turn:
+            text = await asyncio.to_thread(_PAGES[path], self._state, query, time.time())
+            # A character that UTF-8 cannot encode comes from an escape in JSON.
+            return text.encode(errors="replace")
+
+
+def _make_page_handler(writer: PageWriter, path: str) -> _Handler:
     async def show(request: web.Request) -> web.Response:
         query = Query.from_values(request.query.get("q", ""), request.query.get("page", ""))
-        return _make_page(write(state, query, time.time()))
+        return web.Response(body=await writer.write(path, query), headers={"Content-Type": _HTML})
 
     return show
 
@@ -125,10 +166,7 @@ async def _redirect_to_form(_: web.Request) -> web.Response:
 
 
 def _make_page(text: str, status: int = 200) -> web.Response:
-    # A character that UTF-8 cannot encode comes from an escape in JSON.
-    return web.Response(
-        body=text.encode(errors="replace"), status=status, headers={"Content-Type": "text/html; charset=utf-8"}
-    )
+    return web.Response(body=text.encode(errors="replace"), status=status, headers={"Content-Type": _HTML})
 
 
 async def _answer(request: web.Request, searches: Searches) -> tuple[int, str, Form]:

@@ -61,6 +61,7 @@ class TableWatch(Informer, Generic[RowT]):
 
     def list_rows(self) -> list[RowT]:
         """Return the rows by namespace and name."""
+        # `sorted` copies the items at once, so that another thread may ask while the event loop changes the table.
         return [row for _, row in sorted(self._rows.items(), key=lambda item: item[0])]
 
     def __len__(self) -> int:
