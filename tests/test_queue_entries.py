@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import random
 from dataclasses import replace
 from pathlib import Path
@@ -13,11 +14,14 @@ import pytest
 import tilecast
 from test_queue import job, option
 from test_queue_cli import batch_job, kueue, planned, shown, training_job, written
+from tilecast import shipped
 from tilecast.cli import main
+from tilecast.planner import ranges
 from tilecast.planner.entries import PoolEnd, enter_job, list_planned_entries, list_waiting_ends
 from tilecast.planner.problem import JobOption, PoolCapacity, QueuedJob, QueueProblem, start_running
 from tilecast.planner.solver import QueueSolution, solve
 from tilecast.planner.totals import build_report
+from tilecast.spec import SpecError
 
 
 def drawn(draw: random.Random) -> tuple[QueueProblem, QueuedJob]:
@@ -61,7 +65,10 @@ def at(one: QueuedJob, end: str) -> QueuedJob:
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_the_entry_of_one_more_job_is_its_place_in_a_plan_of_all_others_as_they_are(seed: int) -> None:
+def test_the_entry_of_one_more_job_is_its_place_in_a_plan_of_all_others_as_they_are(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ranges, "shipped_common", lambda: 1.0)
     problem, new = drawn(random.Random(seed))  # noqa: S311
     solution = solve(problem, effort=2000, is_bounded=False)
     others, submitted = fixed(solution), enter_job(solution, new)
@@ -95,14 +102,47 @@ def test_the_entry_of_one_more_job_is_its_place_in_a_plan_of_all_others_as_they_
             if entry.option == way:
                 assert entry.finish_s == pytest.approx(ends[0])
                 assert entry.start_s == pytest.approx(ends[0] - way.seconds, abs=1e-9)
-                assert (entry.finish_lower_s, entry.finish_upper_s) == pytest.approx((min(ends), max(ends)))
-                assert entry.start_lower_s <= entry.start_s <= entry.start_upper_s
+                runs = way.seconds, way.lower_s, way.upper_s
+                starts = [max(end - run, 0.0) for end, run in zip(ends, runs, strict=True)]
+                said = entry.start_lower_s, entry.start_upper_s
+                assert said == pytest.approx((min(starts), max(starts)), abs=1e-9)
+                assert entry.finish_lower_s == pytest.approx(min(starts) + way.lower_s)
+                assert entry.finish_upper_s == pytest.approx(max(starts) + way.upper_s)
                 assert entry.delayed == later
     assert {entry.option.pool: entry.finish_s for entry in submitted.entries} == pytest.approx(best)
 
 
 def names_of(solution: QueueSolution) -> list[str]:
     return [one.name for one in solution.columns.problem.jobs]
+
+
+def test_own_errors_of_the_jobs_ahead_cancel_and_the_common_part_stays() -> None:
+    ways = [option("a", 1, 10.0, width=0.3)]
+    queue = QueueProblem(
+        tuple(job(f"j{i}", *ways, arrival_s=float(-9 + i)) for i in range(9)), (PoolCapacity("a", 1, 1),)
+    )
+    solution, common = solve(queue), ranges.shipped_common()
+    for place, entry in enumerate(list_planned_entries(solution)):
+        share = math.sqrt(common**2 + (1 - common**2) / max(place, 1))
+        assert entry.start_s == pytest.approx(10.0 * place)
+        said = entry.start_lower_s, entry.start_upper_s
+        assert said == pytest.approx((entry.start_s * math.exp(-0.3 * share), entry.start_s * math.exp(0.3 * share)))
+        begun, run = entry.start_s - entry.start_lower_s, 10 - 10 * math.exp(-0.3)
+        sooner = math.sqrt(begun**2 + run**2 + 2 * common**2 / share * begun * run)
+        assert entry.finish_lower_s == pytest.approx(entry.finish_s - sooner)
+        assert math.hypot(begun, run) < sooner < begun + run or place == 0
+    report = build_report(solution).job_times[8]
+    assert (report.lower_s, report.upper_s) == (entry.finish_lower_s, entry.finish_upper_s)
+
+
+def test_the_common_part_states_its_source(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
+    table = shipped.read_table("tilecast.planner", "ranges.toml")
+    del table["starts"]["source"]
+    monkeypatch.setattr(shipped, "read_table", lambda package, name: table)
+    request.addfinalizer(ranges.shipped_common.cache_clear)
+    ranges.shipped_common.cache_clear()
+    with pytest.raises(SpecError, match=r"^ranges\.toml: starts\.common: has no source; write "):
+        ranges.shipped_common()
 
 
 def test_priority_and_a_free_order_decide_the_turn_of_one_more_job() -> None:
@@ -167,7 +207,8 @@ def test_the_command_says_when_one_more_job_would_start(tmp_path: Path, capsys: 
     for entry in submitted["pools"]:
         there = [one["finishSeconds"] for one in plain["jobs"] if one["pool"] == entry["pool"]]
         last = max(there, key=lambda end: end["target"], default={"target": 0.0, "lowerBound": 0.0, "upperBound": 0.0})
-        assert entry["startSeconds"] == pytest.approx(last)
+        assert entry["startSeconds"] == pytest.approx(last, rel=0.05)
+        assert entry["startSeconds"]["target"] == pytest.approx(last["target"])
     assert {entry["pool"] for entry in submitted["pools"]} == {"t4", "l4"}
     out = " ".join(shown(capsys, *words, "--if-submitted", str(new)).split())
     assert "one (new), if it were submitted now, would start now on 1 GPU of " in out

@@ -390,10 +390,8 @@ class QueuePosition(StatusModel):
     )
     start: str | None = optional_field("When it starts.", **TIME)
     finish: str | None = optional_field("When it ends.", **TIME)
-    earliest_start: str | None = optional_field(
-        "When it starts if all forecasts of the queue are at the lower ends of their ranges; of a waiting job.", **TIME
-    )
-    latest_start: str | None = optional_field("When it starts if they are at the upper ends.", **TIME)
+    earliest_start: str | None = optional_field("Lower end of the 90 % range of its start; of a waiting job.", **TIME)
+    latest_start: str | None = optional_field("Upper end of that range.", **TIME)
     run_seconds: RunSeconds | None = optional_field("How long its run takes there.")
     pools: list[QueueEntry] = list_field(
         "When a waiting job would start and end on each pool, the first to end first, if all others stayed as planned.",

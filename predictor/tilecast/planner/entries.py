@@ -5,15 +5,15 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from operator import attrgetter
 from typing import TypeVar
 
 import numpy as np
 
-from tilecast.planner.assignment import Assignment, PoolTimeline
+from tilecast.planner.assignment import Assignment
 from tilecast.planner.columns import QueueColumns, build_columns
 from tilecast.planner.policies import smith_ratio
 from tilecast.planner.problem import JobOption, QueuedJob, QueueProblem, UnplannedJob, check_problem, sort_jobs
+from tilecast.planner.ranges import TimeRanges, find_pool_ranges, find_ranges, simulate_ends
 from tilecast.planner.solver import QueueSolution
 from tilecast.planner.totals import LateJob, find_lateness
 from tilecast.spec import Floats
@@ -26,7 +26,7 @@ EFFORT = 50_000
 class PoolEntry:
     """Start and end of a job on one pool, with their ranges, in seconds from now.
 
-    The lower end of a range assumes that every forecast of the queue is at its lower end, and likewise the upper end.
+    The ranges hold 90 % of starts and ends (`ranges`).
     """
 
     option: JobOption
@@ -92,7 +92,7 @@ def enter_job(solution: QueueSolution, job: QueuedJob | UnplannedJob) -> Submitt
     row = names.index(job.name)
     old = solution.columns.first[:-1]
     chosen = np.insert(np.array(solution.option, dtype=int) - old, row, 0) + columns.first[:-1]
-    plans = _simulate_range(columns, solution, chosen.tolist())
+    plans = simulate_ends(columns, solution.policy, chosen.tolist())
     before = np.insert(solution.finish, row, np.inf)
     due = float(columns.due[row])
     entries = _keep_first_to_finish([_enter_pool(plans, row, option, before) for option in columns.options_of(row)])
@@ -138,10 +138,8 @@ def list_waiting_ends(solution: QueueSolution, effort: int = EFFORT) -> dict[int
 
 def list_planned_entries(solution: QueueSolution) -> list[PoolEntry]:
     """Return the planned start and end of every job with their ranges, in the order of the rows."""
-    columns, option = solution.columns, solution.option
-    finish = [plan.finish for plan in _simulate_range(columns, solution, option)]
-    chosen = [columns.options[item] for item in option]
-    return [_make_entry(item, [float(ends[row]) for ends in finish]) for row, item in enumerate(chosen)]
+    ranges = find_ranges(solution.columns, solution.policy, solution.option)
+    return [_make_entry(solution.columns.options[item], ranges, row) for row, item in enumerate(solution.option)]
 
 
 def _insert_job(solution: QueueSolution, job: QueuedJob) -> QueueColumns:
@@ -163,42 +161,36 @@ def _insert_job(solution: QueueSolution, job: QueuedJob) -> QueueColumns:
     return build_columns(sort_jobs(larger, [*map(float, range(row)), turn - 0.5]))
 
 
-def _simulate_range(columns: QueueColumns, solution: QueueSolution, option: Sequence[int]) -> tuple[Assignment, ...]:
-    """Return three plans: with all forecasts as they are, at the lower ends and at the upper ends of their ranges."""
-    lower, upper = (
-        replace(columns, seconds=np.fromiter(map(attrgetter(name), columns.options), float, len(columns.options)))
-        for name in ("lower_s", "upper_s")
-    )
-    return tuple(Assignment(each, solution.policy, list(option)) for each in (columns, lower, upper))
-
-
-def _enter_pool(plans: Sequence[Assignment], row: int, option: int, before: Floats | None = None) -> PoolEntry:
+def _enter_pool(plans: Sequence[Assignment], row: int, option: int, before: Floats) -> PoolEntry:
     """Return the entry of a job with one of its options.
 
     Args:
         plans: the plan at the forecasts, and at the lower and upper ends of their ranges.
         row: the job.
         option: the option.
-        before: end of every job without this job, (n,). If None, delayed jobs are not counted.
+        before: end of every job without this job, (n,).
     """
     columns = plans[0].columns
-    lines = list[PoolTimeline]()
-    for plan in plans:
-        _, changed = plan.try_moves({row: option})
-        lines.append(changed[int(columns.pool[option])])
-    finish = [float(line.finish[bisect_left(line.jobs, row)]) for line in lines]
-    entry = _make_entry(columns.options[option], finish)
-    if before is None:
-        return entry
-    others = before[lines[0].jobs]
-    return replace(entry, delayed=int((lines[0].finish > others * (1 + 1e-9)).sum()))
+    pool = int(columns.pool[option])
+    lines = [plan.try_moves({row: option})[1][pool] for plan in plans]
+    jobs = lines[0].jobs
+    options = np.array([option if job == row else plans[0].option[job] for job in jobs], dtype=int)
+    ranges = find_pool_ranges(columns, options, [line.finish for line in lines])
+    delayed = int((lines[0].finish > before[jobs] * (1 + 1e-9)).sum())
+    return _make_entry(columns.options[option], ranges, bisect_left(jobs, row), delayed)
 
 
-def _make_entry(option: JobOption, finish: Sequence[float]) -> PoolEntry:
-    """Return an option's entry from three ends: at the forecasts, and at the lower and upper ends of their ranges."""
-    starts = [end - taken for end, taken in zip(finish, (option.seconds, option.lower_s, option.upper_s), strict=True)]
-    starts = [max(start, 0.0) for start in starts]
-    return PoolEntry(option, starts[0], min(starts), max(starts), finish[0], min(finish), max(finish))
+def _make_entry(option: JobOption, ranges: TimeRanges, row: int, delayed: int = 0) -> PoolEntry:
+    return PoolEntry(
+        option,
+        float(ranges.start[row]),
+        float(ranges.start_lower[row]),
+        float(ranges.start_upper[row]),
+        float(ranges.finish[row]),
+        float(ranges.finish_lower[row]),
+        float(ranges.finish_upper[row]),
+        delayed,
+    )
 
 
 def _keep_first_to_finish(entries: Sequence[EndT]) -> tuple[EndT, ...]:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass
 
 import numpy as np
 
-from tilecast.planner.assignment import Assignment
 from tilecast.planner.columns import QueueColumns, build_columns
 from tilecast.planner.problem import JobOption, sort_jobs
+from tilecast.planner.ranges import find_ranges
 from tilecast.planner.references import REFERENCES, QueueOutcome
 from tilecast.planner.solver import QueueSolution
 from tilecast.spec import Floats
@@ -58,10 +58,7 @@ class PlannedTimes:
     finish_s: float
     lower_s: float
     upper_s: float
-    """End of the job if every forecast of the queue is at the upper end of its range.
-
-    `lower_s` is that at the lower end.
-    """
+    """Upper end of the 90 % range of `finish_s`; `lower_s` is the lower end."""
     gain_s: float
     """Seconds by which the job ends earlier than if every job ran on its own best pool."""
     payers: tuple[str, ...] = ()
@@ -94,11 +91,8 @@ def build_report(solution: QueueSolution, *, has_payers: bool = True) -> QueueRe
     wish = outcomes["ownBest"]
     gain = wish.finish - solution.finish
     start = solution.finish - columns.seconds[solution.option]
-    ends = [
-        _simulate_with_seconds(solution, [getattr(item, name) for item in columns.options])
-        for name in ("lower_s", "upper_s")
-    ]
-    lower, upper = np.minimum(solution.finish, ends[0]), np.maximum(solution.finish, ends[1])
+    ranges = find_ranges(columns, solution.policy, solution.option)
+    lower, upper = ranges.finish_lower, ranges.finish_upper
     times = zip(start.tolist(), solution.finish.tolist(), lower.tolist(), upper.tolist(), gain.tolist(), strict=True)
     places = tuple(
         PlannedTimes(job, *row, _find_payers(solution, wish, gain, start, job) if has_payers else ())
@@ -163,17 +157,6 @@ def find_lateness(columns: QueueColumns, job: int, finish_s: float) -> LateJob |
         return None
     fastest = min(columns.options_of(job), key=lambda item: (columns.seconds[item], columns.gpus[item]))
     return LateJob(job, finish_s - due, columns.options[fastest], due - float(columns.seconds[fastest]))
-
-
-def _simulate_with_seconds(solution: QueueSolution, seconds: Sequence[float]) -> Floats:
-    """Return the end of each job, (n,), with other run times for all options.
-
-    Args:
-        solution: the plan.
-        seconds: run time of every option of the queue, (m,).
-    """
-    columns = replace(solution.columns, seconds=np.array(seconds))
-    return Assignment(columns, solution.policy, list(solution.option)).finish
 
 
 def _find_payers(

@@ -1,0 +1,129 @@
+"""The 90 % ranges of starts and ends of a planned queue.
+
+If all forecasts were wrong in the same direction, starts would lie between those with all forecasts at the lower and at
+the upper ends of their ranges. Only a part of an error is common to all jobs. The rest is each job's own: a start
+depends on the sum of the work ahead of it, in which own errors cancel. `ranges.toml` has the common part.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from operator import attrgetter
+
+import numpy as np
+
+from tilecast.planner.assignment import Assignment
+from tilecast.planner.columns import QueueColumns
+from tilecast.planner.policies import QueuePolicy
+from tilecast.shipped import NumbersFile
+from tilecast.spec import Floats, Ints
+
+
+@dataclass(frozen=True, slots=True)
+class TimeRanges:
+    """Starts and ends of n jobs with their 90 % ranges, in seconds from now, (n,) each."""
+
+    start: Floats
+    start_lower: Floats
+    start_upper: Floats
+    finish: Floats
+    finish_lower: Floats
+    finish_upper: Floats
+
+
+@cache
+def shipped_common() -> float:
+    """Return the share of a forecast's width that all jobs of a queue have in common, from `ranges.toml`."""
+    return NumbersFile.read_shipped("tilecast.planner", "ranges.toml").read_numbers("starts", ("common",))["common"]
+
+
+def simulate_ends(
+    columns: QueueColumns, policy: QueuePolicy, option: Sequence[int]
+) -> tuple[Assignment, Assignment, Assignment]:
+    """Return the plan with all forecasts as they are, at the lower and at the upper ends of their ranges."""
+    lower, upper = (
+        replace(columns, seconds=np.fromiter(map(attrgetter(name), columns.options), float, len(columns.options)))
+        for name in ("lower_s", "upper_s")
+    )
+    plan, early, late = (Assignment(each, policy, list(option)) for each in (columns, lower, upper))
+    return plan, early, late
+
+
+def find_ranges(columns: QueueColumns, policy: QueuePolicy, option: Sequence[int]) -> TimeRanges:
+    """Return the starts and ends of all jobs of a plan with their ranges.
+
+    Args:
+        columns: the queue.
+        policy: the policy of the plan.
+        option: the option of each job, (n,).
+    """
+    plan, *others = simulate_ends(columns, policy, option)
+    chosen, ends = np.array(option, dtype=int), [item.finish for item in (plan, *others)]
+    found = np.zeros((6, len(chosen)))
+    for pool in plan.pools:
+        rows = np.array(pool.jobs, dtype=int)
+        if len(rows):
+            here = find_pool_ranges(columns, chosen[rows], [item[rows] for item in ends])
+            found[:, rows] = [getattr(here, name) for name in TimeRanges.__slots__]
+    return TimeRanges(*found)
+
+
+def find_pool_ranges(columns: QueueColumns, options: Ints, finish: Sequence[Floats]) -> TimeRanges:
+    """Return the starts and ends of the k jobs of one pool with their ranges.
+
+    Args:
+        columns: the queue.
+        options: the option of each job, (k,).
+        finish: the end of each job at the forecasts, at the lower and at the upper ends of their ranges, (k,) each.
+    """
+    chosen = [columns.options[item] for item in options.tolist()]
+    run = [columns.seconds[options], *(np.array([getattr(item, name) for item in chosen]) for name in _ENDS)]
+    start, early, late = (np.maximum(end - taken, 0.0) for end, taken in zip(finish, run, strict=True))
+    share = share_of_width(start, run[0] * columns.gpus[options])
+    low = _narrow(start, np.minimum(np.minimum(early, late), start), share)
+    high = _narrow(start, np.maximum(np.maximum(early, late), start), share)
+    return TimeRanges(
+        start,
+        low,
+        high,
+        finish[0],
+        finish[0] - _add_widths(start - low, run[0] - run[1], share),
+        finish[0] + _add_widths(high - start, run[2] - run[0], share),
+    )
+
+
+_ENDS = "lower_s", "upper_s"
+
+
+def share_of_width(start: Floats, work: Floats) -> Floats:
+    """Return the part of a forecast's width by which the start of each job of a pool may be wrong, (k,).
+
+    The errors of the jobs that start earlier are in part common, and in part each job's own, which add in quadrature
+    by the work of the jobs.
+
+    Args:
+        start: start of each job, (k,).
+        work: GPU seconds of each job, (k,).
+    """
+    order = np.argsort(start, kind="stable")
+    total, squares = (np.append(0.0, np.cumsum(work[order] ** power)) for power in (1, 2))
+    ahead = np.searchsorted(start[order], start * (1 - 1e-9) - 1e-9)
+    own = np.divide(squares[ahead], total[ahead] ** 2, out=np.ones(len(start)), where=total[ahead] > 0)
+    common = shipped_common()
+    return np.asarray(np.sqrt(common**2 + (1 - common**2) * own))
+
+
+def _add_widths(start: Floats, run: Floats, share: Floats) -> Floats:
+    """Return the half-width of each end, from those of start and run, of which the common part is the same, (k,)."""
+    correlation = shipped_common() ** 2 / share
+    return np.asarray(np.sqrt(start**2 + run**2 + 2 * correlation * start * run))
+
+
+def _narrow(start: Floats, end: Floats, share: Floats) -> Floats:
+    """Return the value that is the part `share` of the way from `start` to `end`, by their logarithms if it can."""
+    is_positive = (start > 0) & (end > 0) & np.isfinite(start) & np.isfinite(end)
+    ratio = np.divide(end, start, out=np.ones(len(start)), where=is_positive)
+    linear = start + np.subtract(end, start, out=np.zeros(len(start)), where=np.isfinite(start)) * share
+    return np.where(is_positive, start * ratio**share, linear)
