@@ -217,7 +217,7 @@ def _choices_chart(advice: Advice) -> Chart | None:
         if priced
         else Axis("GPUs", format_count, base and 2)
     )
-    title = "Plans to choose from: no other plan is better in time, cost and GPUs at once"
+    title = "Plans worth choosing from: a faster one than each costs more or takes more GPUs"
     y = Axis("step time", charts.format_tick_seconds, _axis_base([offer.step_s for offer in shown]))
     return Chart(title, x, y, group_points(points, joined=False))
 
