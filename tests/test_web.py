@@ -159,7 +159,7 @@ def test_the_length_of_a_run_adapters_and_limits_are_fields() -> None:
     )
     shown, page = write_answer(form), write_page(form)
     assert "--steps 1000 --lora-rank 16 --max-gpus 4" in shown and "lora_rank=16" in shown
-    assert "h100-sxm, 1 x 4 GPUs" in shown
+    assert "h100-sxm, 1 x 4 GPUs" in shown and "a step, 1,000 steps; objective" in shown
     assert '<details class="whole" open>' in page and '<details class="whole">' in write_page(Form())
     assert all(f'name="{item.name}"' in page for item in fields(Form))
 

@@ -75,6 +75,8 @@ def list_sections(
     unit = "tokens" if workload.samples_are_tokens else "samples"
     held = format_parameters(zoo.count_parameters(replace(workload, lora_rank=0)))
     batch = f"{format_count(workload.tokens_per_step)} {unit} a step"
+    steps = (advice.best.workload if advice.best else workload).steps
+    batch += "" if steps is None else f", {steps:,} step{'s' * (steps != 1)}"
     subtitle = f"{workload.model.name}, {held} parameters, {workload.precision}, {batch}"
     body = [
         f"<h{level}>{escape(request.name)}</h{level}>",
