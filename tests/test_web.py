@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import fields
 from pathlib import Path
 from urllib.parse import urlencode
 
@@ -109,11 +110,58 @@ def test_what_is_copied_gives_the_same_advice(capsys: pytest.CaptureFixture[str]
 
 def test_names_that_look_like_markup_stay_text() -> None:
     hostile = '"><script>alert(1)</script>'
-    page = write_page(Form(*([hostile] * 8)))
+    page = write_page(Form(*([hostile] * len(fields(Form)))))
     assert "<script>" not in page and page.count("<script") == 1
     with pytest.raises(SpecError) as caught:
         write_answer(Form(model=hostile, gpus="l4:1"))
     assert "<script" not in server.write_error(str(caught.value))
+
+
+SCRIPT = """#!/bin/bash
+#SBATCH --nodes=2
+MODEL=llama-3.1-8b
+GPUS=8
+torchrun --nproc_per_node $GPUS run_clm.py --model_name_or_path $MODEL --per_device_train_batch_size 2 --bf16 \\
+  --gradient_accumulation_steps 4 --block_size 4096 --fsdp full_shard
+"""
+
+
+def test_a_pasted_script_with_variables_is_read() -> None:
+    form = Form(pasted=SCRIPT, gpus="h100-sxm:16")
+    shown = write_answer(form)
+    assert "Read as Transformers Trainer" in shown and "on 16 GPUs" in shown
+    assert form.write_command() == "tilecast advise job.sh --gpus h100-sxm:16"
+    assert "command='#!/bin/bash" in form.write_python()
+    with pytest.raises(SpecError) as caught:
+        write_answer(Form(pasted="source /etc/passwd\ntorchrun $SCRIPT --a $(cat /etc/passwd)\n", gpus="l4:1"))
+    assert "root:" not in str(caught.value)
+
+
+def test_texts_of_the_page_name_its_fields() -> None:
+    """Notes and errors named flags of the command line, which the page does not have."""
+    shown = write_answer(Form(model="llama-3.1-8b", gpus="h100:8", seq="4096", batch="64", lora_rank="16"))
+    said = shown.split("Take it with you")[0]
+    assert not re.findall(r"(?<![\w(-])--[a-z]+", re.sub(r"<svg.*?</svg>", "", said, flags=re.DOTALL))
+    assert "--nodes FILE" not in shown
+    own = write_answer(Form(pasted=f"{COMMAND} --optimizer adam", gpus="h100-sxm:8")).split("Take it with you")[0]
+    assert "Change: add --use-distributed-optimizer" in own, "options of a launcher stay"
+    with pytest.raises(SpecError) as caught:
+        write_answer(Form(model="gpt2", gpus="l4:1"))
+    assert answers.describe_error(caught.value) == (
+        "Samples of a step and Tokens of a sample: are missing; add for instance Samples of a step 128 Tokens of a "
+        "sample 8192"
+    )
+
+
+def test_the_length_of_a_run_adapters_and_limits_are_fields() -> None:
+    form = Form(
+        model="llama-3.1-8b", gpus="h100-sxm:8", seq="4096", batch="64", steps="1000", lora_rank="16", max_gpus="4"
+    )
+    shown, page = write_answer(form), write_page(form)
+    assert "--steps 1000 --lora-rank 16 --max-gpus 4" in shown and "lora_rank=16" in shown
+    assert "h100-sxm, 1 x 4 GPUs" in shown and "a step, 1,000 steps; objective" in shown
+    assert '<details class="whole" open>' in page and '<details class="whole">' in write_page(Form())
+    assert all(f'name="{item.name}"' in page for item in fields(Form))
 
 
 def test_a_form_that_is_too_long_is_refused() -> None:

@@ -22,12 +22,21 @@ if TYPE_CHECKING:
     from tilecast.inputs.job import JobInput
 
 
+def is_script(text: str) -> bool:
+    """Return whether a text is a shell script and no single command: it has several commands or variables."""
+    return "\n" in text.strip().replace("\\\n", " ") or "$" in text
+
+
 def split_command(text: str, field: str = "command") -> list[str]:
     """Return the words of a launch command. Lines may be continued by a backslash.
+
+    A text with further lines or with variables is a shell script. Its text is returned as the only word.
 
     Raises:
         SpecError: a quotation is not closed, or the text ends in a backslash. The message names `field`.
     """
+    if is_script(text):
+        return [f"{text.strip()}\n"]
     try:
         return shlex.split(text.replace("\\\n", " "))
     except ValueError as error:

@@ -112,7 +112,7 @@ def read_words(
     """Return the training job and the plan that a command describes.
 
     Args:
-        words: the words of the command.
+        words: the words of the command, or the text of a shell script alone.
         gpus: number of GPUs if the command does not say it, or None.
         has_model: whether the user names the model separately from the command.
         folder: folder of the files that the command names. None for the working directory.
@@ -121,6 +121,9 @@ def read_words(
         SpecError: the command launches nothing that can be read, or its options contradict each other.
     """
     words = list(words)
+    if len(words) == 1 and "\n" in words[0]:
+        script = read_script(words[0], "")
+        return read_line(find_launch(script), "", Folder(folder or Path(), script.files), gpus, has_model)
     line = read_command(words, "")
     if line is None:
         if len(words) == 1 and is_launch_file(words[0]):

@@ -75,6 +75,8 @@ def list_sections(
     unit = "tokens" if workload.samples_are_tokens else "samples"
     held = format_parameters(zoo.count_parameters(replace(workload, lora_rank=0)))
     batch = f"{format_count(workload.tokens_per_step)} {unit} a step"
+    steps = (advice.best.workload if advice.best else workload).steps
+    batch += "" if steps is None else f", {steps:,} step{'s' * (steps != 1)}"
     subtitle = f"{workload.model.name}, {held} parameters, {workload.precision}, {batch}"
     body = [
         f"<h{level}>{escape(request.name)}</h{level}>",
@@ -216,7 +218,7 @@ def _choices_chart(advice: Advice) -> Chart | None:
         if priced
         else Axis("GPUs", format_count, base and 2)
     )
-    title = "Plans to choose from: no other plan is better in time, cost and GPUs at once"
+    title = "Plans worth choosing from: a faster one than each costs more or takes more GPUs"
     y = Axis("step time", charts.format_tick_seconds, _axis_base([offer.step_s for offer in shown]))
     return Chart(title, x, y, group_points(points, joined=False))
 

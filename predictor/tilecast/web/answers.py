@@ -7,6 +7,7 @@ starts no program and opens no connection.
 from __future__ import annotations
 
 import json
+import re
 import shlex
 import warnings
 from collections.abc import Mapping
@@ -17,8 +18,8 @@ import yaml
 
 from tilecast import zoo
 from tilecast.explain import explain_plan
-from tilecast.inputs.job_options import JobOptions
-from tilecast.inputs.launches import split_command
+from tilecast.inputs.job_options import JOB_OPTIONS, JobOptions
+from tilecast.inputs.launches import is_script, split_command
 from tilecast.inputs.pools import PoolOptions
 from tilecast.inputs.reading import InputWarning
 from tilecast.public.advising import AdviceInputs, AdviceResult, compute_advice
@@ -31,9 +32,37 @@ from tilecast.spec import SpecError
 from tilecast.untrusted import parse_json_mapping
 
 MOST_CHARACTERS = 40_000
-"""Most characters of all values of a form together."""
-_OPTIONS = ("seq", "batch", "precision", "framework", "objective")
-"""Fields of the form with the same name as a job option."""
+"""Most characters of all values of a form."""
+MAIN_OPTIONS = ("seq", "batch", "precision", "framework", "objective")
+MORE_OPTIONS = (
+    "steps", "tokens", "lora_rank", "quantization", "optimizer", "activation_checkpointing", "attention",
+    "framework_version", "max_gpus", "max_nodes", "deadline", "budget",
+)  # fmt: skip
+"""Fields of the form, behind a fold, that are options of a job with the same name."""
+_OPTIONS = (*MAIN_OPTIONS, *MORE_OPTIONS)
+LABELS: Mapping[str, str] = {
+    "model": "Model (a preset)",
+    "pasted": "Or paste a config.json, a launch command or a shell script",
+    "seq": "Tokens of a sample",
+    "batch": "Samples of a step",
+    "gpus": "GPU pools, as GPU:COUNT or GPU:NODESxGPUS",
+    "precision": "Precision",
+    "framework": "Framework",
+    "objective": "Objective",
+    "steps": "Steps of the run",
+    "tokens": "Tokens of the run, instead of steps",
+    "lora_rank": "LoRA rank",
+    "quantization": "Frozen weights under LoRA",
+    "optimizer": "Optimizer",
+    "activation_checkpointing": "Activations computed again",
+    "attention": "Attention",
+    "framework_version": "Version of the framework",
+    "max_gpus": "GPUs at most",
+    "max_nodes": "Nodes at most",
+    "deadline": "Deadline, as 36h or 14d",
+    "budget": "Budget",
+}
+"""Label of each field of the form."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +79,18 @@ class Form:
     precision: str = ""
     framework: str = ""
     objective: str = ""
+    steps: str = ""
+    tokens: str = ""
+    lora_rank: str = ""
+    quantization: str = ""
+    optimizer: str = ""
+    activation_checkpointing: str = ""
+    attention: str = ""
+    framework_version: str = ""
+    max_gpus: str = ""
+    max_nodes: str = ""
+    deadline: str = ""
+    budget: str = ""
 
     @classmethod
     def from_values(cls, values: Mapping[str, str]) -> Form:
@@ -84,16 +125,21 @@ class Form:
         )
 
     def write_command(self) -> str:
-        """Return the command line for the same advice. It names a pasted config `config.json`."""
+        """Return the command line that gives the same advice.
+
+        A pasted config is named `config.json`, and a pasted script `job.sh`.
+        """
         words = ["tilecast", "advise"]
         if not self.pasted:
             words.append(self.model)
         elif self.pasted.startswith("{"):
             words.append("config.json")
+        elif is_script(self.pasted):
+            words.append("job.sh")
         for name in (*_OPTIONS, "gpus"):
             if value := getattr(self, name):
-                words += [f"--{name}", value]
-        if self.pasted and not self.pasted.startswith("{"):
+                words += [f"--{name.replace('_', '-')}", value]
+        if self.pasted and not self.pasted.startswith("{") and not is_script(self.pasted):
             words += ["--", *split_command(self.pasted, "pasted")]
         return shlex.join(words)
 
@@ -125,14 +171,55 @@ def write_answer(form: Form) -> str:
             warnings.simplefilter("always", InputWarning)
             with errors_about_arguments():
                 result = compute_advice(form.to_inputs())
-            parts = [*_write_sections(result), _write_copies(form, result)]
+            sections = (_name_fields(section, form.pasted) for section in _write_sections(result))
+            parts = [*sections, _write_copies(form, result)]
     except SpecError as error:
         # The path of a file that was refused is one of this machine.
         if error.field.startswith("/"):
             raise SpecError("file", "is not read by this page", "paste what is in it") from None
         raise
-    notes = [f"<p>{escape(str(one.message))}</p>" for one in caught if issubclass(one.category, InputWarning)]
+    warned = (str(one.message) for one in caught if issubclass(one.category, InputWarning))
+    notes = [f"<p>{_name_fields(escape(text))}</p>" for text in warned]
     return "\n".join(part for part in (*notes, *parts) if part)
+
+
+def short_label(name: str) -> str:
+    """Return the label of a field without the hint in it."""
+    return re.split(r", | \(", LABELS[name])[0]
+
+
+_FLAG = re.compile(r"(?<![\w(!-])--([a-z][a-z-]*)(?![\w-])")
+"""A flag in a sentence. Variables of CSS stand in parentheses."""
+_ELSEWHERE = ("nodes", "link", "plan", "launch", "baseline", "calibration")
+"""Flags beside those of jobs for which the page has no field."""
+_ABSENT = (" Give --nodes FILE for nodes of your own.",)
+"""Sentences on what the page has no field for."""
+
+
+def _name_fields(text: str, pasted: str = "") -> str:
+    """Return a text of the command line with the labels of the form in place of flags, but for those of `pasted`."""
+    for sentence in _ABSENT:
+        text = text.replace(sentence, "")
+
+    def name_flag(found: re.Match[str]) -> str:
+        name = found[1].replace("-", "_")
+        if found[0] in pasted or not (name in LABELS or name in JOB_OPTIONS or name in _ELSEWHERE):
+            return found[0]
+        opened, closed = "\N{LEFT DOUBLE QUOTATION MARK}", "\N{RIGHT DOUBLE QUOTATION MARK}"
+        return f"{opened}{short_label(name)}{closed}" if name in LABELS else found[1].replace("-", " ")
+
+    return _FLAG.sub(name_flag, text)
+
+
+_ARGUMENT = re.compile(rf"\b({'|'.join(LABELS)})\b(?= \S*\d)")
+"""An argument of Python's API before its value in a remedy."""
+
+
+def describe_error(error: SpecError) -> str:
+    """Return an error as text that names the fields by their labels."""
+    field = re.sub(r"\w+", lambda word: short_label(word[0]) if word[0] in LABELS else word[0], error.field)
+    rest = _ARGUMENT.sub(lambda found: short_label(found[1]), _name_fields(str(error)[len(error.field) :]))
+    return f"{_name_fields(field)}{rest}"
 
 
 def _write_sections(result: AdviceResult) -> list[str]:

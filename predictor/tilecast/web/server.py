@@ -24,7 +24,7 @@ from starlette.routing import Route
 
 from tilecast.public.tools import warm_up
 from tilecast.spec import SpecError
-from tilecast.web.answers import Form, write_answer
+from tilecast.web.answers import Form, describe_error, write_answer
 from tilecast.web.page import EXAMPLE, write_error, write_page, write_style
 
 MAX_BODY_BYTES = 128 * 1024
@@ -112,7 +112,7 @@ def answer(form: Form) -> tuple[int, str]:
     try:
         return 200, write_answer(form)
     except SpecError as error:
-        return 400, write_error(str(error))
+        return 400, write_error(describe_error(error))
 
 
 async def read_form(request: Request) -> Form:
