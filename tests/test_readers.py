@@ -591,6 +591,38 @@ def test_a_missing_file_of_deepspeed_is_known_by_the_launchers_own_names(tmp_pat
     assert (found.plan.zero_stage, found.training.get("offload"), found.notes) == (2, None, ())
 
 
+@pytest.mark.parametrize(
+    ("options", "degree"),
+    [
+        ("", None),
+        ("dp_shard_size: 8\n", 8),  # two replicas are left over
+        ("dp_shard_size: 4\ndp_replicate_size: 4\n", 4),
+        ("dp_replicate_size: 2\n", 8),
+        ("dp_shard_size: 16\n", None),
+        ("dp_shard_size: 1\ndp_replicate_size: 1\n", None),
+    ],
+)
+def test_ranks_that_shards_leave_over_are_replicas(options: str, degree: int | None, tmp_path: Path) -> None:
+    (tmp_path / "job.yaml").write_text(AXOLOTL + options)
+    assert readers.read_file(str(tmp_path / "job.yaml"), gpus=16).training.get("shardDegree") == degree
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        AXOLOTL + "dp_shard_size: 32\n",
+        AXOLOTL + "dp_shard_size: 3\n",
+        AXOLOTL + "dp_shard_size: 4\ndp_replicate_size: 2\n",
+        FINE_TUNING["torchtune"] + "data_parallel_shard_dim: 8\n",
+        FINE_TUNING["torchtune"] + "data_parallel_replicate_dim: 3\n",
+    ],
+)
+def test_shards_and_replicas_are_the_ranks_of_the_job(text: str, tmp_path: Path) -> None:
+    (tmp_path / "job.yaml").write_text(text)
+    with pytest.raises(SpecError, match="do not divide 16 data-parallel ranks"):
+        readers.read_file(str(tmp_path / "job.yaml"), gpus=16)
+
+
 def test_axolotl_may_state_the_samples_of_a_rank(tmp_path: Path) -> None:
     text = AXOLOTL.replace("gradient_accumulation_steps: 4", "batch_size: 6")
     (tmp_path / "job.yaml").write_text(text)
