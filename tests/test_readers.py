@@ -409,6 +409,15 @@ def test_contradictions_to_slurm_are_refused(tmp_path: Path, text: str, field: s
     assert (caught.value.field.rpartition(": ")[2], problem in caught.value.problem) == (field, True), caught.value
 
 
+def test_a_command_may_begin_with_srun() -> None:
+    found = readers.read_words(f"srun -N 2 --ntasks-per-node=1 {GPT}".split())
+    assert (found.plan_text(), found.gpus, found.gpus_per_node) == ("dp=8,tp=2,mb=1", 16, 8)
+    found = readers.read_words(f"srun -N 2 --gres=gpu:8 --ntasks-per-node 8 python {PLAIN}".split())
+    assert (found.plan_text(), found.gpus) == ("dp=8,tp=2,mb=1", 16)
+    with pytest.raises(SpecError, match="srun starts it 8 times on each node"):
+        readers.read_words(f"srun --ntasks-per-node=8 {GPT}".split())
+
+
 def test_a_sourced_file_may_change_values_that_are_set_before_it(tmp_path: Path) -> None:
     def notes(text: str) -> tuple[str, ...]:
         (tmp_path / "run.sh").write_text(text)
