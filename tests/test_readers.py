@@ -410,6 +410,15 @@ def test_contradictions_to_slurm_are_refused(tmp_path: Path, text: str, field: s
     assert (caught.value.field.rpartition(": ")[2], problem in caught.value.problem) == (field, True), caught.value
 
 
+def test_a_command_may_begin_with_srun() -> None:
+    found = readers.read_words(f"srun -N 2 --ntasks-per-node=1 {GPT}".split())
+    assert (found.plan_text(), found.gpus, found.gpus_per_node) == ("dp=8,tp=2,mb=1", 16, 8)
+    found = readers.read_words(f"srun -N 2 --gres=gpu:8 --ntasks-per-node 8 python {PLAIN}".split())
+    assert (found.plan_text(), found.gpus) == ("dp=8,tp=2,mb=1", 16)
+    with pytest.raises(SpecError, match="srun starts it 8 times on each node"):
+        readers.read_words(f"srun --ntasks-per-node=8 {GPT}".split())
+
+
 def test_a_sourced_file_may_change_values_that_are_set_before_it(tmp_path: Path) -> None:
     def notes(text: str) -> tuple[str, ...]:
         (tmp_path / "run.sh").write_text(text)
@@ -590,6 +599,38 @@ def test_a_missing_file_of_deepspeed_is_known_by_the_launchers_own_names(tmp_pat
     (tmp_path / "deepspeed_configs" / "zero2.json").write_text('{"zero_optimization": {"stage": 2}}')
     found = readers.read_file(str(tmp_path / "job.yaml"), gpus=8)
     assert (found.plan.zero_stage, found.training.get("offload"), found.notes) == (2, None, ())
+
+
+@pytest.mark.parametrize(
+    ("options", "degree"),
+    [
+        ("", None),
+        ("dp_shard_size: 8\n", 8),  # two replicas are left over
+        ("dp_shard_size: 4\ndp_replicate_size: 4\n", 4),
+        ("dp_replicate_size: 2\n", 8),
+        ("dp_shard_size: 16\n", None),
+        ("dp_shard_size: 1\ndp_replicate_size: 1\n", None),
+    ],
+)
+def test_ranks_that_shards_leave_over_are_replicas(options: str, degree: int | None, tmp_path: Path) -> None:
+    (tmp_path / "job.yaml").write_text(AXOLOTL + options)
+    assert readers.read_file(str(tmp_path / "job.yaml"), gpus=16).training.get("shardDegree") == degree
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        AXOLOTL + "dp_shard_size: 32\n",
+        AXOLOTL + "dp_shard_size: 3\n",
+        AXOLOTL + "dp_shard_size: 4\ndp_replicate_size: 2\n",
+        FINE_TUNING["torchtune"] + "data_parallel_shard_dim: 8\n",
+        FINE_TUNING["torchtune"] + "data_parallel_replicate_dim: 3\n",
+    ],
+)
+def test_shards_and_replicas_are_the_ranks_of_the_job(text: str, tmp_path: Path) -> None:
+    (tmp_path / "job.yaml").write_text(text)
+    with pytest.raises(SpecError, match="do not divide 16 data-parallel ranks"):
+        readers.read_file(str(tmp_path / "job.yaml"), gpus=16)
 
 
 def test_axolotl_may_state_the_samples_of_a_rank(tmp_path: Path) -> None:

@@ -74,20 +74,25 @@ def find_launch(script: Script) -> LaunchLine:
         programs = ", ".join([*names[:3], *(["…"] if len(names) > 3 else [])])
         problem = f"launches {len(launched)} jobs ({programs})"
         raise SpecError(script.name, problem, "give one of the commands behind --")
-    return _with_batch_lines(launched[0], script)
+    return with_allocation(launched[0], script.batch, script.name)
 
 
-def _with_batch_lines(line: LaunchLine, script: Script) -> LaunchLine:
+def with_allocation(line: LaunchLine, batch: Allocation, name: str) -> LaunchLine:
     """Return a launch line with the counts of `#SBATCH` lines and of srun where it states none.
 
+    Args:
+        line: the launch line.
+        batch: counts of the `#SBATCH` lines.
+        name: name of the script in errors, empty for a command.
+
     Raises:
-        SpecError: it contradicts them.
+        SpecError: the line contradicts them.
     """
-    asked = script.batch if line.step is None else script.batch.under(line.step)
-    where = f"{script.name}: " if script.name else ""
+    asked = batch if line.step is None else batch.under(line.step)
+    where = f"{name}: " if name else ""
     stated = next((key for key in ("nnodes", "num-nodes", "num-machines") if key in line.options), "")
     # A loop may start srun once for each node.
-    known = {script.batch.nodes, asked.nodes} - {None}
+    known = {batch.nodes, asked.nodes} - {None}
     if line.nodes and known and line.nodes not in known and ":" not in line.options.get(stated, ""):
         problem = f"says {line.nodes}, and Slurm gives {' or '.join(map(str, known))} nodes"
         raise SpecError(f"{where}--{stated}", problem, "correct one of them")

@@ -145,8 +145,8 @@ def read_recipe(
     check_batch(training.get("globalBatchSize"), micro, data, where, "batch")
     if name == "torchtune" and not training.get("loraRank"):
         _check_update(ranked.facts[0], settings, gpus == 1 and accumulation == 1)
-    if (shards := ranked.stated("shards")) and int(ranked.stated("replicas") or 1) > 1 and zero:
-        training["shardDegree"] = int(shards)
+    if zero and (degree := _shard_degree(ranked, name, data, where)):
+        training["shardDegree"] = degree
     elif ranked.stated("hybrid") and gpus_per_node and data and data > gpus_per_node:
         training["shardDegree"] = gpus_per_node
     if zero < 2:
@@ -161,6 +161,29 @@ def read_recipe(
         notes=tuple(notes),
         **ranked.fields(),
     )
+
+
+def _shard_degree(ranked: PrioritizedFacts, name: str, data: int | None, where: str) -> int | None:
+    """Return the ranks that share weights, or None if all do or the recipe does not say it.
+
+    axolotl (utils/distributed.py) makes replicas of the ranks that are left over, torchtune shares over them.
+
+    Raises:
+        SpecError: the ranks of shards and replicas are not those of the job.
+    """
+    shards, replicas = int(ranked.stated("shards") or 0), int(ranked.stated("replicas") or 1)
+    if data is None or name not in ("axolotl", "torchtune"):
+        return shards if shards > 0 and replicas > 1 else None
+    left_out = shards <= 0 or (name == "axolotl" and shards == 1)
+    whole = data // replicas if left_out and data % replicas == 0 else shards
+    takes_rest = name == "axolotl" and replicas == 1 and whole > 0
+    if replicas < 1 or whole < 1 or data % (whole * replicas) or (whole * replicas != data and not takes_rest):
+        option = ranked.find_option("shards", ranked.find_option("replicas", "shards"))
+        problem = f"{max(whole, 1)} (shards) x {replicas} (replicas) do not divide {data} data-parallel ranks"
+        raise SpecError(
+            f"{where}: {option}" if where else option, problem, "correct one of them, or the number of GPUs"
+        )
+    return whole if whole < data else None
 
 
 def _recompute_offloaded(

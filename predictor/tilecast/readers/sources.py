@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from tilecast.launch_options.options_table import UNKNOWN, Facts, OptionTable, Setting, spell
-from tilecast.readers.command import LaunchLine, find_launch, read_command
+from tilecast.readers.command import LaunchLine, find_launch, read_command, with_allocation
 from tilecast.readers.documents import flatten, leaves, load_mapping
 from tilecast.readers.megatron import SCRIPTS as MEGATRON
 from tilecast.readers.megatron import read_megatron
@@ -17,6 +17,7 @@ from tilecast.readers.python import find_functions, read_function, split_name
 from tilecast.readers.reading import LaunchReading
 from tilecast.readers.recipes import read_recipe
 from tilecast.readers.shell import read_script
+from tilecast.readers.slurm import Allocation
 from tilecast.readers.torchtitan import read_torchtitan
 from tilecast.spec import SpecError
 
@@ -133,6 +134,7 @@ def read_words(
             return _read_configurations(texts, Folder(Path(words[0]).parent), gpus, has_model)
         shown = " ".join(words)[:60]
         raise SpecError("command", f"{shown!r} launches no training that is known", f"give {_KNOWN}")
+    line = with_allocation(line, Allocation(), "")
     # The user typed these names: they are what was given.
     named = [part for word in words for part in (word, word.partition("=")[2]) if part.endswith(_CONFIGURATIONS)]
     return read_line(line, "", Folder(folder or Path(), named=named), gpus, has_model)
