@@ -21,6 +21,7 @@ from tilecast.validate.runs import read_table
 from tilecast.validate.scores import mean_over_groups, rank_plans
 from tilecast_lab.validate import report, runs, scores, table
 from tilecast_lab.validate.constants import with_values
+from tilecast_lab.validate.models import model_of
 from tilecast_lab.validate.networks import intra_link, network_link
 from tilecast_lab.validate.table import ASSUMED
 
@@ -468,3 +469,16 @@ def test_the_summary_names_every_gpu_of_the_table() -> None:
     text = report.text(report.make_report([path]))
     names = {row["gpu"] for row in read_table(path) if row["trust"] in "AB" and row["step_time_s_derived"]}
     assert [name for name in names if not re.search(rf"^gpu {re.escape(name[:20])}", text, re.MULTILINE)] == []
+
+
+@pytest.mark.parametrize(
+    ("cells", "is_hand_written"),
+    [
+        ({"notes": "FP32, TF32 off. LayerNorm and GELU hand written. Dropout 0.1."}, True),
+        ({"framework": "PyTorch 2.6 eager (CS336 code)"}, True),
+        ({"notes": "Attention materialised. Dropout 0.1."}, False),
+    ],
+)
+def test_rows_say_that_norms_and_activations_are_hand_written(cells: Row, is_hand_written: bool) -> None:
+    dims = model_of({"model_name": "gpt2", **cells}).dimensions
+    assert getattr(dims, "hand_written", False) is is_hand_written

@@ -29,10 +29,18 @@ def model_of(row: Row) -> Model:
         UnreadableRow: the name is no preset and the stated dimensions are incomplete.
     """
     model, notes = _named_model(row), row.get("notes", "").lower()
+    if zoo.is_transformer(model) and (_HAND_WRITTEN in notes or _TEACHING in row.get("framework", "").lower()):
+        model = model.with_dimensions(hand_written=True)
     if model.family != "encdec":
         return model
     lengths = {f"{part}_length": noted_number(rf"\b{part} length (\d+)", notes) for part in ("encoder", "decoder")}
     return model.with_dimensions(**{name: value for name, value in lengths.items() if value})
+
+
+_HAND_WRITTEN = "layernorm and gelu hand written"
+"""Words in the notes of models whose norms and activations are written in PyTorch's operators."""
+_TEACHING = "cs336"
+"""Word in the framework of Stanford's course, whose students write all parts of a model themselves."""
 
 
 def _named_model(row: Row) -> Model:

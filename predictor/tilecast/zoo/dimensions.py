@@ -66,6 +66,8 @@ class Transformer(Dimensions):
     activation_clamp: float = 0.0
     """Limit on the inputs of an activation. 0 for none."""
     tanh_gelu: bool = False
+    hand_written: bool = False
+    """Whether norms and activations are written in element-wise operators, as in teaching code."""
     embedding_norm: bool = False
     """Whether a norm follows the embedding."""
     embedding_hidden: int | None = None

@@ -8,6 +8,7 @@ from tilecast import frameworks, fuse
 from tilecast.frameworks import Composed, Framework, Loss
 from tilecast.graph import Phase
 from tilecast.spec import ELEMENT_BYTES, QUANTIZED, Workload
+from tilecast.zoo.dimensions import Transformer
 
 PHASES: tuple[Phase, ...] = ("forward", "backward")
 
@@ -134,7 +135,7 @@ class Numerics:
             residual_element=4.0 if autocasts else element,
             autocast=autocasts and "norm" not in passes,
             wide_softmax=_count_extra_score_bytes(workload, framework, autocasts) > 0,
-            composed=framework.composed,
+            composed=_list_composed(workload, framework),
             promotes=vector in ("fp16", "bf16") and workload.training and "norm" not in passes,
             channels_last=workload.memory_format == "channelsLast",
             flash="attention" in passes,
@@ -205,8 +206,19 @@ def _count_extra_score_bytes(workload: Workload, framework: Framework, autocasts
     return 4.0 if _composes_norms(workload, framework) else 0.0
 
 
+def _list_composed(workload: Workload, framework: Framework) -> frozenset[Composed]:
+    """Return the operators that run as chains of element-wise kernels: those of the framework and of the model."""
+    dims = workload.model.dimensions
+    own: frozenset[Composed] = _HAND_WRITTEN if isinstance(dims, Transformer) and dims.hand_written else frozenset()
+    return framework.composed | own
+
+
+_HAND_WRITTEN: frozenset[Composed] = frozenset(("rmsnorm", "layernorm", "gelu", "tanh-gelu"))
+"""Operators that a hand-written model composes."""
+
+
 def _composes_norms(workload: Workload, framework: Framework) -> bool:
-    composed = workload.model.rms_norm and "rmsnorm" in framework.composed
+    composed = workload.model.rms_norm and "rmsnorm" in _list_composed(workload, framework)
     return workload.training and composed and "norm" not in fuse.passes(workload)
 
 
@@ -232,6 +244,7 @@ def _count_extra_gelu_bytes(workload: Workload, framework: Framework, element: f
     Written with PyTorch's operators, it keeps half its input, the tanh, and the tanh plus one. Autocast runs powers in
     FP32. It then keeps an FP32 copy instead of the input, and the tanh and the sum in FP32.
     """
-    if not workload.training or "tanh-gelu" not in framework.composed or "elementwise" in fuse.passes(workload):
+    composed = "tanh-gelu" in _list_composed(workload, framework)
+    if not (workload.training and composed) or "elementwise" in fuse.passes(workload):
         return 0.0
     return 12.0 if autocasts else 3 * element
