@@ -10,26 +10,26 @@ COMPILE := --generate-hashes --no-emit-index-url --no-header --universal --pytho
 JOB ?= examples/jobs/llama-7b-pretrain.yaml
 NODES ?= examples/clusters/mixed.yaml
 SETUP := $(VENV)/.installed
-UNIT := not cluster and not image and not kind and not long and not data
+UNIT := not cluster and not image and not kind and not long and not data and not launchers
 # Of `make bundle`: the reference by digest that was signed.
 IMAGE ?= registry.example/tilecast
 
 # Bytecode is written once, not by every process that a test starts, also where a container's image switches that off.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test check unit lint types crds dashboards chart docs e2e accuracy dist bundle cluster-demo setup lock clean
+.PHONY: demo test check unit lint types crds dashboards chart docs e2e launchers accuracy dist bundle cluster-demo setup lock clean
 
 demo: $(SETUP)
 	@echo "tilecast advise $(JOB) --nodes $(NODES)"
 	@$(BIN)/tilecast advise $(JOB) --nodes $(NODES)
 
-# Stories on kind mostly wait, so the unit tests run beside them.
+# Stories on kind mostly wait, so the unit tests run beside them, and then what the launchers read.
 test: lint types
 	@echo "tests against a real control plane (its first build takes some minutes)"
 	@$(BIN)/python tools/binaries.py all >/dev/null
 	@$(BIN)/python tools/checkov.py >/dev/null
 	@$(BIN)/python tools/schedulers.py >/dev/null
-	@$(MAKE) --no-print-directory --jobs 2 --output-sync=target unit e2e
+	@$(MAKE) --no-print-directory --jobs 2 --output-sync=target e2e unit launchers
 	$(BIN)/pytest -m "cluster or image or long or data" -n 3 --dist loadfile --no-loadscope-reorder
 
 # For use while one writes: what takes a second or more is left to `make unit`.
@@ -66,6 +66,11 @@ docs: $(SETUP)
 e2e: $(SETUP)
 	$(BIN)/python tools/kind_node.py -- $(BIN)/pytest -m kind tests/test_cluster_observe.py $(wildcard tests/test_kind_*.py)
 
+# What `--launch` writes, before the launchers' own parsers, and two processes of it on CPUs. They need torch, so they have an
+# environment of their own (3 minutes and 6 GB the first time, in the cache of tools/), where a skip is a failure.
+launchers: $(SETUP)
+	$(BIN)/python tools/launchers.py pytest -m launchers tests/test_launch_parsers.py tests/test_launch_runs.py -n 2 --dist worksteal
+
 # Forecasts every measured training step below TILECAST_DATA and fails if one differs from the committed forecast; ARGS=--write
 # accepts the new ones.
 accuracy: $(SETUP)
@@ -101,6 +106,8 @@ lock:
 	printf 'editables\nhatchling==1.27.0\n' | uv pip compile - $(COMPILE) --no-annotate -o requirements-build.lock
 	printf 'checkov>=3.3\n' | uv pip compile - $(COMPILE) --no-annotate -o requirements-checkov.lock
 	printf 'ray==2.60.0\nskypilot==0.14.1\n' | uv pip compile - $(COMPILE) --no-annotate -o requirements-schedulers.lock
+	printf 'uv>=0.9\n' | uv pip compile - $(COMPILE) --no-annotate -o requirements-uv.lock
+	printf 'hypothesis>=6.120\njsonschema\npytest>=8.3\npytest-asyncio>=0.25\npytest-timeout>=2.3\npytest-xdist>=3.6\n' | uv pip compile pyproject.toml - --extra launchers --extra vision $(COMPILE) --no-annotate -o requirements-launchers.lock
 	printf 'cyclonedx-bom>=7\n' | uv pip compile - $(COMPILE) --no-annotate --constraint $(LOCK) -o requirements-sbom.lock
 
 clean:

@@ -1,6 +1,7 @@
 """Launch commands and files as their launchers read them, through the parser of each package itself.
 
-The packages are those of the extra `launchers`; a test whose package is missing is skipped and says so.
+The packages are those of the extra `launchers`, with which `make launchers` runs these tests. Elsewhere a test whose
+package is missing is skipped and says so.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from typing import Any
 
 import pytest
 
+from conftest import need
 from test_launch import CASES, setting
 from test_launch_priced import JOBS, PLANS, STAGE, WORKLOADS, base
 from tilecast import zoo
@@ -27,7 +29,15 @@ from tilecast.render.launch import LAUNCHERS, LaunchScript, LaunchSetting, write
 from tilecast.spec import Plan, SpecError, Workload
 from tilecast.zoo import huggingface
 
-pytestmark = pytest.mark.filterwarnings("ignore")
+pytestmark = [pytest.mark.launchers, pytest.mark.filterwarnings("ignore")]
+
+
+def package(name: str) -> Any:
+    """Return a module of a launcher's package, or skip the test if it is missing where nothing requires it."""
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        need("launchers", f"{error.name} is not installed")
 
 
 def launches(launcher: str) -> Iterator[tuple[LaunchSetting, LaunchScript]]:
@@ -60,7 +70,7 @@ def test_every_launcher_has_settings() -> None:
 
 @pytest.mark.parametrize("launcher", [name for name in LAUNCHERS if name != "accelerate"])
 def test_torchrun_reads_the_command(launcher: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    run = pytest.importorskip("torch.distributed.run", reason="torch is not installed")
+    run = package("torch.distributed.run")
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     for given, line in launches(launcher):
         words = [word.replace("$MASTER_ADDR", "node-0") for word in line.command]
@@ -75,7 +85,7 @@ def test_torchrun_reads_the_command(launcher: str, monkeypatch: pytest.MonkeyPat
 
 
 def test_accelerate_reads_the_command_and_its_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    command = pytest.importorskip("accelerate.commands.launch", reason="accelerate is not installed")
+    command = package("accelerate.commands.launch")
     monkeypatch.chdir(tmp_path)
     for given, line in launches("accelerate"):
         written(line, tmp_path)
@@ -97,8 +107,8 @@ def test_accelerate_reads_the_command_and_its_file(tmp_path: Path, monkeypatch: 
 
 
 def test_accelerate_takes_the_objects_of_the_script() -> None:
-    accelerate = pytest.importorskip("accelerate", reason="accelerate is not installed")
-    torch = pytest.importorskip("torch", reason="torch is not installed")
+    accelerate = package("accelerate")
+    torch = package("torch")
     from accelerate.utils import (  # type: ignore[import-not-found]
         DistributedDataParallelKwargs,
         GradientAccumulationPlugin,
@@ -125,8 +135,8 @@ def test_accelerate_takes_the_objects_of_the_script() -> None:
 
 
 def test_transformers_reads_the_arguments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    transformers = pytest.importorskip("transformers", reason="transformers is not installed")
-    pytest.importorskip("accelerate", reason="accelerate is not installed")
+    transformers = package("transformers")
+    package("accelerate")
     monkeypatch.chdir(tmp_path)
     for given, line in launches("trainer"):
         written(line, tmp_path)
@@ -167,19 +177,37 @@ SHORTENED = ("LGAI-EXAONE/EXAONE-4.0-32B", "tencent/Hunyuan-A13B-Instruct")
 """Configs that lack a key without which Transformers cannot build the model."""
 
 
-@pytest.mark.parametrize("name", [name for name in PUBLISHED if name not in SHORTENED])
+OWN_CODE = {
+    "arctic", "baichuan", "chatglm", "deepseek", "hf_olmo", "internlm", "internlm2", "kimi_k2", "minicpm",
+    "minimax_text_01", "qwen", "stablelm_epoch", None,
+}  # fmt: skip
+"""Types of models whose code comes with their weights; None are those of timm and of the first Mamba."""
+
+
+def test_code_of_their_own_is_not_in_transformers() -> None:
+    assert not OWN_CODE & set(package("transformers").CONFIG_MAPPING)
+
+
+BUILT = [
+    name
+    for name, published in PUBLISHED.items()
+    if name not in SHORTENED
+    and published["config"].get("model_type") not in OWN_CODE
+    and zoo.auto_model_suffix(huggingface.model(published["config"]))
+]
+"""Configs that the `Trainer` can train."""
+
+
+@pytest.mark.parametrize("name", BUILT)
 def test_transformers_builds_the_class_that_is_printed(name: str) -> None:
     """Build each config with the class of `--launch trainer`, on the meta device.
 
     Its forward pass must accept what the loss is computed from.
     """
-    transformers = pytest.importorskip("transformers", reason="transformers is not installed")
-    torch = pytest.importorskip("torch", reason="torch is not installed")
+    transformers = package("transformers")
+    torch = package("torch")
     given = PUBLISHED[name]["config"]
-    head = zoo.auto_model_suffix(huggingface.model(given))
-    if not head or given.get("model_type") not in transformers.CONFIG_MAPPING:
-        pytest.skip("not for the Trainer" if not head else "code of its own")
-    kind = f"AutoModel{head}"
+    kind = f"AutoModel{zoo.auto_model_suffix(huggingface.model(given))}"
     written = {key: value for key, value in given.items() if key != "model_type"}
     config = transformers.CONFIG_MAPPING[given["model_type"]](**written)
     with torch.device("meta"):
@@ -199,9 +227,9 @@ WRAPPED = {
 @pytest.mark.parametrize("name", WRAPPED)
 def test_accelerate_wraps_the_layers(launcher: str, name: str) -> None:
     """The plugin would wrap only the root of DeBERTa, and fail at classes that LLaVA and HuBERT list but lack."""
-    transformers = pytest.importorskip("transformers", reason="transformers is not installed")
-    torch = pytest.importorskip("torch", reason="torch is not installed")
-    accelerate = pytest.importorskip("accelerate", reason="accelerate is not installed")
+    transformers = package("transformers")
+    torch = package("torch")
+    accelerate = package("accelerate")
     from accelerate.utils.fsdp_utils import fsdp2_prepare_auto_wrap_policy  # type: ignore[import-not-found]
     from transformers.modeling_layers import GradientCheckpointingLayer  # type: ignore[import-not-found]
 
@@ -230,7 +258,7 @@ def test_accelerate_wraps_the_layers(launcher: str, name: str) -> None:
 
 
 def test_deepspeed_reads_its_configuration(monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("deepspeed", reason="deepspeed is not installed")
+    package("deepspeed")
     from deepspeed.runtime.config import DeepSpeedConfig  # type: ignore[import-not-found]
 
     class Mpu:
@@ -270,7 +298,7 @@ def test_deepspeed_reads_its_configuration(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_torchtitan_reads_its_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    manager = pytest.importorskip("torchtitan.config.manager", reason="torchtitan is not installed")
+    manager = package("torchtitan.config.manager")
     monkeypatch.chdir(tmp_path)
     for given, line in launches("torchtitan"):
         written(line, tmp_path)
@@ -292,17 +320,17 @@ def test_torchtitan_reads_its_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 
 def test_torchtitan_has_the_flavors() -> None:
-    package = pytest.importorskip("torchtitan.models", reason="torchtitan is not installed")
+    models = package("torchtitan.models")
     from tilecast.render.launch.torchtitan import _list_flavors
 
     for name, flavor in _list_flavors().values():
-        source = (Path(package.__path__[0]) / name / "__init__.py").read_text()
+        source = (Path(models.__path__[0]) / name / "__init__.py").read_text()
         literals = {node.value for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Constant)}
         assert flavor in literals
 
 
 def test_the_fields_of_megatron_are_those_of_its_package() -> None:
-    core = pytest.importorskip("megatron.core", reason="megatron-core is not installed")
+    core = package("megatron.core")
     from megatron.core.distributed import DistributedDataParallelConfig  # type: ignore[import-not-found]
     from megatron.core.optimizer import OptimizerConfig  # type: ignore[import-not-found]
     from megatron.core.transformer import (  # type: ignore[import-not-found]
@@ -337,8 +365,8 @@ def test_what_a_script_calls_is_there(launcher: str) -> None:
     import contextlib
     import functools
 
-    torch = pytest.importorskip("torch", reason="torch is not installed")
-    deepspeed = pytest.importorskip("deepspeed", reason="deepspeed is not installed")
+    torch = package("torch")
+    deepspeed = package("deepspeed")
     from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
     from torch.nn.attention import SDPBackend, sdpa_kernel
 

@@ -18,7 +18,7 @@ def test_what_is_required_fails_where_it_is_missing(monkeypatch: pytest.MonkeyPa
 
 def test_a_feature_that_nobody_knows_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TILECAST_REQUIRE", "kind, docker")
-    with pytest.raises(ValueError, match="TILECAST_REQUIRE names docker: use some of chromium, image, kind"):
+    with pytest.raises(ValueError, match="TILECAST_REQUIRE names docker: use some of chromium, image, kind, launchers"):
         is_required("kind")
 
 

@@ -1,6 +1,6 @@
 """Features that a test run must not skip.
 
-`TILECAST_REQUIRE=kind,image,chromium` makes each test that needs one of these and does not find it fail.
+`TILECAST_REQUIRE=kind,image,chromium,launchers` makes each test that needs one of these and does not find it fail.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 
 VARIABLE = "TILECAST_REQUIRE"
-FEATURES = ("chromium", "image", "kind")
+FEATURES = ("chromium", "image", "kind", "launchers")
 
 
 def is_required(feature: str) -> bool:

@@ -97,11 +97,7 @@ def _loop_lines(setting: LaunchSetting) -> list[str]:
     """Return the Python lines of the training loop."""
     forward, inside = script.attention_context_managers(setting), "loss = loss_function(engine, batch)"
     if setting.plan.pipeline > 1:
-        return [
-            "batches = iter(loader)",
-            "while True:",
-            *script.indent_under_contexts(forward, ["loss = engine.train_batch(batches)"]),
-        ]
+        return ["while True:", *script.indent_under_contexts(forward, ["loss = engine.train_batch()"])]
     return [
         "for batch in loader:",
         *script.indent_under_contexts(forward, [inside]),
@@ -113,7 +109,7 @@ def _loop_lines(setting: LaunchSetting) -> list[str]:
 def write_deepspeed_launch(setting: LaunchSetting) -> LaunchScript:
     """Return the launch of a script that calls `deepspeed.initialize` on every rank."""
     plan, workload = setting.plan, setting.workload
-    lines = [*script.matmul_precision_lines(workload), *script.loader_lines(setting), *script.model_lines(setting)]
+    lines = [*script.matmul_precision_lines(workload), *script.model_lines(setting)]
     if plan.expert > 1:
         shape = f"num_experts={setting.transformer.experts}, ep_size={plan.expert}"
         lines.append(f"moe = deepspeed.moe.layer.MoE(hidden_size={setting.model.hidden}, expert=mlp, {shape})")
@@ -124,7 +120,9 @@ def write_deepspeed_launch(setting: LaunchSetting) -> LaunchScript:
     else:
         wrap = "{module}.forward = functools.partial(deepspeed.checkpointing.checkpoint, {module}.forward)"
         lines += script.recomputation_lines(setting, wrap)
-    lines.append("engine, *_ = deepspeed.initialize(args, model=model, model_parameters=model.parameters())")
+    # Its own loader gives each data-parallel rank another share, with the micro-batch of the file.
+    given = "args, model=model, model_parameters=model.parameters(), training_data=dataset"
+    lines.append(f"engine, _, loader, _ = deepspeed.initialize({given})")
     if workload.execution == "compiled":
         lines.append("engine.compile()")
     lines += _loop_lines(setting)

@@ -19,7 +19,7 @@ def write_ddp_launch(setting: LaunchSetting) -> LaunchScript:
     autocast = [f'torch.autocast("cuda", {script.DTYPES[workload.precision]})'] if script.uses_autocast(setting) else []
     lines = [
         *script.matmul_precision_lines(workload),
-        *script.loader_lines(setting),
+        *script.distributed_loader_lines(setting),
         *script.model_lines(setting),
         *script.recomputation_lines(setting, script.CHECKPOINT),
         *wrapped,
@@ -49,7 +49,7 @@ def write_fsdp2_launch(setting: LaunchSetting) -> LaunchScript:
     shared = ["mesh=mesh", f"reshard_after_forward={plan.zero_stage == 3}", *policies]
     lines = [
         *script.matmul_precision_lines(workload),
-        *script.loader_lines(setting),
+        *script.distributed_loader_lines(setting),
         *script.model_lines(setting),
         *(["torchao.float8.convert_to_float8_training(model)"] if workload.precision == "fp8" else []),
         *script.recomputation_lines(setting, script.CHECKPOINT),

@@ -143,6 +143,20 @@ def loader_lines(setting: LaunchSetting) -> list[str]:
     return [f"loader = DataLoader(dataset, batch_size={setting.plan.micro_batch})"]
 
 
+def distributed_loader_lines(setting: LaunchSetting) -> list[str]:
+    """Return the Python lines that join the other ranks and build a data loader of the rank's own samples.
+
+    Without a `DistributedSampler` every rank would train on the same samples.
+    """
+    if setting.plan.gpus == 1:
+        return loader_lines(setting)
+    return [
+        'torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))',
+        "torch.distributed.init_process_group()",
+        f"loader = DataLoader(dataset, batch_size={setting.plan.micro_batch}, sampler=DistributedSampler(dataset))",
+    ]
+
+
 def attention_context_managers(setting: LaunchSetting) -> list[str]:
     """Return the context managers that select the attention backend, or none if PyTorch chooses it."""
     backend = _BACKENDS.get(setting.workload.attention)
