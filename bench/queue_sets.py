@@ -1,7 +1,7 @@
 """Plans of random sets of mixed jobs: do caps on GPU counts improve them, how far is the bound, do short jobs start.
 
 python bench/queue_sets.py [--sets 200] [--jobs 30] [--caps 4,8,16,32] [--order kueue|free] [--seed 0]
-    [--options FILE.json]
+    [--effort N] [--options FILE.json]
 
 A set draws jobs of 8 to 70 B models and some small ones, each of 2,000 to 200,000 steps, cut to `--longest` days on its
 fastest option, and of weight 1 to 5, for 64 H100, 64 A100-80 and 32 L4. Options are forecasts, which `--options` keeps
@@ -25,7 +25,7 @@ from tilecast.api import training_job
 from tilecast.inputs.pools import PoolOptions, read_pools
 from tilecast.planner.options import build_capacity, list_job_options
 from tilecast.planner.problem import JobOption, PoolCapacity, QueuedJob, QueueProblem
-from tilecast.planner.solver import ORDERS, QueueSolution, solve
+from tilecast.planner.solver import EFFORT, ORDERS, QueueSolution, solve
 
 GPUS = "h100-sxm:64,a100-sxm-80gb:64,l4:32"
 MODELS: Mapping[str, tuple[int, tuple[int, ...]]] = {
@@ -118,13 +118,14 @@ def late_urgent_jobs(solution: QueueSolution) -> tuple[int, int]:
 
 
 def main() -> None:
-    """Print a line for each order, and the sets that a cap improves most."""
+    """Print a line for each set, and the totals."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--sets", type=int, default=200)
     parser.add_argument("--jobs", type=int, default=30)
     parser.add_argument("--caps", default="4,8,16,32")
     parser.add_argument("--longest", type=float, default=3.0, help="days of the longest job on its fastest option")
     parser.add_argument("--order", choices=tuple(ORDERS), default="kueue")
+    parser.add_argument("--effort", type=int, default=EFFORT, help="number of job starts that a search may simulate")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--options", type=Path)
     options = parser.parse_args()
@@ -133,13 +134,14 @@ def main() -> None:
     began, values, gains, gaps, late, urgent = time.process_time(), [], [], [], 0, 0
     for seed in range(options.seed, options.seed + options.sets):
         problem = random_set(menu, pools, options.jobs, seed, options.longest * 86400)
-        solution = solve(problem, order=options.order)
-        capped = [solve(cap_counts(problem, cap), order=options.order).score[1] for cap in caps]
+        solution = solve(problem, order=options.order, effort=options.effort)
+        capped = [solve(cap_counts(problem, cap), order=options.order, effort=options.effort).score[1] for cap in caps]
         values.append(solution.score[1] / 3600)
         gains.append(1 - min([solution.score[1], *capped]) / solution.score[1])
         gaps.append(solution.gap or 0.0)
         missed, short = late_urgent_jobs(solution)
         late, urgent = late + missed, urgent + short
+        print(f"set {seed}: {values[-1]:.2f} h, a cap improves {gains[-1]:.2%}, gap {gaps[-1]:.1%}", flush=True)
     seconds = (time.process_time() - began) / options.sets
     print(
         f"order {options.order}, {options.sets} sets of {options.jobs}: mean completion {np.mean(values):.2f} h; "

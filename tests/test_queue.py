@@ -18,7 +18,15 @@ from tilecast.planner.problem import JobOption, PoolCapacity, QueuedJob, QueuePr
 from tilecast.planner.references import REFERENCES
 from tilecast.planner.relaxation import JobClasses
 from tilecast.planner.solver import solve
-from tilecast.planner.timeline import PoolTasks, simulate_start_times
+from tilecast.planner.timeline import (
+    FreeNodes,
+    PoolSimulation,
+    PoolTasks,
+    QueueAdmission,
+    _simulate_mixed,
+    _start_few_tasks,
+    simulate_start_times,
+)
 from tilecast.planner.totals import build_report, list_late_jobs
 from tilecast.spec import Floats, SpecError
 
@@ -79,6 +87,21 @@ def test_no_node_is_ever_asked_for_more_than_it_has(seed: int) -> None:
         math.isfinite(at) or (queue == "q" and size > pool.quotas["q"])
         for at, size, queue in zip(begin, gpus, queues, strict=True)
     )
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_few_jobs_start_as_in_the_general_simulation(seed: int) -> None:
+    draw = random.Random(seed)  # noqa: S311
+    pool = PoolCapacity("a", draw.randint(1, 8), draw.choice([1, 2, 4, 8]), held_gpus=draw.choice([0, 0, 1]))
+    sizes = [size for size in (1, 2, 3, 4, 8, 16, 32, 64) if pool.can_hold(size)]
+    for _ in range(10):
+        gpus = [draw.choice(sizes or [1]) for _ in range(draw.randint(1, 25))]
+        seconds = [draw.choice([1.0, 2.0, 3.0, draw.uniform(1, 9)]) for _ in gpus]
+        tasks = PoolTasks(gpus, seconds, names=list(range(3, 3 + 2 * len(gpus), 2)))
+        few = _start_few_tasks(pool, tasks)
+        general = PoolSimulation([math.inf] * len(gpus))
+        _simulate_mixed(tasks, QueueAdmission(0.0, FreeNodes(pool.gpus_per_node, pool.free), {}), general)
+        assert (few.begin, few.order) == (general.begin, general.order)
 
 
 @pytest.mark.parametrize("count", [30, 160])
@@ -196,6 +219,14 @@ def test_the_plan_is_close_to_the_best_there_is(policy: str, queues: int) -> Non
 
 
 MOST_PLANS = 3000
+
+
+def test_the_bound_reaches_the_plan_where_jobs_that_take_the_whole_pool_come_in_the_best_order() -> None:
+    # Smith's order is the best, so that all of a gap is what the bound loses by dividing time.
+    jobs = [job(f"j{index}", option("a", 1, 10.0 * 1.4**index), weight=1 + index % 3) for index in range(12)]
+    jobs.sort(key=lambda item: item.options[0].seconds / item.weight)
+    plan = solve(QueueProblem(tuple(jobs), (PoolCapacity("a", 1, 1),)))
+    assert plan.gap == pytest.approx(0, abs=0.002)
 
 
 # Effects of a plan.

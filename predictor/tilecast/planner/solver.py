@@ -38,9 +38,9 @@ _MOST_LISTED = 20_000
 _MAX_NEW_SHARE = 0.1
 """Largest share of new jobs at which a large queue's present plan is extended instead of planned anew."""
 _RESUME_DIVISOR = 4
-"""Divisor of the effort if the present plan is extended. The search goes on at the next arrival."""
-_ANNEALED, _ANNEALED_BELOW = 2.0, 0.6
-"""Shares of the effort for simulated annealing with all options, and for annealing below each power of 2 GPUs."""
+"""Divisor of the effort for a queue that is planned from the present plan, from which the next arrival continues."""
+_ANNEALED, _ANNEALED_RUNS = 0.6, 4
+"""Part of the effort that a run of simulated annealing may take, and the number of runs from the same start."""
 _RESTARTED, _IMPROVED = 0.3, 0.4
 """Shares of the effort for the search with restarts, and for the last local search."""
 _RESTARTS, _RESTART_MOVES = 40, 6
@@ -51,8 +51,12 @@ _MISSED_PRICE = 0.1
 """Penalty in simulated annealing for a missed deadline of mean weight, as a share of the deciding value."""
 _NEAR_MOVES = 0.3
 """Share of annealing moves that go to the next larger or smaller GPU count."""
+_EXCHANGES = 0.4
+"""Share of the moves of simulated annealing in which two jobs exchange their pools and counts."""
 _TEMPERATURES = 0.03, 0.0005
 """First and last temperature of annealing, as shares of the deciding value."""
+_TEMPERATURES_AGAIN = 0.01, 0.0005
+"""Those of the last run, which begins at the best plan."""
 _REACH = NormalDist().inv_cdf(1 - uncertainty.ODDS) / NormalDist().inv_cdf(0.95)
 """Distance of two forecasts, in half-widths, whose order is wrong with probability `uncertainty.ODDS`."""
 ORDERS: Mapping[str, str] = {
@@ -247,23 +251,26 @@ def _bound_score(
 def _search_plan(first: Assignment, effort: int) -> Assignment:
     """Return the best plan that local search with random restarts and simulated annealing find.
 
-    The best GPU count of one job depends on the counts of all others, so moves that only improve a plan soon find none.
-    Annealing also takes moves that make the plan worse. One long run with all options finds better plans than several
-    short ones, but in some queues a short run below the largest power of 2 GPUs wins. Finally, jobs are moved and
-    swapped until nothing improves the best plan.
+    A count that is good for one job depends on the counts of all others, so that moves that only improve a plan soon
+    find none. Annealing also takes moves that make it worse. Runs that differ only in their random moves may end 10 %
+    apart, so several compete, with the usual counts alone; one more with all counts, at low temperatures, begins at the
+    best plan so far.
+    At last, jobs are moved and swapped until nothing improves the best plan.
     """
     if len(first.option) > _MAX_ANNEALED_JOBS:
         current = first.copy()
         _improve_plan(current, _TrialBudget(effort))
         return current
     columns, best = first.columns, _restart_search(first, _TrialBudget(int(effort * _RESTARTED)))
-    for kept in _list_option_subsets(columns):
-        some = columns.select_options(kept)
-        part = _ANNEALED if len(kept) == len(columns.options) else _ANNEALED_BELOW
-        budget = _TrialBudget(min(int(effort * part), 2 * _TRIAL * _TRIALS_PER_OPTION * len(kept)))
-        found = _anneal_plan(_choose_starting_plan(some, first.policy), budget)
+    kept = _list_usual_options(columns)
+    some = columns.select_options(kept)
+    start = _choose_starting_plan(some, first.policy)
+    for seed in range(_ANNEALED_RUNS):
+        found = _anneal_plan(start, _budget_annealing(effort, len(kept)), seed, _TEMPERATURES)
         if is_better_score(found.score, best.score):
             best = Assignment(columns, first.policy, kept[found.option].tolist())
+    again = _anneal_plan(best, _budget_annealing(effort, len(columns.options)), 0, _TEMPERATURES_AGAIN)
+    best = again if is_better_score(again.score, best.score) else best
     current = best.copy()
     _improve_plan(current, _TrialBudget(int(effort * _IMPROVED)))
     return current
@@ -287,55 +294,82 @@ def _restart_search(first: Assignment, budget: _TrialBudget) -> Assignment:
     return best
 
 
-def _list_option_subsets(columns: QueueColumns) -> list[Ints]:
-    """Return the options to anneal: all of them, and those below the largest power of 2 GPUs that leaves some out.
+def _list_usual_options(columns: QueueColumns) -> Ints:
+    """Return the indices of the options whose number of GPUs is a power of 2.
 
     A subset always has the present option of a job and its options with the fewest GPUs.
     """
     least = np.minimum.reduceat(columns.gpus, columns.first[:-1])[columns.job]
-    always = columns.gpus == least
-    always[columns.present[columns.present >= 0]] = True
-    subsets, most = list[Ints](), 1
-    while not subsets or len(subsets[-1]) < len(columns.options):
-        kept = np.flatnonzero(always | (columns.gpus <= most))
-        if not subsets or len(kept) > len(subsets[-1]):
-            subsets.append(kept)
-        most *= 2
-    return subsets[-_MOST_SUBSETS:]
+    is_kept = (columns.gpus == least) | (columns.gpus & (columns.gpus - 1) == 0)
+    is_kept[columns.present[columns.present >= 0]] = True
+    return np.flatnonzero(is_kept)
 
 
-_MOST_SUBSETS = 2
+def _budget_annealing(effort: int, options: int) -> _TrialBudget:
+    """Return the budget of one run of simulated annealing over a number of options."""
+    return _TrialBudget(min(int(effort * _ANNEALED), 2 * _TRIAL * _TRIALS_PER_OPTION * options))
 
 
-def _anneal_plan(first: Assignment, budget: _TrialBudget) -> Assignment:
-    """Return the best plan that simulated annealing finds by random moves of single jobs.
+def _anneal_plan(first: Assignment, budget: _TrialBudget, seed: int, temperatures: tuple[float, float]) -> Assignment:
+    """Return the best plan that simulated annealing meets, with random moves of one job and exchanges of two.
 
     Source: Kirkpatrick, Gelatt and Vecchi (Science 220, 1983).
+
+    Args:
+        first: the plan to begin with.
+        budget: number of job starts that it may simulate.
+        seed: seed of the random moves.
+        temperatures: the first and the last temperature, as shares of the deciding value.
     """
     movable = np.flatnonzero(np.diff(first.columns.first) > 1).tolist()
     if not movable:
         return first
     columns, deciding, effort = first.columns, first.policy.deciding, budget.left
     current, best = first.copy(), first.copy()
-    draw, (hot, cold) = random.Random(0), _TEMPERATURES  # noqa: S311
+    here, least = current.score, best.score
+    draw, (hot, cold) = random.Random(seed), temperatures  # noqa: S311
     while not budget.is_spent:
-        job = draw.choice(movable)
-        options = columns.options_of(job)
-        is_near = draw.random() < _NEAR_MOVES
-        option = current.option[job] + draw.choice((-1, 1)) if is_near else draw.choice(options)
-        if option == current.option[job] or option not in options:
+        moves = _draw_moves(current, movable, draw)
+        if not moves:
             budget.left -= 1
             continue
-        score, changed = budget.simulate_moves(current, {job: option})
+        score, changed = budget.simulate_moves(current, moves)
         # A missed deadline has a price here, so that the walk can pass through plans that miss another one.
-        missed = (score[0] - current.score[0]) * len(columns.weight) / columns.weight.sum()
-        worse = score[deciding] - current.score[deciding] + missed * _MISSED_PRICE * abs(best.score[deciding])
-        temperature = abs(best.score[deciding]) * cold * (hot / cold) ** (budget.left / effort)
+        missed = (score[0] - here[0]) * len(columns.weight) / columns.weight.sum()
+        worse = score[deciding] - here[deciding] + missed * _MISSED_PRICE * abs(least[deciding])
+        temperature = abs(least[deciding]) * cold * (hot / cold) ** (budget.left / effort)
         if worse <= 0 or draw.random() < math.exp(-worse / max(temperature, 1e-300)):
-            current.apply_moves({job: option}, changed)
-            if is_better_score(score, best.score):
-                best = current.copy()
+            current.apply_moves(moves, changed)
+            here = score
+            if is_better_score(score, least):
+                best, least = current.copy(), score
     return best
+
+
+def _draw_moves(current: Assignment, movable: Sequence[int], draw: random.Random) -> dict[int, int]:
+    """Return random moves: of one job, or of two that exchange their pools and counts. They may be none.
+
+    Args:
+        current: the plan.
+        movable: jobs with several options.
+        draw: the source of random numbers.
+    """
+    columns, option = current.columns, current.option
+    job, kind = draw.choice(movable), draw.random()
+    if kind < _EXCHANGES:
+        other = draw.choice(movable)
+        there, here = _find_like(columns, job, option[other]), _find_like(columns, other, option[job])
+        return {} if there in (None, option[job]) or here is None else {job: there, other: here}
+    options = columns.options_of(job)
+    item = option[job] + draw.choice((-1, 1)) if kind < _EXCHANGES + _NEAR_MOVES else draw.choice(options)
+    return {} if item == option[job] or item not in options else {job: item}
+
+
+def _find_like(columns: QueueColumns, job: int, option: int) -> int | None:
+    """Return the option of a job with the pool and the count of an option of another job; None if it has none."""
+    pool, gpus = columns.pool[option], columns.gpus[option]
+    same = (item for item in columns.options_of(job) if columns.pool[item] == pool and columns.gpus[item] == gpus)
+    return next(same, None)
 
 
 @dataclass(slots=True)

@@ -162,6 +162,8 @@ def simulate_pool(
     """
     if tasks.ready_s is None and not pool.quotas and tasks.gpus and min(tasks.gpus) == max(tasks.gpus):
         return PoolSimulation(_start_equal_tasks(_count_places(pool, tasks.gpus[0]), tasks.seconds))
+    if tasks.ready_s is None and not pool.quotas and len(tasks.gpus) <= SNAPSHOT_INTERVAL:
+        return _start_few_tasks(pool, tasks)
     if other is None or since is None or begin is None:
         made = PoolSimulation([math.inf] * len(tasks.gpus))
         _simulate_mixed(tasks, QueueAdmission(0.0, FreeNodes(pool.gpus_per_node, pool.free), dict(pool.quotas)), made)
@@ -198,6 +200,71 @@ def _start_equal_tasks(places: int, seconds: Sequence[float]) -> list[float]:
         else:
             heapq.heapreplace(ends, start + length)
     return begins
+
+
+def _start_few_tasks(pool: PoolCapacity, tasks: PoolTasks) -> PoolSimulation:
+    """Return the simulation of few jobs that can all start now, in a pool without quotas.
+
+    Its result is that of `_simulate_mixed`, in less time. A search of a small queue simulates little else.
+    """
+    per_node, gpus, seconds = pool.gpus_per_node, tasks.gpus, tasks.seconds
+    free = list(pool.free)
+    nodes: list[list[int]] = [[] for _ in range(per_node + 1)]
+    for node in range(len(free) - 1, -1, -1):
+        nodes[free[node]].append(node)
+    whole, waiting = nodes[per_node], list(range(len(gpus)))
+    begin, order, running, moment = [math.inf] * len(gpus), list[int](), list[tuple[float, int, list[int]]](), 0.0
+    while True:
+        room = _find_room(nodes, per_node)
+        still = list[int]()
+        for place, task in enumerate(waiting):
+            if not room:
+                still += waiting[place:]
+                break
+            size = gpus[task]
+            if size > room:
+                still.append(task)
+                continue
+            if size < per_node:
+                level = size
+                while not nodes[level]:
+                    level += 1
+                taken = [nodes[level].pop()]
+                free[taken[0]] = level = level - size
+                nodes[level].append(taken[0])
+            else:
+                taken = [whole.pop() for _ in range(size // per_node)]
+                for node in taken:
+                    free[node] = 0
+                    nodes[0].append(node)
+            begin[task] = moment
+            order.append(task)
+            heapq.heappush(running, (moment + seconds[task], task, taken))
+            room = len(whole) * per_node if whole else _find_room(nodes, per_node)
+        waiting = still
+        if not waiting or not running:
+            break
+        moment = running[0][0]
+        while running and running[0][0] <= moment:
+            _, task, taken = heapq.heappop(running)
+            each = min(gpus[task], per_node)
+            for node in taken:
+                nodes[free[node]].remove(node)
+                free[node] += each
+                nodes[free[node]].append(node)
+    return PoolSimulation(begin, order if tasks.names is None else [tasks.names[task] for task in order])
+
+
+def _find_room(nodes: Sequence[Sequence[int]], per_node: int) -> int:
+    """Return the most GPUs that a job could get now, on one node or on whole nodes.
+
+    Args:
+        nodes: nodes by their number of free GPUs.
+        per_node: GPUs of a node.
+    """
+    if nodes[per_node]:
+        return len(nodes[per_node]) * per_node
+    return next((level for level in range(per_node - 1, 0, -1) if nodes[level]), 0)
 
 
 def _simulate_mixed(tasks: PoolTasks, state: QueueAdmission, made: PoolSimulation) -> None:
