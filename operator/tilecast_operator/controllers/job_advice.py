@@ -220,9 +220,9 @@ class JobAdvisor:
     async def must_yield(
         self, key: Key, document: Document, advice_request: AdviceRequest, outcome: AdviceOutcome
     ) -> bool:
-        """Return whether a job must be left to another release of Tilecast for now.
+        """Return whether to leave a job alone for now, because another release of Tilecast annotates it.
 
-        Annotations that any other client has changed are corrected instead.
+        If any other client has changed the annotations, the result is False, so that they are corrected.
 
         Args:
             key: Key of the job.
