@@ -58,7 +58,7 @@ def is_internal_error(outcome: AdviceOutcome) -> bool:
 
 
 def find_interruption(outcome: AdviceOutcome) -> AdviceRefusal | None:
-    """Return an advice outcome if it is the refusal of an interrupted search, otherwise None."""
+    """Return the outcome if it says that the search was interrupted, otherwise None."""
     return outcome if isinstance(outcome, AdviceRefusal) and outcome.reason == SEARCH_INTERRUPTED else None
 
 

@@ -26,7 +26,7 @@ Python's own functions in C take less: its JSON parser 140 bytes, `repr` of a ma
 def set_recursion_limit() -> None:
     """Set the recursion limit of this process, and a matching stack size for its future threads.
 
-    A smaller stack than usual is enlarged if the process may do so. Otherwise the limit is lower.
+    If the process's own stack is too small and cannot be enlarged, the limit is set lower.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_STACK)
     if soft != resource.RLIM_INFINITY and soft < STACK_BYTES:

@@ -173,11 +173,11 @@ class _IntegerChain:
         return int(cost), int(self.memory[links, path].sum())
 
     def solve_dual(self) -> tuple[float, float, _Solution]:
-        """Return the best lower bound in picoseconds, the byte price that gives it, and the cheapest path found.
+        """Return the best lower bound in picoseconds, the byte price that gives it, and a path that fits the budget.
 
-        The search considers only the paths on its way, and returns the cheapest that fits. The price moves along the
-        lower hull of the points (memory, cost). It starts from one path on either side of the budget, and takes the
-        slope of the line between the two paths until no path lies under the line.
+        Two paths, one over the budget and one within it, are points (memory, cost). The slope between them is the next
+        byte price, and the best path at this price replaces one of them. The search ends when no path lies below the
+        line.
         """
         bound, rich, rich_bytes = self.solve_relaxed(0.0)
         if rich_bytes <= self.budget:

@@ -127,7 +127,10 @@ class Footprint:
 
     @property
     def device(self) -> Floats:
-        """Bytes in use that the device reports if the GPU has memory to spare, without `stack_bytes`."""
+        """Bytes in use that the device reports, (n,).
+
+        The GPU must have memory to spare. `stack_bytes` are not included.
+        """
         return self.reserved + self.context
 
     @property

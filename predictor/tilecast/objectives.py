@@ -53,7 +53,7 @@ class Quantity:
         return self.per_gpu_hour is None or self.per_gpu_hour(pool) is not None
 
     def amount(self, pool: Pool, gpus: Amount, seconds: Amount) -> Amount:
-        """Return the amount that `gpus` GPUs of a pool use in `seconds`, NaN if it is unknown."""
+        """Return how much of the quantity `gpus` GPUs of a pool use in `seconds`. NaN means unknown."""
         if self.per_gpu_hour is None:
             return seconds
         hourly = self.per_gpu_hour(pool)

@@ -411,7 +411,7 @@ class AdmissionController:
         await self._context.try_post(key, job.uid, note)
 
     async def post_requeued(self, key: Key, job: Job, text: str) -> None:
-        """Write an Event that a placed job may now run on other flavors."""
+        """Write an Event which says that a placed job may now run on other flavors."""
         self._texts[key] = text
         self.held.count_outcome(patches.REQUEUED)
         self._context.metrics.requeued.inc()

@@ -156,7 +156,7 @@ class AdvisorClient:
         return digest is not None and digest == before.inputs_hash
 
     async def find_advice(self, search_inputs: SearchInputs) -> AdviceOutcome:
-        """Return the advice outcome for these inputs. Advice has notes on the runs that correct it."""
+        """Return the advice outcome for these inputs. Its notes name the runs by which the advice was corrected."""
         return add_run_notes(search_inputs, await self.advisor.find_advice(search_inputs))
 
     async def keep_incumbent(
@@ -168,5 +168,5 @@ class AdvisorClient:
 
 
 def add_run_notes(search_inputs: SearchInputs, outcome: AdviceOutcome) -> AdviceOutcome:
-    """Return the advice outcome with notes on the runs that correct it."""
+    """Return the advice outcome with notes that name the runs by which it was corrected."""
     return search_inputs.own.add_notes(outcome) if isinstance(outcome, Advice) else outcome

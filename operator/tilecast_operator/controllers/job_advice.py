@@ -220,9 +220,9 @@ class JobAdvisor:
     async def must_yield(
         self, key: Key, document: Document, advice_request: AdviceRequest, outcome: AdviceOutcome
     ) -> bool:
-        """Return whether a job must be left to another release of Tilecast for now.
+        """Return whether to leave a job alone for now, because another release of Tilecast annotates it.
 
-        Annotations that any other client has changed are corrected instead.
+        If any other client has changed the annotations, the result is False, so that they are corrected.
 
         Args:
             key: Key of the job.
@@ -230,9 +230,9 @@ class JobAdvisor:
             advice_request: The request for advice.
             outcome: The advice outcome of the request.
         """
-        shown = _shown_annotations(document)
+        shown = _read_shown_annotations(document)
         # If there are none, a person may have removed them. Another operator that did so finds ours next and yields.
-        if not shown or FOREIGN in document or shown == _advised_annotations(outcome):
+        if not shown or FOREIGN in document or shown == _make_advised_annotations(outcome):
             return False
         uid, digest = document["metadata"]["uid"], annotations_digest(shown)
         return await self._contention.must_yield(key, uid, UNSIGNED, _hash_request(document, advice_request), digest)
@@ -242,7 +242,7 @@ class JobAdvisor:
 
         `must_yield` describes the arguments.
         """
-        if (advised := _advised_annotations(outcome)) != _shown_annotations(document):
+        if (advised := _make_advised_annotations(outcome)) != _read_shown_annotations(document):
             self._contention.record_write(key, _hash_request(document, advice_request), annotations_digest(advised))
 
     def _find_queue(self, job: Job) -> kueue.LocalQueue | None:
@@ -363,11 +363,11 @@ def _hash_request(document: Document, advice_request: AdviceRequest) -> int:
     return int.from_bytes(hashlib.sha256(everything).digest()[:8])
 
 
-def _shown_annotations(document: Document) -> dict[str, str]:
+def _read_shown_annotations(document: Document) -> dict[str, str]:
     """Return the annotations of Tilecast on a job."""
     return select_operator_annotations(document["metadata"].get("annotations") or {})
 
 
-def _advised_annotations(outcome: AdviceOutcome) -> dict[str, str]:
+def _make_advised_annotations(outcome: AdviceOutcome) -> dict[str, str]:
     """Return the annotations that show an advice outcome. A declined request has none."""
     return {} if isinstance(outcome, AdviceRefusal) else make_advice_annotations(outcome)

@@ -106,9 +106,9 @@ class Placer:
         return patches.PLACED if prepared.workloads is None else patches.QUEUED
 
     async def widen_workloads(self, key: Key, job: Job, flavors: Sequence[Mapping[str, str]]) -> None:
-        """Allow Kueue to admit the Workloads of a job, which has no node selection, to several flavors.
+        """Allow Kueue to admit a job to several flavors, by a change of its Workloads.
 
-        Workloads about which Kueue has decided are not changed.
+        The job has no node selection. A Workload about which Kueue has decided is not changed.
 
         Args:
             key: Key of the job.

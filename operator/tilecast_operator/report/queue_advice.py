@@ -46,7 +46,7 @@ MAX_WEIGHTS = 8
 def make_positions(
     plan: PlannedQueue,
     start_times_s: Mapping[str, float],
-    list_planned_jobs: frozenset[str],
+    placed_jobs: frozenset[str],
     before: Mapping[str, QueuePosition],
     now_s: float,
 ) -> dict[str, QueuePosition]:
@@ -55,7 +55,7 @@ def make_positions(
     Args:
         plan: The plan.
         start_times_s: Unix time at which each running job started.
-        list_planned_jobs: Waiting jobs that are already placed.
+        placed_jobs: Names of the waiting jobs that are already placed.
         before: The previous positions.
         now_s: Unix time, in seconds.
     """
@@ -71,7 +71,7 @@ def make_positions(
             name = columns.problem.jobs[row.job].name
             if name in start_times_s:
                 reason = RUNS
-            elif name in list_planned_jobs:
+            elif name in placed_jobs:
                 reason = PLACED
             else:
                 reason = _explain_option(item, columns.options[fastest[row.job]])

@@ -105,7 +105,7 @@ class MemoryBytes(StatusModel):
 
 
 class Alternative(StatusModel):
-    """One plan in short."""
+    """Summary of one plan: where it runs, its split, and its forecasts."""
 
     pool: str = Field(max_length=63, description="Name of the pool.")
     nodes: int = Field(ge=1, description="Nodes.")

@@ -460,7 +460,10 @@ class RunFit:
         return Calibration(tuple(by_group), tuple(by_software))
 
     def _estimate_group_factors(self, effects: Sequence[_Effect]) -> tuple[Floats, Floats]:
-        """Return two factors for each of k groups, (k,) each: on forecasts, and on the half-widths of their ranges."""
+        """Return two arrays with a value for each of k groups, (k,).
+
+        The first corrects forecasts. The second scales the half-widths of their ranges.
+        """
         if not effects:
             return np.ones(0), np.ones(0)
         loadings = np.zeros((len(self.index), len(effects)))

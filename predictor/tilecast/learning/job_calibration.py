@@ -294,7 +294,7 @@ class JobRuns:
         inside, across, pipelines = ratios
         return np.where(plans.pipeline > 1, pipelines, np.where(plans.gpus > gpus_per_node, across, inside)), width
 
-    def waited_s(self, plans: Plans, gpus_per_node: int) -> Floats:
+    def estimate_input_waits_s(self, plans: Plans, gpus_per_node: int) -> Floats:
         """Return the seconds per step that n plans wait for the data loader, (n,).
 
         The wait is proportional to the samples that a node loads, at the mean rate of the runs.

@@ -97,10 +97,10 @@ def _list_pool_properties(
 
 
 def _find_intra_link(members: Sequence[Node], gpu: Gpu, gpus_per_node: int) -> tuple[Link, str]:
-    """Return the link between the GPUs of a node, and the source of the size of its NVLink domain.
+    """Return the link between the GPUs of a node, and where the size of its NVLink domain comes from.
 
-    The source is "gpu" if the size is that of the GPU product. It is a label key if that label shows another size. It
-    is "" if an NVLink domain is within one node.
+    The second value is the key of a label if the label determines the size, and "gpu" if the GPU product does. It is ""
+    if no NVLink domain spans nodes.
     """
     intra = find_link(gpu.intra_link)
     if gpu.mig or intra.beyond is not None or intra.domain <= gpus_per_node:

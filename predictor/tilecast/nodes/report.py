@@ -17,7 +17,7 @@ Facts = dict[str, tuple[str, str]]
 
 @dataclass(frozen=True, slots=True)
 class TopologyLevel:
-    """Number of distinct values of one topology label, and the largest number of nodes with an equal value."""
+    """Number of values that a topology label has, and the most nodes that share a value."""
 
     key: str
     domains: int

@@ -49,7 +49,7 @@ def cut_pipeline(workload: Workload, pool: Pool, plan: Plan) -> PipelineCut | No
     ends = sum(block.repeat for block in graph.first), sum(block.repeat for block in graph.last)
     depth = len(order) - sum(ends)
 
-    def folded(column: Floats) -> Floats:
+    def fold_ends(column: Floats) -> Floats:
         """Return the value of each layer, (L,). Blocks before and after the layers are added to the end layers."""
         every = column[order]
         layers = every[ends[0] : ends[0] + depth].copy()
@@ -57,17 +57,17 @@ def cut_pipeline(workload: Workload, pool: Pool, plan: Plan) -> PipelineCut | No
         layers[-1] += every[ends[0] + depth :].sum()
         return layers
 
-    def between(column: Floats) -> Floats:
+    def sum_between(column: Floats) -> Floats:
         """Return the sum over layers i to j - 1 at [i, j], (L + 1, L + 1)."""
-        upto = np.concatenate([[0.0], np.cumsum(folded(column))])
+        upto = np.concatenate([[0.0], np.cumsum(fold_ends(column))])
         return np.asarray(upto[None, :] - upto[:, None])
 
     count = plan.pipeline
     alive = np.minimum(plan.gradient_accumulation, count - np.arange(count))[:, None, None]
     spread = 1 + constants.shipped_constants().device_memory.fragmentation
     room = memory.usable_bytes(pool.gpu) - memory.context_bytes(workload, plans, pool.gpu)[0] - working.max() * spread
-    cost = folded(seconds)
-    first = chain.cut(cost, between(static) + alive * between(activations) * spread <= room, count)
+    cost = fold_ends(seconds)
+    first = chain.cut(cost, sum_between(static) + alive * sum_between(activations) * spread <= room, count)
     if first is None or depth % count:
         return None
     straggle = float(replicas.straggler_factor(workload, plans, fitted)[0])

@@ -739,7 +739,10 @@ class _Reader:
         return self._build(function.name, args, keywords)
 
     def _mark_arguments(self, name: str, args: Sequence[Any]) -> str:
-        """Return the marker for a call of an unknown function. The call may change its arguments."""
+        """Return the value of a call of an unknown function.
+
+        Mark its arguments as partly unknown, as the call may change them.
+        """
         for one in args:
             if isinstance(one, Built):
                 one.fields[_REST] = unknown(name)

@@ -269,11 +269,11 @@ class _Reader:
 
         Args:
             script: the script to which variables and commands are added.
-            text: the text.
-            depth: number of enclosing texts that run this one.
-            runs: whether it runs. None if that is known only at run time.
-            arguments: its own arguments, if it is a function's body. None for those of the script.
-            is_function: whether it is the body of a function, or runs within one.
+            text: the text, such as a script, a function's body or the argument of `bash -c`.
+            depth: number of texts that this one is nested in.
+            runs: whether the shell runs the text. None if that is known only at run time.
+            arguments: arguments of the function whose body the text is. None for those of the script.
+            is_function: whether the text is the body of a function, or runs within one.
         """
         self.script, self.text, self.place, self.depth = script, text, 0, depth
         self.runs, self.arguments, self.is_function = runs, arguments, is_function

@@ -275,10 +275,10 @@ def splits_heads(workload: Workload, tensor: int) -> bool:
 
 
 def _splits_sequence(workload: Workload, context: int) -> bool:
-    """Return whether `context` ranks can split the sequences of a workload that trains with fused attention.
+    """Return whether `context` ranks can split the sequences of a workload. Only training with fused attention can.
 
-    With a causal mask, a rank takes two chunks of a sequence (zig-zag), otherwise one. It needs at least
-    `MIN_CONTEXT_TOKENS` tokens.
+    A rank takes one chunk of each sequence, or two with a causal mask (zig-zag). Chunks must be equally long, and a
+    rank must have at least `MIN_CONTEXT_TOKENS` tokens.
     """
     model = workload.model
     can_split = model.family in FAMILIES and FAMILIES[model.family].splits_sequence

@@ -338,7 +338,7 @@ class Steps:
         if own.runs:
             here = RunSetting.from_workload(self.pool.gpu.name, self.pool.gpu.architecture, self.workload)
             times = times.with_earlier_runs(*own.find_plan_factors(here, plans, per_node))
-            times = replace(times, input=times.input + own.waited_s(plans, per_node))
+            times = replace(times, input=times.input + own.estimate_input_waits_s(plans, per_node))
         if samples_per_s is None:
             return times
         # Loaders work ahead, so their rate only bounds the step from below.

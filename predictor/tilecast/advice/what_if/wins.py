@@ -348,17 +348,17 @@ def _seconds_on_faster_links(workload: Workload, plans: Plans, pool: Pool, speed
 def _find_winning_speeds(
     workload: Workload, plans: Plans, pool: Pool, weight: Floats, behind: Ints
 ) -> dict[int, float | None]:
-    """Return the lowest factor on all link speeds that puts each plan in `behind` ahead of the first plan.
+    """Return how much faster all links must be for each plan in `behind` to win against the first plan.
 
     Args:
         workload: the job.
-        plans: the plans, (n,).
+        plans: the plans, (n,). The first one is the best.
         pool: the pool.
         weight: factor from a plan's seconds to the quantity that the objective minimises, (n,).
-        behind: rows of the plans that are behind the first one.
+        behind: rows of the plans to examine.
 
     Returns:
-        The factor by row. Rows that no factor in `SPEEDS` puts ahead are absent.
+        The lowest sufficient factor by row. A row is absent if no factor in `SPEEDS` suffices.
     """
 
     def ahead(rows: Ints, speeds: Floats) -> Mask:
