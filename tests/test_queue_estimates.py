@@ -20,8 +20,9 @@ from test_queue_operator import kueue
 from tilecast import jobs
 from tilecast.api import crds
 from tilecast.api.status import TrainingJobStatus
+from tilecast.spec import SpecError
 from tilecast_operator.assembly import Assembly
-from tilecast_operator.controllers import estimates
+from tilecast_operator.controllers import estimates, run_limits
 from tilecast_operator.kube.client import ApiError
 from tilecast_operator.kube.kinds import Key
 from tilecast_operator.kube.lease import NotLeaderError
@@ -222,7 +223,76 @@ async def test_a_workload_that_comes_later_or_is_changed_meanwhile_gets_its_esti
         assert not store.refuse
 
 
-def test_nothing_that_ships_names_a_limit_that_ends_a_run() -> None:
+def limit_of(store: JobStore, name: str) -> tuple[str | None, str | None]:
+    """Return the limit of a job that Kueue enforces, and the mark that it is ours."""
+    metadata = store.now(name)["metadata"]
+    return metadata["labels"].get(jobs.RUN_LIMIT_LABEL), metadata["annotations"].get(jobs.RUN_LIMIT)
+
+
+def change(store: JobStore, running: Assembly, name: str, part: str, key: str, value: str | None) -> None:
+    """Set or remove a label or an annotation of a job, as its owner would."""
+    document = copy.deepcopy(store.now(name))
+    document["metadata"][part].pop(key, None)
+    if value is not None:
+        document["metadata"][part][key] = value
+    running.cache.put_object(store.put(f"/apis/batch/v1/namespaces/default/jobs/{name}", document))
+
+
+async def test_only_the_owner_gets_a_limit_and_takes_it_away() -> None:
+    store, names = WritingStore(), ["a", "b", "c"]
+    async with estimating(store, names) as running:
+        await until(lambda: all(annotations_of(store, name).keys() == KEYS for name in names), "the estimates")
+        assert [limit_of(store, name) for name in names] == [(None, None)] * 3
+        change(store, running, "a", "annotations", jobs.RUN_LIMIT_FACTOR, "")
+        change(store, running, "b", "annotations", jobs.RUN_LIMIT_FACTOR, "3")
+        await until(lambda: limit_of(store, "a")[0] and limit_of(store, "b")[0], "both limits")
+        twice, thrice = (int(str(limit_of(store, name)[0])) for name in "ab")
+        assert limit_of(store, "a")[1] == str(twice) and twice == pytest.approx(thrice / 3 * 2, abs=2)
+        assert twice >= 2 * int(annotations_of(store, "a")[jobs.RUN_ESTIMATE]) - 2
+        assert limit_of(store, "c") == (None, None)
+        change(store, running, "a", "annotations", jobs.RUN_LIMIT_FACTOR, None)
+        await until(lambda: limit_of(store, "a") == (None, None), "the limit to go")
+        change(store, running, "c", "labels", jobs.RUN_LIMIT_LABEL, "77")
+        change(store, running, "c", "annotations", jobs.RUN_LIMIT_FACTOR, "2")
+        await asyncio.sleep(0.2)
+        assert limit_of(store, "c") == ("77", None), "the owner's own limit stays"
+
+
+async def test_a_factor_that_is_no_number_gets_an_event_and_no_limit() -> None:
+    store, names = WritingStore(), ["a", "b"]
+    async with estimating(store, names) as running:
+        await until(lambda: all(annotations_of(store, name).keys() == KEYS for name in names), "the estimates")
+        change(store, running, "a", "annotations", jobs.RUN_LIMIT_FACTOR, "soon")
+        await until(lambda: [one for one in store.events_seen() if one[0] == "InvalidRunLimit"], "the Event")
+        assert limit_of(store, "a") == (None, None)
+        change(store, running, "a", "annotations", jobs.RUN_LIMIT_FACTOR, "2")
+        await until(lambda: limit_of(store, "a")[0], "the limit")
+
+
+async def test_a_job_with_quota_or_that_runs_gets_no_limit() -> None:
+    store, names = WritingStore(), ["a", "b"]
+    async with estimating(store, names) as running:
+        await until(lambda: all(annotations_of(store, name).keys() == KEYS for name in names), "the estimates")
+        store.decide("QuotaReserved", "a")
+        change(store, running, "a", "annotations", jobs.RUN_LIMIT_FACTOR, "2")
+        change(store, running, "b", "annotations", jobs.RUN_LIMIT_FACTOR, "2")
+        await until(lambda: limit_of(store, "b")[0], "the limit of the other")
+        await asyncio.sleep(0.1)
+        assert limit_of(store, "a") == (None, None)
+
+
+@pytest.mark.parametrize("text", ["0.9", "101", "nan", "inf", "-2", "two", "1e400", "2 h", "9" * 400])
+def test_nonsense_is_no_factor(text: str) -> None:
+    with pytest.raises(SpecError, match=r"run-limit-factor: .* is no factor; write a number from 1 to 100"):
+        run_limits.read_factor({jobs.RUN_LIMIT_FACTOR: text})
+    document = {"kind": "Job", "metadata": {"annotations": {jobs.RUN_LIMIT_FACTOR: "2"}}, "spec": {"suspend": True}}
+    assert run_limits.is_suspended(document) and not run_limits.is_suspended({"kind": "Job"})
+    assert run_limits.decide_limit(document, None) is None
+    assert set((run_limits.decide_limit(document, 1e300) or {}).values()) == {str(2**31 - 1)}
+    assert set((run_limits.decide_limit(document, 10.1) or {}).values()) == {"21"}
+
+
+def test_nothing_that_ships_names_a_limit_that_ends_a_run_but_the_label_that_an_owner_asks_for() -> None:
     # The chart's own hooks bound themselves. A training job is no object of the chart.
     hooks = {"release.yaml", "release-when-down.yaml"}
     files = [
@@ -233,7 +303,9 @@ def test_nothing_that_ships_names_a_limit_that_ends_a_run() -> None:
     ]
     assert len(files) > 300
     pattern = re.compile("|".join((*LIMITS, "active_deadline", "maximum_execution", "max_exec")))
-    assert [str(path) for path in files if pattern.search(path.read_text(encoding="utf-8"))] == []
+    assert [path.name for path in files if pattern.search(path.read_text(encoding="utf-8"))] == ["keys.py"]
+    users = {path.name for path in files if "RUN_LIMIT_LABEL" in path.read_text(encoding="utf-8")}
+    assert users == {"keys.py", "__init__.py", "run_limits.py", "patches.py", "estimates.py"}
 
 
 def test_the_series_of_a_single_job_are_fields_of_its_status() -> None:

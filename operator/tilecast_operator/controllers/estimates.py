@@ -1,6 +1,7 @@
 """Write estimates of a job's start and run time into annotations of its Kueue Workloads. Nothing enforces them.
 
-They are information for people and schedulers. No limit that ends a run is ever written.
+The annotations are advice for people and schedulers. A limit that ends a run is written only for a job whose owner asks
+for it (`run_limits`).
 """
 
 from __future__ import annotations
@@ -11,14 +12,18 @@ from tilecast import jobs
 from tilecast.api.fields import Document, as_mapping, value_at_path
 from tilecast.api.status import QueuePosition
 from tilecast.jobs import JOB_KINDS
-from tilecast_operator.controllers import patches
+from tilecast.spec import SpecError
+from tilecast_operator.controllers import patches, run_limits
 from tilecast_operator.controllers.kueue_features import KueueDetector
 from tilecast_operator.controllers.planned_jobs import QueuePositions
 from tilecast_operator.controllers.runtime import SharedContext
+from tilecast_operator.kube.cache import CachedObject
 from tilecast_operator.kube.client import ApiError
 from tilecast_operator.kube.controller_state import StateTable
+from tilecast_operator.kube.documents import EventContent
 from tilecast_operator.kube.fair_limiter import PermitRequest
 from tilecast_operator.kube.kinds import Key
+from tilecast_operator.objects.kinds import KINDS, make_object_path
 
 ESTIMATE = "Estimate"
 """Kind of work queue keys for writing the estimates of a job, one key per job."""
@@ -40,6 +45,11 @@ class EstimateWriter:
         self._tries: StateTable[int] = context.records.add_table()
         self._written: StateTable[tuple[str, Mapping[str, str]]] = context.records.add_table()
         """UID of each job with written estimates, and the estimates."""
+        self._longest_s: Mapping[Key, float] = {}
+        """Seconds of the longest run of each planned job, on any pool."""
+        self._complaints: StateTable[str] = context.records.add_table()
+        """Text of the last Event about a job's limit."""
+        context.cache.jobs.add_listener(self._on_job_change)
         context.leadership.add_listener(self._on_leadership_change)
         context.runtime.register(ESTIMATE, self._write_job, gone=self._on_unserved)
 
@@ -48,6 +58,19 @@ class EstimateWriter:
         for key in keys:
             if key.kind in JOB_KINDS:
                 self._context.runtime.add(_make_estimate_key(key), in_background=True)
+
+    def keep_longest_runs(self, seconds: Mapping[Key, float]) -> None:
+        """Keep the seconds of each planned job's longest run, for limits that owners ask for."""
+        self._longest_s = seconds
+
+    def _on_job_change(
+        self, key: Key, before: CachedObject[Document] | None, now: CachedObject[Document] | None
+    ) -> None:
+        """Write the limit of a job again whose owner asks for another one."""
+        marks = [(None, None, None) if seen is None else _list_limit_marks(seen.value) for seen in (before, now)]
+        if now is not None and marks[0] != marks[1]:
+            self._written.pop(key, None)
+            self.schedule_jobs((key,))
 
     def _on_leadership_change(self, is_leading: bool) -> None:
         """When this replica begins to lead, write all estimates again, because another replica may have written."""
@@ -74,6 +97,9 @@ class EstimateWriter:
             return
         self._written.pop(key, None)
         workloads = await self._kueue.list_workloads(key.namespace, seen.uid)
+        is_undecided = workloads is not None and not any(map(patches.is_reserved, workloads))
+        if is_undecided and position is not None and await self._limit_run(key, seen):
+            workloads = await self._kueue.list_workloads(key.namespace, seen.uid)
         if workloads is None:
             return
         are_written = [await self._write_workload(workload, estimates) for workload in workloads]
@@ -82,6 +108,32 @@ class EstimateWriter:
             self._written[key] = seen.uid, estimates
         elif estimates and not any(map(patches.is_reserved, workloads)):
             self._wait_for_workload(key)
+
+    async def _limit_run(self, key: Key, seen: CachedObject[Document]) -> bool:
+        """Write or remove the limit of a waiting job's run, if its owner asks. Return whether anything has changed.
+
+        Write an Event about an invalid factor, once. The job waits on without a new limit.
+        """
+        if not run_limits.is_suspended(seen.value):
+            return False
+        try:
+            changes = run_limits.decide_limit(seen.value, self._longest_s.get(key))
+        except SpecError as error:
+            text = str(error)
+            if self._complaints.get(key) != text and await self._context.try_post(
+                key, seen.uid, EventContent("Warning", "InvalidRunLimit", text)
+            ):
+                self._complaints[key] = text
+            return False
+        self._complaints.pop(key, None)
+        if changes is None:
+            return False
+        operations = patches.make_limit_patch(seen.value, changes)
+        body = await self._context.writer.patch(
+            make_object_path(key), KINDS[key.kind].plural, operations, PermitRequest(key.namespace)
+        )
+        self._context.cache.jobs.store_written(body)
+        return True
 
     def _wait_for_workload(self, key: Key) -> None:
         self._tries[key] = tries = self._tries.get(key, 0) + 1
@@ -103,6 +155,14 @@ class EstimateWriter:
                 raise
             return False
         return True
+
+
+def _list_limit_marks(document: Document) -> tuple[object, object, object]:
+    """Return what of a job decides about its limit: the owner's factor, our mark and the label."""
+    labels, annotations = (
+        as_mapping(value_at_path(document, ("metadata", part))) for part in ("labels", "annotations")
+    )
+    return annotations.get(jobs.RUN_LIMIT_FACTOR), annotations.get(jobs.RUN_LIMIT), labels.get(jobs.RUN_LIMIT_LABEL)
 
 
 def _make_estimate_key(key: Key) -> Key:

@@ -136,6 +136,21 @@ def make_annotations_patch(document: Document, annotations: Mapping[str, str | N
     return [_require_version(document), *(_make_annotation_operation(key, value) for key, value in changed.items())]
 
 
+def make_limit_patch(document: Document, changes: Mapping[str, str | None]) -> list[Operation]:
+    """Return the JSON patch that writes the limit of a queued job's run: its label, and the annotation that it is ours.
+
+    Args:
+        document: The job, which has labels and annotations.
+        changes: Values by key. Those of None are removed.
+    """
+    operations = [_require_version(document)]
+    for key, value in changes.items():
+        path = ("metadata", "labels" if key == jobs.RUN_LIMIT_LABEL else "annotations", key)
+        removal = {"op": "remove", "path": _make_json_pointer(path)}
+        operations.append(removal if value is None else _make_set_operation(path, value))
+    return operations
+
+
 def make_workload_patch(workload: Document, job: Job, placement: Placement) -> list[Operation]:
     """Return the JSON patch that writes a job's node selection into its Kueue Workload.
 

@@ -126,6 +126,7 @@ class QueuePlanController:
         self._state, self._plan = state, plan
         changed = self._planned.replace_plan(positions)
         if self._estimates is not None:
+            self._estimates.keep_longest_runs(report.list_longest_runs(plan))
             self._estimates.schedule_jobs(changed)
         for key in changed:
             self._context.runtime.add(key, in_background=key in facts.before)

@@ -341,6 +341,16 @@ def plan_queue(inputs: QueuePlanInputs, now_s: float) -> tuple[PlannedQueue, dic
     return plan, {key: position for name, position in positions.items() if (key := parse_plan_name(name)) is not None}
 
 
+def list_longest_runs(plan: PlannedQueue) -> dict[Key, float]:
+    """Return the seconds of each planned job's longest run, on any pool and with any count that it may get."""
+    if plan.report is None:
+        return {}
+    columns = plan.report.solution.columns
+    longest = np.maximum.reduceat(columns.seconds, columns.first[:-1]).tolist()
+    named = ((parse_plan_name(job.name), seconds) for job, seconds in zip(columns.problem.jobs, longest, strict=True))
+    return {key: seconds for key, seconds in named if key is not None}
+
+
 @dataclass(frozen=True, slots=True)
 class QueueAdviceInputs:
     """Input of `decide_queue_advice`: everything that the QueueAdvice depends on, except the time."""

@@ -1,0 +1,75 @@
+"""Limits of runs that Kueue enforces, for jobs whose owners ask for one by an annotation.
+
+Nobody else gets a limit: a forecast that is wrong would end a run. The limit is the longest run that the plan knows of
+the job, on any pool where Kueue might admit it, times the owner's factor. Kueue takes it from a label of the job, which
+can be changed only while the job is suspended. A label that the owner wrote stays as it is.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+from tilecast import jobs
+from tilecast.api.fields import Document, as_mapping, value_at_path
+from tilecast.spec import SpecError
+
+DEFAULT_FACTOR = 2.0
+"""Factor of an annotation without a value."""
+LEAST_FACTOR, MOST_FACTOR = 1.0, 100.0
+MOST_S = 2**31 - 1
+"""Longest limit that Kueue reads, in seconds."""
+
+
+def read_factor(annotations: Mapping[str, object]) -> float | None:
+    """Return the factor by which a job's owner limits its run. Without the annotation, return None.
+
+    Raises:
+        SpecError: the annotation is no number from `LEAST_FACTOR` to `MOST_FACTOR`.
+    """
+    text = annotations.get(jobs.RUN_LIMIT_FACTOR)
+    if text is None:
+        return None
+    if text == "":
+        return DEFAULT_FACTOR
+    try:
+        factor = float(str(text)[:40])
+    except ValueError:
+        factor = math.nan
+    if not LEAST_FACTOR <= factor <= MOST_FACTOR:
+        remedy = f"write a number from {LEAST_FACTOR:g} to {MOST_FACTOR:g}, or nothing for {DEFAULT_FACTOR:g}"
+        raise SpecError(f"annotation {jobs.RUN_LIMIT_FACTOR}", f"{str(text)[:40]!r} is no factor", remedy)
+    return factor
+
+
+def decide_limit(document: Document, longest_s: float | None) -> dict[str, str | None] | None:
+    """Return the label and the annotation of a waiting job's limit, by key. If nothing changes, return None.
+
+    Values of None are to be removed.
+
+    Args:
+        document: the job, which waits.
+        longest_s: seconds of its longest run on any pool; None if it is not known.
+
+    Raises:
+        SpecError: the factor is invalid. The limit stays as it is.
+    """
+    metadata = as_mapping(document.get("metadata"))
+    labels, annotations = as_mapping(metadata.get("labels")), as_mapping(metadata.get("annotations"))
+    label, ours = labels.get(jobs.RUN_LIMIT_LABEL), annotations.get(jobs.RUN_LIMIT)
+    if label != ours:
+        return None  # the owner wrote the label, or changed or removed ours
+    factor = read_factor(annotations)
+    if factor is None:
+        wanted = None
+    elif longest_s is None or not math.isfinite(longest_s):
+        return None
+    else:
+        wanted = f"{min(max(math.ceil(longest_s * factor), 1), MOST_S)}"
+    return None if wanted == label else {jobs.RUN_LIMIT_LABEL: wanted, jobs.RUN_LIMIT: wanted}
+
+
+def is_suspended(document: Document) -> bool:
+    """Return whether a job of a known kind is suspended, so that Kueue lets its label change."""
+    kind = jobs.JOB_KINDS.get(str(document.get("kind")))
+    return kind is not None and value_at_path(document, kind.suspend) is True
