@@ -79,16 +79,6 @@ def on_terminal(folder: Path, *words: str, is_piped: bool = False, **environment
 
 @pytest.mark.slow
 @pytest.mark.parametrize("verb", LONG)
-def test_quiet_may_stand_before_the_verb(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["--quiet", "show", "links"]) == 0
-    before = capsys.readouterr().out
-    assert main(["show", "links", "--quiet"]) == 0
-    assert before == capsys.readouterr().out
-    with pytest.raises(SystemExit):
-        main(["--quiet"])
-    assert "VERB: is missing" in capsys.readouterr().err
-
-
 def test_long_work_shows_its_progress_on_a_terminal_alone(
     verb: str, folder: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -183,3 +173,13 @@ def test_quiet_keeps_errors_and_leaves_warnings_out(capsys: pytest.CaptureFixtur
     assert capsys.readouterr().err == ""
     assert main(["advise", "gpt2", "--quiet", "--gpus", "nothing:1"]) == 2
     assert capsys.readouterr().err.startswith("tilecast: ")
+
+
+def test_quiet_may_stand_before_the_verb(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--quiet", "show", "links"]) == 0
+    before = capsys.readouterr().out
+    assert main(["show", "links", "--quiet"]) == 0
+    assert before == capsys.readouterr().out
+    with pytest.raises(SystemExit):
+        main(["--quiet"])
+    assert "VERB: is missing" in capsys.readouterr().err
