@@ -98,8 +98,9 @@ class EstimateWriter:
         self._written.pop(key, None)
         workloads = await self._kueue.list_workloads(key.namespace, seen.uid)
         is_undecided = workloads is not None and not any(map(patches.is_reserved, workloads))
-        # A job that is not planned keeps its limit, but its owner may take it away.
-        if workloads is not None and is_undecided and await self._limit_run(key, seen, workloads):
+        # A job that is not planned keeps its limit, but its owner may take it away. Kueue does not manage an owned job.
+        is_managed = position is not None or workloads
+        if workloads is not None and is_undecided and is_managed and await self._limit_run(key, seen, workloads):
             workloads = await self._kueue.list_workloads(key.namespace, seen.uid)
         if workloads is None:
             return

@@ -265,8 +265,8 @@ def write_queue(state: ClusterState, query: Query, now_s: float) -> str:
     shown_jobs = sum(1 for _, slot in slots if slot.pool)
     if (others := sum((row.waiting or 0) + (row.running or 0) for row in queues) - shown_jobs) > 0:
         body.append(
-            f'<p class="soft">The plan has {_count("more job", others, others)}, which no TrainingJob represents: those '
-            "of other kinds have their pool in an annotation. They take GPUs that seem free here.</p>"
+            f'<p class="soft">The plan has {_count("more job", others, others)}, which no TrainingJob represents: '
+            "those of other kinds have their pool in an annotation. They take GPUs that seem free here.</p>"
         )
     placed = sorted(slots, key=lambda item: (not item[1].pool, item[1].position or 0, item[1].pool, item[0].full_name))
     shown, turn = _turn_pages(placed, query, "queue")
