@@ -27,6 +27,7 @@ from browser import DESK, PHONE, open_browser
 from tilecast.api.gpu_pool import GPUPoolStatus
 from tilecast.api.queue_advice import QueueAdviceStatus
 from tilecast.api.status import TrainingJobStatus
+from tilecast.web.answers import Form
 from tilecast_operator.kube.client import Connection
 from tilecast_operator.kube.times import format_time
 from tilecast_operator.kube.watch import WatchDelays
@@ -36,7 +37,7 @@ from tilecast_operator.server import Address, HttpServer
 from tilecast_operator.web import pages, server
 from tilecast_operator.web.pages import Query
 from tilecast_operator.web.rows import JobRow, PoolRow, QueueRow, read_count, read_number
-from tilecast_operator.web.searches import Searches
+from tilecast_operator.web.searches import Searches, answer_form
 from tilecast_operator.web.server import start_server
 from tilecast_operator.web.watches import ClusterState, TableWatch
 
@@ -296,6 +297,26 @@ def replace_texts(value: Any, text: str) -> Any:
     if isinstance(value, list):
         return [replace_texts(item, text) for item in value]
     return text if isinstance(value, str) else value
+
+
+def test_jobs_of_the_plan_without_a_training_job_are_counted() -> None:
+    objects = make_cluster()
+    assert "no TrainingJob represents" not in pages.write_queue(fill(objects), FIRST, NOW_S)
+    objects["queueadvices"][0]["status"]["jobs"]["waiting"] = 40
+    assert "The plan has 38 more jobs, which no TrainingJob represents" in pages.write_queue(
+        fill(objects), FIRST, NOW_S
+    )
+
+
+def test_a_job_whose_planned_start_has_passed_is_not_said_to_run() -> None:
+    objects = {**make_cluster(), "trainingjobs": [make_job("late", start_s=NOW_S - 60, position=1)]}
+    text = pages.write_queue(fill(objects), FIRST, NOW_S)
+    assert "team-a/late: 16 GPUs, starts now, ends in" in text and "runs, ends" not in text
+
+
+def test_an_error_of_the_form_names_its_fields_as_the_form_does() -> None:
+    status, text = answer_form(Form(model="gpt2", gpus="h100-sxm:8", batch="64", seq="many"))
+    assert status == 400 and "Tokens of a sample" in text and "seq" not in text
 
 
 def test_hostile_texts_stay_texts() -> None:

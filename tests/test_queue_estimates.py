@@ -258,6 +258,33 @@ async def test_only_the_owner_gets_a_limit_and_takes_it_away() -> None:
         assert limit_of(store, "c") == ("77", None), "the owner's own limit stays"
 
 
+@pytest.mark.parametrize("field", ["accumulatedPastExecutionTimeSeconds", "accumulatedPastExexcutionTimeSeconds"])
+async def test_the_time_of_earlier_admissions_is_added_since_kueue_counts_it(field: str) -> None:
+    store, names = WritingStore(), ["a", "b"]
+    async with estimating(store, names) as running:
+        await until(lambda: all(annotations_of(store, name).keys() == KEYS for name in names), "the estimates")
+        store.workloads["for-b"] = {**store.workloads["for-b"], "status": {field: 1_000_000}}
+        for name in names:
+            change(store, running, name, "annotations", jobs.RUN_LIMIT_FACTOR, "2")
+        await until(lambda: all(limit_of(store, name)[0] for name in names), "both limits")
+        never, evicted = (int(str(limit_of(store, name)[0])) for name in names)
+        assert evicted == pytest.approx(never + 1_000_000, abs=2)
+
+
+async def test_an_owner_takes_a_limit_away_from_a_job_that_is_no_longer_planned() -> None:
+    store, names = WritingStore(), ["a", "b"]
+    async with estimating(store, names) as running:
+        await until(lambda: all(annotations_of(store, name).keys() == KEYS for name in names), "the estimates")
+        change(store, running, "a", "annotations", jobs.RUN_LIMIT_FACTOR, "2")
+        await until(lambda: limit_of(store, "a")[0], "the limit")
+        change(store, running, "a", "annotations", "tilecast.dev/mode", "Off")
+        await until(lambda: running.planned.get_position(Key("Job", "default", "a")) is None, "a plan without it")
+        await until(lambda: annotations_of(store, "a") == {}, "the estimates to go")
+        assert limit_of(store, "a")[0]
+        change(store, running, "a", "annotations", jobs.RUN_LIMIT_FACTOR, None)
+        await until(lambda: limit_of(store, "a") == (None, None), "the limit to go")
+
+
 async def test_a_factor_that_is_no_number_gets_an_event_and_no_limit() -> None:
     store, names = WritingStore(), ["a", "b"]
     async with estimating(store, names) as running:
@@ -290,6 +317,8 @@ def test_nonsense_is_no_factor(text: str) -> None:
     assert run_limits.decide_limit(document, None) is None
     assert set((run_limits.decide_limit(document, 1e300) or {}).values()) == {str(2**31 - 1)}
     assert set((run_limits.decide_limit(document, 10.1) or {}).values()) == {"21"}
+    odd = [{}, {"status": None}, {"status": {"accumulatedPastExecutionTimeSeconds": "7"}}]
+    assert run_limits.find_past_seconds(odd) == 0
 
 
 def test_nothing_that_ships_names_a_limit_that_ends_a_run_but_the_label_that_an_owner_asks_for() -> None:

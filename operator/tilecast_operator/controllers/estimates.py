@@ -6,7 +6,7 @@ for it (`run_limits`).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 from tilecast import jobs
 from tilecast.api.fields import Document, as_mapping, value_at_path
@@ -98,7 +98,9 @@ class EstimateWriter:
         self._written.pop(key, None)
         workloads = await self._kueue.list_workloads(key.namespace, seen.uid)
         is_undecided = workloads is not None and not any(map(patches.is_reserved, workloads))
-        if is_undecided and position is not None and await self._limit_run(key, seen):
+        # A job that is not planned keeps its limit, but its owner may take it away. Kueue does not manage an owned job.
+        is_managed = position is not None or workloads
+        if workloads is not None and is_undecided and is_managed and await self._limit_run(key, seen, workloads):
             workloads = await self._kueue.list_workloads(key.namespace, seen.uid)
         if workloads is None:
             return
@@ -109,7 +111,7 @@ class EstimateWriter:
         elif estimates and not any(map(patches.is_reserved, workloads)):
             self._wait_for_workload(key)
 
-    async def _limit_run(self, key: Key, seen: CachedObject[Document]) -> bool:
+    async def _limit_run(self, key: Key, seen: CachedObject[Document], workloads: Sequence[Document]) -> bool:
         """Write or remove the limit of a waiting job's run, if its owner asks. Return whether anything has changed.
 
         Write an Event about an invalid factor, once. The job waits on without a new limit.
@@ -117,7 +119,8 @@ class EstimateWriter:
         if not run_limits.is_suspended(seen.value):
             return False
         try:
-            changes = run_limits.decide_limit(seen.value, self._longest_s.get(key))
+            past_s = run_limits.find_past_seconds(workloads)
+            changes = run_limits.decide_limit(seen.value, self._longest_s.get(key), past_s)
         except SpecError as error:
             text = str(error)
             if self._complaints.get(key) != text and await self._context.try_post(

@@ -3,12 +3,15 @@
 Nobody else gets a limit: a forecast that is wrong would end a run. The limit is the longest run that the plan knows of
 the job, on any pool where Kueue might admit it, times the owner's factor. Kueue takes it from a label of the job, which
 can be changed only while the job is suspended. A label that the owner wrote stays as it is.
+
+Kueue counts the time of all admissions of a Workload. A forecast is of a whole run, so the time that an evicted job has
+run already is added.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from tilecast import jobs
 from tilecast.api.fields import Document, as_mapping, value_at_path
@@ -19,6 +22,8 @@ DEFAULT_FACTOR = 2.0
 LEAST_FACTOR, MOST_FACTOR = 1.0, 100.0
 MOST_S = 2**31 - 1
 """Longest limit that Kueue reads, in seconds."""
+_PAST_S = ("accumulatedPastExecutionTimeSeconds", "accumulatedPastExexcutionTimeSeconds")
+"""Fields of a Workload's status with the seconds of its earlier admissions, in v1beta2 and before."""
 
 
 def read_factor(annotations: Mapping[str, object]) -> float | None:
@@ -42,7 +47,13 @@ def read_factor(annotations: Mapping[str, object]) -> float | None:
     return factor
 
 
-def decide_limit(document: Document, longest_s: float | None) -> dict[str, str | None] | None:
+def find_past_seconds(workloads: Iterable[Document]) -> int:
+    """Return the seconds for which Kueue has admitted a job before, which it counts against the limit."""
+    found = (as_mapping(workload.get("status")).get(name) for workload in workloads for name in _PAST_S)
+    return max((value for value in found if isinstance(value, int)), default=0)
+
+
+def decide_limit(document: Document, longest_s: float | None, past_s: int = 0) -> dict[str, str | None] | None:
     """Return the label and the annotation of a waiting job's limit, by key. If nothing changes, return None.
 
     Values of None are to be removed.
@@ -50,6 +61,7 @@ def decide_limit(document: Document, longest_s: float | None) -> dict[str, str |
     Args:
         document: the job, which waits.
         longest_s: seconds of its longest run on any pool; None if it is not known.
+        past_s: seconds for which Kueue has admitted it before.
 
     Raises:
         SpecError: the factor is invalid. The limit stays as it is.
@@ -65,7 +77,7 @@ def decide_limit(document: Document, longest_s: float | None) -> dict[str, str |
     elif longest_s is None or not math.isfinite(longest_s):
         return None
     else:
-        wanted = f"{min(max(math.ceil(longest_s * factor), 1), MOST_S)}"
+        wanted = f"{min(max(math.ceil(past_s + longest_s * factor), 1), MOST_S)}"
     return None if wanted == label else {jobs.RUN_LIMIT_LABEL: wanted, jobs.RUN_LIMIT: wanted}
 
 

@@ -262,6 +262,12 @@ def write_queue(state: ClusterState, query: Query, now_s: float) -> str:
         return _write_frame("Queue", "queue", body, state, now_s)
     body = [part for row in queues[:8] for part in _write_totals(row)]
     body += _draw_pools(slots, {pool.name: pool.gpus or 0 for pool in state.pools.list_rows()}, now_s)
+    shown_jobs = sum(1 for _, slot in slots if slot.pool)
+    if (others := sum((row.waiting or 0) + (row.running or 0) for row in queues) - shown_jobs) > 0:
+        body.append(
+            f'<p class="soft">The plan has {_count("more job", others, others)}, which no TrainingJob represents: '
+            "those of other kinds have their pool in an annotation. They take GPUs that seem free here.</p>"
+        )
     placed = sorted(slots, key=lambda item: (not item[1].pool, item[1].position or 0, item[1].pool, item[0].full_name))
     shown, turn = _turn_pages(placed, query, "queue")
     if shown:
@@ -347,8 +353,7 @@ def _make_bar(job: JobRow, slot: QueueSlot, color: int, now_s: float) -> Bar | N
 
 
 def _describe_bar(bar: Bar, job: JobRow, slot: QueueSlot, now_s: float) -> str:
-    runs = slot.start_s is not None and slot.start_s <= now_s
-    begins = "runs" if runs else f"starts in {format_duration(bar.start_s)}"
+    begins = "runs" if slot.position == 0 else f"starts {_format_until(slot.start_s, now_s)}"
     text = f"{job.full_name}: {bar.gpus} GPUs, {begins}, ends in {format_duration(bar.finish_s)}"
     if bar.upper_s > bar.lower_s:
         text += f" ({format_duration(bar.lower_s)} to {format_duration(bar.upper_s)})"

@@ -10,7 +10,7 @@ from functools import cache
 from tilecast import environment
 from tilecast.public.tools import warm_up
 from tilecast.spec import SpecError
-from tilecast.web.answers import Form, write_answer
+from tilecast.web.answers import Form, describe_error, write_answer
 from tilecast.web.page import write_error
 from tilecast_operator.search_process import SearchInterruptedError, SearchLimits, SearchProcess
 
@@ -40,7 +40,7 @@ def answer_form(form: Form | None) -> tuple[int, str]:
     try:
         return 200, write_answer(form)
     except SpecError as error:
-        return 400, write_error(str(error))
+        return 400, write_error(describe_error(error))
 
 
 class Searches:

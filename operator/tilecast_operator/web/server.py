@@ -12,7 +12,7 @@ from urllib.parse import parse_qsl
 from aiohttp import web
 
 from tilecast.spec import SpecError
-from tilecast.web.answers import Form
+from tilecast.web.answers import Form, describe_error
 from tilecast.web.page import EXAMPLE, write_error, write_style
 from tilecast_operator.server import IDLE_S, Address, HttpServer
 from tilecast_operator.web import pages
@@ -176,7 +176,7 @@ async def _answer(request: web.Request, searches: Searches) -> tuple[int, str, F
         form = await _read_form(request)
         return *await searches.find(form), form
     except SpecError as error:
-        return 400, write_error(str(error)), form
+        return 400, write_error(describe_error(error)), form
     except BusyError as error:
         return 503, write_error(str(error)), form
 
