@@ -25,7 +25,8 @@ from tilecast.inputs.pools import PoolOptions
 from tilecast.launch_options.options_table import OptionTable
 from tilecast.public.advising import AdviceInputs, compute_advice
 from tilecast.readers import models, shell
-from tilecast.readers.command import read_command
+from tilecast.readers.command import find_launch, read_command
+from tilecast.readers.shell import read_script
 from tilecast.render.launch import LaunchSetting, write_launch
 from tilecast.spec import PartialPlan, Plan, SpecError, Workload
 
@@ -341,6 +342,7 @@ def test_literal_variables_of_a_script_are_resolved(tmp_path: Path, text: str) -
 
 
 PLAIN = GPT.removeprefix("torchrun --nproc-per-node 8 ")
+NNODES_2 = GPT.replace("torchrun", "torchrun --nnodes 2")
 
 
 def with_header(options: str, command: str) -> str:
@@ -362,6 +364,16 @@ def with_header(options: str, command: str) -> str:
         (with_header("-N 4", GPT.replace("torchrun", "srun -N 1 -n 1 -w $node torchrun --nnodes 4")), 32),
         (with_header("-N 2-4;--gpus-per-node=8", GPT.replace("torchrun", "torchrun --nnodes 2")), 16),
         (with_header("-N {{ nodes }};--gres=gpu:8", GPT), 8),
+        (with_header("-N 2;--ntasks-per-node=8", "srun -n 1 -w $node " + NNODES_2), 16),
+        (with_header("-N 2;--ntasks-per-node=8", "srun --wait 60 -m block --ntasks-per-node=1 " + NNODES_2), 16),
+        (with_header("-N 2;--tasks-per-node=4", "srun python " + PLAIN), 8),
+        (with_header("--gpus=16;--gpus-per-node=8", "srun python " + PLAIN), 16),
+        (with_header("-N 1,2,4;--gpus-per-node=8", NNODES_2), 16),
+        (with_header("-N 2", "srun --gpus=0 python sft.py\n" + NNODES_2), 16),
+        # How many of the job's nodes a loop's own srun is on says nothing about the launch.
+        (with_header("-N 2", "srun -N 1 -n 1 " + GPT.replace("torchrun", "torchrun --nnodes=$COUNT")), 16),
+        # The parts of a heterogeneous job have counts of their own.
+        (with_header("-N 2;--gpus-per-node=8;hetjob;-N 1 -n 1", "srun --het-group=0 " + NNODES_2), 16),
         # Slurm reads no line behind the first command.
         (with_header("-N 2", GPT + "\n#SBATCH -N 4\n"), 16),
         ("#SBATCH -N 2\n##SBATCH -N 4\n" + GPT, 16),
@@ -375,6 +387,30 @@ def with_header(options: str, command: str) -> str:
 )
 def test_nodes_and_gpus_of_slurm_are_read(tmp_path: Path, text: str, gpus: int) -> None:
     assert script_plan(tmp_path, text) == (f"dp={gpus // 2},tp=2,mb=1", gpus)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        with_header("-N 2-4;--gpus-per-node=8", GPT.replace("torchrun", "torchrun --nnodes $SLURM_NNODES")),
+        with_header("--gpus-per-node=8", "srun -N 1 -n 1 " + GPT.replace("torchrun", "torchrun --nnodes $COUNT")),
+        with_header("--gpus-per-node=8;hetjob;-N 1", "srun python " + PLAIN),
+    ],
+)
+def test_a_number_of_nodes_that_is_open_is_not_guessed(text: str) -> None:
+    assert find_launch(read_script(text, "job.sbatch")).world is None
+
+
+def test_a_pasted_script_without_a_launch_is_named() -> None:
+    with pytest.raises(SpecError) as caught:
+        readers.read_words(["A=1\necho $A\n"])
+    assert caught.value.field == "script"
+
+
+def test_a_pasted_script_has_the_notes_of_its_file(tmp_path: Path) -> None:
+    text = f"N=1\nsource env.sh\n{GPT}\n"
+    (tmp_path / "job.sh").write_text(text)
+    assert readers.read_words([text]).notes == readers.read_file(str(tmp_path / "job.sh")).notes != ()
 
 
 @pytest.mark.parametrize(

@@ -46,7 +46,7 @@ def _pythons() -> Iterator[str]:
 def find_python() -> tuple[str, str]:
     """Return the first Python that starts, with its version in full."""
     for program in _pythons():
-        done = subprocess.run([program, "-c", "import sys, venv; print(sys.version)"], capture_output=True, text=True,
+        done = subprocess.run([program, "-c", "import ensurepip, sys, venv; print(sys.version)"], capture_output=True, text=True,
                               check=False)  # fmt: skip
         if done.returncode == 0:
             return program, done.stdout

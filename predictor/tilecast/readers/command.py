@@ -36,9 +36,13 @@ class LaunchLine:
         """Number of GPUs, or None if the command does not say it."""
         if self.gpus is not None:
             return self.gpus
+        if self.nodes is None and self.computed.intersection(_NODES):
+            return None
         return None if self.gpus_per_node is None else self.gpus_per_node * (self.nodes or 1)
 
 
+_NODES = ("nnodes", "num-nodes", "num-machines")
+"""Options of launchers that state the number of nodes."""
 _LAUNCHERS = ("torchrun", "deepspeed", "accelerate", "torch.distributed.run", "torch.distributed.launch")
 _TRAINERS: Mapping[str, Sequence[str]] = {
     "axolotl": ("train",),
@@ -68,12 +72,12 @@ def find_launch(script: Script) -> LaunchLine:
     found = [line for words in script.commands if (line := read_command(words, script.name)) is not None]
     launched = [line for line in found if line.launcher] or found
     if not launched:
-        raise SpecError(script.name, "holds no launch line", "give the command itself behind --")
+        raise SpecError(script.name or "script", "holds no launch line", "give the command itself behind --")
     if any(line != launched[0] for line in launched[1:]):
         names = [*dict.fromkeys(line.program[:60] for line in launched)]
         programs = ", ".join([*names[:3], *(["…"] if len(names) > 3 else [])])
         problem = f"launches {len(launched)} jobs ({programs})"
-        raise SpecError(script.name, problem, "give one of the commands behind --")
+        raise SpecError(script.name or "script", problem, "give one of the commands behind --")
     return with_allocation(launched[0], script.batch, script.name)
 
 
@@ -90,13 +94,15 @@ def with_allocation(line: LaunchLine, batch: Allocation, name: str) -> LaunchLin
     """
     asked = batch if line.step is None else batch.under(line.step)
     where = f"{name}: " if name else ""
-    stated = next((key for key in ("nnodes", "num-nodes", "num-machines") if key in line.options), "")
+    stated = next((key for key in _NODES if key in line.options), "")
     # A loop may start srun once for each node.
     known = {batch.nodes, asked.nodes} - {None}
     if line.nodes and known and line.nodes not in known and ":" not in line.options.get(stated, ""):
         problem = f"says {line.nodes}, and Slurm gives {' or '.join(map(str, known))} nodes"
         raise SpecError(f"{where}--{stated}", problem, "correct one of them")
-    nodes = line.nodes or asked.nodes
+    # A loop's own srun is on one of the nodes that a computed number counts.
+    is_part = line.step is not None and line.step.nodes is not None and line.computed.intersection(_NODES)
+    nodes = line.nodes or (batch.nodes if is_part else asked.nodes)
     room = asked.gpus_per_node
     if room and line.gpus_per_node and line.gpus_per_node > room:
         problem = f"starts {line.gpus_per_node} processes a node, and Slurm gives {room} GPUs"
@@ -130,7 +136,8 @@ def read_command(words: Sequence[str], where: str) -> LaunchLine | None:
     place = next((place for place, word in enumerate(words[:40]) if word.rpartition("/")[2] == "srun"), None)
     if line is None or place is None:
         return line
-    return replace(line, step=read_options(words[place + 1 :], f"{where}: srun" if where else "srun"))
+    step = read_options(words[place + 1 :], f"{where}: srun" if where else "srun")
+    return None if step.has_no_gpu else replace(line, step=step)
 
 
 def _find_program(words: Sequence[str], where: str) -> LaunchLine | None:
@@ -180,7 +187,7 @@ def _read_launcher(name: str, words: Sequence[str], where: str, program: str = "
         if program:
             return None
         raise SpecError(where or "command", f"{name} names no program", "check where the command was cut off")
-    nodes = _read_count(options, ("nnodes", "num-nodes", "num-machines"), where)
+    nodes = _read_count(options, _NODES, where)
     per_node = _read_count(options, ("nproc-per-node", "num-gpus"), where)
     total = _read_count(options, ("num-processes",), where)
     known = {key: value for key, value in options.items() if UNKNOWN not in value}

@@ -11,6 +11,7 @@ from tilecast.spec import SpecError
 
 MAX_COUNT = 2**20
 _SHORT = {"N": "nodes", "n": "ntasks", "G": "gpus"}
+_SAME = {"tasks-per-node": "ntasks-per-node"}
 _COUNTS = ("nodes", "ntasks", "ntasks-per-node")
 _GPUS = ("gpus", "gpus-per-node", "gpus-per-task", "gres")
 _LINE = re.compile(r"#SBATCH\s(.*)")
@@ -30,6 +31,11 @@ class Allocation:
     where: str = ""
     """Name of the options in errors."""
 
+    @property
+    def has_no_gpu(self) -> bool:
+        """Whether the options state that there is no GPU."""
+        return 0 in (self.gpus_per_node, self.gpus)
+
     def under(self, step: Allocation) -> Allocation:
         """Return the allocation of a job step, whose own options take precedence over those of the job."""
         # Counts of all nodes are of the nodes of one of them.
@@ -37,6 +43,9 @@ class Allocation:
         per_node, tasks = step.gpus_per_node or self.gpus_per_node, step.tasks_per_node or self.tasks_per_node
         if step.tasks is not None and nodes and step.tasks % nodes == 0:
             tasks = step.tasks // nodes
+        elif step.tasks is not None and step.tasks_per_node is None:
+            # As many tasks as nodes, or fewer, are one on each of some nodes.
+            tasks = 1 if step.tasks <= (nodes or 1) else None
         return Allocation(nodes, per_node, tasks, step.gpus or self.gpus, step.tasks or self.tasks, self.where)
 
     def list_variables(self) -> dict[str, str]:
@@ -54,6 +63,8 @@ class Allocation:
 def read_header(text: str, where: str) -> Allocation:
     """Return what the `#SBATCH` lines of a script state. Slurm reads those in front of the first command.
 
+    Of a heterogeneous job nothing is stated, since each of its parts has counts of its own.
+
     Raises:
         SpecError: a count is none, or two of them contradict each other.
     """
@@ -62,7 +73,9 @@ def read_header(text: str, where: str) -> Allocation:
         if line.strip() and not line.startswith("#"):
             break
         if match := _LINE.match(line):
-            words += match[1].partition(" #")[0].split()
+            words += (added := match[1].partition(" #")[0].split())
+            if added[:1] in (["hetjob"], ["packjob"]):
+                return Allocation(where=where)
     return read_options(words, f"{where}: #SBATCH" if where else "#SBATCH", is_command=False)
 
 
@@ -83,6 +96,7 @@ def read_options(words: Sequence[str], where: str, *, is_command: bool = True) -
             continue
         if word.startswith("--"):
             key, equals, value = word[2:].partition("=")
+            key = _SAME.get(key, key)
         else:
             key, equals, value = _SHORT.get(word[1:2], word[1:2]), word[2:3], word[2:].removeprefix("=")
         if not equals and place < len(words) and not words[place].startswith("-"):
@@ -90,7 +104,7 @@ def read_options(words: Sequence[str], where: str, *, is_command: bool = True) -
                 continue
             value = words[place]
             place += 1
-        count = _read_count(key, value.strip("\"'"), where)
+        count = _read_count(key, value.strip("\"'"), where, is_command)
         if count is not None:
             found[key] = count
     return _resolve(found, where)
@@ -99,18 +113,22 @@ def read_options(words: Sequence[str], where: str, *, is_command: bool = True) -
 _WITH_VALUE = {
     "p", "partition", "A", "account", "t", "time", "J", "job-name", "c", "cpus-per-task", "mem", "w", "nodelist",
     "o", "output", "e", "error", "container-image", "container-mounts", "container-name", "cpu-bind", "mpi", "chdir",
-    "D", "export", "exclude", "x", "constraint", "C", "qos", "q", "jobid", "reservation", "gpu-bind",
+    "D", "export", "exclude", "x", "constraint", "C", "qos", "q", "jobid", "reservation", "gpu-bind", "wait", "W",
+    "distribution", "m", "cpus-per-gpu", "mem-per-gpu", "mem-per-cpu", "threads-per-core", "hint", "het-group", "r",
+    "relative", "input", "i", "network", "signal", "comment", "d", "dependency", "container-workdir", "container-env",
+    "nodefile", "F", "licenses", "L", "switches", "ntasks-per-gpu", "ntasks-per-socket", "gpus-per-socket", "gpu-freq",
+    "cpu-freq", "tres-per-task", "mem-bind", "task-prolog", "task-epilog", "prolog", "epilog",
 }  # fmt: skip
 """Other options whose value may be the next word."""
 
 
-def _read_count(key: str, text: str, where: str) -> int | None:
+def _read_count(key: str, text: str, where: str, is_command: bool) -> int | None:
     """Return what an option counts. None is another option, and a value that is open or a template's."""
     if key not in (*_COUNTS, *_GPUS) or UNKNOWN in text or re.search(r"[<>{}$%]", text):
         return None
     if key in _COUNTS:
         least, _, most = text.partition("-")
-        if most and most != least:
+        if (most and most != least) or (key == "nodes" and re.fullmatch(r"\d+(?:[-,:]\d+)+", text) and not most):
             return None
         count = least
     else:
@@ -123,7 +141,8 @@ def _read_count(key: str, text: str, where: str) -> int | None:
                 return None
         numbers = [part[-1] if part and part[-1].isdecimal() else "1" for part in parts]
         count = str(sum(int(number[:9]) for number in numbers)) if text else ""
-    if not (count.isdecimal() and len(count) <= 7 and 0 < int(count) <= MAX_COUNT):
+    least_count = 0 if is_command and key in _GPUS else 1
+    if not (count.isdecimal() and len(count) <= 7 and least_count <= int(count) <= MAX_COUNT):
         raise SpecError(f"{where} --{key}", f"{text[:40]!r} is no count", "give a number")
     return int(count)
 
@@ -147,6 +166,8 @@ def _resolve(found: Mapping[str, int], where: str) -> Allocation:
     if "gpus-per-task" in found and per_node:
         stated["gpus-per-task"] = found["gpus-per-task"] * per_node
     first = next(iter(stated), "")
+    if nodes is None and "gpus" in found and (each := stated.get(first)) and found["gpus"] % each == 0:
+        nodes = found["gpus"] // each
     for key, count in stated.items():
         if count != stated[first]:
             problem = f"is {count} GPUs a node, and --{first} is {stated[first]}"

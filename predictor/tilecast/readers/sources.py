@@ -124,7 +124,8 @@ def read_words(
     words = list(words)
     if len(words) == 1 and "\n" in words[0]:
         script = read_script(words[0], "")
-        return read_line(find_launch(script), "", Folder(folder or Path(), script.files), gpus, has_model)
+        reading = read_line(find_launch(script), "", Folder(folder or Path(), script.files), gpus, has_model)
+        return replace(reading, notes=(*reading.notes, *script.notes))
     line = read_command(words, "")
     if line is None:
         if len(words) == 1 and is_launch_file(words[0]):
