@@ -82,6 +82,11 @@ def test_the_page_can_be_read_without_seeing_it(report: Path) -> None:
     assert headings[0] == "h1" and headings.count("h1") == 1
 
 
+def test_dimensions_are_named_in_words(report: Path) -> None:
+    text = report.read_text()
+    assert "<td>ZeRO stage" in text and "zeroStage" not in text
+
+
 def test_names_that_look_like_markup_stay_text(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     job = tmp_path / "job.yaml"
     job.write_text(Path(JOB).read_text().replace("name: llama-7b-pretrain", "name: '<script>alert(1)</script>'"))

@@ -46,8 +46,8 @@ def _pythons() -> Iterator[str]:
 def find_python() -> tuple[str, str]:
     """Return the first Python that starts, with its version in full."""
     for program in _pythons():
-        done = subprocess.run([program, "-c", "import ensurepip, sys, venv; print(sys.version)"], capture_output=True, text=True,
-                              check=False)  # fmt: skip
+        command = [program, "-c", "import ensurepip, sys, venv; print(sys.version)"]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode == 0:
             return program, done.stdout
     return sys.executable, sys.version

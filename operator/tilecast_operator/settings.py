@@ -116,7 +116,7 @@ class Settings:
         "", "Namespaces whose runs count fully for everybody, with commas between; others have a bounded say."
     )
     queue: bool = _setting(False, "Whether all jobs are planned at once: which one on which pool, and when.")
-    queue_policy: str = _setting("completion", "What that plan makes least: completion, makespan, cost or fairness.")
+    queue_policy: str = _setting("completion", "What that plan minimizes: completion, makespan, cost or fairness.")
     queue_interval_s: float = _setting(2.0, "The least time between two of those plans.")
     queue_estimates: bool = _setting(
         False, "Whether annotations of Kueue's Workloads say when a waiting job starts and how long it runs."

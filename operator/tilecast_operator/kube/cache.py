@@ -140,7 +140,7 @@ class CacheTable(Generic[ValueT]):
         Args:
             body: the object.
             is_new: whether to store an object that is not in the cache. Updates pass False, because the object may be
-        deleted.
+                deleted.
         """
         key, now = Key.from_object(body), self._parse_object(self._select_part(body) or body)
         known = self._objects.get(key)

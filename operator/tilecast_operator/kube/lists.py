@@ -27,7 +27,7 @@ class ListCheck:
         uncounted: kinds that a selector limits, so that the API server's count says nothing.
         kinds: where the kinds are served.
         pause_s: seconds without a new object after which the first list counts as complete, whatever the API server
-    counts.
+            counts.
         uncounted_pause_s: like `pause_s`, if the API server gives no count.
     """
 

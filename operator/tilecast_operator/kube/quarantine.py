@@ -86,8 +86,7 @@ class Quarantine:
         clock: Unix time, in seconds.
         harmless_part: function that returns the part of a quarantined object that may be read, or None.
         digest: function that returns a digest of what users wrote in an object. It must not recurse, because the object
-    may
-            be nested as deep as the API server allows.
+            may be nested as deep as the API server allows.
     """
 
     def __init__(

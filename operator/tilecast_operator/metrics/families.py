@@ -57,8 +57,7 @@ class MetricFamilies:
                 text: its description.
                 labels: names of its labels.
                 zero: known values of each label. Their combinations exist from the start, because a counter whose first
-            value is one
-                    shows no increase.
+                    value is one shows no increase.
             """
             family = Counter(name, text, labels, registry=registry)
             for values in product(*zero) if zero else ():

@@ -293,7 +293,7 @@ def _write_totals(row: QueueRow) -> list[str]:
         ("late", _format_number(totals.missed)),
         ("behind the best by at most", "" if row.gap_ratio is None else f"{row.gap_ratio:.1%}"),
         ("planned, UTC", row.planned_at.removesuffix("Z").replace("T", " ")),
-        ("makes least", row.policy),
+        ("minimizes", row.policy),
     ]
     parts = [f'<section class="card"><strong>{escape(row.name)}</strong>{definition_list(facts)}</section>']
     if row.references and row.totals:

@@ -137,7 +137,7 @@ QUEUE_ADVICE = CustomResource(
     spec=queue_advice.QueueAdviceSpec,
     status=queue_advice.QueueAdviceStatus,
     columns=(
-        PrinterColumn("Policy", ".status.policy", "What the plan makes least."),
+        PrinterColumn("Policy", ".status.policy", "What the plan minimizes."),
         _summary_column("Jobs", "jobs", "Jobs that wait and that run."),
         _summary_column("Mean", "mean", "Mean completion time by the plan."),
         _summary_column("Own-Best", "ownBest", "The same with every job on its own best pool."),

@@ -21,7 +21,7 @@ MAX_REFUSED = 32
 class QueueAdviceSpec(StatusModel):
     """How the queue is planned. Written by the operator, from its settings."""
 
-    policy: Literal["completion", "makespan", "cost", "fairness"] = Field(description="What the plan makes least.")
+    policy: Literal["completion", "makespan", "cost", "fairness"] = Field(description="What the plan minimizes.")
     interval_seconds: float = Field(ge=0, le=1e9, description="The least time between two plans.")
 
 
@@ -97,7 +97,7 @@ class QueueAdviceStatus(StatusModel):
     observed_generation: int | None = optional_field("Generation of the spec that was planned.", ge=0)
     conditions: list[Condition] = list_field("Ready.", max_length=8, **list_map_keyed_by("type"))
     planned_at: str | None = optional_field("When the plan was made that these numbers are of.", **TIME)
-    policy: str | None = optional_field("What the plan makes least.", max_length=32)
+    policy: str | None = optional_field("What the plan minimizes.", max_length=32)
     jobs: QueueCounts | None = optional_field("Jobs that were planned, and that could not be.")
     totals: QueueNumbers | None = optional_field("What becomes of the queue by the plan.")
     references: list[ReferenceNumbers] = list_field(

@@ -327,10 +327,8 @@ def to_request(name: str, spec: TrainingJobSpec, stored: bytes | None = None) ->
 
     Raises:
         SpecError: the model is unknown, unreadable or too large, or the sequence length is invalid for it. The
-    framework
-            does not support the spec's precision, pipeline or gradient reduction. The spec has settings for experts,
-    but
-            the model has none.
+            framework does not support the spec's precision, pipeline or gradient reduction. The spec has settings for
+            experts, but the model has none.
     """
     training = spec.training
     model = read_model(name, spec.model, model_reference(spec), stored, training.sequence_length)

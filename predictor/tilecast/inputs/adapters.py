@@ -50,8 +50,7 @@ def read_adapter(config: Mapping[str, Any], file: str) -> Adapter:
 
     Raises:
         SpecError: the adapter is not a LoRA, or also trains whole layers. The base model is no preset, or a preset
-    whose
-            family does not support adapters.
+            whose family does not support adapters.
     """
     kind, rank, whole = (config.get(key) for key in ("peft_type", "r", "modules_to_save"))
     plain = "give its base's preset or config.json with --lora-rank R for what a LoRA of rank R takes"

@@ -107,8 +107,7 @@ def _read_model(
 
     Args:
         name: a path of a config.json or of its folder, a preset, or ORG/NAME on the Hugging Face Hub. Of any other
-    path,
-            only the last part is used, as a name.
+            path, only the last part is used, as a name.
         folder: folder to which relative paths refer. Of a path outside it, only the last part is used.
         options: the job's options.
         read_model_job: function that reads the job of a model that the user names.

@@ -61,8 +61,7 @@ def parse_measurements(texts: Sequence[str], *, has_offer: bool = False) -> tupl
     Args:
         texts: the values.
         has_offer: whether there is a baseline or a plan that a log without a pool can belong to. Otherwise a log that
-    names
-            its GPUs is a run on them.
+            names its GPUs is a run on them.
 
     Raises:
         SpecError: a value cannot be parsed, or a file does not contain measured steps.

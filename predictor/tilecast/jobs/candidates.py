@@ -109,8 +109,7 @@ def find_selected_pools(workers: Sequence[Pods], pools: Sequence[Pool], nodes: I
         workers: the pods with GPUs of a job.
         pools: the pools.
         nodes: the labels of every node that has GPUs. If empty, pools are selected only by the GPU and the instance
-    type
-            that the pods require.
+            type that the pods require.
     """
     kinds = _count_nodes_by_labels(workers, pools, nodes, None)
     if not kinds:

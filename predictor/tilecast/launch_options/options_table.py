@@ -134,8 +134,7 @@ class OptionTable:
 
         Args:
             values: a function for each value by name. If it returns None, the option is left out. True is written
-        without a
-                value.
+                without a value.
             setting: argument of the functions.
         """
         words: list[str] = []

@@ -162,8 +162,7 @@ def read_manifest(
 
     Raises:
         SpecError: the manifest does not describe the job, describes it in an unsupported way, or contradicts itself.
-    The
-            error names the place and the reason.
+            The error names the place and the reason.
     """
     pods, given = find_pods(document, runtime), config_maps or {}
     groups = _list_readable(pods)

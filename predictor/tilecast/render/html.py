@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from html import escape
@@ -163,13 +164,19 @@ def _format_memory_fit(offer: Offer) -> str:
     return f"{taken} of {format_gibibytes(offer.memory_available_bytes)} GiB{', tight' if offer.is_tight else ''}"
 
 
+def _name_subject(subject: str) -> str:
+    """Return a dimension of plans in words, such as "micro batch size" for `microBatchSize`."""
+    words = re.sub("[A-Z]", lambda letter: f" {letter[0].lower()}", subject)
+    return words.replace("zero", "ZeRO").replace("gpus", "GPUs")
+
+
 def _why_not_section(advice: Advice) -> str:
     if not advice.why_not:
         return ""
     rows = []
     for item in advice.why_not:
         change = f"{item.change.text} ({item.change.effect})" if item.change else ""
-        cells = (item.subject, item.pool, str(item.plan), item.message, change)
+        cells = (_name_subject(item.subject), item.pool, str(item.plan), item.message, change)
         rows.append(("", [escape(cell) for cell in cells]))
     titles = ("instead of", "pool", "plan", "why", "what would change that")
     return "<h2>Why not …</h2>" + html_table(

@@ -141,7 +141,7 @@ def build_app(hosts: tuple[str, ...]) -> Starlette:
 
     Args:
         hosts: host names under which browsers may call it. Others are refused, because a stranger's page could use
-    them.
+            them.
     """
 
     @asynccontextmanager

@@ -113,7 +113,7 @@ def list_alike(advice: Advice, is_alike: Callable[[Offer, Offer], bool]) -> tupl
     Args:
         advice: advice with at least one offer.
         is_alike: function that returns whether its first argument, an offer, has the shape of its second, the best
-    offer.
+            offer.
     """
     best = advice.offers[0]
     if all(is_alike(one, best) for one in advice.offers):

@@ -175,8 +175,7 @@ def training_loop_lines(setting: LaunchSetting, forward: Sequence[str], deferred
         setting: the plan and its job.
         forward: context managers of the forward pass.
         deferred_context: context manager that postpones the gradient exchange to the last micro-batch, or an empty
-    string
-            if every micro-batch exchanges its gradients.
+            string if every micro-batch exchanges its gradients.
     """
     workload, count = setting.workload, setting.plan.gradient_accumulation
     scaled = workload.precision == "fp16"
