@@ -78,8 +78,7 @@ class Sweep:
     async def running(self) -> AsyncIterator[Assembly]:
         """Run the operator, and yield it once the sweep has stopped."""
         try:
-            timings = replace(TIMINGS, decide_s=60.0)  # only the order counts, however busy this machine is
-            async with serving(self.store, PLACING, self.search, timings) as running:
+            async with serving(self.store, PLACING, self.search) as running:
                 for number in range(SWEEP):
                     running.cache.put_object(put(self.store, "sweep", f"s{number}", 8 * (1 + number)))
                 await until(lambda: len(self.order) == AFTER, "the sweep")

@@ -5,16 +5,12 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import pytest
 from prometheus_client import generate_latest
 
-import job_store
-from job_store import JOBS, PLACING, JobStore, until
-from operator_store import TIMINGS
+from job_store import JOBS, PLACING, JobStore, serving, until
 from tilecast.advice import Advice, Request, advise
 from tilecast.hardware import Pool
 from tilecast.jobs import APPLIED
@@ -22,9 +18,6 @@ from tilecast_operator.assembly import Assembly
 from tilecast_operator.controllers import patches
 from tilecast_operator.controllers.admission import OUTCOMES
 from tilecast_operator.kube.kinds import Key
-
-serving = partial(job_store.serving, timings=replace(TIMINGS, decide_s=60.0))
-"""Jobs are held for longer, because a search may take long on a busy machine."""
 
 
 def shown(running: Assembly, name: str, **labels: str) -> float | None:

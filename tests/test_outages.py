@@ -40,7 +40,7 @@ def test_only_a_webhook_that_does_not_answer_is_waited_for() -> None:
     assert not is_webhook_down(TimeoutError())
 
 
-SOON = replace(TIMINGS, release_most_s=0.3, decide_s=60.0)
+SOON = replace(TIMINGS, release_most_s=0.3)
 
 
 @pytest.mark.parametrize("name", ["job", "job-kueue", "job-gated"])

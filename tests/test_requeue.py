@@ -28,7 +28,7 @@ REQUIRED = ("affinity", "nodeAffinity", "requiredDuringSchedulingIgnoredDuringEx
 
 
 LOOKS = {"look_first_s": 0.02, "look_most_s": 0.02, "look_least_s": 0.02}
-serving = partial(job_store.serving, timings=replace(TIMINGS, **LOOKS, requeue_again_s=0.02, decide_s=60.0))
+serving = partial(job_store.serving, timings=replace(TIMINGS, **LOOKS, requeue_again_s=0.02))
 
 
 def kueue(running: Assembly, quotas: Mapping[str, int], more: Mapping[str, str] | None = None) -> None:
