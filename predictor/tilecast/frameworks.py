@@ -320,10 +320,10 @@ def sums_whole_gradients(workload: Workload, plans: Plans) -> npt.NDArray[np.boo
 
 
 def keeps_gathered_weights(workload: Workload, plans: Plans) -> npt.NDArray[np.bool_]:
-    """Return whether weights that a backward pass gathered stay whole until the next forward pass has read them, (n,).
+    """Return whether a ZeRO-3 plan keeps gathered weights from a backward pass to the next forward pass, (n,).
 
-    The rule is of plans under ZeRO 3. Their forward passes spread the weights (PyTorch,
-    distributed/pipelining/stage.py backward_maybe_with_nosync: set_reshard_after_backward(False)).
+    Then only forward passes shard the weights again (PyTorch, distributed/pipelining/stage.py
+    backward_maybe_with_nosync: set_reshard_after_backward(False)).
     """
     return np.asarray((plans.zero_stage >= 3) & sums_whole_gradients(workload, plans))
 

@@ -187,7 +187,7 @@ class KernelTable:
         return len(self.kind)
 
     def groups(self) -> Sequence[tuple[KernelType, npt.NDArray[np.intp], Dims]]:
-        """Return every kind in the table, with the indices and the dimensions, by name, of its kernels."""
+        """Return, for each kind of kernel in the table, the kind, the indices of its kernels and their dimensions."""
         groups = []
         for code, name in enumerate(KIND_NAMES):
             rows = np.flatnonzero(self.kind == code)

@@ -169,9 +169,9 @@ class PoolController:
         return self._of_namespace.get(namespace, self.report)
 
     def _adopt_report(self, report: nodes.NodesReport, namespace_reports: dict[str, nodes.NodesReport]) -> None:
-        """Replace the pools, and notify listeners if they have changed.
+        """Store the pools of a new report, and notify listeners if they have changed.
 
-        `namespace_reports` has the pools of each namespace with runs, corrected by these runs.
+        `namespace_reports` has, for each namespace with measured runs, the pools corrected by the namespace's runs.
         """
         before, self.report = self.report, report
         self._of_namespace = namespace_reports

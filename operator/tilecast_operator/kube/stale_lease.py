@@ -26,14 +26,14 @@ class _LeaseState(NamedTuple):
 
 @dataclass(eq=False)
 class StaleLease:
-    """Lease of the operator, and whether it was renewed since it was first read.
+    """Check that the operator's Lease has expired and is not renewed, so that another process may write.
 
     Args:
         client: client of the API server.
         lease_name: `namespace/name` of the Lease.
         look_s: seconds between two reads of the Lease.
         fresh_s: seconds for which `require_unchanged` trusts the last read.
-        margin_s: seconds after the expiry of the Lease, after which its holder has certainly stopped writing.
+        margin_s: seconds from the expiry of the Lease until its former holder has surely stopped writing.
     """
 
     client: Api

@@ -112,7 +112,7 @@ class Request:
 
     @property
     def is_bounded(self) -> bool:
-        """Whether a limit on time or money excludes plans that fit."""
+        """Whether the job limits time or money, so that plans that fit into memory may be excluded."""
         return bool(self.goal.bound) or self.target_step_s is not None
 
     @property

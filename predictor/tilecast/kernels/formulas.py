@@ -99,7 +99,10 @@ def random_numbers_s(numbers: Floats, gpu: Gpu) -> Floats:
 
 
 def count_rows(dims: Dims, moved: Floats) -> Floats:
-    """Return the number of rows of N kernels of one kind, (N,). Kernels of a kind without rows have 0 rows."""
+    """Return the rows, such as those of a softmax, that each of N kernels of one kind processes, (N,).
+
+    It is 0 for kinds that do not work row by row.
+    """
     return dims["rows"] if "rows" in dims else np.zeros(len(moved))
 
 

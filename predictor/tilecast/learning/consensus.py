@@ -79,9 +79,9 @@ class ContributorEstimate:
         return float(np.linalg.norm(self._pull(mean, shift)))
 
     def find_shift_length(self, mean: Floats, shift: float) -> float:
-        """Return the root mean square of this contributor's shift over its directions.
+        """Return the size of this contributor's estimated deviation from the mean of all contributors.
 
-        Each direction is weighted by its information.
+        It is the root mean square over the directions that its measurements determine, weighted by their information.
 
         Args:
             mean: mean of the contributor's effects, (k,).

@@ -178,7 +178,8 @@ _MARK = "\ue000"
 def _expand_value(text: str, variables: Mapping[str, str], has_unread: bool) -> str:
     """Return the value of a variable with references such as `$(NAME)` replaced, by the rules of Kubernetes.
 
-    Undefined names are kept, unless variables that were not read may define them.
+    A reference to an undefined name stays as it is. If `has_unread`, a source that was not read may define it, and the
+    reference becomes an unknown value.
     """
 
     def replaced(match: re.Match[str]) -> str:

@@ -38,7 +38,7 @@ class PrioritizedFacts:
         return next((one.table.defaults[target] for one in self.facts if target in one.table.defaults), default)
 
     def stated(self, target: str) -> Any:
-        """Return the value of a target from the first source that sets it, or None."""
+        """Return the value of the setting `target` from the first source that has it, or None if none has it."""
         return next((one.values[target] for one in self.facts if target in one.values), None)
 
     def find_option(self, target: str, default: str) -> str:
@@ -235,10 +235,10 @@ def _check_update(facts: Facts, settings: Sequence[Setting], is_within: bool) ->
 
 
 def _degree(ranked: PrioritizedFacts, target: str, where: str) -> int:
-    """Return the value of a target that counts something, or 1 if nothing sets it.
+    """Return the count that `target` names, such as a parallel degree, or 1 if no source sets it.
 
     Raises:
-        SpecError: it is below 1.
+        SpecError: the count is below 1.
     """
     value = int(ranked.get(target, 1))
     if value < 1:

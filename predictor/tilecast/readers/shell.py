@@ -292,7 +292,7 @@ class _Reader:
         """Values of variables before the function declared them as local."""
 
     def run(self) -> None:
-        """Read all commands."""
+        """Interpret all commands in order, and run none of them."""
         words: list[str] = []
         target: str | None = None
         while self.place < len(self.text):

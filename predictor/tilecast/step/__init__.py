@@ -270,7 +270,7 @@ class Steps:
         return times.total, times.launch
 
     def rows(self, rows: slice | Rows) -> StepTimes:
-        """Return the corrected steps of some rows of the table."""
+        """Return the step times of some rows of the table of plans, corrected by measured runs."""
         return self._evaluate_rows(rows, is_whole=True)
 
     def _evaluate_rows(self, rows: slice | Rows, *, is_whole: bool) -> StepTimes:

@@ -59,10 +59,10 @@ class _Pass:
 
 @dataclass(frozen=True, slots=True)
 class BlockTimes:
-    """Passes of one repetition of a block.
+    """Times of the forward and backward pass through one layer of a block.
 
-    `repeated` is the part of the forward pass that full recomputation repeats, and `core` the part that selective
-    recomputation repeats. `modules` has the part that recomputing each module of `recomputation.MODULES` repeats.
+    Recomputation runs a part of the forward pass again: `repeated` if it is full, `core` if it is selective, and an
+    entry of `modules` for each module of `recomputation.MODULES` that it names.
     """
 
     block: Block

@@ -35,10 +35,14 @@ def compute_seconds(repeats: Floats, micro: MicroBatch, copied_s: Floats, slowdo
 
 
 def communication_seconds(repeats: Floats, micro: StageSeconds, sends_s: Floats, exposed_s: Floats) -> Floats:
-    """Return the seconds of communication: exchanges of all micro-batches, and exposed data-parallel collectives.
+    """Return the seconds of a step's communication that computation does not hide, (n,).
 
-    `sends_s` are the visible seconds in which a micro-batch is sent to the next stage and back, over all virtual
-    stages.
+    Args:
+        repeats: micro-batches of a step, (n,).
+        micro: seconds of a micro-batch on the slowest stage, with its collectives.
+        sends_s: seconds per micro-batch of sending activations to the next stage and gradients back, over all virtual
+            stages, (n,).
+        exposed_s: seconds of data-parallel collectives, (n,).
     """
     return repeats * (micro.communication_s + sends_s) + exposed_s
 

@@ -349,9 +349,9 @@ class NetworkBuilder:
         self.training_pointwise("dropout", mask_bytes=1.0, backward=(1.0, 1.0), kind="dropout")
 
     def run_on_host(self, name: str, forward: Floats, backward: Floats | float = 0.0) -> None:
-        """Add kernels on little data in training. Between them the host reads results, such as matches of boxes.
+        """Add small kernels of training that wait for the host, which reads results between them, such as box matches.
 
-        `forward` and `backward` are the numbers of kernels in each pass, (S,).
+        `forward` and `backward` are the numbers of kernels in each pass of each shard, (S,).
         """
         if not self.numerics.training:
             return

@@ -73,7 +73,7 @@ def _build_steps(name: str, numerics: Numerics, batch: Floats, steps: float, hid
     """
 
     def gates(label: str, reads: float, writes: float, phase: Phase = "forward") -> list[Op]:
-        """Return an element-wise kernel over the cells, repeated for each step."""
+        """Return the element-wise kernel that updates the states of all cells, once for each step of the sequence."""
         elements = batch * hidden
         return layers.elementwise(f"{name}.{label}", numerics, elements, reads, writes, phase=phase, count=steps)
 
