@@ -316,7 +316,7 @@ def test_a_job_whose_planned_start_has_passed_is_not_said_to_run() -> None:
 
 def test_an_error_of_the_form_names_its_fields_as_the_form_does() -> None:
     status, text = answer_form(Form(model="gpt2", gpus="h100-sxm:8", batch="64", seq="many"))
-    assert status == 400 and "Tokens of a sample" in text and "seq" not in text
+    assert status == 400 and "Sequence length" in text and "seq" not in text
 
 
 def test_hostile_texts_stay_texts() -> None:

@@ -22,6 +22,8 @@ JOB = ("advise", "gpt2", "--seq=1024", "--batch=64")
         ([*JOB, "--precision=int8"], "--precision: 'int8' is not allowed; use one of fp32, tf32,"),
         ([*JOB, "--framework=megatorn"], "--framework: 'megatorn' is not allowed; did you mean megatron?"),
         ([*JOB, "--tokns=3"], "--tokns=3: is no argument; did you mean --tokens?"),
+        ([*JOB, "--batch-size", "8"], "--batch-size 8: is no argument; did you mean --batch?"),
+        ([*JOB, "--seq-length=8"], "--seq-length=8: is no argument; did you mean --seq?"),
         ([*JOB, "l4:8"], "l4:8: is no argument; leave it out"),
         ([*JOB, "--gpus"], "--gpus: has no value; write --gpus GPU:N,…"),
         ([*JOB, "--objective"], "--objective: has no value; write --objective time|cost|"),

@@ -86,8 +86,19 @@ def test_an_answer_is_computed_in_confinement(monkeypatch: pytest.MonkeyPatch) -
         Path("/etc/hostname").read_text()
 
     monkeypatch.setattr(answers, "compute_advice", read)
-    with pytest.raises(SpecError, match="file: is not read by this page"):
+    with pytest.raises(SpecError, match="file: is a file, and this page reads none"):
         write_answer(SMALL)
+
+
+def test_an_error_about_a_pasted_text_says_what_the_page_can_take() -> None:
+    pasted = (
+        "torchrun --nproc-per-node 8 train.py --fsdp full_shard --fsdp_config fsdp.json --per_device_train_batch_size 1"
+    )
+    with pytest.raises(SpecError, match=r"^\S*fsdp\.json: is a file, and this page reads none; write its options into"):
+        write_answer(Form(pasted=pasted, gpus="l4:8", seq="1024"))
+    with pytest.raises(SpecError) as caught:
+        write_answer(Form(pasted="[model]\nname = 'llama3'\n", gpus="l4:8"))
+    assert answers.describe_error(caught.value) == "script: holds no launch line; paste the command itself"
 
 
 def test_a_model_of_the_hub_is_refused_without_a_path_of_the_machine() -> None:
@@ -148,8 +159,7 @@ def test_texts_of_the_page_name_its_fields() -> None:
     with pytest.raises(SpecError) as caught:
         write_answer(Form(model="gpt2", gpus="l4:1"))
     assert answers.describe_error(caught.value) == (
-        "Samples of a step and Tokens of a sample: are missing; add for instance Samples of a step 128 Tokens of a "
-        "sample 8192"
+        "Global batch and Sequence length: are missing; add for instance Global batch 128 Sequence length 8192"
     )
 
 
@@ -272,3 +282,6 @@ async def test_a_browser_asks_without_leaving_the_page(address: str, width: int,
         await browser.show(f"{address}/")
         await browser.evaluate(f"{{ {paste} field.dispatchEvent(new Event('input')); }}")
         assert await browser.evaluate(cleared) == ",", "what the page wrote gives way to the pasted text"
+        config = paste.replace("'torchrun train.py'", """'{"model_type": "gpt2"}'""")
+        await browser.evaluate(f"{{ {config} field.dispatchEvent(new Event('input')); }}")
+        assert await browser.evaluate(cleared) == f"{EXAMPLE.seq},{EXAMPLE.batch}", "a config says neither"

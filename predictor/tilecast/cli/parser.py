@@ -41,6 +41,18 @@ def add_quiet_flag(parser: argparse.ArgumentParser) -> None:
         )
 
 
+_SYNONYMS = {
+    "--batch-size": "--batch",
+    "--global-batch-size": "--batch",
+    "--seq-len": "--seq",
+    "--seq-length": "--seq",
+    "--sequence-length": "--seq",
+    "--max-length": "--seq",
+    "--dtype": "--precision",
+}
+"""Names under which launchers know flags of ours whose names are not similar."""
+
+
 def write_example(verb: str) -> str:
     """Return an example of a verb's command line."""
     return f"tilecast {verb} {_EXAMPLES[verb]}"
@@ -66,7 +78,10 @@ class OneLineErrorParser(argparse.ArgumentParser):
             return f"{found[1]}: {given!r} is not allowed; {suggest(given, choices, 'use one of')}"
         if found := re.fullmatch(r"unrecognized arguments: (.*)", message):
             word = found[1].split(" ")[0].split("=")[0]
-            near = get_close_matches(word, sorted(set(self._list_flags())), n=1, cutoff=0.7) if word[:1] == "-" else []
+            flags = sorted(set(self._list_flags()))
+            near = [flag for flag in (_SYNONYMS.get(word),) if flag in flags]
+            if not near and word[:1] == "-":
+                near = get_close_matches(word, flags, n=1, cutoff=0.7)
             remedy = f"did you mean {near[0]}?" if near else f"leave it out, or see `{self.prog} --help`"
             return f"{found[1][:60]}: is no argument; {remedy}"
         if found := re.fullmatch(r"argument (\S+?)(?:/\S+)?: expected (?:one|at least one) argument", message):

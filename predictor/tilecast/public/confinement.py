@@ -19,6 +19,9 @@ from typing import Any
 
 from tilecast.spec import SpecError
 
+OUTSIDE = "is outside the folders that this server may read"
+"""What an error says of a path that may not be read."""
+
 
 @dataclass(frozen=True, slots=True)
 class Permissions:
@@ -109,7 +112,7 @@ def _check_path(path: Any, permissions: Permissions) -> None:
         raise SpecError("model", problem, "name a preset or give its config.json (agents: start the server with --hub)")
     folders = (*permissions.folders, *_list_own_folders(), *(_HUB_READS if permissions.allows_hub else ()))
     if not _is_below(path, folders) and not _is_cached(path, permissions):
-        raise SpecError(_name(path), "is outside the folders that this server may read", "start it with --read FOLDER")
+        raise SpecError(_name(path), OUTSIDE, "start it with --read FOLDER")
 
 
 def _check_change(path: Any, permissions: Permissions) -> None:

@@ -13,6 +13,7 @@ import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from html import escape
+from pathlib import Path
 
 import yaml
 
@@ -24,7 +25,7 @@ from tilecast.inputs.pools import PoolOptions
 from tilecast.inputs.reading import InputWarning
 from tilecast.public.advising import AdviceInputs, AdviceResult, compute_advice
 from tilecast.public.api import errors_about_arguments
-from tilecast.public.confinement import Permissions, confine
+from tilecast.public.confinement import OUTSIDE, Permissions, confine
 from tilecast.public.tools import warm_up
 from tilecast.render import html
 from tilecast.scaling import find_scaling_curves
@@ -43,8 +44,8 @@ _OPTIONS = (*MAIN_OPTIONS, *MORE_OPTIONS)
 LABELS: Mapping[str, str] = {
     "model": "Model (a preset)",
     "pasted": "Or paste a config.json, a launch command or a shell script",
-    "seq": "Tokens of a sample",
-    "batch": "Samples of a step",
+    "seq": "Sequence length (tokens per sample)",
+    "batch": "Global batch (samples per step)",
     "gpus": "GPU pools, as GPU:COUNT or GPU:NODESxGPUS",
     "precision": "Precision",
     "framework": "Framework",
@@ -54,7 +55,7 @@ LABELS: Mapping[str, str] = {
     "lora_rank": "LoRA rank",
     "quantization": "Frozen weights under LoRA",
     "optimizer": "Optimizer",
-    "activation_checkpointing": "Activations computed again",
+    "activation_checkpointing": "Activation checkpointing",
     "attention": "Attention",
     "framework_version": "Version of the framework",
     "max_gpus": "GPUs at most",
@@ -175,8 +176,11 @@ def write_answer(form: Form) -> str:
             parts = [*sections, _write_copies(form, result)]
     except SpecError as error:
         # The path of a file that was refused is one of this machine.
-        if error.field.startswith("/"):
-            raise SpecError("file", "is not read by this page", "paste what is in it") from None
+        if error.field.startswith("/") or error.problem == OUTSIDE:
+            name = Path(error.field).name
+            field = name if name in form.pasted else "file"
+            remedy = "write its options into what you paste, or run `tilecast advise` beside the file"
+            raise SpecError(field, "is a file, and this page reads none", remedy) from None
         raise
     warned = (str(one.message) for one in caught if issubclass(one.category, InputWarning))
     notes = [f"<p>{_name_fields(escape(text))}</p>" for text in warned]
@@ -219,6 +223,7 @@ def describe_error(error: SpecError) -> str:
     """Return an error as text that names the fields by their labels."""
     field = re.sub(r"\w+", lambda word: short_label(word[0]) if word[0] in LABELS else word[0], error.field)
     rest = _ARGUMENT.sub(lambda found: short_label(found[1]), _name_fields(str(error)[len(error.field) :]))
+    rest = re.sub("give (.*) behind --$", r"paste \1", rest)
     return f"{_name_fields(field)}{rest}"
 
 

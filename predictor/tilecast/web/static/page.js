@@ -25,11 +25,13 @@ form.addEventListener("submit", async (event) => {
   }
 });
 
-// A pasted text says its own tokens and samples; the example's would take precedence over them.
+// A pasted command says its own sequence length and batch; the example's would take precedence over them.
 form.elements.pasted.addEventListener("input", () => {
+  const pasted = form.elements.pasted.value.trim();
+  const isCommand = pasted && !pasted.startsWith("{");
   for (const field of [form.elements.seq, form.elements.batch]) {
-    if (form.elements.pasted.value && field.value === field.defaultValue) field.value = "";
-    else if (!form.elements.pasted.value && !field.value) field.value = field.defaultValue;
+    if (isCommand && field.value === field.defaultValue) field.value = "";
+    else if (!isCommand && !field.value) field.value = field.defaultValue;
   }
 });
 
