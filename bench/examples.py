@@ -20,7 +20,7 @@ from typing import Any
 
 import yaml
 
-from tilecast.manifests import asks_for_gpus, find_runtime, is_read, read_manifest
+from tilecast.manifests import asks_for_gpus, find_training_runtime, is_read, read_manifest
 from tilecast.spec import SpecError
 
 MODULES = {
@@ -64,7 +64,7 @@ def count_examples(name: str, folder: Path, *, lists: bool) -> None:
     reasons, found = Counter[str](), list[str]()
     gpu_jobs = 0
     for file, item in jobs:
-        runtime = beside.get(find_runtime(item) or ("", ""))
+        runtime = beside.get(find_training_runtime(item) or ("", ""))
         if not asks_for_gpus(item, runtime):
             continue
         gpu_jobs += 1

@@ -40,7 +40,7 @@ from tilecast.jobs import (
     TRAINING,
     Priorities,
     PriorityClass,
-    find_runtime,
+    find_training_runtime,
     is_job,
     read_job,
     read_mode,
@@ -65,7 +65,7 @@ def test_every_example_is_read(name: str) -> None:
 
 def test_a_train_job_takes_from_its_runtime_what_it_leaves_out() -> None:
     document = example("trainjob")
-    assert find_runtime(document) == ("ClusterTrainingRuntime", "torch-distributed")
+    assert find_training_runtime(document) == ("ClusterTrainingRuntime", "torch-distributed")
     document["spec"]["trainer"] = {"image": "x"}
     (pods,) = read_job(document, runtime(nodeSelector=A100)).pods
     assert (pods.name, pods.count, pods.gpus, pods.pinned) == ("trainer", 3, 4, A100)

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import yaml
 
-from tilecast.manifests import find_runtime, is_read, read_manifest
+from tilecast.manifests import find_training_runtime, is_read, read_manifest
 from tilecast.spec import SpecError
 
 FOLDER = Path(__file__).parent / "pod_manifests"
@@ -32,7 +32,7 @@ JOBS = {
 def test_a_manifest_is_read_as_expected_or_refused(file: str, job: dict[str, Any]) -> None:
     beside = {(item["kind"], item["metadata"]["name"]): item for item in OBJECTS[file]}
     config_maps = {name: item for (kind, name), item in beside.items() if kind == "ConfigMap"}
-    runtime = beside.get(find_runtime(job) or ("", ""))
+    runtime = beside.get(find_training_runtime(job) or ("", ""))
     expected = job["metadata"]["annotations"]["example.com/expect"]
     if expected.startswith("refused: "):
         with pytest.raises(SpecError, match=expected.removeprefix("refused: ")):

@@ -18,7 +18,7 @@ from tilecast import shipped
 from tilecast.cli import main
 from tilecast.planner import ranges
 from tilecast.planner.entries import PoolEnd, enter_job, list_planned_entries, list_waiting_ends
-from tilecast.planner.problem import JobOption, PoolCapacity, QueuedJob, QueueProblem, start_running
+from tilecast.planner.problem import JobOption, PoolCapacity, QueuedJob, QueueProblem, mark_as_running
 from tilecast.planner.solver import QueueSolution, solve
 from tilecast.planner.totals import build_report
 from tilecast.spec import SpecError
@@ -42,7 +42,7 @@ def drawn(draw: random.Random) -> tuple[QueueProblem, QueuedJob]:
         given: dict[str, Any] = {"priority": draw.choice([0, 0, 5]), "queue": draw.choice(["", "q"])}
         one = job(f"j{index}", *ways, arrival_s=-draw.uniform(0, 5), weight=draw.choice([1.0, 3.0]), **given)
         if index == 0:
-            one = start_running(replace(one, present=(ways[0].pool, ways[0].gpus)), 0.5)
+            one = mark_as_running(replace(one, present=(ways[0].pool, ways[0].gpus)), 0.5)
         jobs.append(one)
     return QueueProblem(tuple(jobs[:-1]), pools), replace(jobs[-1], name="new", arrival_s=0.0)
 

@@ -87,7 +87,7 @@ def test_the_summary_is_how_good_forecasts_are(table: Path, capsys: pytest.Captu
     output = capsys.readouterr().out
     assert output.startswith("15 rows, 11 predicted, 4 refused\n")
     scored = scores.score_forecasts(ROWS, runs.forecast_rows(ROWS))
-    name, mask = scores.list_subsets(scored)[0]
+    name, mask = scores.list_row_subsets(scored)[0]
     everything = scores.subset_errors(name, scored, mask)
     assert everything.rows == 11 and f"\n{everything}\n" in output
     for line in ("gpu h100-sxm", "precision bf16", "scale 2-8", "90 % range covers", "called too large"):

@@ -10,7 +10,7 @@ from typing import TypeAlias
 from tilecast.jobs.kueue import Quotas
 from tilecast.nodes import FoundPool
 from tilecast.planner.options import build_capacity
-from tilecast.planner.problem import JobOption, PoolCapacity, QueuedJob, QueueProblem, UnplannedJob, start_running
+from tilecast.planner.problem import JobOption, PoolCapacity, QueuedJob, QueueProblem, UnplannedJob, mark_as_running
 from tilecast.planner.solver import solve
 from tilecast.planner.totals import QueueReport, build_report
 from tilecast.spec import SpecError
@@ -190,4 +190,4 @@ def _make_queued_job(row: QueueRow, previous_place: Place | None, now_s: float) 
     ran_s = max(now_s - row.began_s, 0.0)
     if row.is_endless and options and ran_s > options[0].upper_s:
         return None
-    return start_running(job, ran_s)
+    return mark_as_running(job, ran_s)

@@ -190,7 +190,7 @@ def _link_number(side: str, name: str, unit: str, si: float = 1.0) -> PoolField:
     return PoolField(unit, lambda pool: float(getattr(getattr(pool, side), name)) / si, put)
 
 
-def _latency_number(side: str) -> PoolField:
+def _make_latency_field(side: str) -> PoolField:
     """Return the field for a link's latency, which is the hop time of NCCL's Simple protocol.
 
     Other latencies change in proportion: other protocols, switch reductions, peers and the start of a collective.
@@ -229,9 +229,9 @@ FIELDS: Mapping[str, PoolField] = {
     "gpu.clock": _build_speed_sweep("boost_clock_hz", "MHz", 1e6, ("l2_bandwidth_bytes_per_s",)),
     "gpu.sms": _build_speed_sweep("sm_count", "", 1.0, (), is_count=True),
     "link.intraNode.bandwidth": _link_number("intra", "bandwidth_bytes_per_s", "GB/s", 1e9),
-    "link.intraNode.latency": _latency_number("intra"),
+    "link.intraNode.latency": _make_latency_field("intra"),
     "link.interNode.bandwidth": _link_number("inter", "bandwidth_bytes_per_s", "GB/s", 1e9),
-    "link.interNode.latency": _latency_number("inter"),
+    "link.interNode.latency": _make_latency_field("inter"),
 }
 """Every number of a pool that can vary, by name. Those of the job are the fields of its spec."""
 

@@ -17,7 +17,7 @@ from tilecast.validate.scores import (
     SubsetErrors,
     absolute_errors,
     count_lines,
-    list_subsets,
+    list_row_subsets,
     mean_over_groups,
     ranking_line,
     select_rows,
@@ -71,7 +71,7 @@ class BaselineErrors:
 def strata(scored: EvaluatedRows) -> list[tuple[SubsetErrors, BaselineErrors]]:
     """Return the errors of all rows, then of every GPU, precision, family and scale."""
     items = []
-    for name, mask in list_subsets(scored):
+    for name, mask in list_row_subsets(scored):
         rows, measured = select_rows(scored.rows, mask), scored.measured_s[mask]
         others = [
             mean_over_groups(absolute_errors(column[mask], measured), rows)

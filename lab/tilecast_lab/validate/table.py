@@ -526,7 +526,7 @@ def _plan(row: Row, model: Model, gpus: int) -> dict[str, int | None]:
         row = {**row, "dp": str(min(ranks, gpus))}
     stated = read_partial_plan(row, model, gpus)
     copied = re.search(r"\bdata parallelism\b", row.get("notes", "").lower()) and not zoo.has_distributed_tables(model)
-    if zoo.has_row_sharded_weights(model) and copied:
+    if zoo.has_row_shardable_weights(model) and copied:
         stated["expert"] = 1
     if stated["zero_stage"] is None and _spreads_optimizer(row):
         stated["zero_stage"] = 1

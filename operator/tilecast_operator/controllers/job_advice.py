@@ -98,7 +98,7 @@ class JobAdvisor:
             SpecError: The document does not have the form of its kind, or a claim cannot be read.
             ApiError, OSError: The API server does not answer.
         """
-        named = jobs.find_runtime(document)
+        named = jobs.find_training_runtime(document)
         runtime = None if named is None else await self._fetch_cached(_make_runtime_path(document, *named))
         job = jobs.read_job(document, runtime)
         job = await self._resolve_claims(job) if job.has_claims else job

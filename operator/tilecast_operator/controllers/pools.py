@@ -250,7 +250,10 @@ class PoolController:
         if not isinstance(found, nodes.FoundPool):
             return facts
         calibrator = self._learning.calibrator
-        learnt, superseded = calibrator.make_pool_fit_status(name, found.pool.gpu.name), calibrator.count_drifted(name)
+        learnt, superseded = (
+            calibrator.make_pool_calibration_status(name, found.pool.gpu.name),
+            calibrator.count_drifted(name),
+        )
         return replace(facts, learnt=learnt, superseded=superseded)
 
     async def _apply_pool(

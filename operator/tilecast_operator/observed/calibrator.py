@@ -115,7 +115,7 @@ class Calibrator:
         names = [name for name in self._fitted.tables if name is not None]
         return self._fitted.find_table(names[0] if len(names) == 1 else None)
 
-    def make_pool_fit_status(self, name: str, gpu: str) -> tuple[PoolCalibration | None, PoolError | None]:
+    def make_pool_calibration_status(self, name: str, gpu: str) -> tuple[PoolCalibration | None, PoolError | None]:
         """Return `calibration` and `error` for a pool's status. Each is None if it is based on no run."""
         if not self._store.list_pool_runs(name):
             return None, None

@@ -265,16 +265,20 @@ def _judge_confidence(advice: Advice, best: Offer) -> ConditionContent:
     bare = f"{_format_percent(-usual)}/{_format_percent(usual)} %"
     if math.log(best.upper_s / best.lower_s) / 2 > LOW_CONFIDENCE_FACTOR * usual:
         why = f"communication, host time or unmeasured kernels widen it beyond the {bare} usual for family {family}"
-        return ConditionContent("True", "WideRange", f"the range is {_format_range(best)}: {why}; {advice.confidence}")
+        return ConditionContent(
+            "True", "WideRange", f"the range is {_format_step_range(best)}: {why}; {advice.confidence}"
+        )
     correction = best.pool.calibration.find_workload_correction(best.pool.gpu.name, best.workload, best.gpus)
     if correction.own < PROVEN_RUNS:
         counted = f"{correction.own} of {PROVEN_RUNS} runs like this one"
         why = f"{counted} were measured by its namespace, trusted ones or several others"
         return ConditionContent(
-            "True", "FewObservations", f"the range is {_format_range(best)}: {why}; {advice.confidence}"
+            "True", "FewObservations", f"the range is {_format_step_range(best)}: {why}; {advice.confidence}"
         )
     why = f"as usual for family {family} ({bare})"
-    return ConditionContent("False", "UsualRange", f"the range is {_format_range(best)}, {why}; {advice.confidence}")
+    return ConditionContent(
+        "False", "UsualRange", f"the range is {_format_step_range(best)}, {why}; {advice.confidence}"
+    )
 
 
 def format_short_plan(offer: Offer) -> str:
@@ -295,7 +299,7 @@ def _make_summary(advice: Advice) -> Summary:
         range=units.format_interval(best.lower_s, best.upper_s),
         reason=get_ready_reason(advice),
         memory=_format_memory(best),
-        confidence=_format_range(best),
+        confidence=_format_step_range(best),
         speedup=None if baseline is None else f"{baseline.step_s / best.step_s:.1f}x",
         cost_per1000_steps=None if cost is None else f"{cost:.3g} {best.pool.currency}",
         fits_now=None if fits is None else "yes" if fits else "no",
@@ -309,7 +313,7 @@ def _format_memory(offer: Offer) -> str:
     return f"{taken}/{units.format_gibibytes(offer.memory_available_bytes)} GiB{tight}"
 
 
-def _format_range(offer: Offer) -> str:
+def _format_step_range(offer: Offer) -> str:
     low, high = math.log(offer.lower_s / offer.step_s), math.log(offer.upper_s / offer.step_s)
     return f"{_format_percent(low)}/{_format_percent(high)} %"
 

@@ -473,7 +473,7 @@ def _unsplit_bytes(workload: Workload) -> float:
     The micro-batch is the job's own, or else one sample. The result is infinite for a model whose own code spreads it
     over all ranks.
     """
-    if zoo.has_row_sharded_weights(workload.model):
+    if zoo.has_row_shardable_weights(workload.model):
         return np.inf
     micro = workload.micro_batch or 1
     plan = Plan(

@@ -390,7 +390,7 @@ def _require_divisible(workload: Workload, data: int, partial_plan: PartialPlan,
     pieces = 2 * context if model.causal else context
     problem = f"cp={context} does not cut {workload.sequence_length} tokens into {pieces} pieces"
     require(context == 1 or workload.sequence_length % pieces == 0, field, problem, "choose a divisor")
-    if zoo.has_row_sharded_weights(model):
+    if zoo.has_row_shardable_weights(model):
         problem = f"ep={partial_plan.expert} does not spread the rows of {model.name} over {data} ranks"
         degrees = search.expert_degrees(model, np.array([data]))[0]
         require(partial_plan.expert in degrees, field, problem, f"write ep={data}")

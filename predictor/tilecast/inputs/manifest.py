@@ -42,7 +42,7 @@ class ManifestJob:
             return None
         document = objects[places[0]]
         by_name = {(str(item.get("kind")), metadata_name(item)): item for item in objects}
-        job = jobs.read_job(document, by_name.get(jobs.find_runtime(document) or ("", "")))
+        job = jobs.read_job(document, by_name.get(jobs.find_training_runtime(document) or ("", "")))
         return cls(text, places[0], document, jobs.resolve_claims(job, by_name))
 
     @property
@@ -83,7 +83,7 @@ class ManifestJob:
         """
         if advice.best is None:
             return self.text
-        if jobs.find_runtime(self.document) is None:
+        if jobs.find_training_runtime(self.document) is None:
             jobs.require_gpus(self.job)
         put = candidates.find_manifest_placement(advice.best, self.job, choice)
         changes = jobs.compute_changes(self.document, self.job, put)
@@ -132,7 +132,7 @@ def read_described_spec(
     """
     has_model = bool(annotations.get(jobs.MODEL, "").strip())
     config_maps = {name: item for (kind, name), item in objects.items() if kind == "ConfigMap"}
-    runtime = objects.get(manifests.find_runtime(document) or ("", ""))
+    runtime = objects.get(manifests.find_training_runtime(document) or ("", ""))
     try:
         reading = manifests.read_manifest(document, runtime, config_maps, has_model=has_model, lenient=lenient)
         model = reading.model

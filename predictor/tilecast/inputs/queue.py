@@ -23,7 +23,7 @@ from tilecast.jobs.candidates import find_candidates
 from tilecast.jobs.quantities import count_pod_gpus
 from tilecast.nodes import PublishedDevice
 from tilecast.planner.options import list_job_options
-from tilecast.planner.problem import JobOption, QueuedJob, UnplannedJob, start_running
+from tilecast.planner.problem import JobOption, QueuedJob, UnplannedJob, mark_as_running
 from tilecast.spec import SpecError
 
 _KUEUE = ("LocalQueue", "ClusterQueue", "ResourceFlavor")
@@ -199,7 +199,7 @@ class JobQueueReader:
             request = training_job.read_request(document, self.documents.config_maps)
             present = (request.baseline.pool, request.baseline.gpus) if request.baseline else None
             return self._build_queued_job(document, name, request, self.pools, present)
-        runtime = self.documents.others.get(jobs.find_runtime(document) or ("", ""))
+        runtime = self.documents.others.get(jobs.find_training_runtime(document) or ("", ""))
         job = jobs.resolve_claims(jobs.read_job(document, runtime), self.documents.others)
         if job.is_finished or job.is_owned:
             return None
@@ -274,7 +274,7 @@ class JobQueueReader:
 
         How much remains follows from the forecast on its present pool.
         """
-        return start_running(job, -self._seconds_until(value_at_path(document, ("status", "startTime"))))
+        return mark_as_running(job, -self._seconds_until(value_at_path(document, ("status", "startTime"))))
 
 
 def _unique_names(documents: Sequence[Document]) -> list[str]:

@@ -99,7 +99,7 @@ def _namespace(document: Document) -> str:
 def _find_runtime(
     document: Document, namespace: str, runtimes: Mapping[tuple[str, str, str], Document]
 ) -> Document | None:
-    named = manifests.find_runtime(document)
+    named = manifests.find_training_runtime(document)
     if named is None:
         return None
     kind, name = named

@@ -48,7 +48,7 @@ from tilecast.jobs.keys import (
     TRAINING,
     WEIGHT,
 )
-from tilecast.jobs.kinds import JOB_KINDS, find_runtime, is_job
+from tilecast.jobs.kinds import JOB_KINDS, find_training_runtime, is_job
 from tilecast.jobs.priorities import Priorities, PriorityClass
 from tilecast.jobs.reading import read_job, read_without_pods, require_gpus
 
@@ -84,7 +84,7 @@ __all__ = [
     "add_tolerations",
     "compute_changes",
     "find_claim_objects",
-    "find_runtime",
+    "find_training_runtime",
     "is_job",
     "list_labels_to_record",
     "merge_node_selector",

@@ -196,7 +196,7 @@ class JobKind(ABC):
     api_version: ClassVar[str]
     """Group and version."""
     runtimes: ClassVar[tuple[str, ...]] = ()
-    """Plurals of the kinds in the same group whose objects hold pod templates of a job (`find_runtime`)."""
+    """Plurals of the kinds in the same group whose objects hold pod templates of a job (`find_training_runtime`)."""
     finished: ClassVar[tuple[str, ...]] = ()
     """Conditions that mean that the job has ended. A kind without status conditions overrides `is_finished`."""
     suspend: ClassVar[Path] = ("spec", "suspend")
@@ -243,7 +243,7 @@ class JobKind(ABC):
 
         Args:
             document: the job's document.
-            runtime: the object that `find_runtime` names; None if it is not available.
+            runtime: the object that `find_training_runtime` names; None if it is not available.
         """
 
     def find_pod_names(self, document: Document) -> str:
@@ -267,7 +267,7 @@ class JobKind(ABC):
         """Return whether the API allows the pod count of a suspended job to change after the job was created."""
         return False
 
-    def find_runtime(self, document: Document) -> tuple[str, str] | None:
+    def find_training_runtime(self, document: Document) -> tuple[str, str] | None:
         """Return (kind, name) of the object that holds the pod templates. If the job holds them, return None."""
         return None
 

@@ -6,14 +6,14 @@ that ConfigMaps mount. `processes` counts the processes that the line starts, an
 manifest does not describe the job, it is refused with the reason.
 """
 
-from tilecast.manifests.pods import KINDS, asks_for_gpus, find_runtime, is_finished, is_owned, is_read
+from tilecast.manifests.pods import KINDS, asks_for_gpus, find_training_runtime, is_finished, is_owned, is_read
 from tilecast.manifests.reading import JobReading, list_config_maps, read_manifest
 
 __all__ = [
     "KINDS",
     "JobReading",
     "asks_for_gpus",
-    "find_runtime",
+    "find_training_runtime",
     "is_finished",
     "is_owned",
     "is_read",

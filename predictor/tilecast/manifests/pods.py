@@ -140,7 +140,7 @@ _ANCESTOR = ("template", "metadata", "labels", "trainer.kubeflow.org/trainjob-an
 
 def _read_train_job(document: Document, runtime: Document | None) -> JobPods:
     if runtime is None:
-        kind, name = find_runtime(document) or ("ClusterTrainingRuntime", "")
+        kind, name = find_training_runtime(document) or ("ClusterTrainingRuntime", "")
         raise SpecError("spec.runtimeRef", f"{kind} {format_value(name)} was not given", "give it beside the job")
     wrapped = {"runtime": as_mapping(runtime.get("spec"))}
     path: Path = ("runtime", "template", "spec", "replicatedJobs")
@@ -390,7 +390,7 @@ def _asks_for_other_devices(group: PodGroup) -> bool:
     return False
 
 
-def find_runtime(document: Document) -> tuple[str, str] | None:
+def find_training_runtime(document: Document) -> tuple[str, str] | None:
     """Return (kind, name) of the runtime of a TrainJob. Return None for other kinds."""
     if document.get("kind") != "TrainJob" or not is_read(document):
         return None

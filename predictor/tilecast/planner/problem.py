@@ -64,7 +64,7 @@ LEAST_LEFT = 0.02
 """Least share of a running job's run time that is assumed to remain, because forecasts err."""
 
 
-def start_running(job: QueuedJob, ran_s: float) -> QueuedJob:
+def mark_as_running(job: QueuedJob, ran_s: float) -> QueuedJob:
     """Return a job as running. The run times and costs of its options are reduced to the remaining run.
 
     Args:

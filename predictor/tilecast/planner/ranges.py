@@ -89,8 +89,8 @@ def find_pool_ranges(columns: QueueColumns, options: Ints, finish: Sequence[Floa
         low,
         high,
         finish[0],
-        finish[0] - _add_widths(start - low, run[0] - run[1], share),
-        finish[0] + _add_widths(high - start, run[2] - run[0], share),
+        finish[0] - _combine_half_widths(start - low, run[0] - run[1], share),
+        finish[0] + _combine_half_widths(high - start, run[2] - run[0], share),
     )
 
 
@@ -115,7 +115,7 @@ def share_of_width(start: Floats, work: Floats) -> Floats:
     return np.asarray(np.sqrt(common**2 + (1 - common**2) * own))
 
 
-def _add_widths(start: Floats, run: Floats, share: Floats) -> Floats:
+def _combine_half_widths(start: Floats, run: Floats, share: Floats) -> Floats:
     """Return the half-width of each end, from those of start and run, of which the common part is the same, (k,)."""
     correlation = shipped_common() ** 2 / share
     return np.asarray(np.sqrt(start**2 + run**2 + 2 * correlation * start * run))

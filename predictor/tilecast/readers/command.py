@@ -78,10 +78,10 @@ def find_launch(script: Script) -> LaunchLine:
         programs = ", ".join([*names[:3], *(["…"] if len(names) > 3 else [])])
         problem = f"launches {len(launched)} jobs ({programs})"
         raise SpecError(script.name or "script", problem, "give one of the commands behind --")
-    return with_allocation(launched[0], script.batch, script.name)
+    return add_allocation_counts(launched[0], script.batch, script.name)
 
 
-def with_allocation(line: LaunchLine, batch: Allocation, name: str) -> LaunchLine:
+def add_allocation_counts(line: LaunchLine, batch: Allocation, name: str) -> LaunchLine:
     """Return a launch line with the counts of `#SBATCH` lines and of srun where it states none.
 
     Args:

@@ -458,8 +458,8 @@ class _Reader:
         """
         if self.has_ended or self.script.has_ended:
             return False
-        runs = _both(self.open[-1].outer, self.open[-1].taken) if self.open else self.runs
-        return _both(runs, self.chain.gate)
+        runs = _logical_and(self.open[-1].outer, self.open[-1].taken) if self.open else self.runs
+        return _logical_and(runs, self.chain.gate)
 
     def _open_branch(self, kind: str, taken: bool | None) -> None:
         if len(self.open) >= MAX_BRANCHES:
@@ -503,7 +503,7 @@ class _Reader:
             branch.taken, self.chain = _negate(branch.done), _Chain()
         elif word == "then" and branch.kind == "if":
             value = self.chain.status
-            branch.taken, branch.done = _both(branch.taken, value), _either(branch.done, value)
+            branch.taken, branch.done = _logical_and(branch.taken, value), _logical_or(branch.done, value)
             self.chain = _Chain()
         elif word == "do":
             self.chain = _Chain()
@@ -591,7 +591,7 @@ class _Reader:
         if function:
             self.script.budget.spend(len(function.body))
             function.called = True
-            runs = _both(runs, function.defined)
+            runs = _logical_and(runs, function.defined)
             return _Reader(self.script, function.body, depth, runs, words[1:], is_function=True)
         if words[0] == "eval" and len(words) > 1:
             text = " ".join(words[1:])
@@ -1038,12 +1038,12 @@ def split_shell_call(words: Sequence[str]) -> ShellCall | None:
     return ShellCall(words[place], [*words[place + 1 :]], is_text) if place < len(words) else None
 
 
-def _both(first: bool | None, second: bool | None) -> bool | None:
+def _logical_and(first: bool | None, second: bool | None) -> bool | None:
     return False if first is False or second is False else None if first is None or second is None else True
 
 
-def _either(first: bool | None, second: bool | None) -> bool | None:
-    return _negate(_both(_negate(first), _negate(second)))
+def _logical_or(first: bool | None, second: bool | None) -> bool | None:
+    return _negate(_logical_and(_negate(first), _negate(second)))
 
 
 def _negate(value: bool | None) -> bool | None:
@@ -1112,7 +1112,7 @@ def _evaluate_alternatives(words: Sequence[str], place: int, depth: int) -> tupl
     value, place = _evaluate_joined(words, place, depth)
     while place < len(words) and words[place] in ("||", "-o"):
         other, place = _evaluate_joined(words, place + 1, depth)
-        value = _either(value, other)
+        value = _logical_or(value, other)
     return value, place
 
 
@@ -1121,7 +1121,7 @@ def _evaluate_joined(words: Sequence[str], place: int, depth: int) -> tuple[bool
     value, place = _evaluate_single(words, place, depth)
     while place < len(words) and words[place] in ("&&", "-a"):
         other, place = _evaluate_single(words, place + 1, depth)
-        value = _both(value, other)
+        value = _logical_and(value, other)
     return value, place
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from tilecast.launch_options.options_table import UNKNOWN, Facts, OptionTable, Setting, spell
-from tilecast.readers.command import LaunchLine, find_launch, read_command, with_allocation
+from tilecast.readers.command import LaunchLine, add_allocation_counts, find_launch, read_command
 from tilecast.readers.documents import flatten, leaves, load_mapping
 from tilecast.readers.megatron import SCRIPTS as MEGATRON
 from tilecast.readers.megatron import read_megatron
@@ -135,7 +135,7 @@ def read_words(
             return _read_configurations(texts, Folder(Path(words[0]).parent), gpus, has_model)
         shown = " ".join(words)[:60]
         raise SpecError("command", f"{shown!r} launches no training that is known", f"give {_KNOWN}")
-    line = with_allocation(line, Allocation(), "")
+    line = add_allocation_counts(line, Allocation(), "")
     # The user typed these names: they are what was given.
     named = [part for word in words for part in (word, word.partition("=")[2]) if part.endswith(_CONFIGURATIONS)]
     return read_line(line, "", Folder(folder or Path(), named=named), gpus, has_model)

@@ -39,7 +39,7 @@ def explanation_text(offer: Offer, explanation: Explanation) -> str:
         f"{plan.gradient_accumulation:,} a step:",
         *align_columns(_OPERATORS, _operator_rows(explanation), _RIGHT),
         f"TIME = RUNS x EACH (the kernel alone) x FACTOR (in a step): {_list_factors(explanation)}.",
-        _compute_line(offer, explanation),
+        _format_compute_time(offer, explanation),
         "",
         *_communication_lines(offer, explanation),
         "",
@@ -120,7 +120,7 @@ def _list_factors(explanation: Explanation) -> str:
     return ", ".join(f"{name} {' or '.join(sorted(words))}" for name, words in sorted(values.items()))
 
 
-def _compute_line(offer: Offer, explanation: Explanation) -> str:
+def _format_compute_time(offer: Offer, explanation: Explanation) -> str:
     """Return a line that derives the compute time of a step from that of a micro-batch."""
     sums, plan = explanation.sums, offer.plan
     stage = f" on the fullest of {plan.pipeline} stages" if plan.pipeline > 1 else ""

@@ -242,7 +242,7 @@ def queue_notes(screen: QueueScreen) -> list[str]:
     if solution.gap is not None:
         gap = max(solution.gap, 0.0)
         texts.append(f"A plan in any order is at most {gap:.1%} better in {solution.policy.name}.")
-    texts += _order_lines(screen)
+    texts += _describe_order_cost(screen)
     deciding = solution.policy.deciding
     if solution.best[deciding] and solution.score[deciding] > solution.best[deciding] * 1.0005:
         ratio = solution.score[deciding] / solution.best[deciding] - 1
@@ -250,7 +250,7 @@ def queue_notes(screen: QueueScreen) -> list[str]:
     return [*late_lines(screen.report), *texts, *node_change_lines(screen)]
 
 
-def _order_lines(screen: QueueScreen) -> list[str]:
+def _describe_order_cost(screen: QueueScreen) -> list[str]:
     """Return a sentence on the cost of Kueue's order compared with a free order."""
     if screen.other_order is None:
         return []

@@ -425,7 +425,7 @@ def expert_degrees(model: Model, ranks: Ints) -> Ints:
     """
     if zoo.has_distributed_tables(model):
         return ranks[:, None]
-    if zoo.has_row_sharded_weights(model):
+    if zoo.has_row_shardable_weights(model):
         return np.stack([np.ones_like(ranks), np.where(ranks > 1, ranks, 0)], axis=1)
     degrees = np.array(divisors(zoo.count_experts(model) or 1), ranks.dtype)
     return np.where(ranks[:, None] % degrees == 0, degrees, 0)

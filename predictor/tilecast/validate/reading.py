@@ -142,7 +142,7 @@ def read_partial_plan(row: Row, model: Model, gpus: int) -> dict[str, int | None
     degrees = {ours: read_integer(row, theirs) for theirs, ours in
                (("dp", "data"), ("tp", "tensor"), ("pp", "pipeline"), ("cp", "context"), ("ep", "expert"))}  # fmt: skip
     degrees["context"] = degrees["context"] or 1
-    if zoo.has_row_sharded_weights(model):
+    if zoo.has_row_shardable_weights(model):
         degrees["expert"] = None
     elif (row.get("family") or model.family) != "moe":
         degrees["expert"] = 1

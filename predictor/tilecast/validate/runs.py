@@ -234,7 +234,7 @@ def _choose_expert_parallelism(case: RunCase) -> int:
     an expert only if several ranks remain for it (NeMo AutoModel, components/moe/parallelizer.py). Models with row-wise
     sharded embedding tables use all data-parallel ranks.
     """
-    if zoo.has_row_sharded_weights(case.workload.model):
+    if zoo.has_row_shardable_weights(case.workload.model):
         return case.stated["data"] or 1
     experts = zoo.count_experts(case.workload.model) or 1
     data = case.stated["data"] or 1

@@ -130,7 +130,7 @@ TITLES = f"{'':28} {'rows':>5} {'groups':>6} {'macro':>7} {'median':>7} {'P90':>
 """Titles of the columns of a subset's text."""
 
 
-def list_subsets(scored: EvaluatedRows) -> list[tuple[str, Mask]]:
+def list_row_subsets(scored: EvaluatedRows) -> list[tuple[str, Mask]]:
     """Return (name, mask (n,)) of subsets of rows: all rows, then each GPU, precision, family and GPU range."""
     subsets: list[tuple[str, Mask]] = [("all", np.ones(len(scored.measured_s), dtype=bool))]
     for name, key in BINS:
@@ -191,7 +191,7 @@ def compare_report(rows: Sequence[Row], forecasts: Sequence[Forecast]) -> str:
     lines = count_lines(rows, forecasts, scored)
     if not len(scored.measured_s):
         return "\n".join(lines)
-    lines += ["", TITLES, *(str(subset_errors(name, scored, mask)) for name, mask in list_subsets(scored))]
+    lines += ["", TITLES, *(str(subset_errors(name, scored, mask)) for name, mask in list_row_subsets(scored))]
     if text := ranking_line(scored):
         lines += ["", text]
     return "\n".join([*lines, "", *coverage_lines(scored)])

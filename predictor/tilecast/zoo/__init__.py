@@ -346,7 +346,7 @@ _MOST_RANKS = 2**30
 
 def most_expert_ranks(model: Model) -> int:
     """Return the largest useful degree of expert parallelism for the model."""
-    return _MOST_RANKS if has_row_sharded_weights(model) else max(1, count_experts(model))
+    return _MOST_RANKS if has_row_shardable_weights(model) else max(1, count_experts(model))
 
 
 def count_experts(model: Model) -> int:
@@ -359,7 +359,7 @@ def has_distributed_tables(model: Model) -> bool:
     return isinstance(model.dimensions, Tables) and model.dimensions.spread_tables
 
 
-def has_row_sharded_weights(model: Model) -> bool:
+def has_row_shardable_weights(model: Model) -> bool:
     """Return whether the model has embedding tables or a classifier that can be sharded by rows.
 
     Such weights can be distributed over any number of ranks.

@@ -40,7 +40,7 @@ def _adapt_pool_change(change: Callable[[Pool, Any], Pool]) -> Apply:
     return lambda request, pool, value: (request, change(pool, value))
 
 
-def _set_request_field(attribute: str, name: str, kind: Callable[[Any], Any]) -> Apply:
+def _make_field_setter(attribute: str, name: str, kind: Callable[[Any], Any]) -> Apply:
     """Return a function that sets the field `name` of `request.ATTRIBUTE`. It does nothing if the attribute is None."""
 
     def change(request: Request, value: Any) -> Request:
@@ -50,9 +50,9 @@ def _set_request_field(attribute: str, name: str, kind: Callable[[Any], Any]) ->
     return _adapt_job_change(change)
 
 
-def _set_planned_field(name: str, kind: Callable[[Any], Any]) -> Apply:
+def _make_planned_field_setter(name: str, kind: Callable[[Any], Any]) -> Apply:
     """Return a function that sets a field of the workload, and of the user's plan if the plan states that field."""
-    alone, planned = _set_request_field("workload", name, kind), _set_request_field("plan", name, kind)
+    alone, planned = _make_field_setter("workload", name, kind), _make_field_setter("plan", name, kind)
 
     def run(request: Request, pool: Pool, value: Any) -> tuple[Request, Pool]:
         if getattr(request.plan, name, None) is not None:
@@ -162,24 +162,24 @@ def speed_up_link(link: Link, factor: float) -> Link:
 CHANGES: Mapping[str, Apply] = {
     "training.precision": _adapt_job_change(_set_precision),
     "training.globalBatchSize": _adapt_job_change(_set_batch),
-    "training.sequenceLength": _set_request_field("workload", "sequence_length", int),
-    "training.microBatchSize": _set_planned_field("micro_batch", int),
-    "training.activationCheckpointing": _set_planned_field("checkpointing", str),
-    "training.fusedLoss": _set_request_field("workload", "fused_loss", bool),
-    "training.offload": _set_request_field("workload", "offload", str),
+    "training.sequenceLength": _make_field_setter("workload", "sequence_length", int),
+    "training.microBatchSize": _make_planned_field_setter("micro_batch", int),
+    "training.activationCheckpointing": _make_planned_field_setter("checkpointing", str),
+    "training.fusedLoss": _make_field_setter("workload", "fused_loss", bool),
+    "training.offload": _make_field_setter("workload", "offload", str),
     "training.framework": _adapt_job_change(_set_framework),
-    "training.gradientSync": _set_request_field("workload", "gradient_sync", str),
+    "training.gradientSync": _make_field_setter("workload", "gradient_sync", str),
     "plan": _adapt_job_change(lambda request, value: replace(request, plan=PartialPlan.parse(str(value), "plan"))),
-    "plan.zeroStage": _set_request_field("plan", "zero_stage", int),
-    "constraints.gpus": _set_request_field("constraints", "gpus", int),
-    "constraints.maxGpus": _set_request_field("constraints", "max_gpus", int),
-    "constraints.maxNodes": _set_request_field("constraints", "max_nodes", int),
-    "constraints.maxTensorParallel": _set_request_field("constraints", "max_tensor", int),
+    "plan.zeroStage": _make_field_setter("plan", "zero_stage", int),
+    "constraints.gpus": _make_field_setter("constraints", "gpus", int),
+    "constraints.maxGpus": _make_field_setter("constraints", "max_gpus", int),
+    "constraints.maxNodes": _make_field_setter("constraints", "max_nodes", int),
+    "constraints.maxTensorParallel": _make_field_setter("constraints", "max_tensor", int),
     "constraints.allowedPools": _adapt_job_change(_allow_pool),
-    "constraints.allowSharing": _set_request_field("constraints", "allow_sharing", lambda value: value == "true"),
+    "constraints.allowSharing": _make_field_setter("constraints", "allow_sharing", lambda value: value == "true"),
     "targetStepSeconds": _adapt_job_change(lambda request, value: replace(request, target_step_s=float(value))),
     "deadlineSeconds": _adapt_job_change(lambda request, value: replace(request, deadline_s=float(value))),
-    "budget.amount": _set_request_field("budget", "amount", float),
+    "budget.amount": _make_field_setter("budget", "amount", float),
     "pool.gpus": _adapt_pool_change(lambda pool, value: grow_pool(pool, int(value))),
     "pool.maxNodes": _adapt_pool_change(lambda pool, value: replace(pool, max_nodes=int(value), spare_gpus=0)),
     "pool.price.perGpuHour": _adapt_pool_change(lambda pool, value: replace(pool, price_per_gpu_hour=float(value))),

@@ -46,7 +46,7 @@ def find_kind(document: Document) -> JobKind:
     return kind
 
 
-def find_runtime(document: Document) -> tuple[str, str] | None:
+def find_training_runtime(document: Document) -> tuple[str, str] | None:
     """Return (kind, name) of the object that holds a job's pod templates. If the job holds them, return None."""
     kind = JOB_KINDS.get(str(document.get("kind")))
-    return None if kind is None else kind.find_runtime(document)
+    return None if kind is None else kind.find_training_runtime(document)

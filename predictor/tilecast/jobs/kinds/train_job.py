@@ -93,7 +93,7 @@ class TrainJob(JobKind):
     def list_resize_changes(self, document: Document, pods: int) -> list[FieldChange]:
         return [FieldChange(("spec", "trainer", "numNodes"), pods)]
 
-    def find_runtime(self, document: Document) -> tuple[str, str] | None:
+    def find_training_runtime(self, document: Document) -> tuple[str, str] | None:
         kind, name = (value_at_path(document, ("spec", "runtimeRef", key)) for key in ("kind", "name"))
         return str(kind or "ClusterTrainingRuntime"), str(name or "")
 

@@ -67,7 +67,7 @@ def _counted_ends(setting: LaunchSetting) -> int:
     return count_virtual_stage_end_layers(setting.model.layers, plan.pipeline, plan.virtual_stages) or 0
 
 
-def _predicted_tokens(setting: LaunchSetting) -> int:
+def _count_prediction_layers(setting: LaunchSetting) -> int:
     """Return the number of multi-token-prediction layers, from the pipeline layout or else from the model."""
     layout = setting.workload.pipeline_layout
     return (parse_layout(layout).predicted if layout is not None else 0) or setting.transformer.prediction_layers
@@ -238,7 +238,7 @@ _VALUES: Values = {
     "plan.virtual_stages":
         lambda s: s.plan.virtual_stages if s.plan.virtual_stages > 1 and not s.workload.pipeline_layout else None,
     "training.pipelineLayout": lambda s: s.workload.pipeline_layout if s.plan.pipeline > 1 else None,
-    "model.prediction_layers": lambda s: _predicted_tokens(s) or None,
+    "model.prediction_layers": lambda s: _count_prediction_layers(s) or None,
     "counts_embedding": lambda s: _counted_ends(s) == 2,
     "counts_loss": lambda s: _counted_ends(s) > 0,
     "last_layers": _last_stage_layers,
@@ -296,7 +296,7 @@ def refusal_reason(setting: LaunchSetting) -> str:
     if layers is not None and layers % virtual and layers < virtual * _layers_per_virtual_stage(setting):
         return f"it recomputes equally many layers of each virtual stage, not {layers} of {virtual}"
     layout = setting.workload.pipeline_layout
-    if layout is not None and plan.pipeline > 1 and parse_layout(layout).predicted != _predicted_tokens(setting):
+    if layout is not None and plan.pipeline > 1 and parse_layout(layout).predicted != _count_prediction_layers(setting):
         return "its layout has to place the layers that predict further tokens (m in training.pipelineLayout)"
     is_overlapped = setting.transformer.experts > 0 and expert_overlap(setting.workload) == "microBatch"
     if is_overlapped and plan.pipeline > 1 and plan.virtual_stages == 1:
