@@ -39,8 +39,9 @@ SPECS = {
 @pytest.fixture
 def kubeconfig(helm: Helm, bare_cluster: Cluster, tmp_path: Path) -> Iterator[Path]:
     """Yield a kubeconfig with nothing but the token of the account of the pages."""
+    # They stay: other tests of this control plane use them too, and nothing here would end their deletion.
     for namespace in (NAMESPACE, "team-a"):
-        bare_cluster.kubectl("create", "namespace", namespace)
+        bare_cluster.apply(json.dumps({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": namespace}}))
     objects = web_objects(rendered(helm, "--set=web.enabled=true"))
     for kind in ("ServiceAccount", "ClusterRole", "ClusterRoleBinding"):
         bare_cluster.apply(json.dumps(objects[kind]))
@@ -53,7 +54,7 @@ def kubeconfig(helm: Helm, bare_cluster: Cluster, tmp_path: Path) -> Iterator[Pa
     yield path
     for kind in ("ClusterRole", "ClusterRoleBinding"):
         bare_cluster.kubectl("delete", kind, objects[kind]["metadata"]["name"])
-    bare_cluster.kubectl("delete", "namespace", NAMESPACE, "team-a", "--wait=false")
+    bare_cluster.kubectl("delete", "serviceaccount", "tilecast-web", f"--namespace={NAMESPACE}")
     bare_cluster.kubectl("delete", "gpupool", "h100", "--ignore-not-found")
     bare_cluster.kubectl("delete", "queueadvice", "cluster", "--ignore-not-found")
 
