@@ -37,7 +37,7 @@ from tilecast_operator.server import Address, HttpServer
 from tilecast_operator.web import pages, server
 from tilecast_operator.web.pages import Query
 from tilecast_operator.web.rows import JobRow, PoolRow, QueueRow, read_count, read_number
-from tilecast_operator.web.searches import Searches, answer_form
+from tilecast_operator.web.searches import Searches, answer_or_load
 from tilecast_operator.web.server import start_server
 from tilecast_operator.web.watches import ClusterState, TableWatch
 
@@ -315,7 +315,7 @@ def test_a_job_whose_planned_start_has_passed_is_not_said_to_run() -> None:
 
 
 def test_an_error_of_the_form_names_its_fields_as_the_form_does() -> None:
-    status, text = answer_form(Form(model="gpt2", gpus="h100-sxm:8", batch="64", seq="many"))
+    status, text = answer_or_load(Form(model="gpt2", gpus="h100-sxm:8", batch="64", seq="many"))
     assert status == 400 and "Sequence length" in text and "seq" not in text
 
 

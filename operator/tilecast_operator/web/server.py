@@ -4,41 +4,35 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from importlib import resources
-from types import MappingProxyType
-from urllib.parse import parse_qsl
 
 from aiohttp import web
 
 from tilecast.spec import SpecError
 from tilecast.web.answers import Form, describe_error
+from tilecast.web.form_answers import (
+    BODY_S,
+    HEADERS,
+    MAX_BODY_BYTES,
+    BusyError,
+    make_length_error,
+    make_slowness_error,
+    parse_form,
+)
 from tilecast.web.page import EXAMPLE, write_error, write_style
 from tilecast_operator.server import IDLE_S, Address, HttpServer
 from tilecast_operator.web import pages
 from tilecast_operator.web.pages import Query
-from tilecast_operator.web.searches import BusyError, Searches
+from tilecast_operator.web.searches import Searches
 from tilecast_operator.web.watches import ClusterState
 
-MAX_BODY_BYTES = 128 * 1024
-"""Most bytes of a request's body."""
-BODY_S = 10.0
-"""Seconds within which a request's body has to arrive."""
 KEPT_S = 1.0
 """Seconds that a page is kept after it was written."""
 MOST_PAGES = 64
 """Most different pages that wait or are kept."""
 LOCAL_HOSTS = ("localhost", "127.0.0.1", "[::1]")
 """Names by which browsers may call in any case, as behind `kubectl port-forward`."""
-HEADERS: Mapping[str, str] = MappingProxyType(
-    {
-        "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self' 'unsafe-inline'; "
-        "img-src data:; connect-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'",
-        "X-Content-Type-Options": "nosniff",
-        "Referrer-Policy": "no-referrer",
-        "Cache-Control": "no-store",
-    }
-)
 _PAGES: dict[str, Callable[[ClusterState, Query, float], str]] = {
     "/": pages.write_pools,
     "/jobs": pages.write_jobs,
@@ -191,13 +185,10 @@ async def _read_form(request: web.Request) -> Form:
         async with asyncio.timeout(BODY_S):
             body = await request.read()
     except web.HTTPRequestEntityTooLarge:
-        raise SpecError("form", f"has more than {MAX_BODY_BYTES:,} bytes", "paste less") from None
+        raise make_length_error() from None
     except TimeoutError:
-        raise SpecError("form", f"did not arrive within {BODY_S:g} s", "send it again") from None
-    try:
-        return Form.from_values(dict(parse_qsl(body.decode(), max_num_fields=50)))
-    except (UnicodeDecodeError, ValueError):
-        raise SpecError("form", "cannot be read", "use the page") from None
+        raise make_slowness_error() from None
+    return parse_form(body)
 
 
 def _strip_port(host: str) -> str:

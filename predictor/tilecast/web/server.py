@@ -8,12 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import multiprocessing
-from collections import OrderedDict
 from collections.abc import AsyncIterator
 from concurrent.futures import BrokenExecutor, ProcessPoolExecutor
 from contextlib import asynccontextmanager
 from importlib import resources
-from urllib.parse import parse_qsl
 
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
@@ -24,30 +22,25 @@ from starlette.routing import Route
 
 from tilecast.public.tools import warm_up
 from tilecast.spec import SpecError
-from tilecast.web.answers import Form, describe_error, write_answer
+from tilecast.web.answers import Form
+from tilecast.web.form_answers import (
+    BODY_S,
+    HEADERS,
+    MAX_BODY_BYTES,
+    Answer,
+    AnswerQueue,
+    BusyError,
+    answer_form,
+    make_length_error,
+    make_slowness_error,
+    parse_form,
+)
 from tilecast.web.page import EXAMPLE, write_error, write_page, write_style
 
-MAX_BODY_BYTES = 128 * 1024
-"""Largest body of a request, in bytes."""
-BODY_S = 10.0
-"""Seconds within which a request's body must arrive."""
 ANSWER_S = 120.0
 """Seconds after which a search is stopped and its process replaced."""
-MOST_WAITING = 16
-"""Most requests that wait for a search or have one running."""
 MOST_CACHED = 256
 """Most answers that are cached."""
-HEADERS = {
-    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self' 'unsafe-inline'; "
-    "img-src data:; connect-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'",
-    "X-Content-Type-Options": "nosniff",
-    "Referrer-Policy": "no-referrer",
-    "Cache-Control": "no-store",
-}
-
-
-class BusyError(Exception):
-    """Error that the queue of searches is full, or that a search took too long."""
 
 
 class Answers:
@@ -55,9 +48,7 @@ class Answers:
 
     def __init__(self) -> None:
         self._pool = self._start_pool()
-        self._turn = asyncio.Lock()
-        self._waiting = 0
-        self._kept: OrderedDict[Form, tuple[int, str]] = OrderedDict()
+        self.find = AnswerQueue(self._compute, MOST_CACHED).find
 
     @staticmethod
     def _start_pool() -> ProcessPoolExecutor:
@@ -66,53 +57,20 @@ class Answers:
         pool.submit(int)
         return pool
 
-    async def find(self, form: Form) -> tuple[int, str]:
-        """Return the HTTP status and the HTML of the answer to a form.
-
-        Raises:
-            BusyError: too many requests wait, or the search took longer than `ANSWER_S`.
-        """
-        if form in self._kept:
-            self._kept.move_to_end(form)
-            return self._kept[form]
-        if self._waiting >= MOST_WAITING:
-            raise BusyError("many searches wait; try again in some seconds")
-        self._waiting += 1
-        try:
-            async with self._turn:
-                if form not in self._kept:
-                    self._keep(form, await self._compute(form))
-                return self._kept[form]
-        finally:
-            self._waiting -= 1
-
-    async def _compute(self, form: Form) -> tuple[int, str]:
+    async def _compute(self, form: Form) -> Answer:
         try:
             async with asyncio.timeout(ANSWER_S):
-                return await asyncio.get_running_loop().run_in_executor(self._pool, answer, form)
+                return await asyncio.get_running_loop().run_in_executor(self._pool, answer_form, form)
         except (TimeoutError, BrokenExecutor):
             self.stop()
             self._pool = self._start_pool()
             raise BusyError("the search took too long or needed too much memory; offer fewer GPUs") from None
-
-    def _keep(self, form: Form, found: tuple[int, str]) -> None:
-        self._kept[form] = found
-        while len(self._kept) > MOST_CACHED:
-            self._kept.popitem(last=False)
 
     def stop(self) -> None:
         """End the search process, even during a search."""
         for process in multiprocessing.active_children():
             process.terminate()
         self._pool.shutdown(wait=False, cancel_futures=True)
-
-
-def answer(form: Form) -> tuple[int, str]:
-    """Return the HTTP status and the HTML of the answer to a form. Runs in the search process."""
-    try:
-        return 200, write_answer(form)
-    except SpecError as error:
-        return 400, write_error(describe_error(error))
 
 
 async def read_form(request: Request) -> Form:
@@ -127,13 +85,10 @@ async def read_form(request: Request) -> Form:
             async for chunk in request.stream():
                 body += chunk
                 if len(body) > MAX_BODY_BYTES:
-                    raise SpecError("form", f"has more than {MAX_BODY_BYTES:,} bytes", "paste less")
+                    raise make_length_error()
     except (TimeoutError, ClientDisconnect):
-        raise SpecError("form", f"did not arrive within {BODY_S:g} s", "send it again") from None
-    try:
-        return Form.from_values(dict(parse_qsl(body.decode(), max_num_fields=50)))
-    except (UnicodeDecodeError, ValueError):
-        raise SpecError("form", "cannot be read", "use the page") from None
+        raise make_slowness_error() from None
+    return parse_form(bytes(body))
 
 
 def build_app(hosts: tuple[str, ...]) -> Starlette:
