@@ -8,23 +8,18 @@ policies, and its proxies are set to an address that does not answer.
 
 from __future__ import annotations
 
-import fcntl
-import hashlib
 import json
 import os
-import shutil
 import subprocess
 import sys
-import venv
-from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 import binaries
+import environments
 
 ROOT = Path(__file__).resolve().parent.parent
 LOCK = ROOT / "requirements-checkov.lock"
-NOWHERE = "http://127.0.0.1:9"
 
 
 class CheckovError(Exception):
@@ -44,24 +39,13 @@ def ensure() -> Path:
     Raises:
         CheckovError: it cannot be installed.
     """
-    digest = hashlib.sha256(LOCK.read_bytes() + sys.version.encode()).hexdigest()[:16]
-    folder = binaries.cache_folder() / f"checkov-{digest}"
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    program = folder / "bin" / "checkov"
-    with (folder.parent / f"{folder.name}.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if (folder / "whole").exists():
-            return program
-        binaries.say("installing checkov in an environment of its own: about 3 minutes the first time")
-        shutil.rmtree(folder, ignore_errors=True)
-        venv.create(folder, with_pip=True)
-        options = ("--quiet", "--disable-pip-version-check", "--require-hashes", "--only-binary", ":all:")
-        command = [str(folder / "bin" / "python"), "-m", "pip", "install", *options, "-r", str(LOCK)]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        if done.returncode:
-            raise CheckovError(f"checkov cannot be installed: {done.stderr.strip()[-1000:]}")
-        (folder / "whole").touch()
-    return program
+    message = "installing checkov in an environment of its own: about 3 minutes the first time"
+    return environments.ensure("checkov", (LOCK,), message, _install) / "bin" / "checkov"
+
+
+def _install(folder: Path) -> None:
+    if error := environments.install_wheels(folder, LOCK):
+        raise CheckovError(f"checkov cannot be installed: {error}")
 
 
 def findings(file: Path, framework: str) -> list[Finding]:
@@ -86,8 +70,8 @@ def findings(file: Path, framework: str) -> list[Finding]:
         raise CheckovError(f"checkov: {error}: {done.stderr.strip()[-1000:]}") from None
 
 
-def _off_line(proxies: Sequence[str] = ("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY")) -> dict[str, str]:
-    return os.environ | dict.fromkeys(proxies, NOWHERE) | {"NO_PROXY": "", "no_proxy": ""}
+def _off_line() -> dict[str, str]:
+    return os.environ | environments.off_line() | {"NO_PROXY": "", "no_proxy": ""}
 
 
 def main() -> int:

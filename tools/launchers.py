@@ -9,16 +9,16 @@ where there is no 3.12. What runs there gets `TILECAST_REQUIRE=launchers`, with 
 
 from __future__ import annotations
 
-import fcntl
-import hashlib
 import os
 import shutil
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 
 import binaries
+import environments
 from required import VARIABLE
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -26,8 +26,6 @@ LOCK = ROOT / "requirements-launchers.lock"
 INSTALLER = ROOT / "requirements-uv.lock"
 WANTED = "3.12"
 """Version of Python that the current packages of some launchers want."""
-NOWHERE = "http://127.0.0.1:9"
-"""A proxy that does not answer, so that nothing is fetched."""
 
 
 class LaunchersError(Exception):
@@ -53,12 +51,6 @@ def find_python() -> tuple[str, str]:
     return sys.executable, sys.version
 
 
-def _run(*command: str | Path) -> str:
-    """Return what a command wrote to standard error, which is empty if it succeeded."""
-    done = subprocess.run(list(map(str, command)), capture_output=True, text=True, check=False)
-    return (done.stderr.strip()[-1000:] or f"exit status {done.returncode}") if done.returncode else ""
-
-
 def ensure() -> Path:
     """Return the environment's Python, installing it first if it is missing. Safe to call from several processes.
 
@@ -66,36 +58,30 @@ def ensure() -> Path:
         LaunchersError: it cannot be installed.
     """
     program, version = find_python()
-    digest = hashlib.sha256(LOCK.read_bytes() + INSTALLER.read_bytes() + version.encode()).hexdigest()[:16]
-    folder = binaries.cache_folder() / f"launchers-{digest}"
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    python = folder / "bin" / "python"
-    with (folder.parent / f"{folder.name}.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if (folder / "whole").exists():
-            return python
-        binaries.say("installing the launchers' packages, with torch: about 3 minutes and 6 GB the first time")
-        shutil.rmtree(folder, ignore_errors=True)
-        hashes = ("--quiet", "--require-hashes")
-        pip = (python, "-m", "pip", "install", *hashes, "--disable-pip-version-check", "--no-compile")
-        if error := _run(program, "-m", "venv", folder) or _run(*pip, "-r", INSTALLER):
-            raise LaunchersError(f"the launchers' packages cannot be installed: {error}")
+    message = "installing the launchers' packages, with torch: about 3 minutes and 6 GB the first time"
+    install = partial(_install, program)
+    return environments.ensure("launchers", (LOCK, INSTALLER), message, install, version) / "bin" / "python"
+
+
+def _install(program: str, folder: Path) -> None:
+    python, run = folder / "bin" / "python", environments.run
+    hashes = ("--quiet", "--require-hashes")
+    pip = (python, "-m", "pip", "install", *hashes, "--disable-pip-version-check", "--no-compile")
+    error = run((program, "-m", "venv", folder)) or run((*pip, "-r", INSTALLER))
+    if not error:
         # uv takes a fifth of pip's processor time. Where only pip is told of a mirror, pip installs.
         uv = (folder / "bin" / "uv", "pip", "install", *hashes, "--no-cache", "--python", python, "--link-mode", "copy")
-        error = _run(*uv, "-r", LOCK)
-        if error and (second := _run(*pip, "-r", LOCK)):
-            raise LaunchersError(f"the launchers' packages cannot be installed: {second}")
-        (folder / "whole").touch()
-    return python
+        error = run((*uv, "-r", LOCK)) and run((*pip, "-r", LOCK))
+    if error:
+        raise LaunchersError(f"the launchers' packages cannot be installed: {error}")
 
 
 def environment() -> dict[str, str]:
     """Return the variables of a program that runs there: nothing skipped, nothing fetched, no GPU, this source tree."""
-    proxies = dict.fromkeys(("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY"), NOWHERE)
     # Bytecode is written once, also where a container's image switches that off: uv writes none.
     kept = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
     return {
-        **kept, **proxies, VARIABLE: "launchers", "CUDA_VISIBLE_DEVICES": "", "WANDB_MODE": "disabled",
+        **kept, **environments.off_line(), VARIABLE: "launchers", "CUDA_VISIBLE_DEVICES": "", "WANDB_MODE": "disabled",
         "PYTHONPATH": os.pathsep.join(str(ROOT / name) for name in ("predictor", "operator", "lab")),
     }  # fmt: skip
 

@@ -7,23 +7,19 @@
 
 from __future__ import annotations
 
-import fcntl
-import hashlib
 import json
 import os
-import shutil
 import subprocess
 import sys
-import venv
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import binaries
+import environments
 
 ROOT = Path(__file__).resolve().parent.parent
 LOCK = ROOT / "requirements-schedulers.lock"
-NOWHERE = "http://127.0.0.1:9"
 
 
 class SchedulersError(Exception):
@@ -36,24 +32,13 @@ def ensure() -> Path:
     Raises:
         SchedulersError: it cannot be installed.
     """
-    digest = hashlib.sha256(LOCK.read_bytes() + sys.version.encode()).hexdigest()[:16]
-    folder = binaries.cache_folder() / f"schedulers-{digest}"
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    python = folder / "bin" / "python"
-    with (folder.parent / f"{folder.name}.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if (folder / "whole").exists():
-            return python
-        binaries.say("installing Ray and SkyPilot in an environment of their own: about 2 minutes the first time")
-        shutil.rmtree(folder, ignore_errors=True)
-        venv.create(folder, with_pip=True)
-        options = ("--quiet", "--disable-pip-version-check", "--require-hashes", "--only-binary", ":all:")
-        command = [str(python), "-m", "pip", "install", *options, "-r", str(LOCK)]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        if done.returncode:
-            raise SchedulersError(f"Ray and SkyPilot cannot be installed: {done.stderr.strip()[-1000:]}")
-        (folder / "whole").touch()
-    return python
+    message = "installing Ray and SkyPilot in an environment of their own: about 2 minutes the first time"
+    return environments.ensure("schedulers", (LOCK,), message, _install) / "bin" / "python"
+
+
+def _install(folder: Path) -> None:
+    if error := environments.install_wheels(folder, LOCK):
+        raise SchedulersError(f"Ray and SkyPilot cannot be installed: {error}")
 
 
 def check(request: Mapping[str, Any], home: Path) -> dict[str, Any]:
@@ -67,8 +52,7 @@ def check(request: Mapping[str, Any], home: Path) -> dict[str, Any]:
         SchedulersError: the environment cannot be installed, or the program fails.
     """
     command = [str(ensure()), str(Path(__file__).with_name("scheduler_checks.py"))]
-    proxies = dict.fromkeys(("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY"), NOWHERE)
-    environment = {**os.environ, **proxies, "HOME": str(home), "PYTHONPATH": ""}
+    environment = {**os.environ, **environments.off_line(), "HOME": str(home), "PYTHONPATH": ""}
     text = json.dumps(request)
     done = subprocess.run(command, input=text, capture_output=True, text=True, check=False, env=environment)
     if done.returncode:
