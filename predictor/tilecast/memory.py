@@ -56,7 +56,7 @@ Figure = Literal["allocated", "reserved", "device"]
 
 @dataclass(frozen=True, slots=True)
 class _OptimizerStates:
-    """What an optimizer stores per trainable weight in addition to the master copy, and temporaries of its update."""
+    """Optimizer states per trainable weight in addition to the master copy, and temporaries of the update."""
 
     moments: float
     """Number of moments per weight of the layers, in the type of moments."""

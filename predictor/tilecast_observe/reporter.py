@@ -28,7 +28,7 @@ DRIVER_FILE = "/proc/driver/nvidia/version"
 
 @dataclass(frozen=True)
 class ReporterSettings:
-    """Where reports go, and how they describe the run. The README lists the environment variables."""
+    """Address to which reports go, and their description of the run. The README lists the environment variables."""
 
     url: str = ""
     job: str = ""

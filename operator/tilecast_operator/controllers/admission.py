@@ -80,7 +80,7 @@ _BY_OTHERS = {"Waiting", "Finished", "Uninstalled", "OperatorDown"}
 
 @dataclass(frozen=True, slots=True)
 class _Decision:
-    """Where a held job runs, or why Tilecast does not place it."""
+    """Place of a held job, or the reason why Tilecast does not place it."""
 
     outcome: str
     """`PLACED` or `QUEUED`, or the reason why the job is released unchanged."""

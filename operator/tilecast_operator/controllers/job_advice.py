@@ -55,7 +55,7 @@ class JobSearchInputs:
 
 
 class _Reading(NamedTuple):
-    """What was read from the command of a job, as fields of a `Job`."""
+    """Fields of a `Job` that were read from its command."""
 
     said: Mapping[str, Any] = {}
     why_unread: str = ""

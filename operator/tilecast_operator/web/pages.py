@@ -13,7 +13,7 @@ from tilecast.planner.references import REFERENCES
 from tilecast.render import charts
 from tilecast.render.gantt import MOST_BARS, Bar, draw_gantt
 from tilecast.render.page import definition_list, fraction_bar, html_figure, html_page, html_table
-from tilecast.render.units import format_duration, format_interval
+from tilecast.render.units import format_duration, format_interval, shorten
 from tilecast.web.answers import Form
 from tilecast.web.page import EXAMPLE, write_page
 from tilecast_operator.kube.times import format_time
@@ -32,6 +32,8 @@ MOST_FORM_POOLS = 12
 """Most pools that the form is filled with."""
 LONGEST_SEARCH = 100
 """Most characters of a search."""
+_LONGEST_LABEL = 28
+"""Most characters of a pool's name in a legend."""
 _NAMED_POOLS = 5
 """Pools with a colour of their own in the pictures of forecasts."""
 _MOST_RATIO = 3.0
@@ -61,7 +63,7 @@ td.wrap{min-width:210px}.scroll.picture{margin-bottom:16px}.scroll.picture>figur
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """What the address of a page asks for: a search of names, and the number of a page from 1."""
+    """Values in the address of a page: a search of names, and the number of a page from 1."""
 
     search: str = ""
     page: int = 1
@@ -247,7 +249,9 @@ def _draw_forecasts(measured: Sequence[tuple[JobRow, Measured]], count: int) -> 
 def _group_pools(points: Mapping[str, Sequence[charts.Point]]) -> list[charts.Series]:
     """Return a series for each of the pools with most points, and one for all others."""
     names = sorted(points, key=lambda name: (-len(points[name]), name))
-    series = [charts.Series(_shorten(name), tuple(points[name]), joined=False) for name in names[:_NAMED_POOLS]]
+    series = [
+        charts.Series(shorten(name, _LONGEST_LABEL), tuple(points[name]), joined=False) for name in names[:_NAMED_POOLS]
+    ]
     if others := tuple(point for name in names[_NAMED_POOLS:] for point in points[name]):
         series.append(charts.Series("other pools", others, joined=False))
     return series
@@ -446,11 +450,7 @@ def _count(noun: str, count: int, shown: int) -> str:
 
 
 def _write_name(job: JobRow) -> str:
-    return f'<span class="soft">{escape(job.namespace)}/</span>{escape(_shorten(job.name, 60))}'
-
-
-def _shorten(text: str, most: int = 28) -> str:
-    return text if len(text) <= most else f"{text[: most - 1]}…"
+    return f'<span class="soft">{escape(job.namespace)}/</span>{escape(shorten(job.name, 60))}'
 
 
 def _format_ratio(ratio: float | None) -> str:

@@ -245,7 +245,7 @@ def _note_host_memory(offers: Sequence[Offer]) -> list[str]:
     plans = Plans.from_plans(best.plan)
     sharded = zoo.build_sharded_graph(best.workload, plans)
     each = float(memory.host_activation_bytes(best.workload, sharded, plans)[0])
-    text = f"{each / 2**30:.1f} GiB a GPU, {each * best.gpus_per_node / 2**30:.0f} GiB a node"
+    text = f"{each / GIB:.1f} GiB a GPU, {each * best.gpus_per_node / GIB:.0f} GiB a node"
     return [f"Offloaded activations take at most {text}, in page-locked memory of the host."]
 
 

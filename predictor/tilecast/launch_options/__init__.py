@@ -1,1 +1,1 @@
-"""What the options of each launcher mean. One table per launcher serves to read and to write options."""
+"""Meanings of each launcher's options. One table per launcher serves to read and to write options."""

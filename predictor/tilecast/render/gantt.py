@@ -10,6 +10,7 @@ import numpy as np
 
 from tilecast.render import charts
 from tilecast.render.page import html_figure
+from tilecast.render.units import shorten
 
 _WIDTH, _LEFT, _RIGHT, _AXIS = 1080.0, 60.0, 20.0, 44.0
 _LEAST_HEIGHT, _MOST_HEIGHT, _GPU = 80.0, 320.0, 6.0
@@ -148,9 +149,5 @@ def _draw_bar(bar: Bar, pieces: Sequence[tuple[int, int]], lane: float, bottom: 
         parts.append(f'<path class="quiet" d="M{early:.1f} {middle:.1f}H{late:.1f}"/>')
     room = int((right - left - 6) / _LETTER)
     if room >= 3 and (high - low) * lane >= _LINE:
-        parts.append(f'<text x="{left + 4:.1f}" y="{middle + 4:.1f}">{escape(_shorten_name(bar.name, room))}</text>')
+        parts.append(f'<text x="{left + 4:.1f}" y="{middle + 4:.1f}">{escape(shorten(bar.name, room))}</text>')
     return "".join((*parts, "</g>"))
-
-
-def _shorten_name(name: str, length: int) -> str:
-    return name if len(name) <= length else f"{name[: length - 1]}…"

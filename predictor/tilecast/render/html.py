@@ -25,6 +25,7 @@ from tilecast.render.units import (
     format_interval,
     format_money,
     format_parameters,
+    format_step_count,
 )
 from tilecast.scaling import ScalingCurve
 from tilecast.step import PARTS
@@ -77,7 +78,7 @@ def list_sections(
     held = format_parameters(zoo.count_parameters(replace(workload, lora_rank=0)))
     batch = f"{format_count(workload.tokens_per_step)} {unit} a step"
     steps = (advice.best.workload if advice.best else workload).steps
-    batch += "" if steps is None else f", {steps:,} step{'s' * (steps != 1)}"
+    batch += "" if steps is None else f", {format_step_count(steps)}"
     subtitle = f"{workload.model.name}, {held} parameters, {workload.precision}, {batch}"
     body = [
         f"<h{level}>{escape(request.name)}</h{level}>",

@@ -23,6 +23,7 @@ from tilecast.render.units import (
     format_money,
     format_parameters,
     format_rate,
+    format_step_count,
 )
 from tilecast.step import PARTS
 
@@ -86,7 +87,7 @@ def advice_headline(advice: Advice) -> str:
     precision = advice.best.workload.precision if advice.best else workload.precision
     size = format_parameters(zoo.count_parameters(replace(workload, lora_rank=0)))
     planned = advice.best.workload if advice.best else workload
-    steps = [] if planned.steps is None else [f"{planned.steps:,} step{'s' * (planned.steps != 1)}"]
+    steps = [] if planned.steps is None else [format_step_count(planned.steps)]
     head = (advice.request.name, workload.model.name, f"{size} parameters", precision, batch, *steps)
     return "  ".join((*head, f"objective: {advice.request.objective}"))
 

@@ -62,6 +62,16 @@ def format_rate(per_s: float) -> str:
     return f"{float(f'{per_s:.3g}'):,g}"
 
 
+def format_step_count(steps: int) -> str:
+    """Format a number of steps with its noun, such as `2,000 steps` or `1 step`."""
+    return f"{steps:,} step{'s' * (steps != 1)}"
+
+
+def shorten(text: str, most: int) -> str:
+    """Return a text, cut to `most` characters of which the last is an ellipsis if it is longer."""
+    return text if len(text) <= most else f"{text[: most - 1]}…"
+
+
 def format_parameters(value: float) -> str:
     """Format a number of parameters, such as `124M`, `8.03B` or `1.03T`."""
     return format_count(value).replace("G", "B")

@@ -103,12 +103,12 @@ class Numerics:
 
     @property
     def in_fp32(self) -> Numerics:
-        """The same numerics for kernels over FP32 tensors."""
+        """These numerics with FP32 tensors."""
         return replace(self, vector="fp32", element=4.0)
 
     @property
     def unquantized(self) -> Numerics:
-        """The same numerics for products that stay in 16 bits in an FP8, MXFP8 or NVFP4 job: the router and the head.
+        """These numerics with products in 16 bits, as the router and the head have in an FP8, MXFP8 or NVFP4 job.
 
         Sources: Megatron-Core, transformer/moe/router.py, and tensor_parallel/layers.py for output_layer; torchao's
         filter skips `output`.
