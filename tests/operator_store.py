@@ -23,12 +23,8 @@ from tilecast_operator.objects.documents import ADVICE_KEYS
 from tilecast_operator.settings import Settings
 from tilecast_operator.timings import ControllerDelays
 
-TIMINGS = ControllerDelays(first_list_s=1.0, decide_s=60.0)
-"""Timings after which a first list soon counts as complete although the counts of objects differ.
-
-They may differ here: operators that share a store see each other's writes only where a test shows them. Jobs are held
-for longer than in a cluster, because a search may take long on a busy machine.
-"""
+TIMINGS = ControllerDelays(first_list_s=60.0, decide_s=60.0)
+"""Delays that a stall of a busy machine does not outlast: jobs are held, and first lists are awaited, for a minute."""
 QUICK = Settings(
     discovery=False,
     settle_s=0.01,
