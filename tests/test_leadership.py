@@ -235,11 +235,14 @@ def show(store: LeaseStore, *replicas: Assembly) -> None:
 
 @asynccontextmanager
 async def replicas(store: LeaseStore, search: Any = on_first_pool, **settings: Any) -> AsyncIterator[list[Assembly]]:
-    """Run two replicas, of which the first leads; each serves reports."""
+    """Run two replicas, of which the first leads; each serves reports.
+
+    A lease is longer than a busy machine stops a test.
+    """
     async with AsyncExitStack() as stack:
         running_replicas: list[Assembly] = []
         for name, port in zip(("leader", "follower"), free_ports(2), strict=True):
-            own = {"lease": PLACE, "lease_s": 1, "instance": name, "pod_ip": "127.0.0.1", "listen_port": port}
+            own = {"lease": PLACE, "lease_s": 20, "instance": name, "pod_ip": "127.0.0.1", "listen_port": port}
             running = await stack.enter_async_context(operator(store, search, **{**own, **settings}))
             runner = await server.start_server(
                 server.Address("127.0.0.1", port), running.metrics.registry, running.unhealthy, running.unready,
@@ -425,7 +428,7 @@ async def test_a_replica_that_ends_releases_its_lease() -> None:
 async def test_nobody_takes_a_report_while_nobody_leads() -> None:
     store = LeaseStore()
     store.put(f"{JOBS}/a", job())
-    async with replicas(store) as (leader, follower):
+    async with replicas(store, lease_s=1) as (leader, follower):
         store.is_away = True
         await until(lambda: not leader.leadership.is_leader)
         await asyncio.sleep(1.5)
