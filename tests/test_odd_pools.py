@@ -9,7 +9,7 @@ import pytest
 
 from tilecast import zoo
 from tilecast.advice import Advice, Offer, Request, advise
-from tilecast.advice.reasons import describe_plan
+from tilecast.advice.what_if.alternatives import describe_plan
 from tilecast.advice.what_if.changes import apply_change, describe_growth
 from tilecast.cli import main
 from tilecast.hardware import Pool

@@ -42,7 +42,6 @@ from tilecast.advice.pricing import price
 from tilecast.advice.reasons import (
     describe_confidence,
     describe_offers,
-    describe_plan,
     describe_sharing,
     explain_choices,
     explain_pareto,
@@ -66,6 +65,7 @@ from tilecast.advice.what_if.alternatives import (
     best_without_constraints,
     describe_assumed_networks,
     describe_missing_usual_plan,
+    describe_plan,
     price_baseline,
     price_safer_plan,
     price_usual_plan,
@@ -108,44 +108,60 @@ def advise(request: Request, pools: Sequence[Pool]) -> Advice:
     """
     _check_request(request, pools)
     considered = sorted(pools, key=attrgetter("name"))
+    origin = _describe_origin(considered)
+    digest = inputs_hash(request, considered, origin.model_sha256)
     enumerations = enumerate_pools(request, considered)
+    left_out = describe_left_out(request, enumerations)
     candidates = [price(enumeration) for enumeration in enumerations]
     outcomes = [choose_or_reject(request, each) for each in candidates]
     ranking = rank_choices(request, [outcome for outcome in outcomes if isinstance(outcome, Choice)])
+    choices = ranking.choices
+
     offers = explain_choices(request, ranking)
+    pareto = explain_pareto(request, choices)
     sharing = find_sharing(request, offers)
+    offer_notes = describe_offers(request, offers)
+    sharing_notes = describe_sharing(request, sharing)
+    confidence = describe_confidence(offers)
+
     baseline, refused, baseline_notes = price_baseline(request, considered)
-    origin = _describe_origin(considered)
-    safer = price_safer_plan(request, ranking.choices)
+    usual = price_usual_plan(request, choices)
+    safer = price_safer_plan(request, choices)
+    uncapped = best_without_constraints(request, candidates)
+    alerts = describe_assumed_networks(offers)
+    plan_notes = describe_plan(offers, safer)
+    usual_notes = describe_missing_usual_plan(request, choices)
+    suggestions = suggest_changes(request, choices)
+
     return Advice(
         request=request,
         offers=offers,
-        pareto=explain_pareto(request, ranking.choices),
-        rejections=(*add_remedies(request, candidates, outcomes, ranking.choices), *refused),
+        pareto=pareto,
+        rejections=(*add_remedies(request, candidates, outcomes, choices), *refused),
         baseline=baseline,
-        alerts=tuple(describe_assumed_networks(offers)),
-        usual=price_usual_plan(request, ranking.choices),
+        alerts=tuple(alerts),
+        usual=usual,
         safer=safer,
-        uncapped=best_without_constraints(request, candidates),
+        uncapped=uncapped,
         sharing=sharing,
         why_not=explain_why_not(request, ranking),
         ties=ranking.ties,
         tie_ratio=ranking.ratio,
         decision=ranking.decision,
         notes=(
-            *describe_lateness(request, ranking.choices, candidates),
-            *describe_offers(request, offers),
-            *describe_plan(offers, safer),
-            *describe_missing_usual_plan(request, ranking.choices),
-            *describe_left_out(request, enumerations),
-            *suggest_changes(request, ranking.choices),
-            *describe_sharing(request, sharing),
+            *describe_lateness(request, choices, candidates),
+            *offer_notes,
+            *plan_notes,
+            *usual_notes,
+            *left_out,
+            *suggestions,
+            *sharing_notes,
             *baseline_notes,
         ),
         plans_evaluated=sum(len(each) for each in candidates),
-        confidence=describe_confidence(offers),
+        confidence=confidence,
         provenance=origin,
-        inputs_hash=inputs_hash(request, considered, origin.model_sha256),
+        inputs_hash=digest,
     )
 
 

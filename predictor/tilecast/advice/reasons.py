@@ -33,23 +33,6 @@ def describe_offers(request: Request, offers: Sequence[Offer]) -> tuple[str, ...
     )
 
 
-def describe_plan(offers: Sequence[Offer], safer: Offer | None) -> tuple[str, ...]:
-    """Return notes that help to read the recommended plan, or a plan with memory to spare.
-
-    They cover GPU groups that share a node, and ZeRO with a single data-parallel rank.
-    """
-    if not offers:
-        return ()
-    shown = (offers[0],) if safer is None else (offers[0], safer)
-    notes = [offer.shared_nodes for offer in shown if offer.shared_nodes]
-    notes += [
-        f"zero{offer.plan.zero_stage}-dp1: ZeRO shards over the context-parallel ranks too."
-        for offer in shown
-        if offer.plan.zero_stage in (1, 2) and offer.plan.data == 1 and offer.plan.context > 1
-    ]
-    return tuple(dict.fromkeys(notes))
-
-
 def _explain_choice(request: Request, place: int, ranking: Ranking) -> Offer:
     """Return the offer of the choice at index `place` of the ranking, with the reason for its rank."""
     choices = ranking.choices
