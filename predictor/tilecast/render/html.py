@@ -15,6 +15,7 @@ from tilecast.render import charts
 from tilecast.render.charts import Axis, Chart, Point, Series, group_points
 from tilecast.render.explain import SHOWN, exchange_rows, format_kernel_shape, operator_cells
 from tilecast.render.page import definition_list, fraction_bar, html_figure, html_page, html_table
+from tilecast.render.risk import describe_risk
 from tilecast.render.table import describe_ties, is_usual_shown
 from tilecast.render.units import (
     format_bytes,
@@ -118,7 +119,7 @@ def _recommendation_card(advice: Advice, explanation: Explanation | None) -> str
     lines = [
         f"<p>{escape(selector)}</p>" if selector else "",
         f"<p>{escape(best.reason)}. {escape(_ties_sentence(advice))}</p>",
-        *(f"<p>{escape(note)}</p>" for note in (*advice.alerts, *advice.notes)),
+        *(f"<p>{escape(note)}</p>" for note in (*describe_risk(advice), *advice.alerts, *advice.notes)),
     ]
     where = f"{best.pool.name}, {best.nodes} x {best.gpus_per_node} GPUs"
     plan = f"<code>{escape(str(best.plan))}</code>"

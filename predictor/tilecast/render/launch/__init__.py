@@ -36,6 +36,7 @@ __all__ = [
     "LaunchSetting",
     "Launcher",
     "check_launchable",
+    "choose_setting",
     "find_unsupported_feature",
     "write_launch",
 ]
@@ -178,17 +179,7 @@ def launch_text(
     Raises:
         SpecError: as in `write_launch`.
     """
-    risk = []
-    if setting.is_tight:
-        can_run = safer is not None and _can_launch(launcher, safer)
-        tight = f"{setting.plan} ({_describe_time_and_memory(setting)}) may run out of memory"
-        if safer is not None and can_run and not is_stated:
-            risk.append(f"{tight}: this is the safer plan; --plan {setting.plan} prints the tight one")
-            setting = safer
-        elif safer is not None and can_run:
-            risk.append(f"tight: {tight}; safer is --plan {safer.plan} ({_describe_time_and_memory(safer)})")
-        else:
-            risk.append(f"tight: {tight}, and no plan here has memory to spare")
+    setting, risk = choose_setting(launcher, setting, safer, is_stated)
     line, chosen = write_launch(launcher, setting), _with_framework(launcher, setting)
     where = f"{setting.name} on {setting.pool}, {setting.nodes}x{setting.gpus_per_node} GPUs"
     head = f"{where}: {setting.plan}, {_describe_time_and_memory(setting)}"
@@ -198,6 +189,23 @@ def launch_text(
     return line.text(
         [options, head, *shared, *risk, f"priced as {chosen.workload.framework}: {_describe_states(chosen)}"]
     )
+
+
+def choose_setting(
+    launcher: str, setting: LaunchSetting, safer: LaunchSetting | None, is_stated: bool
+) -> tuple[LaunchSetting, list[str]]:
+    """Return the setting to launch, and sentences about the memory if the recommended plan is tight.
+
+    The arguments are those of `launch_text`.
+    """
+    if not setting.is_tight:
+        return setting, []
+    tight = f"{setting.plan} ({_describe_time_and_memory(setting)}) may run out of memory"
+    if safer is None or not _can_launch(launcher, safer):
+        return setting, [f"tight: {tight}, and no plan here has memory to spare"]
+    if is_stated:
+        return setting, [f"tight: {tight}; safer is --plan {safer.plan} ({_describe_time_and_memory(safer)})"]
+    return safer, [f"{tight}: this is the safer plan; --plan {setting.plan} prints the tight one"]
 
 
 def _can_launch(launcher: str, setting: LaunchSetting) -> bool:
