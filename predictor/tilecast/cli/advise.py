@@ -24,7 +24,6 @@ from tilecast.inputs.pools import PoolOptions
 from tilecast.public.advising import AdviceInputs, AdviceResult, compute_advice, measured_offer
 from tilecast.render import launch as launched
 from tilecast.render.dialects import DIALECTS, write_dialect
-from tilecast.render.dialects.parts import write_comments
 from tilecast.render.document import FORMATS, dump_document
 from tilecast.render.launch import LAUNCHERS
 from tilecast.render.launch.setting import list_launch_settings
@@ -102,6 +101,8 @@ def run(options: argparse.Namespace) -> int:
 
 def _manifest_text(options: argparse.Namespace, result: AdviceResult) -> str:
     """Return the text of the job's manifest with advised fields, and the launcher's command if `--launch` is given."""
+    from tilecast.render.dialects.parts import write_comments
+
     source, advice, candidates = result.job.source, result.advice, result.candidates
     assert source is not None and candidates is not None  # noqa: S101 (only jobs of other kinds have a manifest)
     if advice.best is None:

@@ -25,6 +25,12 @@ from tilecast.spec import SpecError
 _T = TypeVar("_T")
 UNKNOWN = "\x00"
 """Marker before and after the name of a value that is not literal."""
+_RENDEZVOUS = frozenset((
+    "master-addr", "master-address", "master-port", "node-rank", "machine-rank", "local-rank", "rdzv-backend",
+    "rdzv-conf", "rdzv-endpoint", "rdzv-id", "main-process-ip", "main-process-port", "dist-url", "dist-backend",
+    "dist-port", "init-method", "hostfile",
+))  # fmt: skip
+"""Options, of any launcher or script, that say where processes meet. They change neither speed nor memory."""
 _NUMBER = re.compile(r"-\d")
 _DOTTED = re.compile(r"[A-Za-z_][\w.]*\.[A-Za-z_]\w*")
 _TRUE, _FALSE = ("true", "1", "yes", "on"), ("false", "0", "no", "off", "none", "null", "")
@@ -214,7 +220,9 @@ class OptionTable:
                 if setting.text.strip().lower() not in _FALSE or not setting.values:
                     facts.unpriced[setting.option] = reason
             elif not any(
-                one in self.ignored or any(one.startswith(start[:-1]) for start in self.ignored if start[-1:] == "*")
+                one in self.ignored
+                or one in _RENDEZVOUS
+                or any(one.startswith(start[:-1]) for start in self.ignored if start[-1:] == "*")
                 for one in (key, full)
             ):
                 facts.unknown.append(setting.option)

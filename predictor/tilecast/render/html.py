@@ -16,7 +16,7 @@ from tilecast.render.charts import Axis, Chart, Point, Series, group_points
 from tilecast.render.explain import SHOWN, exchange_rows, format_kernel_shape, operator_cells
 from tilecast.render.page import definition_list, fraction_bar, html_figure, html_page, html_table
 from tilecast.render.risk import describe_risk
-from tilecast.render.table import describe_ties, is_usual_shown
+from tilecast.render.table import describe_prices, describe_ties, is_usual_shown
 from tilecast.render.units import (
     format_bytes,
     format_count,
@@ -380,17 +380,12 @@ def _plan_legend() -> str:
 
 def _provenance_footer(advice: Advice, command: str, day: str) -> str:
     source = advice.provenance
-    prices = {
-        offer.pool.name: format_money(offer.pool.price_per_gpu_hour, offer.pool.currency)
-        for offer in advice.offers
-        if offer.pool.price_per_gpu_hour is not None
-    }
-    text = ", ".join(f"{name} {price}" for name, price in prices.items())
+    text = describe_prices(advice)
     made = f"Made by `{command}`" if command else ""
     lines = [
         " on ".join(part for part in (made or ("Made" if day else ""), day) if part),
         f"How sure? {advice.confidence}",
-        f"Prices per GPU and hour, on-demand list prices unless a GPUPool says otherwise: {text}" if text else "",
+        f"Prices per GPU and hour: {text}" if text else "",
         f"{advice.plans_evaluated:,} plans priced by Tilecast {source.version}; "
         f"utilization model {source.model_version}, {source.model_sha256[:12]}; "
         f"constants {source.constants_sha256[:12]}; facts {source.data_sha256[:12]}; inputs {advice.inputs_hash}.",

@@ -38,6 +38,7 @@ __all__ = [
     "check_launchable",
     "choose_setting",
     "find_unsupported_feature",
+    "list_launchers",
     "write_launch",
 ]
 
@@ -183,7 +184,7 @@ def launch_text(
     line, chosen = write_launch(launcher, setting), _with_framework(launcher, setting)
     where = f"{setting.name} on {setting.pool}, {setting.nodes}x{setting.gpus_per_node} GPUs"
     head = f"{where}: {setting.plan}, {_describe_time_and_memory(setting)}"
-    shared = [f"{setting.shared_nodes} Start each group by a command of its own."] if setting.shared_nodes else []
+    shared = [setting.shared_nodes] if setting.shared_nodes else []
     entry = LAUNCHERS[launcher]
     options = f"options of {entry.version} ({entry.source})"
     return line.text(
@@ -242,6 +243,13 @@ def launch_document(launcher: str, setting: LaunchSetting, safer: LaunchSetting 
     if safer is not None and _can_launch(launcher, safer):
         document["safer"] = {"plan": str(safer.plan), **launch_document(launcher, safer)}
     return document
+
+
+def list_launchers(setting: LaunchSetting) -> dict[str, Framework]:
+    """Return the launchers that run a plan as it is priced, each with the framework as which its jobs are forecast."""
+    able = (name for name in LAUNCHERS if _can_launch(name, setting))
+    chosen = {name: _with_framework(name, setting).workload.framework for name in able}
+    return {name: framework for name, framework in chosen.items() if framework is not None}
 
 
 def check_launchable(launcher: str, workload: Workload) -> None:
