@@ -25,7 +25,7 @@ from tilecast.public.advising import AdviceInputs, AdviceResult, compute_advice,
 from tilecast.render import launch as launched
 from tilecast.render.dialects import DIALECTS, write_dialect
 from tilecast.render.document import FORMATS, dump_document
-from tilecast.render.launch import LAUNCHERS
+from tilecast.render.launch import LAUNCHERS, OwnCommand
 from tilecast.render.launch.setting import list_launch_settings
 from tilecast.render.risk import describe_risk
 from tilecast.render.wide import LEGEND, wide_text
@@ -152,6 +152,12 @@ def _output_text(options: argparse.Namespace, inputs: AdviceInputs, result: Advi
     return "\n".join([screen, *(extra.screen for extra in extras)])
 
 
+def _find_own_command(result: AdviceResult) -> OwnCommand | None:
+    """Return the launch that the user has today, or None if the job is described by a model."""
+    reading = result.job.launch
+    return None if reading is None else OwnCommand(reading.table, reading.program, reading.words)
+
+
 def _refuse_sections(options: argparse.Namespace) -> None:
     """Raise SpecError if a flag requests a section while the output is for a scheduler, which has no sections."""
     for flag, is_given in (("--explain", options.explain), ("--per-layer", options.per_layer)):
@@ -208,6 +214,7 @@ def _requested_sections(
         extras.append(_Section("perLayer", "Layer by layer", screen, layers.layers_document(varied, cut)))
     if options.launch:
         name, setting, safer = options.launch, *list_launch_settings(advice, best)
-        text = launched.launch_text(name, setting, safer, is_stated=options.plan is not None)
-        extras.append(_Section("launch", "Launch", text, launched.launch_document(name, setting, safer)))
+        own = _find_own_command(result)
+        text = launched.launch_text(name, setting, safer, is_stated=options.plan is not None, own=own)
+        extras.append(_Section("launch", "Launch", text, launched.launch_document(name, setting, safer, own)))
     return extras

@@ -465,7 +465,7 @@ def read_line(line: LaunchLine, where: str, folder: Files, gpus: int | None, has
     else:
         remedy = "give its configuration file, or describe the job by flags"
         raise SpecError(where or "command", f"{line.program[:60]} is no training script that is known", remedy)
-    return replace(reading, gpus_per_node=line.gpus_per_node)
+    return replace(reading, gpus_per_node=line.gpus_per_node, program=line.program, words=tuple(words))
 
 
 _REGISTRIES = ("torchtitan/models/{}/config_registry.py", "torchtitan/experiments/{}/config_registry.py")

@@ -6,14 +6,15 @@ Each launcher has a module. What it writes depends on the plan, the workload and
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 from tilecast import frameworks, zoo
 from tilecast.frameworks import FRAMEWORKS, with_framework
-from tilecast.launch_options.options_table import OptionTable
+from tilecast.launch_options.options_table import UNKNOWN, OptionTable
 from tilecast.render.launch import deepspeed, huggingface, megatron, pytorch, torchtitan
-from tilecast.render.launch.setting import LaunchScript, LaunchSetting
+from tilecast.render.launch.setting import LaunchScript, LaunchSetting, OwnCommand
 from tilecast.render.units import format_duration, format_gibibyte_range, format_gibibytes
 from tilecast.search import abilities, find_engine
 from tilecast.spec import (
@@ -35,6 +36,8 @@ __all__ = [
     "LaunchScript",
     "LaunchSetting",
     "Launcher",
+    "OwnCommand",
+    "carry_over",
     "check_launchable",
     "choose_setting",
     "find_unsupported_feature",
@@ -167,7 +170,11 @@ def write_launch(launcher: str, setting: LaunchSetting) -> LaunchScript:
 
 
 def launch_text(
-    launcher: str, setting: LaunchSetting, safer: LaunchSetting | None = None, is_stated: bool = False
+    launcher: str,
+    setting: LaunchSetting,
+    safer: LaunchSetting | None = None,
+    is_stated: bool = False,
+    own: OwnCommand | None = None,
 ) -> str:
     """Return the launch as text. Comments at the top name version, pool, plan, step time, memory and data types.
 
@@ -176,12 +183,13 @@ def launch_text(
         setting: the plan and its job.
         safer: a plan with memory to spare, if the plan is tight. If the launcher can run it, it is printed instead.
         is_stated: whether the user states the plan. Then it is printed, and a comment names the safer plan.
+        own: the user's launch today, whose options are carried over, or None.
 
     Raises:
         SpecError: as in `write_launch`.
     """
     setting, risk = choose_setting(launcher, setting, safer, is_stated)
-    line, chosen = write_launch(launcher, setting), _with_framework(launcher, setting)
+    line, chosen = carry_over(launcher, write_launch(launcher, setting), own), _with_framework(launcher, setting)
     where = f"{setting.name} on {setting.pool}, {setting.nodes}x{setting.gpus_per_node} GPUs"
     head = f"{where}: {setting.plan}, {_describe_time_and_memory(setting)}"
     shared = [setting.shared_nodes] if setting.shared_nodes else []
@@ -227,7 +235,9 @@ def _describe_time_and_memory(setting: LaunchSetting) -> str:
     return f"{text}, {format_gibibyte_range(lower, upper)} of {format_gibibytes(available)} GiB a GPU"
 
 
-def launch_document(launcher: str, setting: LaunchSetting, safer: LaunchSetting | None = None) -> dict[str, object]:
+def launch_document(
+    launcher: str, setting: LaunchSetting, safer: LaunchSetting | None = None, own: OwnCommand | None = None
+) -> dict[str, object]:
     """Return the launch as JSON-compatible data.
 
     If the launcher can run the plan `safer`, the key `safer` has its launch.
@@ -235,14 +245,66 @@ def launch_document(launcher: str, setting: LaunchSetting, safer: LaunchSetting 
     Raises:
         SpecError: as in `write_launch`.
     """
-    line = write_launch(launcher, setting)
+    line = carry_over(launcher, write_launch(launcher, setting), own)
     framework = _with_framework(launcher, setting).workload.framework
     document: dict[str, object] = {
         "launcher": launcher, "version": LAUNCHERS[launcher].version, "framework": framework, **line.document(),
     }  # fmt: skip
     if safer is not None and _can_launch(launcher, safer):
-        document["safer"] = {"plan": str(safer.plan), **launch_document(launcher, safer)}
+        document["safer"] = {"plan": str(safer.plan), **launch_document(launcher, safer, own=own)}
     return document
+
+
+_SAME: Mapping[str, str] = {"trl": "trainer"}
+"""Tables whose scripts take the options of another table too."""
+MAX_LEFT = 12
+"""Most options that a note lists as not carried over."""
+
+
+def carry_over(launcher: str, line: LaunchScript, own: OwnCommand | None) -> LaunchScript:
+    """Return a launch with the user's own script and options, such as the learning rate and the data.
+
+    What the launch cannot take is named in a note: the options of another launcher's script, values that the shell
+    computes, and what a configuration says.
+
+    Args:
+        launcher: a key of `LAUNCHERS`.
+        line: its launch of the plan.
+        own: the user's launch today, or None.
+    """
+    if own is None:
+        return line
+    if not own.program:
+        note = "not carried over: what your configuration says beside the plan, such as data and learning rate"
+        return replace(line, notes=(*line.notes, note))
+    options = [(one.option, *map(str, one.values)) for one in OptionTable.read(own.table).list_own(own.words)]
+    kept = [tuple(map(_name_variable, words)) for words in options]
+    is_same = LAUNCHERS[launcher].options == _SAME.get(own.table, own.table) and own.program.endswith(".py")
+    left = [words for words in kept if not is_same or not all(map(_is_carried, words))]
+    if is_same:
+        line = line.with_own_options(own.program, [words for words in kept if words not in left])
+    if not left:
+        return line
+    shown = [" ".join(re.sub(_COMPUTED, r"(\1)", " ".join(words)).split())[:80] for words in left[:MAX_LEFT]]
+    more = f" and {len(left) - MAX_LEFT} more" if len(left) > MAX_LEFT else ""
+    return replace(line, notes=(*line.notes, f"not carried over: {', '.join(shown)}{more}"))
+
+
+_VARIABLE = re.compile(rf"{UNKNOWN}([A-Za-z_]\w*){UNKNOWN}")
+
+
+_COMPUTED = re.compile(rf"{UNKNOWN}([^{UNKNOWN}]*){UNKNOWN}")
+
+
+def _name_variable(word: str) -> str:
+    """Return a word with `${NAME}` for each variable whose value only the shell knows."""
+    return _VARIABLE.sub(r"${\1}", word)
+
+
+def _is_carried(word: str) -> bool:
+    """Return whether a word can be written into a command: it has no variable beside what a shell would interpret."""
+    plain = re.sub(r"\$\{\w+\}", "", word)
+    return word.isprintable() and (plain == word or not re.search(r"[\"`$\\!]", plain)) and "$" not in plain
 
 
 def list_launchers(setting: LaunchSetting) -> dict[str, Framework]:
