@@ -227,7 +227,7 @@ def _choices_chart(advice: Advice) -> Chart | None:
         if priced
         else Axis("GPUs", format_count, base and 2)
     )
-    title = "Plans worth choosing from: a faster one than each costs more or takes more GPUs"
+    title = "Step time against cost: each plan is the fastest at its price or on its number of GPUs"
     y = Axis("step time", charts.format_tick_seconds, _axis_base([offer.step_s for offer in shown]))
     return Chart(title, x, y, group_points(points, joined=False))
 
@@ -370,12 +370,25 @@ def _exchanges_section(best: Offer, explanation: Explanation) -> str:
 
 
 def _plan_legend() -> str:
+    return f"<h2>How a plan reads</h2>{_list_plan_columns()}"
+
+
+def _list_plan_columns() -> str:
+    """Return the parts of a plan's text, each with its meaning, as an HTML list."""
     items = "".join(
         f"<div><dt><code>{escape(column.example)}</code></dt><dd>{escape(column.legend)}</dd></div>"
         for column in PLAN_COLUMNS.values()
         if column.example
     )
-    return f'<h2>How a plan reads</h2><dl class="facts">{items}</dl>'
+    return f'<dl class="facts">{items}</dl>'
+
+
+def write_caveats(advice: Advice) -> str:
+    """Return how sure the forecast is, the prices that were used, and how to read a plan, as HTML."""
+    prices = describe_prices(advice)
+    lines = [f"How sure? {advice.confidence}", f"Prices per GPU and hour: {prices}" if prices else ""]
+    texts = "".join(f'<p class="soft">{escape(line)}</p>' for line in lines if line)
+    return f"{texts}<details><summary>How a plan reads</summary>{_list_plan_columns()}</details>"
 
 
 def _provenance_footer(advice: Advice, command: str, day: str) -> str:
