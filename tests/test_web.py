@@ -221,6 +221,21 @@ def test_texts_of_the_page_name_its_fields() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"gpus": ""}, "GPU pools: is missing; write for instance h100-sxm:16,a100-80:2x8"),
+        ({"model": "llama99"}, "Model: unknown model 'llama99'; the field lists them as you type"),
+        ({"quantization": "nf4"}, "Frozen weights under LoRA: needs LoRA rank, since"),
+        ({"framework_version": "1.2"}, "name the framework, or leave Version of the framework out"),
+    ],
+)
+def test_an_error_has_no_name_that_the_page_has_not(changed: dict[str, str], said: str) -> None:
+    with pytest.raises(SpecError) as caught:
+        write_answer(replace(SMALL, **changed))  # type: ignore[arg-type]
+    assert said in answers.describe_error(caught.value)
+
+
 def test_the_length_of_a_run_adapters_and_limits_are_fields() -> None:
     form = Form(
         model="llama-3.1-8b", gpus="h100-sxm:8", seq="4096", batch="64", steps="1000", lora_rank="16", max_gpus="4"

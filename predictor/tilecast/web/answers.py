@@ -136,6 +136,8 @@ class Form:
         Raises:
             SpecError: the pasted text is neither a JSON object nor a command, or a field is missing.
         """
+        if not self.gpus:
+            raise SpecError("gpus", "is missing", "write for instance h100-sxm:16,a100-80:2x8")
         values: dict[str, object] = {name: value for name in _OPTIONS if (value := getattr(self, name))}
         model: object = self.model or None
         if self.pasted.startswith("{"):
@@ -286,14 +288,17 @@ def _name_fields(text: str, pasted: str = "") -> str:
     return _FLAG.sub(name_flag, text)
 
 
-_ARGUMENT = re.compile(rf"\b({'|'.join(LABELS)})\b(?= \S*\d)")
-"""An argument of Python's API before its value in a remedy."""
+_UNSPOKEN = "|".join(name for name in LABELS if "_" in name)
+_ARGUMENT = re.compile(rf"\b({'|'.join(LABELS)})\b(?= [^'\s]*\d)|\b({_UNSPOKEN})\b")
+"""An argument of Python's API before its value in a remedy, or one whose name is no word."""
 
 
 def describe_error(error: SpecError) -> str:
     """Return an error as text that names the fields by their labels."""
     field = re.sub(r"\w+", lambda word: short_label(word[0]) if word[0] in LABELS else word[0], error.field)
-    rest = _ARGUMENT.sub(lambda found: short_label(found[1]), _name_fields(str(error)[len(error.field) :]))
+    field = field.removesuffix(".preset")
+    rest = _ARGUMENT.sub(lambda found: short_label(found[0]), _name_fields(str(error)[len(error.field) :]))
+    rest = rest.replace("`tilecast show models` lists them", "the field lists them as you type")
     rest = re.sub("give (.*) behind --$", r"paste \1", rest)
     return f"{_name_fields(field)}{rest}"
 
