@@ -95,7 +95,9 @@ def test_an_error_about_a_pasted_text_says_what_the_page_can_take() -> None:
     pasted = (
         "torchrun --nproc-per-node 8 train.py --fsdp full_shard --fsdp_config fsdp.json --per_device_train_batch_size 1"
     )
-    with pytest.raises(SpecError, match=r"^fsdp\.json: is a file, and this page reads none; paste its text too, or"):
+    with pytest.raises(
+        SpecError, match=r"^fsdp\.json: is a file, and this page reads none; paste its text as --file too"
+    ):
         write_answer(Form(pasted=pasted, gpus="l4:8", seq="1024"))
     with pytest.raises(SpecError) as caught:
         write_answer(Form(pasted="echo one\necho two\n", gpus="l4:8"))
@@ -184,8 +186,11 @@ NAMES_FILE = (
 
 def test_a_file_that_a_script_names_can_be_pasted_too() -> None:
     form = Form(pasted=NAMES_FILE, gpus="l4:8")
-    with pytest.raises(SpecError, match=r"^conf/fsdp\.json: is a file"):
+    with pytest.raises(SpecError, match=r"^conf/fsdp\.json: is a file") as caught:
         write_answer(form)
+    assert "A file that it names\N{RIGHT DOUBLE QUOTATION MARK} too" in answers.describe_error(caught.value)
+    nodes = write_answer(replace(form, pasted=NAMES_FILE.replace("--nodes=1", "--gpus-per-node=8"), file="{}"))
+    assert "--gpus" not in nodes.split("Take it with you")[0], "a field of the page"
     for own, said in (("true", "zero=3,mb=1,ac=full on 8 GPUs"), ("false", "zero=3,mb=1 on 8 GPUs")):
         shown = write_answer(replace(form, file='{"activation_checkpointing": ' + own + ', "note": "END"}'))
         assert "Your file was read as conf/fsdp.json." in shown and said in shown

@@ -214,8 +214,8 @@ def _choices_chart(advice: Advice) -> Chart | None:
             Point(
                 amount,
                 offer.step_s,
-                f"{offer.plan} on {offer.gpus} GPUs, {format_duration(offer.step_s)}",
-                "recommended" if offer is advice.best else f"{offer.gpus} GPUs",
+                f"{offer.plan} on {_count_gpus(offer.gpus)}, {format_duration(offer.step_s)}",
+                "recommended" if offer is advice.best else _count_gpus(offer.gpus),
                 is_highlighted=offer is advice.best,
             ),
         )
@@ -230,6 +230,11 @@ def _choices_chart(advice: Advice) -> Chart | None:
     title = "Step time against cost: each plan is the fastest at its price or on its number of GPUs"
     y = Axis("step time", charts.format_tick_seconds, _axis_base([offer.step_s for offer in shown]))
     return Chart(title, x, y, group_points(points, joined=False))
+
+
+def _count_gpus(gpus: float) -> str:
+    """Return a number of GPUs as text."""
+    return "1 GPU" if gpus == 1 else f"{gpus:g} GPUs"
 
 
 def _axis_base(values: Sequence[float]) -> int:
@@ -251,7 +256,7 @@ def _scaling_charts(curves: Sequence[ScalingCurve], best: Offer | None) -> list[
             Point(
                 p.gpus,
                 p.step_s,
-                f"{p.gpus} GPUs, {format_duration(p.step_s)}, {p.plan}",
+                f"{_count_gpus(p.gpus)}, {format_duration(p.step_s)}, {p.plan}",
                 low=p.lower_s,
                 high=p.upper_s,
             ),
@@ -270,7 +275,7 @@ def _scaling_charts(curves: Sequence[ScalingCurve], best: Offer | None) -> list[
         ("scaling", Chart("Step time of the fastest plan by GPUs, with the 90 % range", gpus, y, steps))
     ]
     costs = group_points(
-        (curve.pool, Point(p.gpus, cost, f"{p.gpus} GPUs, {format_money(cost, curve.currency)}"))
+        (curve.pool, Point(p.gpus, cost, f"{_count_gpus(p.gpus)}, {format_money(cost, curve.currency)}"))
         for curve in curves
         for p in curve.points
         if (cost := p.cost_per_1000_steps) is not None

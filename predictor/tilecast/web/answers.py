@@ -47,7 +47,7 @@ LABELS: Mapping[str, str] = {
     "file": "A file that it names, if it does (paste its text, as of fsdp.json)",
     "seq": "Sequence length (tokens per sample)",
     "batch": "Global batch (samples per step)",
-    "gpus": "GPU pools, as GPU:COUNT or GPU:NODESxGPUS",
+    "gpus": "GPU pools, as h100-sxm:16",
     "precision": "Precision",
     "framework": "Framework",
     "objective": "Objective",
@@ -69,12 +69,12 @@ LABELS: Mapping[str, str] = {
 
 DEFAULTS: Mapping[str, str] = {
     "precision": "bf16",
-    "framework": "none: plans of all",
-    "objective": "time: the shortest step",
-    "quantization": "none: 16 bits",
+    "framework": "none",
+    "objective": "time",
+    "quantization": "16 bits",
     "optimizer": "adamw",
     "activation_checkpointing": "auto: searched",
-    "attention": "auto: by the framework",
+    "attention": "auto",
 }
 """Meaning of a choice that the user leaves open, for a job whose pasted text does not say it."""
 
@@ -205,7 +205,7 @@ def write_answer(form: Form) -> str:
         if not name:
             raise
         if not form.file or name == _NAMELESS:
-            raise _refuse_file(name, "paste its text too, or run `tilecast advise` beside the file") from None
+            raise _refuse_file(name, "paste its text as --file too, or run `tilecast advise` beside the file") from None
         try:
             parts, note = _compute_parts(form.with_file(name), form), f"Your file was read as {name}."
         except SpecError as second:
@@ -280,7 +280,9 @@ def _name_fields(text: str, pasted: str = "") -> str:
 
     def name_flag(found: re.Match[str]) -> str:
         name = found[1].replace("-", "_")
-        if found[0] in pasted or not (name in LABELS or name in JOB_OPTIONS or name in _ELSEWHERE):
+        if re.search(rf"{re.escape(found[0])}(?![\w-])", pasted) or not (
+            name in LABELS or name in JOB_OPTIONS or name in _ELSEWHERE
+        ):
             return found[0]
         opened, closed = "\N{LEFT DOUBLE QUOTATION MARK}", "\N{RIGHT DOUBLE QUOTATION MARK}"
         return f"{opened}{short_label(name)}{closed}" if name in LABELS else found[1].replace("-", " ")
