@@ -17,7 +17,10 @@ from tilecast.cli import main
 from tilecast.launch_options.options_table import OptionTable
 from tilecast.render.launch import (
     LAUNCHERS,
+    LaunchScript,
     LaunchSetting,
+    OwnCommand,
+    carry_over,
     check_launchable,
     deepspeed,
     find_unsupported_feature,
@@ -388,6 +391,21 @@ def test_options_of_another_launcher_s_script_are_named_and_not_carried(capsys: 
     (left,) = (line for line in text.splitlines() if line.startswith("# not carried over: "))
     assert "--learning_rate 2e-5" in left and "--dataset_name c4" in left
     assert "train.py" in text and "2e-5" not in text.replace(left, "")
+
+
+def test_words_before_options_are_kept_and_a_configuration_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    text = launch_of(OWN.replace("run_clm.py ", "run_clm.py data "), "trainer", capsys)
+    assert "my/run_clm.py data --model_name_or_path" in text
+    own = OwnCommand("axolotl", "axolotl train", ("config.yaml",))
+    line = LaunchScript(["torchrun", "train.py"])
+    assert carry_over("trainer", line, own).notes == ("not carried over: config.yaml",)
+    assert "your configuration" in carry_over("trainer", line, OwnCommand("axolotl")).notes[0]
+    # This launcher's command names no script.
+    own = OwnCommand("torchtitan", "a.py", ("--own", "1"))
+    titan = carry_over("torchtitan", LaunchScript(["torchrun", "-m", "x"]), own)
+    assert titan.notes == ("not carried over: --own 1",) and list(titan.command) == ["torchrun", "-m", "x"]
+    evil = OwnCommand("trainer", "a`b`$c.py", ("--learning_rate", "1"))
+    assert carry_over("trainer", line, evil).command == ["torchrun", "train.py"]
 
 
 @pytest.mark.parametrize("value", ["'a $(b)'", "'`b`'", "'$x\"; b'", "'${HOME}\\'"])

@@ -233,7 +233,7 @@ def _find_refused_file(error: SpecError, pasted: str) -> str:
     if not (error.field.startswith("/") or error.problem == OUTSIDE):
         return ""
     name = Path(error.field).name
-    found = re.search(rf"[\w./-]*{re.escape(name)}(?![\w.-])", pasted) if name else None
+    found = re.search(rf"[\w./-]{{0,200}}{re.escape(name)}(?![\w.-])", pasted) if name else None
     return found[0] if found else _NAMELESS
 
 
@@ -268,7 +268,7 @@ _REWORDED: Mapping[str, str] = {
     "; --baseline POOL:N names another": "",
     "--launch NAME finds the best plan of one": "choose one as --framework to see its best plan",
     "of --launch, ": "of the launchers, ",
-    "of its own.": "of its own, which --framework shows.",
+    "each has a best plan of its own.": "each has a best plan of its own, which --framework shows.",
 }
 """Words of the command line on what the page has no field for, and those of the page."""
 

@@ -7,8 +7,9 @@ Each launcher has a module. What it writes depends on the plan, the workload and
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import takewhile
 
 from tilecast import frameworks, zoo
 from tilecast.frameworks import FRAMEWORKS, with_framework
@@ -274,20 +275,30 @@ def carry_over(launcher: str, line: LaunchScript, own: OwnCommand | None) -> Lau
     """
     if own is None:
         return line
-    if not own.program:
-        note = "not carried over: what your configuration says beside the plan, such as data and learning rate"
+    note = "not carried over: what your configuration says beside the plan, such as data and learning rate"
+    if not own.program or not own.table:
         return replace(line, notes=(*line.notes, note))
+    first = tuple(takewhile(lambda word: not word.startswith("-"), own.words))
     options = [(one.option, *map(str, one.values)) for one in OptionTable.read(own.table).list_own(own.words)]
-    kept = [tuple(map(_name_variable, words)) for words in options]
-    is_same = LAUNCHERS[launcher].options == _SAME.get(own.table, own.table) and own.program.endswith(".py")
-    left = [words for words in kept if not is_same or not all(map(_is_carried, words))]
+    kept = [tuple(map(_name_variable, words)) for words in (first, *options) if words]
+    program = _name_variable(own.program)
+    is_script = program.endswith(".py") and _is_carried(program)
+    has_script = is_script and any(word.endswith(".py") for word in line.command)
+    is_same = has_script and LAUNCHERS[launcher].options == _SAME.get(own.table, own.table)
+    left = [words for words in kept if not is_same or not all(map(_is_carried, words)) or _is_configuration(words)]
     if is_same:
-        line = line.with_own_options(own.program, [words for words in kept if words not in left])
+        line = line.with_own_options(program, [words for words in kept if words not in left])
     if not left:
-        return line
+        return line if is_same else replace(line, notes=(*line.notes, note))
     shown = [" ".join(re.sub(_COMPUTED, r"(\1)", " ".join(words)).split())[:80] for words in left[:MAX_LEFT]]
     more = f" and {len(left) - MAX_LEFT} more" if len(left) > MAX_LEFT else ""
     return replace(line, notes=(*line.notes, f"not carried over: {', '.join(shown)}{more}"))
+
+
+def _is_configuration(words: Sequence[str]) -> bool:
+    """Return whether words before all options are files that say a plan of their own."""
+    suffixes = (".json", ".yaml", ".yml", ".toml")
+    return not words[0].startswith("-") and any(word.endswith(suffixes) for word in words)
 
 
 _VARIABLE = re.compile(rf"{UNKNOWN}([A-Za-z_]\w*){UNKNOWN}")
