@@ -258,7 +258,7 @@ def test_another_process_gives_the_same_bytes(tmp_path: Path) -> None:
     # The command line also prints what it found in the nodes.
     own, added = reviewed["notes"], advice["notes"][len(reviewed["notes"]) :]
     assert advice == reviewed | {"notes": [*own, *added]}
-    assert all("tainted" in note or note.startswith("Assumed: attention") for note in added)
+    assert all("tainted" in note or note.startswith(("Assumed: attention", "No framework")) for note in added)
 
 
 @pytest.mark.parametrize("name", FORMATS)
@@ -277,10 +277,10 @@ def test_an_odd_batch_is_told_the_neighbour_that_is_faster_per_sample() -> None:
     ratio = (even.best.step_s / 64) / (odd.best.step_s / 60)
     (note,) = odd.notes
     sentence = f"64 would take {ratio:.2f}x the time per sample, with {even.best.plan} on 8 GPUs."
-    assert note == f"8 GPUs do not divide global batch 60: {sentence}"
+    assert note == f"Global batch 60 does not split evenly over 8 GPUs: a global batch of {sentence}"
     assert ratio < 0.9 and not even.notes
     for other in (replace(job, batches=(48, 60)), replace(job, objective="cost")):
-        assert not any("divide" in text for text in advise(other, h100).notes)
+        assert not any("split evenly" in text for text in advise(other, h100).notes)
 
 
 def test_a_simpler_plan_that_is_faster_and_cheaper_is_advised() -> None:

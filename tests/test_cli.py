@@ -562,6 +562,8 @@ def test_a_manifest_carries_the_command(kind: str, launcher: str, capsys: pytest
     arguments = ["advise", str(source), "--nodes", MIXED, "--launch", launcher]
     assert main([*arguments, "-o", "json"]) == 0
     document = json.loads(capsys.readouterr().out)["launch"]
+    # A plan that may run out of memory is not committed where a safer one is known.
+    document = document.get("safer", document)
     assert main([*arguments, "-o", "yaml"]) == 0
     spec = yaml.safe_load(capsys.readouterr().out)["spec"]
     containers = {
@@ -585,6 +587,20 @@ def test_a_manifest_carries_the_command(kind: str, launcher: str, capsys: pytest
             assert script.startswith('export MASTER_ADDR="$PET_MASTER_ADDR"\n')
         if kind == "jobset" and "$MASTER_ADDR" in script:
             assert "bert-large-jobset-workers-0-0.bert-large-jobset" in script.splitlines()[0]
+
+
+def test_a_manifest_warns_of_a_tight_plan_and_carries_the_safer_one(capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["advise", str(ROOT / "examples" / "existing" / "pytorchjob.yaml"), "--nodes", MIXED]
+    assert main([*arguments, "-o", "json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    safer = document["safer"]["plan"]
+    assert main([*arguments, "-o", "yaml"]) == 0
+    head = capsys.readouterr().out.partition("apiVersion")[0]
+    assert "may run out of memory" in head and f"Safer: {safer}" in head
+    arguments[1] = str(ROOT / "examples" / "existing" / "trainjob.yaml")
+    assert main([*arguments, "-o", "yaml", "--launch", "trainer"]) == 0
+    head, _, rest = capsys.readouterr().out.partition("apiVersion")
+    assert "may run out of memory" in head and "this is the safer plan" in head and "torchrun" in rest
 
 
 def test_a_manifest_keeps_its_program_and_its_arguments(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -64,6 +64,29 @@ def test_the_command_prints_what_python_writes(name: str, capsys: pytest.Capture
 
 
 @pytest.mark.parametrize("name", DIALECTS)
+def test_a_plan_that_may_not_fit_is_said_with_a_safer_one(name: str) -> None:
+    """Dialects once printed a plan of 72-95 of 78 GiB without a word, where `--launch` names a safer one."""
+    tight = tilecast.advise("llama-3.1-8b", seq=8192, batch=16, gpus="h100-sxm:16", framework="fsdp2")
+    assert tight.best is not None and tight.best.is_tight and tight.safer is not None
+    text = tight.write_dialect(name)
+    comments = [line for line in text.splitlines() if line.startswith("#")]
+    (first,) = (line for line in comments if "1. h100-sxm" in line)
+    assert first.endswith("of 78 GiB a GPU; may run out of memory")
+    (second,) = (line for line in comments if "Safer on h100-sxm" in line)
+    assert f"plan {tight.safer.plan}, " in second
+    if name == "slurm":
+        assert any("sbatch" in line and line.endswith(f"train.sh h100-sxm {tight.safer.plan}") for line in comments)
+
+
+@pytest.mark.parametrize("name", DIALECTS)
+def test_a_plan_with_memory_to_spare_has_no_warning(name: str) -> None:
+    roomy = tilecast.advise("gpt2-xl", seq=1024, batch=64, gpus="h100-sxm:8", framework="fsdp2")
+    text = roomy.write_dialect(name)
+    assert roomy.best is not None and not roomy.best.is_tight
+    assert "run out of memory" not in text and "Safer" not in text
+
+
+@pytest.mark.parametrize("name", DIALECTS)
 def test_nothing_but_comments_without_a_pool(name: str) -> None:
     refused = tilecast.advise("llama-3.1-405b", seq=8192, batch=64, gpus="t4:8")
     lines = write_dialect(name, refused).splitlines()

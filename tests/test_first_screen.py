@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from tilecast import zoo
-from tilecast.advice import Request, advise
+from tilecast.advice import Advice, Request, advise
 from tilecast.advice.values import format_excess, format_ratio
 from tilecast.explain import explain_plan
 from tilecast.hardware import instances
@@ -17,6 +17,7 @@ from tilecast.inputs.job_options import JobOptions
 from tilecast.inputs.pools import PoolOptions
 from tilecast.public.advising import AdviceInputs, compute_advice
 from tilecast.render.table import advice_text
+from tilecast.render.units import format_duration
 from tilecast.render.wide import wide_text
 from tilecast.spec import PartialPlan, Workload
 
@@ -213,3 +214,57 @@ def test_a_short_name_of_a_gpu_says_which_one_was_taken(gpus: str, note: str) ->
     advice = compute_advice(AdviceInputs(JobOptions("gpt2", {"seq": 512, "batch": 64}), PoolOptions(gpus=gpus))).advice
     found = [text for text in advice.notes if " is read as " in text]
     assert [text[: len(note)] for text in found] == ([note] if note else [])
+
+
+def compute(model: str, gpus: str, framework: str | None = None, **values: object) -> tuple[Advice, str]:
+    """Return the advice of the command line for a model, and its screen as one line."""
+    named = {} if framework is None else {"framework": framework}
+    job = JobOptions(model, {"seq": 1024, "batch": 64, **named})
+    found = compute_advice(AdviceInputs(job, PoolOptions(gpus=gpus), **values)).advice  # type: ignore[arg-type]
+    return found, " ".join(advice_text(found).split())
+
+
+def test_a_plan_without_a_framework_names_the_launchers_that_run_it() -> None:
+    """The headline was once a plan that no launcher reaches in that time, without a word."""
+    found, screen = compute("gpt2", "a100-80:8")
+    assert found.best is not None
+    (note,) = (note for note in found.notes if note.startswith("No framework"))
+    assert note in screen
+    stated, _ = compute("gpt2", "a100-80:8", "megatron", plan=str(found.best.plan))
+    assert stated.best is not None
+    assert f"megatron ({format_duration(stated.best.step_s)})" in note
+    assert not any(note.startswith("No framework") for note in stated.notes)
+
+
+def test_a_plan_that_no_launcher_runs_is_called_so() -> None:
+    found, _ = compute("gpt2", "a100-80:8", plan="tp=2,dp=2,pp=2,zero=2,mb=1")
+    (note,) = (note for note in found.notes if note.startswith("No framework"))
+    assert "no launcher runs this plan" in note
+
+
+def test_the_baseline_s_pool_and_gpus_stand_beside_the_ratio() -> None:
+    _, screen = compute("gpt2", "a100-80:8,h100-sxm:16", baseline="a100-80:8")
+    assert "Your baseline on 8 a100-80, if it runs " in screen
+    assert " of what is recommended, on 16 h100-sxm." in screen
+
+
+def test_a_list_price_names_its_instance_type() -> None:
+    _, screen = compute("gpt2", "p5.48xlarge:1,a100-80:8")
+    assert "h100-sxm $6.88 (list, p5.48xlarge)" in screen
+
+
+def test_why_a_launch_s_baseline_is_on_its_pool_is_said() -> None:
+    words = ["torchrun", "--nproc-per-node", "8", "pretrain_gpt.py", "--bf16"]
+    for option, value in (
+        ("num-layers", 12), ("hidden-size", 768), ("num-attention-heads", 12), ("seq-length", 1024),
+        ("max-position-embeddings", 1024), ("micro-batch-size", 4), ("global-batch-size", 64),
+    ):  # fmt: skip
+        words += [f"--{option}", str(value)]
+    job = JobOptions(None, {}, command=words)
+
+    def ask(gpus: str, baseline: str | None = None) -> str:
+        found = compute_advice(AdviceInputs(job, PoolOptions(gpus=gpus), baseline=baseline)).advice
+        return " ".join(found.notes)
+
+    assert "priced on h100-sxm, the first pool with 8 GPUs in nodes of 8; --baseline" in ask("a100-80:4,h100-sxm:16")
+    assert "priced on a100-80" not in ask("a100-80:8,h100-sxm:8", "h100-sxm:8") + ask("h100-sxm:8")

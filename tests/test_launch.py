@@ -17,7 +17,10 @@ from tilecast.cli import main
 from tilecast.launch_options.options_table import OptionTable
 from tilecast.render.launch import (
     LAUNCHERS,
+    LaunchScript,
     LaunchSetting,
+    OwnCommand,
+    carry_over,
     check_launchable,
     deepspeed,
     find_unsupported_feature,
@@ -349,3 +352,81 @@ def test_a_value_is_written_as_it_is_read() -> None:
             words = [one.option] if text is True else [one.option, str(text)]
             found = table.read_facts(table.split_words(words), "")
             assert found.values == {one.entry["to"]: value}, words
+
+
+OWN = (
+    "torchrun --nproc_per_node 8 my/run_clm.py --model_name_or_path gpt2 --per_device_train_batch_size 4 --bf16 "
+    "--learning_rate 2e-5 --dataset_name c4 --train_file $HOME/data.json --run_name $(date) --block_size 1024 "
+    "--output_dir /mine --mine 3 --gradient_checkpointing True --ddp_backend nccl --master_port $PORT"
+)
+
+
+def launch_of(command: str, launcher: str, capsys: pytest.CaptureFixture[str], output: str = "table") -> str:
+    words = ["advise", "--gpus", "h100-sxm:8", "--launch", launcher, "-o", output, "--", f"{command}\n"]
+    assert main(words) == 0
+    return capsys.readouterr().out
+
+
+def test_a_launch_keeps_the_user_s_script_model_and_options(capsys: pytest.CaptureFixture[str]) -> None:
+    """`--launch trainer` once dropped the model's name, the learning rate and the data of one's own script."""
+    text = launch_of(OWN, "trainer", capsys)
+    command = text.replace(" \\\n", " ").split("\n\n")[0].splitlines()[-1]
+    for kept in (
+        "my/run_clm.py --model_name_or_path gpt2", "--learning_rate 2e-5", "--dataset_name c4", "--block_size 1024",
+        '--train_file "${HOME}/data.json"', "--output_dir /mine", "--mine 3", "--ddp_backend nccl",
+    ):  # fmt: skip
+        assert kept in command, kept
+    words = [word for word in command.split() if word.startswith("--")]
+    assert len(words) == len(set(words)), "an option is written twice"
+    assert "--gradient_checkpointing" not in words and "--master_port" not in words
+    (left,) = (line for line in text.splitlines() if "not carried over" in line)
+    assert "--run_name (" in left and "--learning_rate" not in left
+    assert "# in my/run_clm.py" in text
+    document = json.loads(launch_of(OWN, "trainer", capsys, "json"))["launch"]
+    assert "2e-5" in document["command"] and any("not carried over" in note for note in document["notes"])
+
+
+def test_options_of_another_launcher_s_script_are_named_and_not_carried(capsys: pytest.CaptureFixture[str]) -> None:
+    text = launch_of(OWN, "torchrun", capsys)
+    (left,) = (line for line in text.splitlines() if line.startswith("# not carried over: "))
+    assert "--learning_rate 2e-5" in left and "--dataset_name c4" in left
+    assert "train.py" in text and "2e-5" not in text.replace(left, "")
+
+
+def test_words_before_options_are_kept_and_a_configuration_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    text = launch_of(OWN.replace("run_clm.py ", "run_clm.py data "), "trainer", capsys)
+    assert "my/run_clm.py data --model_name_or_path" in text
+    own = OwnCommand("axolotl", "axolotl train", ("config.yaml",))
+    line = LaunchScript(["torchrun", "train.py"])
+    assert carry_over("trainer", line, own).notes == ("not carried over: config.yaml",)
+    assert "your configuration" in carry_over("trainer", line, OwnCommand("axolotl")).notes[0]
+    # This launcher's command names no script.
+    own = OwnCommand("torchtitan", "a.py", ("--own", "1"))
+    titan = carry_over("torchtitan", LaunchScript(["torchrun", "-m", "x"]), own)
+    assert titan.notes == ("not carried over: --own 1",) and list(titan.command) == ["torchrun", "-m", "x"]
+    evil = OwnCommand("trainer", "a`b`$c.py", ("--learning_rate", "1"))
+    assert carry_over("trainer", line, evil).command == ["torchrun", "train.py"]
+
+
+@pytest.mark.parametrize("value", ["'a $(b)'", "'`b`'", "'$x\"; b'", "'${HOME}\\'"])
+def test_a_value_that_a_shell_would_run_is_not_carried(value: str, capsys: pytest.CaptureFixture[str]) -> None:
+    text = launch_of(f"{OWN} --evil {value}", "trainer", capsys)
+    (left,) = (line for line in text.splitlines() if "not carried over" in line)
+    assert ("--evil" in left) == ("--evil" not in text.replace(left, ""))
+    if "$" in value:
+        assert "--evil" in left
+    else:
+        assert f"--evil {value}" in text
+
+
+def test_megatron_keeps_learning_rate_and_data_and_writes_the_plan_anew(capsys: pytest.CaptureFixture[str]) -> None:
+    own = (
+        "torchrun --nproc_per_node 8 pretrain_gpt.py --num-layers 12 --hidden-size 768 --num-attention-heads 12 "
+        "--seq-length 1024 --max-position-embeddings 1024 --micro-batch-size 1 --global-batch-size 64 --bf16 "
+        "--tensor-model-parallel-size 2 --lr 1e-4 --data-path /data --recompute-granularity full "
+        "--recompute-method uniform --recompute-num-layers 1"
+    )
+    text = launch_of(own, "megatron", capsys)
+    assert "--lr 1e-4" in text and "--data-path /data" in text
+    assert text.count("--tensor-model-parallel-size") == 1 and text.count("--num-layers") == 1
+    assert "not carried over" not in text and "--recompute-granularity" not in text

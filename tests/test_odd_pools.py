@@ -35,12 +35,18 @@ def best_of(advice: Advice) -> Offer:
     return advice.best
 
 
+SHARED = (
+    "The {} groups of 4 GPUs run on {} nodes: a node of 8 holds 2 of them. "
+    "Start each group by a command of its own, or ask for whole nodes."
+)
+
+
 @pytest.mark.parametrize(
     ("gpus", "nodes", "part", "note"),
     [
-        ("h100-sxm:12", 3, 4, "3x4 GPUs are on 2 nodes: 2 groups of 4 share a node of 8."),
-        ("h100-sxm:20", 5, 4, "5x4 GPUs are on 3 nodes: 2 groups of 4 share a node of 8."),
-        ("h100-sxm:16", 3, 4, "3x4 GPUs are on 2 nodes: 2 groups of 4 share a node of 8."),
+        ("h100-sxm:12", 3, 4, SHARED.format(3, 2)),
+        ("h100-sxm:20", 5, 4, SHARED.format(5, 3)),
+        ("h100-sxm:16", 3, 4, SHARED.format(3, 2)),
         ("h100-sxm:24", 3, 4, ""),
         ("h100-sxm:20", 3, 4, ""),
         ("h100-sxm:16", 2, 8, ""),
@@ -54,9 +60,9 @@ def test_groups_that_share_a_node_are_told(gpus: str, nodes: int, part: int, not
 
 def test_screen_document_and_launch_say_how_many_nodes_are_used(capsys: pytest.CaptureFixture[str]) -> None:
     advice = advise_plan("h100-sxm:12", "dp12,mb1")
-    best, note = best_of(advice), "3x4 GPUs are on 2 nodes: 2 groups of 4 share a node of 8."
-    assert note in advice.notes and note in advice_text(advice)
-    assert f"# {note} Start each group by a command" in launch_text("megatron", *list_launch_settings(advice, best))
+    best, note = best_of(advice), SHARED.format(3, 2)
+    assert note in advice.notes and note in " ".join(advice_text(advice).split())
+    assert f"# {note}\n" in launch_text("megatron", *list_launch_settings(advice, best))
     assert main(["advise", "gpt2", "--seq", "1024", "--batch", "96", "--gpus", "h100-sxm:12", "-o", "json"]) == 0
     document = json.loads(capsys.readouterr().out)
     assert (note in document["notes"]) == (document["recommendation"]["nodes"] == 3)

@@ -11,6 +11,7 @@ import time
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import fields
+from html import escape
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -251,9 +252,10 @@ FIRST = Query()
 
 
 def write_all(state: ClusterState, query: Query = FIRST) -> dict[str, str]:
-    written = {
-        name: write(state, query, NOW_S) for name, write in {**WRITERS, "forecasts": pages.write_forecasts}.items()
-    }
+    writers = {**WRITERS, "forecasts": pages.write_forecasts}
+    written = {name: write(state, query, NOW_S) for name, write in writers.items()}
+    for place, job in enumerate(state.jobs.list_rows()[:5]):
+        written[f"job {place}"] = pages.write_single_job(state, Query(job.full_name), NOW_S)
     return written | {"play": pages.write_play(state, None, "", NOW_S)}
 
 
@@ -267,7 +269,10 @@ def test_the_pages_show_what_the_statuses_say() -> None:
     )
     assert "+2.5%" in shown["jobs"] and "-21.2%" in shown["jobs"]
     assert "<dt>inside the 90% range</dt><dd>50%</dd>" in shown["forecasts"] and shown["forecasts"].count("<svg") == 2
-    assert '<tr class="off"><th scope="row"><span class="soft">team-a/</span>llama-70b' in shown["forecasts"]
+    off = (
+        '<tr class="off"><th scope="row"><a href="job?q=team-a%2Fllama-70b"><span class="soft">team-a/</span>llama-70b'
+    )
+    assert off in shown["forecasts"]
     assert shown["waiting"].count("<svg") == 1 and "4 x 8" not in shown["waiting"]
     assert "team-a/mixtral: 16 GPUs, starts in 9h, ends in 19h (18.2h to 20.1h)" in shown["waiting"]
     assert "team-a/llama-8b: 16 GPUs, runs, ends in 9h" in shown["waiting"]
@@ -297,6 +302,22 @@ def replace_texts(value: Any, text: str) -> Any:
     if isinstance(value, list):
         return [replace_texts(item, text) for item in value]
     return text if isinstance(value, str) else value
+
+
+def test_a_job_has_a_page_of_its_own_to_which_tables_lead() -> None:
+    state = fill(make_cluster())
+    jobs = state.jobs.list_rows()
+    job = next(job for job in jobs if job.measured is not None)
+    link = f'href="job?{escape(urlencode({"q": job.full_name}))}"'
+    assert link in pages.write_jobs(state, FIRST, NOW_S) and link in pages.write_forecasts(state, FIRST, NOW_S)
+    page = pages.write_single_job(state, Query.from_values(job.full_name, ""), NOW_S)
+    for text in (f"<h1>Job {job.full_name}</h1>", job.plan, job.range, "<h2>Measured</h2>", "Read again"):
+        assert text in page, text
+    planned = next(job for job in jobs if job.queue is not None)
+    assert "<h2>In the queue</h2>" in pages.write_single_job(state, Query(planned.full_name), NOW_S)
+    assert "No TrainingJob has this name now" in pages.write_single_job(state, Query("x/<script>"), NOW_S)
+    longest = f"{'n' * 63}/{'j' * 253}"
+    assert Query.from_values(longest, "").search == longest
 
 
 def test_jobs_of_the_plan_without_a_training_job_are_counted() -> None:

@@ -1104,3 +1104,11 @@ def test_a_change_of_the_zero_stage_has_the_name_of_the_launchers_option(said: s
     reading = readers.read_words(RUN_CLM.split() + said.split())
     before = Plan(data=8, zero_stage=3)
     assert readers.list_changes(reading, before, replace(before, zero_stage=2)) == [change]
+
+
+def test_where_processes_meet_is_never_a_complaint() -> None:
+    """`--master_port` whose value the shell computes once was "not known" among a script's own options."""
+    meeting = "--master_port $MASTER_PORT --master-addr $MASTER_ADDR --node_rank $SLURM_NODEID --rdzv_id 7"
+    text = f"MASTER_PORT=$((10000 + RANDOM % 1000))\nMASTER_ADDR=$(hostname)\n{TORCHRUN} {meeting} --my-own 1\n"
+    found = readers.read_words([text], gpus=8, has_model=True)
+    assert found.unknown == ("--my-own",)

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from urllib.parse import urlencode
 
@@ -19,9 +19,10 @@ import pytest
 
 from browser import DESK, PHONE, open_browser
 from tilecast.cli import main
+from tilecast.inputs.job_options import JOB_OPTIONS
 from tilecast.spec import SpecError
 from tilecast.web import answers, server
-from tilecast.web.answers import Form, write_answer
+from tilecast.web.answers import DEFAULTS, MAIN_OPTIONS, MORE_OPTIONS, Form, write_answer
 from tilecast.web.page import EXAMPLE, write_page, write_style
 
 SMALL = Form(model="gpt2", seq="1024", batch="64", gpus="l4:8")
@@ -94,10 +95,12 @@ def test_an_error_about_a_pasted_text_says_what_the_page_can_take() -> None:
     pasted = (
         "torchrun --nproc-per-node 8 train.py --fsdp full_shard --fsdp_config fsdp.json --per_device_train_batch_size 1"
     )
-    with pytest.raises(SpecError, match=r"^\S*fsdp\.json: is a file, and this page reads none; write its options into"):
+    with pytest.raises(
+        SpecError, match=r"^fsdp\.json: is a file, and this page reads none; paste its text as --file too"
+    ):
         write_answer(Form(pasted=pasted, gpus="l4:8", seq="1024"))
     with pytest.raises(SpecError) as caught:
-        write_answer(Form(pasted="[model]\nname = 'llama3'\n", gpus="l4:8"))
+        write_answer(Form(pasted="echo one\necho two\n", gpus="l4:8"))
     assert answers.describe_error(caught.value) == "script: holds no launch line; paste the command itself"
 
 
@@ -148,6 +151,66 @@ def test_a_pasted_script_with_variables_is_read() -> None:
     assert "root:" not in str(caught.value)
 
 
+TORCHTITAN = """\
+# a comment
+[model]
+name = "llama3"
+flavor = "8B"
+
+[training]
+local_batch_size = 1
+global_batch_size = 64
+seq_len = 8192
+
+[parallelism]
+tensor_parallel_degree = 2
+"""
+AXOLOTL = "base_model: gpt2\nmicro_batch_size: 4\ngradient_accumulation_steps: 2\nsequence_len: 1024\nbf16: true\n"
+
+
+@pytest.mark.parametrize(
+    ("pasted", "said", "file"),
+    [(TORCHTITAN, "Read as torchtitan: dp=8,tp=2", "job.toml"), (AXOLOTL, "Read as axolotl", "job.yaml")],
+)
+def test_a_pasted_configuration_is_read(pasted: str, said: str, file: str) -> None:
+    form = Form(pasted=pasted, gpus="h100-sxm:16")
+    assert said in write_answer(form)
+    assert form.write_command() == f"tilecast advise {file} --gpus h100-sxm:16"
+
+
+NAMES_FILE = (
+    "#!/bin/bash\n#SBATCH --nodes=1\ntorchrun --nproc-per-node 8 run_clm.py --model_name_or_path gpt2 "
+    "--block_size 1024 --per_device_train_batch_size 1 --fsdp full_shard --fsdp_config conf/fsdp.json\n"
+)
+
+
+def test_a_file_that_a_script_names_can_be_pasted_too() -> None:
+    form = Form(pasted=NAMES_FILE, gpus="l4:8")
+    with pytest.raises(SpecError, match=r"^conf/fsdp\.json: is a file") as caught:
+        write_answer(form)
+    assert "A file that it names\N{RIGHT DOUBLE QUOTATION MARK} too" in answers.describe_error(caught.value)
+    nodes = write_answer(replace(form, pasted=NAMES_FILE.replace("--nodes=1", "--gpus-per-node=8"), file="{}"))
+    assert "--gpus" not in nodes.split("Take it with you")[0], "a field of the page"
+    for own, said in (("true", "zero=3,mb=1,ac=full on 8 GPUs"), ("false", "zero=3,mb=1 on 8 GPUs")):
+        shown = write_answer(replace(form, file='{"activation_checkpointing": ' + own + ', "note": "END"}'))
+        assert "Your file was read as conf/fsdp.json." in shown and said in shown
+    unused = write_answer(Form(pasted=COMMAND, gpus="h100-sxm:8", file="{}"))
+    assert "The file that you pasted was not needed." in unused
+
+
+def test_caveats_prices_and_how_to_read_a_plan_stand_beside_the_answer() -> None:
+    shown = write_answer(Form(model="llama-3.1-8b", gpus="h100-sxm:16", seq="8192", batch="16", framework="fsdp2"))
+    for text in ("How sure?", "Prices per GPU and hour: h100-sxm $", "How a plan reads", "may run out of memory"):
+        assert text in shown, text
+    assert "Safer: zero" in shown
+
+
+def test_a_choice_that_is_left_open_says_what_it_means() -> None:
+    page = write_page(EXAMPLE)
+    assert ">default<" not in page and ">default (bf16)<" in page
+    assert {name for name in (*MAIN_OPTIONS, *MORE_OPTIONS) if JOB_OPTIONS[name].choices} == DEFAULTS.keys()
+
+
 def test_texts_of_the_page_name_its_fields() -> None:
     """Notes and errors named flags of the command line, which the page does not have."""
     shown = write_answer(Form(model="llama-3.1-8b", gpus="h100:8", seq="4096", batch="64", lora_rank="16"))
@@ -161,6 +224,21 @@ def test_texts_of_the_page_name_its_fields() -> None:
     assert answers.describe_error(caught.value) == (
         "Global batch and Sequence length: are missing; add for instance Global batch 128 Sequence length 8192"
     )
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"gpus": ""}, "GPU pools: is missing; write for instance h100-sxm:16,a100-80:2x8"),
+        ({"model": "llama99"}, "Model: unknown model 'llama99'; the field lists them as you type"),
+        ({"quantization": "nf4"}, "Frozen weights under LoRA: needs LoRA rank, since"),
+        ({"framework_version": "1.2"}, "name the framework, or leave Version of the framework out"),
+    ],
+)
+def test_an_error_has_no_name_that_the_page_has_not(changed: dict[str, str], said: str) -> None:
+    with pytest.raises(SpecError) as caught:
+        write_answer(replace(SMALL, **changed))  # type: ignore[arg-type]
+    assert said in answers.describe_error(caught.value)
 
 
 def test_the_length_of_a_run_adapters_and_limits_are_fields() -> None:
@@ -275,6 +353,11 @@ async def test_a_browser_asks_without_leaving_the_page(address: str, width: int,
         asked = await browser.evaluate("performance.getEntriesByType('resource').map(one => new URL(one.name).host)")
         assert set(asked) == {address.removeprefix("http://")}, "no request beyond this machine"
         assert not await browser.find_faults()
+        sizes = (
+            "[...document.querySelectorAll('#answer svg.chart')].map(one => parseFloat(getComputedStyle(one).fontSize) "
+            "* one.getBoundingClientRect().width / one.viewBox.baseVal.width)"
+        )
+        assert min(await browser.evaluate(sizes)) > 10, "the text of pictures can be read"
         paste = "const field = document.querySelector('[name=pasted]'); field.value = 'torchrun train.py';"
         await browser.evaluate(f"{{ {paste} field.dispatchEvent(new Event('input')); }}")
         cleared = "['seq', 'batch'].map(name => document.querySelector(`[name=${name}]`).value).join()"

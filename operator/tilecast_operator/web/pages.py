@@ -30,14 +30,18 @@ MOST_CHARTS = 24
 """Most pools with a chart of their own."""
 MOST_FORM_POOLS = 12
 """Most pools that the form is filled with."""
-LONGEST_SEARCH = 100
-"""Most characters of a search."""
+LONGEST_SEARCH = 320
+"""Most characters of a search. A namespace and a name have at most 317."""
 _LONGEST_LABEL = 28
 """Most characters of a pool's name in a legend."""
 _NAMED_POOLS = 5
 """Pools with a colour of their own in the pictures of forecasts."""
 _MOST_RATIO = 3.0
 """Largest multiple of the measured step that is drawn."""
+_MEASURED_TITLES = ("job", "pool", "forecast", "range", "measured", "error", "uncorrected", "reports", "last, UTC")
+_MEASURED_NUMBERS = "forecast|range|measured|error|uncorrected|reports"
+_SLOT_TITLES = ("job", "pool", "place", "GPUs", "starts", "range", "ends", "why")
+_SLOT_NUMBERS = "place|GPUs|starts|range|ends"
 _NAVIGATION = (
     ("./", "Pools"),
     ("jobs", "Jobs"),
@@ -57,6 +61,7 @@ background:var(--card);color:var(--ink);font:15px/1.3 system-ui,sans-serif;max-w
 :focus-visible{outline:2px solid var(--bar);outline-offset:2px}
 .turn{display:flex;gap:20px;margin:12px 0}.card>dl.facts:first-child{margin-top:0}
 td.wrap{min-width:210px}.scroll.picture{margin-bottom:16px}.scroll.picture>figure{min-width:720px}
+.scroll.picture>figure>.scroll>.chart{width:100%}
 """
 """CSS of these pages beside that of every page."""
 
@@ -170,9 +175,8 @@ def write_forecasts(state: ClusterState, query: Query, now_s: float) -> str:
     ]
     shown, turn = _turn_pages(measured, query, "forecasts")
     rows = [("" if one.is_inside else "off", _write_measured(job, one)) for job, one in shown]
-    titles = ("job", "pool", "forecast", "range", "measured", "error", "uncorrected", "reports", "last, UTC")
     caption = f"{_count('measured job', len(measured), len(rows))}, the last reported first"
-    table = html_table(caption, titles, rows, "forecast|range|measured|error|uncorrected|reports")
+    table = html_table(caption, _MEASURED_TITLES, rows, _MEASURED_NUMBERS)
     body = [
         f'<section class="card">{definition_list(facts)}</section>',
         _draw_forecasts(measured[:MOST_POINTS], len(measured)),
@@ -275,9 +279,8 @@ def write_queue(state: ClusterState, query: Query, now_s: float) -> str:
     placed = sorted(slots, key=lambda item: (not item[1].pool, item[1].position or 0, item[1].pool, item[0].full_name))
     shown, turn = _turn_pages(placed, query, "queue")
     if shown:
-        titles = ("job", "pool", "place", "GPUs", "starts", "range", "ends", "why")
         rows = [("" if slot.pool else "out", _write_slot(job, slot, now_s)) for job, slot in shown]
-        table = html_table(_count("planned job", len(slots), len(rows)), titles, rows, "place|GPUs|starts|range|ends")
+        table = html_table(_count("planned job", len(slots), len(rows)), _SLOT_TITLES, rows, _SLOT_NUMBERS)
         body += ["<h2>Jobs of the plan</h2>", table, turn]
     for row in queues[:8]:
         if row.refused:
@@ -376,6 +379,29 @@ def _write_slot(job: JobRow, slot: QueueSlot, now_s: float) -> list[str]:
     return [_write_name(job), *(escape(text) for text in texts)]
 
 
+def write_single_job(state: ClusterState, query: Query, now_s: float) -> str:
+    """Return the page of the TrainingJob whose namespace and name, with a slash between, are the search."""
+    job = next((job for job in state.jobs.list_rows() if job.full_name == query.search), None)
+    if job is None:
+        body = ["<p>No TrainingJob has this name now.</p>"]
+        return _write_frame("Job", "job", body, state, now_s)
+    advised = [
+        ("pool", job.pool), ("GPUs", job.gpus), ("plan", job.plan), ("step", job.step), ("90% range", job.range),
+        ("1000 steps", job.cost), ("objective", job.objective),
+    ]  # fmt: skip
+    why = "".join(f"<p>{escape(text)}</p>" for text in (job.reason, job.message) if text)
+    body = [f'<section class="card"><strong>Recommended</strong>{definition_list(advised)}{why}</section>']
+    if (measured := job.measured) is not None:
+        rows = [("" if measured.is_inside else "off", _write_measured(job, measured)[1:])]
+        body.append("<h2>Measured</h2>")
+        body.append(html_table("The step beside its forecast", _MEASURED_TITLES[1:], rows, _MEASURED_NUMBERS))
+    if (slot := job.queue) is not None:
+        rows = [("" if slot.pool else "out", _write_slot(job, slot, now_s)[1:])]
+        body.append("<h2>In the queue</h2>")
+        body.append(html_table("Its place in the plan", _SLOT_TITLES[1:], rows, _SLOT_NUMBERS))
+    return _write_frame(f"Job {job.full_name}", "job", body, state, now_s)
+
+
 def write_play(state: ClusterState, form: Form | None, answer: str, now_s: float) -> str:
     """Return the page with the form of `tilecast web`, by default filled with the cluster's pools."""
     gpus = _write_form_gpus(state.pools.list_rows())
@@ -401,7 +427,8 @@ def _write_frame(title: str, path: str, body: Sequence[str], state: ClusterState
         *_write_staleness(state),
         f"<p>{escape(', '.join(left_out))} are not shown: there are too many.</p>" if left_out else "",
         *body,
-        f"<footer>Page of {_format_moment(now_s)}; the API server last spoke at {_format_moment(max(heard))}.</footer>"
+        f"<footer>Page of {_format_moment(now_s)}; the API server last spoke at {_format_moment(max(heard))}. "
+        '<a href="">Read again</a></footer>'
         if heard
         else "",
     ]
@@ -450,7 +477,9 @@ def _count(noun: str, count: int, shown: int) -> str:
 
 
 def _write_name(job: JobRow) -> str:
-    return f'<span class="soft">{escape(job.namespace)}/</span>{escape(shorten(job.name, 60))}'
+    target = escape(urlencode({"q": job.full_name}, errors="replace"))
+    name = f'<span class="soft">{escape(job.namespace)}/</span>{escape(shorten(job.name, 60))}'
+    return f'<a href="job?{target}">{name}</a>'
 
 
 def _format_ratio(ratio: float | None) -> str:

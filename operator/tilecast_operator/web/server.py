@@ -36,6 +36,7 @@ LOCAL_HOSTS = ("localhost", "127.0.0.1", "[::1]")
 _PAGES: dict[str, Callable[[ClusterState, Query, float], str]] = {
     "/": pages.write_pools,
     "/jobs": pages.write_jobs,
+    "/job": pages.write_single_job,
     "/forecasts": pages.write_forecasts,
     "/queue": pages.write_queue,
 }

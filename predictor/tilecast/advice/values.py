@@ -176,8 +176,9 @@ class Offer:
         whole = min(-(-groups // each), pool.max_nodes)
         rest = max(groups - each * whole, 0)
         used = whole + (rest > 0)
-        shared = f"{each} groups of {part} share a node of {pool.gpus_per_node}"
-        return f"{groups}x{part} GPUs are on {used} nodes: {shared}."
+        shared = f"a node of {pool.gpus_per_node} holds {each} of them"
+        remedy = "Start each group by a command of its own, or ask for whole nodes."
+        return f"The {groups} groups of {part} GPUs run on {used} nodes: {shared}. {remedy}"
 
     @property
     def tokens_per_s_and_gpu(self) -> float:

@@ -9,7 +9,7 @@ import argparse
 import shlex
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import date
 
 from tilecast import search
@@ -25,8 +25,9 @@ from tilecast.public.advising import AdviceInputs, AdviceResult, compute_advice,
 from tilecast.render import launch as launched
 from tilecast.render.dialects import DIALECTS, write_dialect
 from tilecast.render.document import FORMATS, dump_document
-from tilecast.render.launch import LAUNCHERS, LaunchSetting
+from tilecast.render.launch import LAUNCHERS, OwnCommand
 from tilecast.render.launch.setting import list_launch_settings
+from tilecast.render.risk import describe_risk
 from tilecast.render.wide import LEGEND, wide_text
 from tilecast.spec import SpecError
 
@@ -100,12 +101,21 @@ def run(options: argparse.Namespace) -> int:
 
 def _manifest_text(options: argparse.Namespace, result: AdviceResult) -> str:
     """Return the text of the job's manifest with advised fields, and the launcher's command if `--launch` is given."""
+    from tilecast.render.dialects.parts import write_comments
+
     source, advice, candidates = result.job.source, result.advice, result.candidates
     assert source is not None and candidates is not None  # noqa: S101 (only jobs of other kinds have a manifest)
-    if advice.best is None or not options.launch:
+    if advice.best is None:
         return source.edited_manifest(advice, candidates)
-    launch = launched.write_launch(options.launch, LaunchSetting.from_offer(advice.request.name, advice.best))
-    return source.edited_manifest(advice, candidates, launch.with_program(source.program).format_bash_script())
+    if not options.launch:
+        return write_comments(describe_risk(advice)) + source.edited_manifest(advice, candidates)
+    tight, safer = list_launch_settings(advice, advice.best)
+    setting, risk = launched.choose_setting(options.launch, tight, safer, options.plan is not None)
+    launch = launched.write_launch(options.launch, setting)
+    if setting is not tight and advice.safer is not None:
+        advice = replace(advice, offers=(advice.safer, *advice.offers[1:]))
+    script = launch.with_program(source.program).format_bash_script()
+    return write_comments(risk) + source.edited_manifest(advice, candidates, script)
 
 
 def _html_text(advice: Advice, pools: Sequence[Pool], sections: Sequence[tuple[str, str]], words: Sequence[str]) -> str:
@@ -140,6 +150,12 @@ def _output_text(options: argparse.Namespace, inputs: AdviceInputs, result: Advi
         return "\n".join(extra.screen for extra in extras)
     screen = wide_text(advice) if options.output == "wide" else FORMATS[options.output](advice)
     return "\n".join([screen, *(extra.screen for extra in extras)])
+
+
+def _find_own_command(result: AdviceResult) -> OwnCommand | None:
+    """Return the launch that the user has today, or None if the job is described by a model."""
+    reading = result.job.launch
+    return None if reading is None else OwnCommand(reading.table, reading.program, reading.words)
 
 
 def _refuse_sections(options: argparse.Namespace) -> None:
@@ -198,6 +214,7 @@ def _requested_sections(
         extras.append(_Section("perLayer", "Layer by layer", screen, layers.layers_document(varied, cut)))
     if options.launch:
         name, setting, safer = options.launch, *list_launch_settings(advice, best)
-        text = launched.launch_text(name, setting, safer, is_stated=options.plan is not None)
-        extras.append(_Section("launch", "Launch", text, launched.launch_document(name, setting, safer)))
+        own = _find_own_command(result)
+        text = launched.launch_text(name, setting, safer, is_stated=options.plan is not None, own=own)
+        extras.append(_Section("launch", "Launch", text, launched.launch_document(name, setting, safer, own)))
     return extras

@@ -147,10 +147,28 @@ def find_baseline(reading: LaunchReading, pools: Sequence[Pool], stated: Baselin
         return replace(stated, plan=_fit_data(plan, stated.gpus))
     if not pools:
         return None
-    gpus = reading.gpus or pools[0].max_gpus
-    large = [pool for pool in pools if pool.max_gpus >= gpus] or list(pools)
-    alike = [pool for pool in large if reading.gpus_per_node in (None, pool.gpus_per_node)] or large
-    return Baseline(alike[0].name, gpus, _fit_data(reading.plan, gpus))
+    gpus, pool, _ = _choose_pool(reading, pools)
+    return Baseline(pool.name, gpus, _fit_data(reading.plan, gpus))
+
+
+def _choose_pool(reading: LaunchReading, pools: Sequence[Pool]) -> tuple[int, Pool, str]:
+    """Return the GPUs of a launch, the pool of its baseline, and why it is that pool."""
+    gpus, each = reading.gpus or pools[0].max_gpus, reading.gpus_per_node
+    large = [pool for pool in pools if pool.max_gpus >= gpus]
+    alike = [pool for pool in large or pools if each in (None, pool.gpus_per_node)]
+    pool = (alike or large or pools)[0]
+    if not large:
+        return gpus, pool, f"though no pool has {gpus} GPUs"
+    nodes = f" in nodes of {each}" if alike and each is not None else ""
+    return gpus, pool, f"the first pool with {gpus} GPUs{nodes}"
+
+
+def explain_baseline(reading: LaunchReading, pools: Sequence[Pool]) -> str:
+    """Return a sentence on which of several pools has the baseline of a launch and why. It is empty for one pool."""
+    if len(pools) < 2:
+        return ""
+    _, pool, why = _choose_pool(reading, pools)
+    return f"Your baseline is priced on {pool.name}, {why}; --baseline POOL:N names another."
 
 
 def add_plan(runs: Sequence[UnresolvedRun], launched: Baseline) -> list[UnresolvedRun]:

@@ -25,6 +25,18 @@ from tilecast.spec import SpecError
 _T = TypeVar("_T")
 UNKNOWN = "\x00"
 """Marker before and after the name of a value that is not literal."""
+_RENDEZVOUS = frozenset((
+    "master-addr", "master-address", "master-port", "node-rank", "machine-rank", "local-rank", "rdzv-backend",
+    "rdzv-conf", "rdzv-endpoint", "rdzv-id", "main-process-ip", "main-process-port", "dist-url", "dist-backend",
+    "dist-port", "init-method", "hostfile",
+))  # fmt: skip
+"""Options, of any launcher or script, that say where processes meet. They change neither speed nor memory."""
+_OWN = ("model.", "training.")
+"""Beginnings of targets that are the job's and not the plan's."""
+_TYPES = ("adapter", "dtype")
+"""Further targets that are the job's: whether it trains adapters, and the type of its checkpoint."""
+_OUTPUTS = ("output-dir",)
+"""Options without a target that are written for a job whose user states none."""
 _NUMBER = re.compile(r"-\d")
 _DOTTED = re.compile(r"[A-Za-z_][\w.]*\.[A-Za-z_]\w*")
 _TRUE, _FALSE = ("true", "1", "yes", "on"), ("false", "0", "no", "off", "none", "null", "")
@@ -192,6 +204,24 @@ class OptionTable:
                 settings[-1] = Setting(last.option, (*last.values, word))
         return settings
 
+    def list_own(self, words: Sequence[str]) -> list[Setting]:
+        """Return the options among words that another plan leaves as they are, such as the learning rate and the data.
+
+        Options of the plan, options that are written anew, and those that say where processes meet are left out.
+        """
+        written = {self.options[key]["to"] for key in map(spell, (one.option for one in self.list_written()))} - {""}
+        kept = []
+        for setting in self.split_words(words):
+            key = self.find_key(setting.option)
+            entry = self.options.get(key)
+            target = "" if entry is None else str(entry["to"])
+            is_new = entry is not None and (
+                target in written or not (target.startswith(_OWN) or key in _OUTPUTS or target in _TYPES)
+            )
+            if not is_new and key not in _RENDEZVOUS and not setting.option.startswith("$"):
+                kept.append(setting)
+        return kept
+
     def read_facts(self, settings: Iterable[Setting], where: str) -> Facts:
         """Return what the settings mean. If an option is given twice, the last one is used.
 
@@ -214,7 +244,9 @@ class OptionTable:
                 if setting.text.strip().lower() not in _FALSE or not setting.values:
                     facts.unpriced[setting.option] = reason
             elif not any(
-                one in self.ignored or any(one.startswith(start[:-1]) for start in self.ignored if start[-1:] == "*")
+                one in self.ignored
+                or one in _RENDEZVOUS
+                or any(one.startswith(start[:-1]) for start in self.ignored if start[-1:] == "*")
                 for one in (key, full)
             ):
                 facts.unknown.append(setting.option)

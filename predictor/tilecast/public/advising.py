@@ -22,7 +22,8 @@ from tilecast.inputs.job_options import JobOptions
 from tilecast.inputs.pools import PoolOptions
 from tilecast.recomputation import describe
 from tilecast.render import launch as launched
-from tilecast.render.launch import LAUNCHERS
+from tilecast.render.launch import LAUNCHERS, LaunchSetting
+from tilecast.render.units import format_duration
 from tilecast.spec import Framework, PartialPlan, Plans, SpecError
 from tilecast.step.blocks import fused_attention
 
@@ -97,10 +98,13 @@ def _with_gpus(inputs: AdviceInputs) -> JobOptions:
     return replace(inputs.job, gpus=pools[0].max_gpus if pools else None)
 
 
-def _add_launch_notes(advice: Advice, job: JobInput, request: Request, pools: Sequence[Pool]) -> Advice:
+def _add_launch_notes(
+    advice: Advice, job: JobInput, request: Request, pools: Sequence[Pool], explained: bool = False
+) -> Advice:
     """Return the advice with notes on the job's launch command: how it was read, and which options to change.
 
-    The options are those of the best plan on the same GPUs.
+    The options are those of the best plan on the same GPUs. If `explained`, a note has the reason for the baseline's
+    pool.
     """
     reading = job.launch
     if reading is None:
@@ -114,6 +118,8 @@ def _add_launch_notes(advice: Advice, job: JobInput, request: Request, pools: Se
             after = advise(replace(request, constraints=limits, baseline=None), theirs).best if theirs else None
         if after is not None:
             notes.append(launches.describe_changes(reading, advice.baseline, after))
+    if explained and (why := launches.explain_baseline(reading, pools)):
+        notes.append(why)
     return _add_notes(advice, notes)
 
 
@@ -178,9 +184,10 @@ def _compute_job_advice(inputs: AdviceInputs, job: JobInput) -> AdviceResult:
     requests = launcher_requests(request, inputs.launch) if inputs.launch else (request,)
     if job.source is None:
         advice = _choose_advice(requests, pools)
-        advice = measured.add_run_notes(_add_notes(advice, (*notes, *job.notes, *_attention_notes(advice))), own)
+        advice = _add_notes(advice, (*notes, *job.notes, *_attention_notes(advice), *_launcher_notes(advice)))
+        advice = measured.add_run_notes(advice, own)
         if job.launch is not None:
-            advice = _add_launch_notes(advice, job, request, pools)
+            advice = _add_launch_notes(advice, job, request, pools, explained=not inputs.baseline)
         return AdviceResult(job, _name_flags(job, advice), pools, seconds=seconds)
     from tilecast.jobs.candidates import order_by_quota
 
@@ -194,7 +201,8 @@ def _compute_job_advice(inputs: AdviceInputs, job: JobInput) -> AdviceResult:
             for one, choice in narrowed
         ]
     best = _choose_advice([one for one, _ in narrowed], candidates.pools)
-    advice = measured.add_run_notes(_add_notes(order_by_quota(best, candidates), (*notes, *job.notes)), own)
+    best = order_by_quota(best, candidates)
+    advice = measured.add_run_notes(_add_notes(best, (*notes, *job.notes, *_launcher_notes(best))), own)
     advice = _add_launch_notes(advice, job, narrowed[0][0], candidates.pools)
     return AdviceResult(job, advice, candidates.pools, candidates, seconds)
 
@@ -240,6 +248,29 @@ def _attention_notes(advice: Advice) -> tuple[str, ...]:
     return (
         f"Assumed: attention by {mine.title}, as {version} runs it on {gpu.name}; --framework, --framework-version "
         "or --attention say otherwise.",
+    )
+
+
+def _launcher_notes(advice: Advice) -> tuple[str, ...]:
+    """Return a note on the launchers that run the recommended plan, each with its step, for a job without a framework.
+
+    Without a framework a plan may combine what no single framework has.
+    """
+    best = advice.best
+    if best is None or best.workload.framework is not None or not best.workload.training:
+        return ()
+    plans, steps = Plans.from_plans(best.plan), dict[str, float]()
+    plain = float(search.price(best.workload, plans, best.pool).step_s[0])
+    setting = LaunchSetting.from_offer(advice.request.name, best)
+    for name, framework in launched.list_launchers(setting).items():
+        priced = search.price(with_framework(best.workload, framework), plans, best.pool)
+        if priced.fits[0]:
+            steps[name] = best.step_s * float(priced.step_s[0]) / plain
+    if not steps:
+        return ("No framework is stated, and no launcher runs this plan: --launch NAME finds the best plan of one.",)
+    texts = (f"{name} ({format_duration(steps[name])})" for name in sorted(steps, key=lambda one: steps[one]))
+    return (
+        f"No framework is stated: of --launch, {', '.join(texts)} can run this plan; each has a best plan of its own.",
     )
 
 

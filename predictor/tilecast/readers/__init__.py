@@ -13,7 +13,7 @@ from tilecast.readers.documents import load_mapping
 from tilecast.readers.models import find_named
 from tilecast.readers.reading import LaunchReading, require_priced
 from tilecast.readers.shell import REST, SHELLS, Script, read_script, split_shell_call, unknown
-from tilecast.readers.sources import is_launch_file, read_bounded, read_file, read_line, read_words
+from tilecast.readers.sources import is_launch_file, name_configuration, read_bounded, read_file, read_line, read_words
 
 __all__ = [
     "REST",
@@ -27,6 +27,7 @@ __all__ = [
     "is_launch_file",
     "list_changes",
     "load_mapping",
+    "name_configuration",
     "read_bounded",
     "read_file",
     "read_line",

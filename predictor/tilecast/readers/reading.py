@@ -32,6 +32,10 @@ class LaunchReading:
     unpriced: Mapping[str, str] = field(default_factory=dict)
     unknown: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+    program: str = field(default="", compare=False)
+    """Training script of the command, or an empty text if a configuration was read."""
+    words: tuple[str, ...] = field(default=(), compare=False)
+    """Arguments of the training script."""
 
     def summary(self) -> tuple[str, ...]:
         """Return sentences on what was read and what was ignored."""

@@ -113,7 +113,7 @@ def read_words(
     """Return the training job and the plan that a command describes.
 
     Args:
-        words: the words of the command, or the text of a shell script alone.
+        words: the words of the command, or the text of a shell script or a configuration alone.
         gpus: number of GPUs if the command does not say it, or None.
         has_model: whether the user names the model separately from the command.
         folder: folder of the files that the command names. None for the working directory.
@@ -123,6 +123,8 @@ def read_words(
     """
     words = list(words)
     if len(words) == 1 and "\n" in words[0]:
+        if name := name_configuration(words[0]):
+            return _read_configurations({name: words[0]}, Folder(folder or Path()), gpus, has_model)
         script = read_script(words[0], "")
         reading = read_line(find_launch(script), "", Folder(folder or Path(), script.files), gpus, has_model)
         return replace(reading, notes=(*reading.notes, *script.notes))
@@ -152,6 +154,20 @@ _KEYS = (
 """Keys of which a launcher's configuration has at least one."""
 _SIGNS = re.compile(rf'(?:^|[{{,\s])["\']?(?:{"|".join(_KEYS)})["\']?\s*:')
 _OTHERS = re.compile(r'(?:^|[{,\s])["\']?(?:apiVersion|architectures|base_model_name_or_path)["\']?\s*:')
+
+
+_TOML = re.compile(r"\[\[?[\w.\"-]+\]\]?\s*(#.*)?$|[\w.\"-]+\s+=\s+\S")
+_YAML = re.compile(r"---\s*$|[\w-]+:(\s|$)")
+
+
+def name_configuration(text: str) -> str:
+    """Return a file name for the text of a TOML or YAML configuration, or an empty string for a shell script."""
+    lines = (line.strip() for line in text.splitlines())
+    first = next((line for line in lines if line and not line.startswith("#")), "")
+    if _TOML.match(first):
+        return "configuration.toml"
+    is_yaml = _YAML.match(first) and _SIGNS.search(text) and not _OTHERS.search(text)
+    return "configuration.yaml" if is_yaml else ""
 
 
 _SINGLE_DEVICE = re.compile(r"^# *tune run (?:[a-z_]+_single_device\b)", re.MULTILINE)
@@ -465,7 +481,7 @@ def read_line(line: LaunchLine, where: str, folder: Files, gpus: int | None, has
     else:
         remedy = "give its configuration file, or describe the job by flags"
         raise SpecError(where or "command", f"{line.program[:60]} is no training script that is known", remedy)
-    return replace(reading, gpus_per_node=line.gpus_per_node)
+    return replace(reading, gpus_per_node=line.gpus_per_node, program=line.program, words=tuple(words))
 
 
 _REGISTRIES = ("torchtitan/models/{}/config_registry.py", "torchtitan/experiments/{}/config_registry.py")

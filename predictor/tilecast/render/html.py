@@ -15,7 +15,8 @@ from tilecast.render import charts
 from tilecast.render.charts import Axis, Chart, Point, Series, group_points
 from tilecast.render.explain import SHOWN, exchange_rows, format_kernel_shape, operator_cells
 from tilecast.render.page import definition_list, fraction_bar, html_figure, html_page, html_table
-from tilecast.render.table import describe_ties, is_usual_shown
+from tilecast.render.risk import describe_risk
+from tilecast.render.table import describe_prices, describe_ties, is_usual_shown
 from tilecast.render.units import (
     format_bytes,
     format_count,
@@ -118,7 +119,7 @@ def _recommendation_card(advice: Advice, explanation: Explanation | None) -> str
     lines = [
         f"<p>{escape(selector)}</p>" if selector else "",
         f"<p>{escape(best.reason)}. {escape(_ties_sentence(advice))}</p>",
-        *(f"<p>{escape(note)}</p>" for note in (*advice.alerts, *advice.notes)),
+        *(f"<p>{escape(note)}</p>" for note in (*describe_risk(advice), *advice.alerts, *advice.notes)),
     ]
     where = f"{best.pool.name}, {best.nodes} x {best.gpus_per_node} GPUs"
     plan = f"<code>{escape(str(best.plan))}</code>"
@@ -213,8 +214,8 @@ def _choices_chart(advice: Advice) -> Chart | None:
             Point(
                 amount,
                 offer.step_s,
-                f"{offer.plan} on {offer.gpus} GPUs, {format_duration(offer.step_s)}",
-                "recommended" if offer is advice.best else f"{offer.gpus} GPUs",
+                f"{offer.plan} on {_count_gpus(offer.gpus)}, {format_duration(offer.step_s)}",
+                "recommended" if offer is advice.best else _count_gpus(offer.gpus),
                 is_highlighted=offer is advice.best,
             ),
         )
@@ -226,9 +227,14 @@ def _choices_chart(advice: Advice) -> Chart | None:
         if priced
         else Axis("GPUs", format_count, base and 2)
     )
-    title = "Plans worth choosing from: a faster one than each costs more or takes more GPUs"
+    title = "Step time against cost: each plan is the fastest at its price or on its number of GPUs"
     y = Axis("step time", charts.format_tick_seconds, _axis_base([offer.step_s for offer in shown]))
     return Chart(title, x, y, group_points(points, joined=False))
+
+
+def _count_gpus(gpus: float) -> str:
+    """Return a number of GPUs as text."""
+    return "1 GPU" if gpus == 1 else f"{gpus:g} GPUs"
 
 
 def _axis_base(values: Sequence[float]) -> int:
@@ -250,7 +256,7 @@ def _scaling_charts(curves: Sequence[ScalingCurve], best: Offer | None) -> list[
             Point(
                 p.gpus,
                 p.step_s,
-                f"{p.gpus} GPUs, {format_duration(p.step_s)}, {p.plan}",
+                f"{_count_gpus(p.gpus)}, {format_duration(p.step_s)}, {p.plan}",
                 low=p.lower_s,
                 high=p.upper_s,
             ),
@@ -269,7 +275,7 @@ def _scaling_charts(curves: Sequence[ScalingCurve], best: Offer | None) -> list[
         ("scaling", Chart("Step time of the fastest plan by GPUs, with the 90 % range", gpus, y, steps))
     ]
     costs = group_points(
-        (curve.pool, Point(p.gpus, cost, f"{p.gpus} GPUs, {format_money(cost, curve.currency)}"))
+        (curve.pool, Point(p.gpus, cost, f"{_count_gpus(p.gpus)}, {format_money(cost, curve.currency)}"))
         for curve in curves
         for p in curve.points
         if (cost := p.cost_per_1000_steps) is not None
@@ -369,27 +375,35 @@ def _exchanges_section(best: Offer, explanation: Explanation) -> str:
 
 
 def _plan_legend() -> str:
+    return f"<h2>How a plan reads</h2>{_list_plan_columns()}"
+
+
+def _list_plan_columns() -> str:
+    """Return the parts of a plan's text, each with its meaning, as an HTML list."""
     items = "".join(
         f"<div><dt><code>{escape(column.example)}</code></dt><dd>{escape(column.legend)}</dd></div>"
         for column in PLAN_COLUMNS.values()
         if column.example
     )
-    return f'<h2>How a plan reads</h2><dl class="facts">{items}</dl>'
+    return f'<dl class="facts">{items}</dl>'
+
+
+def write_caveats(advice: Advice) -> str:
+    """Return how sure the forecast is, the prices that were used, and how to read a plan, as HTML."""
+    prices = describe_prices(advice)
+    lines = [f"How sure? {advice.confidence}", f"Prices per GPU and hour: {prices}" if prices else ""]
+    texts = "".join(f'<p class="soft">{escape(line)}</p>' for line in lines if line)
+    return f"{texts}<details><summary>How a plan reads</summary>{_list_plan_columns()}</details>"
 
 
 def _provenance_footer(advice: Advice, command: str, day: str) -> str:
     source = advice.provenance
-    prices = {
-        offer.pool.name: format_money(offer.pool.price_per_gpu_hour, offer.pool.currency)
-        for offer in advice.offers
-        if offer.pool.price_per_gpu_hour is not None
-    }
-    text = ", ".join(f"{name} {price}" for name, price in prices.items())
+    text = describe_prices(advice)
     made = f"Made by `{command}`" if command else ""
     lines = [
         " on ".join(part for part in (made or ("Made" if day else ""), day) if part),
         f"How sure? {advice.confidence}",
-        f"Prices per GPU and hour, on-demand list prices unless a GPUPool says otherwise: {text}" if text else "",
+        f"Prices per GPU and hour: {text}" if text else "",
         f"{advice.plans_evaluated:,} plans priced by Tilecast {source.version}; "
         f"utilization model {source.model_version}, {source.model_sha256[:12]}; "
         f"constants {source.constants_sha256[:12]}; facts {source.data_sha256[:12]}; inputs {advice.inputs_hash}.",

@@ -37,6 +37,7 @@ code,pre{font:13px ui-monospace,monospace}
 .pair{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(380px,100%),1fr));gap:24px}
 figure{margin:0;background:var(--card);border:1px solid var(--line);border-radius:8px;padding:12px}
 figcaption{font-size:13px;padding:0 4px 8px}figure.wide{max-width:760px}main>figure{margin-bottom:20px}
+@media(max-width:600px){figure .scroll>.chart{max-width:none;width:560px}}
 details{margin:8px 0}summary{color:var(--soft);cursor:pointer}
 footer{margin-top:48px;font-size:13px;color:var(--soft)}
 """
@@ -96,8 +97,12 @@ def class_attribute(name: str) -> str:
 
 
 def html_figure(title: str, picture: str, kind: str = "") -> str:
-    """Return an HTML `<figure>` with a caption above an `<svg>` element. `kind` is its CSS class."""
-    return f"<figure{class_attribute(kind)}><figcaption>{escape(title)}</figcaption>{picture}</figure>"
+    """Return an HTML `<figure>` with a caption above an `<svg>` element. `kind` is its CSS class.
+
+    On a telephone the picture keeps its size, so that its text can be read, and scrolls.
+    """
+    scrolled = f'<div class="scroll" tabindex="0">{picture}</div>'
+    return f"<figure{class_attribute(kind)}><figcaption>{escape(title)}</figcaption>{scrolled}</figure>"
 
 
 def fraction_bar(fraction: float) -> str:

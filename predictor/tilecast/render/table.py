@@ -11,6 +11,7 @@ from tilecast.advice import Advice, Change, Offer, WhyNot
 from tilecast.advice.choose import MAX_TIED, MOST_BEHIND
 from tilecast.advice.reasons import BOUND_BY
 from tilecast.advice.values import format_ratio
+from tilecast.hardware import Pool
 from tilecast.objectives import OBJECTIVES
 from tilecast.render.columns import align_columns
 from tilecast.render.units import (
@@ -276,17 +277,18 @@ def _baseline_sentence(advice: Advice, best: Offer, base: Offer) -> str:
     if (base.pool.name, base.plan, base.workload) == (best.pool.name, best.plan, best.workload):
         return "Your baseline is what is recommended."
     stated = advice.request.baseline
-    who = "Your baseline" if stated is None or stated.is_planned else f"Your baseline, if it runs {base.plan},"
+    who = f"Your baseline on {base.gpus} {base.pool.name}"
+    who = who if stated is None or stated.is_planned else f"{who}, if it runs {base.plan},"
     text = f"{who} takes {format_ratio(base.step_s / best.step_s)} the time"
     if base.cost_per_1000_steps and best.cost_per_1000_steps:
         text += f" and {format_ratio(base.cost_per_1000_steps / best.cost_per_1000_steps)} the price"
-    return f"{text} of what is recommended."
+    return f"{text} of what is recommended, on {best.gpus} {best.pool.name}."
 
 
 def _footer_lines(advice: Advice, best: Offer) -> list[str]:
     lines = wrap_text("", _because_sentence(advice, best))
     if advice.baseline is not None:
-        lines.append(_baseline_sentence(advice, best, advice.baseline))
+        lines += wrap_text("", _baseline_sentence(advice, best, advice.baseline))
     if advice.safer is not None and advice.safer.pool.name == best.pool.name:
         safer = advice.safer
         taken = format_gibibyte_range(safer.memory_lower_bytes, safer.memory_upper_bytes)
@@ -310,12 +312,23 @@ def _footer_lines(advice: Advice, best: Offer) -> list[str]:
     ]
     lines.append(f"{format_duration(best.step_s)} = {' + '.join(parts)}")
     lines += [*_why_not_lines(advice), *_pareto_lines(advice)]
-    priced = [offer.pool for offer in advice.offers if offer.pool.price_per_gpu_hour is not None]
-    if priced:
-        prices = (f"{pool.name} {format_money(pool.price_per_gpu_hour or 0.0, pool.currency)}" for pool in priced)
-        lines += wrap_text("Prices per GPU and hour (list prices unless a GPUPool says otherwise): ", ", ".join(prices))
+    if prices := describe_prices(advice):
+        lines += wrap_text("Prices per GPU and hour: ", prices)
     lines.append(f"How sure?  {advice.confidence}")
     return lines
+
+
+def describe_prices(advice: Advice) -> str:
+    """Return the price of a GPU of each pool that can run the job as text. It is empty if no pool has a price."""
+    pools = (offer.pool for offer in advice.offers)
+    return ", ".join(_describe_price(pool) for pool in pools if pool.price_per_gpu_hour is not None)
+
+
+def _describe_price(pool: Pool) -> str:
+    """Return the price of a GPU of a pool as text, with the instance type whose list price it is."""
+    text = f"{pool.name} {format_money(pool.price_per_gpu_hour or 0.0, pool.currency)}"
+    is_listed = pool.node_type and pool.layers.get("price") in (None, "instance type")
+    return f"{text} (list, {pool.node_type})" if is_listed else text
 
 
 def describe_change(change: Change) -> str:

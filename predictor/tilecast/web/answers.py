@@ -11,13 +11,13 @@ import re
 import shlex
 import warnings
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from html import escape
 from pathlib import Path
 
 import yaml
 
-from tilecast import zoo
+from tilecast import readers, zoo
 from tilecast.explain import explain_plan
 from tilecast.inputs.job_options import JOB_OPTIONS, JobOptions
 from tilecast.inputs.launches import is_script, split_command
@@ -43,10 +43,11 @@ MORE_OPTIONS = (
 _OPTIONS = (*MAIN_OPTIONS, *MORE_OPTIONS)
 LABELS: Mapping[str, str] = {
     "model": "Model (a preset)",
-    "pasted": "Or paste a config.json, a launch command or a shell script",
+    "pasted": "Or paste a config.json, a launch command, a shell script, or a TOML or YAML configuration",
+    "file": "A file that it names, if it does (paste its text, as of fsdp.json)",
     "seq": "Sequence length (tokens per sample)",
     "batch": "Global batch (samples per step)",
-    "gpus": "GPU pools, as GPU:COUNT or GPU:NODESxGPUS",
+    "gpus": "GPU pools, as h100-sxm:16",
     "precision": "Precision",
     "framework": "Framework",
     "objective": "Objective",
@@ -66,6 +67,18 @@ LABELS: Mapping[str, str] = {
 """Label of each field of the form."""
 
 
+DEFAULTS: Mapping[str, str] = {
+    "precision": "bf16",
+    "framework": "none",
+    "objective": "time",
+    "quantization": "16 bits",
+    "optimizer": "adamw",
+    "activation_checkpointing": "auto: searched",
+    "attention": "auto",
+}
+"""Meaning of a choice that the user leaves open, for a job whose pasted text does not say it."""
+
+
 @dataclass(frozen=True, slots=True)
 class Form:
     """Values of the page's form. A field that the user left empty is an empty text."""
@@ -73,7 +86,9 @@ class Form:
     model: str = ""
     """Name of a preset."""
     pasted: str = ""
-    """A config.json or a launch command, instead of a preset."""
+    """A config.json, a launch command, a script or a configuration, instead of a preset."""
+    file: str = ""
+    """Text of the file that the command or script names."""
     gpus: str = ""
     seq: str = ""
     batch: str = ""
@@ -105,12 +120,24 @@ class Form:
             raise SpecError("form", f"has more than {MOST_CHARACTERS:,} characters", "paste less")
         return cls(**known)
 
+    def with_file(self, name: str) -> Form:
+        """Return the form with a pasted script that first writes the file `name`, after its head of comments."""
+        lines = self.pasted.splitlines()
+        head = next((place for place, line in enumerate(lines) if line.strip() and line[:1] != "#"), len(lines))
+        end = "END"
+        while end in self.file:
+            end += "_"
+        written = [f"cat > {shlex.quote(name)} <<'{end}'", *self.file.splitlines(), end]
+        return replace(self, pasted="\n".join([*lines[:head], *written, *lines[head:], ""]))
+
     def to_inputs(self) -> AdviceInputs:
         """Return the form as inputs for advice.
 
         Raises:
             SpecError: the pasted text is neither a JSON object nor a command, or a field is missing.
         """
+        if not self.gpus:
+            raise SpecError("gpus", "is missing", "write for instance h100-sxm:16,a100-80:2x8")
         values: dict[str, object] = {name: value for name in _OPTIONS if (value := getattr(self, name))}
         model: object = self.model or None
         if self.pasted.startswith("{"):
@@ -128,13 +155,16 @@ class Form:
     def write_command(self) -> str:
         """Return the command line that gives the same advice.
 
-        A pasted config is named `config.json`, and a pasted script `job.sh`.
+        A pasted config is named `config.json`, a pasted script `job.sh`, and another configuration `job.toml` or
+        `job.yaml`.
         """
         words = ["tilecast", "advise"]
         if not self.pasted:
             words.append(self.model)
         elif self.pasted.startswith("{"):
             words.append("config.json")
+        elif configuration := readers.name_configuration(self.pasted):
+            words.append(f"job{Path(configuration).suffix}")
         elif is_script(self.pasted):
             words.append("job.sh")
         for name in (*_OPTIONS, "gpus"):
@@ -167,24 +197,61 @@ def write_answer(form: Form) -> str:
         SpecError: a value is missing or invalid. The error names fields as the form does.
     """
     warm_up()
+    note = "The file that you pasted was not needed."
     try:
-        with warnings.catch_warnings(record=True) as caught, confine(Permissions()):
-            warnings.simplefilter("always", InputWarning)
-            with errors_about_arguments():
-                result = compute_advice(form.to_inputs())
-            sections = (_name_fields(section, form.pasted) for section in _write_sections(result))
-            parts = [*sections, _write_copies(form, result)]
+        parts = _compute_parts(form, form)
     except SpecError as error:
-        # The path of a file that was refused is one of this machine.
-        if error.field.startswith("/") or error.problem == OUTSIDE:
-            name = Path(error.field).name
-            field = name if name in form.pasted else "file"
-            remedy = "write its options into what you paste, or run `tilecast advise` beside the file"
-            raise SpecError(field, "is a file, and this page reads none", remedy) from None
-        raise
-    warned = (str(one.message) for one in caught if issubclass(one.category, InputWarning))
-    notes = [f"<p>{_name_fields(escape(text))}</p>" for text in warned]
+        name = _find_refused_file(error, form.pasted)
+        if not name:
+            raise
+        if not form.file or name == _NAMELESS:
+            raise _refuse_file(name, "paste its text as --file too, or run `tilecast advise` beside the file") from None
+        try:
+            parts, note = _compute_parts(form.with_file(name), form), f"Your file was read as {name}."
+        except SpecError as second:
+            if other := _find_refused_file(second, form.pasted):
+                remedy = "one file can be pasted here; run `tilecast advise` beside the files"
+                raise _refuse_file(other, remedy) from None
+            raise
+    notes = [f"<p>{escape(note)}</p>"] if form.file else []
     return "\n".join(part for part in (*notes, *parts) if part)
+
+
+_NAMELESS = "file"
+"""Name of a file that the pasted text does not name."""
+
+
+def _refuse_file(name: str, remedy: str) -> SpecError:
+    return SpecError(name, "is a file, and this page reads none", remedy)
+
+
+def _find_refused_file(error: SpecError, pasted: str) -> str:
+    """Return the file, as the pasted text names it, whose reading was refused. It is empty for another error.
+
+    The path in the error is one of this machine.
+    """
+    if not (error.field.startswith("/") or error.problem == OUTSIDE):
+        return ""
+    name = Path(error.field).name
+    found = re.search(rf"[\w./-]{{0,200}}{re.escape(name)}(?![\w.-])", pasted) if name else None
+    return found[0] if found else _NAMELESS
+
+
+def _compute_parts(form: Form, shown: Form) -> list[str]:
+    """Return the parts of the answer to a form as HTML.
+
+    Args:
+        form: the form to answer.
+        shown: the form that the user filled in, which is copied.
+    """
+    with warnings.catch_warnings(record=True) as caught, confine(Permissions()):
+        warnings.simplefilter("always", InputWarning)
+        with errors_about_arguments():
+            result = compute_advice(form.to_inputs())
+        sections = [_name_fields(section, form.pasted) for section in _write_sections(result)]
+        parts = [*sections, _write_copies(shown, result)]
+    warned = (str(one.message) for one in caught if issubclass(one.category, InputWarning))
+    return [*(f"<p>{_name_fields(escape(text))}</p>" for text in warned), *parts]
 
 
 def short_label(name: str) -> str:
@@ -196,18 +263,26 @@ _FLAG = re.compile(r"(?<![\w(!-])--([a-z][a-z-]*)(?![\w-])")
 """A flag in a sentence. Variables of CSS stand in parentheses."""
 _ELSEWHERE = ("nodes", "link", "plan", "launch", "baseline", "calibration")
 """Flags beside those of jobs for which the page has no field."""
-_ABSENT = (" Give --nodes FILE for nodes of your own.",)
-"""Sentences on what the page has no field for."""
+_REWORDED: Mapping[str, str] = {
+    " Give --nodes FILE for nodes of your own.": "",
+    "; --baseline POOL:N names another": "",
+    "--launch NAME finds the best plan of one": "choose one as --framework to see its best plan",
+    "of --launch, ": "of the launchers, ",
+    "each has a best plan of its own.": "each has a best plan of its own, which --framework shows.",
+}
+"""Words of the command line on what the page has no field for, and those of the page."""
 
 
 def _name_fields(text: str, pasted: str = "") -> str:
     """Return a text of the command line with the labels of the form in place of flags, but for those of `pasted`."""
-    for sentence in _ABSENT:
-        text = text.replace(sentence, "")
+    for words, own in _REWORDED.items():
+        text = text.replace(words, own)
 
     def name_flag(found: re.Match[str]) -> str:
         name = found[1].replace("-", "_")
-        if found[0] in pasted or not (name in LABELS or name in JOB_OPTIONS or name in _ELSEWHERE):
+        if re.search(rf"{re.escape(found[0])}(?![\w-])", pasted) or not (
+            name in LABELS or name in JOB_OPTIONS or name in _ELSEWHERE
+        ):
             return found[0]
         opened, closed = "\N{LEFT DOUBLE QUOTATION MARK}", "\N{RIGHT DOUBLE QUOTATION MARK}"
         return f"{opened}{short_label(name)}{closed}" if name in LABELS else found[1].replace("-", " ")
@@ -215,14 +290,17 @@ def _name_fields(text: str, pasted: str = "") -> str:
     return _FLAG.sub(name_flag, text)
 
 
-_ARGUMENT = re.compile(rf"\b({'|'.join(LABELS)})\b(?= \S*\d)")
-"""An argument of Python's API before its value in a remedy."""
+_UNSPOKEN = "|".join(name for name in LABELS if "_" in name)
+_ARGUMENT = re.compile(rf"\b({'|'.join(LABELS)})\b(?= [^'\s]*\d)|\b({_UNSPOKEN})\b")
+"""An argument of Python's API before its value in a remedy, or one whose name is no word."""
 
 
 def describe_error(error: SpecError) -> str:
     """Return an error as text that names the fields by their labels."""
     field = re.sub(r"\w+", lambda word: short_label(word[0]) if word[0] in LABELS else word[0], error.field)
-    rest = _ARGUMENT.sub(lambda found: short_label(found[1]), _name_fields(str(error)[len(error.field) :]))
+    field = field.removesuffix(".preset")
+    rest = _ARGUMENT.sub(lambda found: short_label(found[0]), _name_fields(str(error)[len(error.field) :]))
+    rest = rest.replace("`tilecast show models` lists them", "the field lists them as you type")
     rest = re.sub("give (.*) behind --$", r"paste \1", rest)
     return f"{_name_fields(field)}{rest}"
 
@@ -230,7 +308,8 @@ def describe_error(error: SpecError) -> str:
 def _write_sections(result: AdviceResult) -> list[str]:
     advice, best = result.advice, result.advice.best
     explanation = explain_plan(best.workload, best.plan, best.pool, best.step_s) if best else None
-    return html.list_sections(advice, explanation, find_scaling_curves(advice.request, result.pools), level=2)
+    sections = html.list_sections(advice, explanation, find_scaling_curves(advice.request, result.pools), level=2)
+    return [*sections[:3], html.write_caveats(advice), *sections[3:]]
 
 
 def _write_copies(form: Form, result: AdviceResult) -> str:

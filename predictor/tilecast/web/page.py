@@ -10,7 +10,7 @@ from tilecast import hardware
 from tilecast.inputs.job_options import JOB_OPTIONS
 from tilecast.render import charts
 from tilecast.render.page import STYLE
-from tilecast.web.answers import LABELS, MAIN_OPTIONS, MORE_OPTIONS, Form
+from tilecast.web.answers import DEFAULTS, LABELS, MAIN_OPTIONS, MORE_OPTIONS, Form
 from tilecast.zoo import presets
 
 EXAMPLE = Form(model="llama-3.1-8b", gpus="h100-sxm:16,a100-80:16", seq="8192", batch="128")
@@ -38,6 +38,8 @@ def write_page(form: Form, answer: str = "", header: str = "") -> str:
         *(_write_option(form, name) for name in MAIN_OPTIONS),
         f'<label class="whole">{escape(LABELS["pasted"])}'
         f'<textarea name="pasted" spellcheck="false">{escape(form.pasted)}</textarea></label>',
+        f'<label class="whole">{escape(LABELS["file"])}'
+        f'<textarea name="file" spellcheck="false">{escape(form.file)}</textarea></label>',
         f'<details class="whole"{" open" * any(getattr(form, name) for name in MORE_OPTIONS)}>'
         '<summary>More: length of the run, LoRA, optimizer, limits</summary><div class="more">',
         *(_write_option(form, name) for name in MORE_OPTIONS),
@@ -100,8 +102,8 @@ def _write_input(name: str, value: str, choices: Sequence[str] = ()) -> str:
 
 
 def _write_select(name: str, value: str) -> str:
-    options = []
+    options, text = list[str](), f"default ({DEFAULTS[name]})"
     for choice in ("", *(JOB_OPTIONS[name].choices or ())):
         mark = " selected" if choice == value else ""
-        options.append(f'<option value="{escape(choice)}"{mark}>{escape(choice or "default")}</option>')
+        options.append(f'<option value="{escape(choice)}"{mark}>{escape(choice or text)}</option>')
     return f'<label>{escape(LABELS[name])}<select name="{name}">{"".join(options)}</select></label>'

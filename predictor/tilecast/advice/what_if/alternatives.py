@@ -270,7 +270,7 @@ def _suggest_batch(request: Request, best: Choice) -> str | None:
             plan = outcome.candidates.plans.row(outcome.row)
             parts = f"{most} GPUs" + (f" at micro-batch {part // most}" if own % most == 0 else "")
             better = f"{batch} would {gain} per sample, with {plan} on {outcome.gpus} GPUs."
-            return f"{parts} do not divide global batch {own}: {better}"
+            return f"Global batch {own} does not split evenly over {parts}: a global batch of {better}"
     return None
 
 

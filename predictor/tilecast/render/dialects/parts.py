@@ -15,6 +15,7 @@ from tilecast.advice import Advice, Offer, advise
 from tilecast.hardware import Gpu, Pool, list_gpus, read_gpu_file
 from tilecast.hardware.products import MIG_INFIX
 from tilecast.nodes.labels import read_label_table
+from tilecast.render.risk import describe_memory
 from tilecast.render.units import format_duration
 
 
@@ -104,6 +105,18 @@ def describe_shape(offer: Offer) -> str:
     return f"1 node of {gpus}" if offer.nodes == 1 else f"{offer.nodes} nodes of {gpus}"
 
 
+def describe_offer(offer: Offer) -> str:
+    """Return nodes, plan and step time of an offer as a phrase, and the memory that it takes if that is tight."""
+    text = f"{describe_shape(offer)}, plan {offer.plan}, {format_duration(offer.step_s)} a step"
+    return f"{text}, {describe_memory(offer)}" if offer.is_tight else text
+
+
+def find_safer(advice: Advice, offer: Offer) -> Offer | None:
+    """Return a plan with memory to spare on the pool of an offer, if the offer is tight and the advice has one."""
+    safer = advice.safer
+    return safer if safer is not None and offer.is_tight and safer.pool.name == offer.pool.name else None
+
+
 def list_alike(advice: Advice, is_alike: Callable[[Offer, Offer], bool]) -> tuple[Offer, ...]:
     """Return an offer for each pool that can run the job in the shape of the best offer, best first.
 
@@ -139,9 +152,11 @@ def describe_ranking(advice: Advice, dialect: str, shown: Sequence[Offer] | None
     else:
         lines = [f"{advice.request.name}: one of these, best first, by `tilecast advise -o {dialect}`."]
     lines += [
-        f"  {rank}. {one.pool.name}: {describe_shape(one)}, plan {one.plan}, {format_duration(one.step_s)} a step"
+        f"  {rank}. {one.pool.name}: {describe_offer(one)}" + "; may run out of memory" * one.is_tight
         for rank, one in enumerate(offers, 1)
     ]
+    if offers and (safer := find_safer(advice, offers[0])) is not None:
+        lines.append(f"  Safer on {safer.pool.name}: {describe_offer(safer)}; memory to spare")
     names = {one.pool.name for one in offers}
     lines += [
         f"  -  {one.pool.name}: {_explain_left_out(one, offers)}" for one in advice.offers if one.pool.name not in names

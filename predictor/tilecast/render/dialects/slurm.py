@@ -8,7 +8,13 @@ from __future__ import annotations
 import shlex
 
 from tilecast.advice import Advice, Offer
-from tilecast.render.dialects.parts import describe_ranking, dns_label, find_gpu_names, write_comments
+from tilecast.render.dialects.parts import (
+    describe_ranking,
+    dns_label,
+    find_gpu_names,
+    find_safer,
+    write_comments,
+)
 
 _NICER = 100
 """Amount by which the priority falls (`--nice`) from one rank to the next."""
@@ -27,6 +33,9 @@ def write_submissions(advice: Advice) -> str:
     ]
     name = dns_label(advice.request.name)
     submissions = [_write_submission(name, rank, one) for rank, one in enumerate(advice.offers)]
+    if (safer := find_safer(advice, advice.best)) is not None:
+        lines.append("With memory to spare, instead of the first line:")
+        lines.append(f"  {_write_submission(name, 0, safer)}")
     return "#!/bin/sh\n" + write_comments(lines) + "\n".join(submissions) + "\n"
 
 

@@ -6,14 +6,16 @@ Each launcher has a module. What it writes depends on the plan, the workload and
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import takewhile
 
 from tilecast import frameworks, zoo
 from tilecast.frameworks import FRAMEWORKS, with_framework
-from tilecast.launch_options.options_table import OptionTable
+from tilecast.launch_options.options_table import UNKNOWN, OptionTable
 from tilecast.render.launch import deepspeed, huggingface, megatron, pytorch, torchtitan
-from tilecast.render.launch.setting import LaunchScript, LaunchSetting
+from tilecast.render.launch.setting import LaunchScript, LaunchSetting, OwnCommand
 from tilecast.render.units import format_duration, format_gibibyte_range, format_gibibytes
 from tilecast.search import abilities, find_engine
 from tilecast.spec import (
@@ -35,8 +37,12 @@ __all__ = [
     "LaunchScript",
     "LaunchSetting",
     "Launcher",
+    "OwnCommand",
+    "carry_over",
     "check_launchable",
+    "choose_setting",
     "find_unsupported_feature",
+    "list_launchers",
     "write_launch",
 ]
 
@@ -165,7 +171,11 @@ def write_launch(launcher: str, setting: LaunchSetting) -> LaunchScript:
 
 
 def launch_text(
-    launcher: str, setting: LaunchSetting, safer: LaunchSetting | None = None, is_stated: bool = False
+    launcher: str,
+    setting: LaunchSetting,
+    safer: LaunchSetting | None = None,
+    is_stated: bool = False,
+    own: OwnCommand | None = None,
 ) -> str:
     """Return the launch as text. Comments at the top name version, pool, plan, step time, memory and data types.
 
@@ -174,30 +184,38 @@ def launch_text(
         setting: the plan and its job.
         safer: a plan with memory to spare, if the plan is tight. If the launcher can run it, it is printed instead.
         is_stated: whether the user states the plan. Then it is printed, and a comment names the safer plan.
+        own: the user's launch today, whose options are carried over, or None.
 
     Raises:
         SpecError: as in `write_launch`.
     """
-    risk = []
-    if setting.is_tight:
-        can_run = safer is not None and _can_launch(launcher, safer)
-        tight = f"{setting.plan} ({_describe_time_and_memory(setting)}) may run out of memory"
-        if safer is not None and can_run and not is_stated:
-            risk.append(f"{tight}: this is the safer plan; --plan {setting.plan} prints the tight one")
-            setting = safer
-        elif safer is not None and can_run:
-            risk.append(f"tight: {tight}; safer is --plan {safer.plan} ({_describe_time_and_memory(safer)})")
-        else:
-            risk.append(f"tight: {tight}, and no plan here has memory to spare")
-    line, chosen = write_launch(launcher, setting), _with_framework(launcher, setting)
+    setting, risk = choose_setting(launcher, setting, safer, is_stated)
+    line, chosen = carry_over(launcher, write_launch(launcher, setting), own), _with_framework(launcher, setting)
     where = f"{setting.name} on {setting.pool}, {setting.nodes}x{setting.gpus_per_node} GPUs"
     head = f"{where}: {setting.plan}, {_describe_time_and_memory(setting)}"
-    shared = [f"{setting.shared_nodes} Start each group by a command of its own."] if setting.shared_nodes else []
+    shared = [setting.shared_nodes] if setting.shared_nodes else []
     entry = LAUNCHERS[launcher]
     options = f"options of {entry.version} ({entry.source})"
     return line.text(
         [options, head, *shared, *risk, f"priced as {chosen.workload.framework}: {_describe_states(chosen)}"]
     )
+
+
+def choose_setting(
+    launcher: str, setting: LaunchSetting, safer: LaunchSetting | None, is_stated: bool
+) -> tuple[LaunchSetting, list[str]]:
+    """Return the setting to launch, and sentences about the memory if the recommended plan is tight.
+
+    The arguments are those of `launch_text`.
+    """
+    if not setting.is_tight:
+        return setting, []
+    tight = f"{setting.plan} ({_describe_time_and_memory(setting)}) may run out of memory"
+    if safer is None or not _can_launch(launcher, safer):
+        return setting, [f"tight: {tight}, and no plan here has memory to spare"]
+    if is_stated:
+        return setting, [f"tight: {tight}; safer is --plan {safer.plan} ({_describe_time_and_memory(safer)})"]
+    return safer, [f"{tight}: this is the safer plan; --plan {setting.plan} prints the tight one"]
 
 
 def _can_launch(launcher: str, setting: LaunchSetting) -> bool:
@@ -218,7 +236,9 @@ def _describe_time_and_memory(setting: LaunchSetting) -> str:
     return f"{text}, {format_gibibyte_range(lower, upper)} of {format_gibibytes(available)} GiB a GPU"
 
 
-def launch_document(launcher: str, setting: LaunchSetting, safer: LaunchSetting | None = None) -> dict[str, object]:
+def launch_document(
+    launcher: str, setting: LaunchSetting, safer: LaunchSetting | None = None, own: OwnCommand | None = None
+) -> dict[str, object]:
     """Return the launch as JSON-compatible data.
 
     If the launcher can run the plan `safer`, the key `safer` has its launch.
@@ -226,14 +246,83 @@ def launch_document(launcher: str, setting: LaunchSetting, safer: LaunchSetting 
     Raises:
         SpecError: as in `write_launch`.
     """
-    line = write_launch(launcher, setting)
+    line = carry_over(launcher, write_launch(launcher, setting), own)
     framework = _with_framework(launcher, setting).workload.framework
     document: dict[str, object] = {
         "launcher": launcher, "version": LAUNCHERS[launcher].version, "framework": framework, **line.document(),
     }  # fmt: skip
     if safer is not None and _can_launch(launcher, safer):
-        document["safer"] = {"plan": str(safer.plan), **launch_document(launcher, safer)}
+        document["safer"] = {"plan": str(safer.plan), **launch_document(launcher, safer, own=own)}
     return document
+
+
+_SAME: Mapping[str, str] = {"trl": "trainer"}
+"""Tables whose scripts take the options of another table too."""
+MAX_LEFT = 12
+"""Most options that a note lists as not carried over."""
+
+
+def carry_over(launcher: str, line: LaunchScript, own: OwnCommand | None) -> LaunchScript:
+    """Return a launch with the user's own script and options, such as the learning rate and the data.
+
+    What the launch cannot take is named in a note: the options of another launcher's script, values that the shell
+    computes, and what a configuration says.
+
+    Args:
+        launcher: a key of `LAUNCHERS`.
+        line: its launch of the plan.
+        own: the user's launch today, or None.
+    """
+    if own is None:
+        return line
+    note = "not carried over: what your configuration says beside the plan, such as data and learning rate"
+    if not own.program or not own.table:
+        return replace(line, notes=(*line.notes, note))
+    first = tuple(takewhile(lambda word: not word.startswith("-"), own.words))
+    options = [(one.option, *map(str, one.values)) for one in OptionTable.read(own.table).list_own(own.words)]
+    kept = [tuple(map(_name_variable, words)) for words in (first, *options) if words]
+    program = _name_variable(own.program)
+    is_script = program.endswith(".py") and _is_carried(program)
+    has_script = is_script and any(word.endswith(".py") for word in line.command)
+    is_same = has_script and LAUNCHERS[launcher].options == _SAME.get(own.table, own.table)
+    left = [words for words in kept if not is_same or not all(map(_is_carried, words)) or _is_configuration(words)]
+    if is_same:
+        line = line.with_own_options(program, [words for words in kept if words not in left])
+    if not left:
+        return line if is_same else replace(line, notes=(*line.notes, note))
+    shown = [" ".join(re.sub(_COMPUTED, r"(\1)", " ".join(words)).split())[:80] for words in left[:MAX_LEFT]]
+    more = f" and {len(left) - MAX_LEFT} more" if len(left) > MAX_LEFT else ""
+    return replace(line, notes=(*line.notes, f"not carried over: {', '.join(shown)}{more}"))
+
+
+def _is_configuration(words: Sequence[str]) -> bool:
+    """Return whether words before all options are files that say a plan of their own."""
+    suffixes = (".json", ".yaml", ".yml", ".toml")
+    return not words[0].startswith("-") and any(word.endswith(suffixes) for word in words)
+
+
+_VARIABLE = re.compile(rf"{UNKNOWN}([A-Za-z_]\w*){UNKNOWN}")
+
+
+_COMPUTED = re.compile(rf"{UNKNOWN}([^{UNKNOWN}]*){UNKNOWN}")
+
+
+def _name_variable(word: str) -> str:
+    """Return a word with `${NAME}` for each variable whose value only the shell knows."""
+    return _VARIABLE.sub(r"${\1}", word)
+
+
+def _is_carried(word: str) -> bool:
+    """Return whether a word can be written into a command: it has no variable beside what a shell would interpret."""
+    plain = re.sub(r"\$\{\w+\}", "", word)
+    return word.isprintable() and (plain == word or not re.search(r"[\"`$\\!]", plain)) and "$" not in plain
+
+
+def list_launchers(setting: LaunchSetting) -> dict[str, Framework]:
+    """Return the launchers that run a plan as it is priced, each with the framework as which its jobs are forecast."""
+    able = (name for name in LAUNCHERS if _can_launch(name, setting))
+    chosen = {name: _with_framework(name, setting).workload.framework for name in able}
+    return {name: framework for name, framework in chosen.items() if framework is not None}
 
 
 def check_launchable(launcher: str, workload: Workload) -> None:

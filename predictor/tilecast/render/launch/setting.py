@@ -88,6 +88,18 @@ def list_launch_settings(advice: Advice, best: Offer) -> tuple[LaunchSetting, La
 
 
 @dataclass(frozen=True, slots=True)
+class OwnCommand:
+    """The launch that the user has today."""
+
+    table: str
+    """Name of the table of options by which it was read."""
+    program: str = ""
+    """The training script. Empty if a configuration was read."""
+    words: Sequence[str] = ()
+    """Arguments of the training script."""
+
+
+@dataclass(frozen=True, slots=True)
 class LaunchScript:
     """The command that launches a plan on every node, with configuration files and training-script lines."""
 
@@ -100,6 +112,8 @@ class LaunchScript:
     """Python lines for the training script."""
     notes: Sequence[str] = ()
     """Remarks for the reader, printed as comments."""
+    program: str = SCRIPT
+    """Training script to which the lines of `script` belong."""
 
     def text(self, head: Sequence[str]) -> str:
         """Return environment, command, files and script lines as text. `head` and the notes come first, as comments."""
@@ -108,7 +122,7 @@ class LaunchScript:
         for name, content in self.files.items():
             lines += ["", f"# {name}", content.rstrip("\n")]
         if self.script:
-            lines += ["", f"# in {SCRIPT}", *self.script]
+            lines += ["", f"# in {self.program}", *self.script]
         return "\n".join(lines) + "\n"
 
     def with_program(self, program: Sequence[str]) -> LaunchScript:
@@ -121,6 +135,22 @@ class LaunchScript:
             return self
         place = list(self.command).index(SCRIPT)
         return replace(self, command=[*self.command[:place], *program, *self.command[place + 1 :]])
+
+    def with_own_options(self, program: str, options: Sequence[Sequence[str]]) -> LaunchScript:
+        """Return the launch with the user's script in place of the launcher's, followed by the user's own options.
+
+        Each option is a list of its words. An option that both have keeps the user's value if it says where output
+        goes, and otherwise the launcher's, which comes last.
+        """
+        place = next((place for place, word in enumerate(self.command) if word.endswith(".py")), None)
+        if place is None:
+            return self
+        rest = list(self.command[place + 1 :])
+        if "--output_dir" in rest and any(one[0].partition("=")[0] == "--output_dir" for one in options):
+            start = rest.index("--output_dir")
+            del rest[start : start + 2]
+        words = [word for option in options for word in option]
+        return replace(self, command=[*self.command[:place], program, *words, *rest], program=program)
 
     def format_bash_script(self) -> str:
         """Return a bash script that writes the configuration files and then executes the command."""
