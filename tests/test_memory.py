@@ -21,6 +21,7 @@ from tilecast.model import Model
 from tilecast.recomputation import CHECKPOINTING
 from tilecast.spec import Plan, Plans, Precision, Workload
 from tilecast.zoo import layers
+from tilecast.zoo.cnn.images import Images
 from tilecast.zoo.numerics import Numerics
 
 GIB = 2**30
@@ -391,3 +392,17 @@ def _one_shard(micro_batch: int) -> Shards:
 def test_deepspeed_runs_hugging_face_s_losses_in_16_bits(framework: Any, version: str, kept: float) -> None:
     job = Workload(zoo.find_preset("gpt2"), 512, 4, framework=framework, framework_version=version)
     assert layers.logit_bytes(Numerics.from_workload(job), returned=False)[0] == kept
+
+
+@pytest.mark.parametrize(
+    ("framework", "precision", "held"),
+    [("ddp", "fp16", 4.0), ("ddp", "fp32", 0.0), ("mxnet", "fp16", 0.0), ("nemo", "fp16", 0.0)],
+)
+def test_a_loop_in_pytorch_holds_images_in_fp32(framework: Any, precision: Precision, held: float) -> None:
+    job = Workload(zoo.find_preset("resnet-50"), 0, 8, precision, framework=framework)
+    assert Numerics.from_workload(job).keeps_wide_images is (held > 0)
+    wide = zoo.build(job, _one_shard(8)).blocks[0].activation_bytes[0]
+    side = zoo.find_preset("resnet-50").get_dimensions(Images).image
+    without = replace(job, framework="mxnet") if held else job
+    narrow = zoo.build(without, _one_shard(8)).blocks[0].activation_bytes[0]
+    assert wide - narrow == held * 8 * 3 * side**2

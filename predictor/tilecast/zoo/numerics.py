@@ -62,6 +62,8 @@ class Numerics:
     """Bytes of a logit in the loss."""
     returned_copy: float
     """Bytes per logit of the FP32 copy that a training loop gets, beside the logits, if the model returns 16 bits."""
+    keeps_wide_images: bool
+    """Whether a training loop holds images in FP32 while autocast's copies of them in 16 bits are kept."""
     keeps_softmax_input: bool
     """Whether a softmax over pixels keeps its input for the backward pass, besides its output."""
     product_input: float
@@ -146,6 +148,7 @@ class Numerics:
             loss_chunks=framework.loss_chunks,
             loss_element=element if is_narrow and not _upcasts_logits(workload, framework) else 4.0,
             returned_copy=_count_returned_bytes(workload, framework),
+            keeps_wide_images=autocasts and frameworks.name_versions(framework.name) == "PyTorch",
             keeps_softmax_input=framework.keeps_softmax_input,
             frozen_input=framework.quantized_input_bytes if quantizes else 0.0,
             product_input=ELEMENT_BYTES[workload.precision] if keeps_fp8 else element,
