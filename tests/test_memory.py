@@ -406,3 +406,19 @@ def test_a_loop_in_pytorch_holds_images_in_fp32(framework: Any, precision: Preci
     without = replace(job, framework="mxnet") if held else job
     narrow = zoo.build(without, _one_shard(8)).blocks[0].activation_bytes[0]
     assert wide - narrow == held * 8 * 3 * side**2
+
+
+def _count_ops(job: Workload, suffix: str) -> int:
+    blocks = zoo.build(job, _one_shard(8)).layers
+    return sum(op.name.endswith(suffix) and op.phase == "forward" for block in blocks for op in block.ops)
+
+
+def test_old_dense_layers_add_their_bias_apart() -> None:
+    assert [_count_ops(_autocast_bert(version), ".bias") for version in ("1.11", "1.12")] == [4, 0]
+    image = Workload(zoo.find_preset("resnet-50"), 0, 8, "fp16", framework="ddp", framework_version="1.11")
+    assert not any(op.name.endswith(".bias") for op in zoo.build(image, _one_shard(8)).blocks[0].ops)
+
+
+@pytest.mark.parametrize(("changes", "count"), [({}, 1), ({"framework": "ddp"}, 0)])
+def test_hugging_face_adds_the_mask_of_an_encoder_apart(changes: dict[str, Any], count: int) -> None:
+    assert _count_ops(_autocast_bert("2.6", **changes), "attention.mask") == count

@@ -62,6 +62,13 @@ class Numerics:
     """Bytes of a logit in the loss."""
     returned_copy: float
     """Bytes per logit of the FP32 copy that a training loop gets, beside the logits, if the model returns 16 bits."""
+    adds_bias: bool
+    """Whether a kernel of its own adds the bias of a dense layer, unless element-wise operators are fused.
+
+    Layers of convolutional networks read two dimensions, for which the product adds it.
+    """
+    adds_mask: bool
+    """Whether a kernel of its own adds the mask to scores of unfused attention."""
     keeps_wide_images: bool
     """Whether a training loop holds images in FP32 while autocast's copies of them in 16 bits are kept."""
     keeps_softmax_input: bool
@@ -148,6 +155,8 @@ class Numerics:
             loss_chunks=framework.loss_chunks,
             loss_element=element if is_narrow and not _upcasts_logits(workload, framework) else 4.0,
             returned_copy=_count_returned_bytes(workload, framework),
+            adds_bias=framework.adds_bias and isinstance(workload.model.dimensions, Transformer),
+            adds_mask=framework.adds_mask and workload.model.family == "encoder",
             keeps_wide_images=autocasts and frameworks.name_versions(framework.name) == "PyTorch",
             keeps_softmax_input=framework.keeps_softmax_input,
             frozen_input=framework.quantized_input_bytes if quantizes else 0.0,
