@@ -16,10 +16,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tilecast import hardware, memory, zoo
+from tilecast.graph import Shards
 from tilecast.model import Model
 from tilecast.recomputation import CHECKPOINTING
 from tilecast.spec import Plan, Plans, Precision, Workload
 from tilecast.zoo import layers
+from tilecast.zoo.cnn.images import Images
 from tilecast.zoo.numerics import Numerics
 
 GIB = 2**30
@@ -346,3 +348,77 @@ def test_bytes_of_logits_that_hugging_face_keeps_in_pure_16_bits(
         zoo.find_preset(preset), 512, 4, framework="huggingface", framework_version=version, weights="pure", **adapters
     )
     assert layers.logit_bytes(Numerics.from_workload(job))[0] == kept
+
+
+def _autocast_bert(version: str, **changes: Any) -> Workload:
+    fields: dict[str, Any] = {"framework": "huggingface", "attention": "eager", **changes}
+    return Workload(zoo.find_preset("bert-large"), 128, 32, "fp16", framework_version=version, **fields)
+
+
+def test_old_softmaxes_keep_their_input() -> None:
+    plan = Plan(micro_batch=32)
+    kept = [layer_activations(_autocast_bert(version), plan) for version in ("1.10", "1.11")]
+    assert kept[0] - kept[1] == 24 * 32 * 16 * 128**2 * 4.0
+    fp32 = [replace(_autocast_bert(version), precision="fp32") for version in ("1.10", "1.11")]
+    assert layer_activations(fp32[0], plan) - layer_activations(fp32[1], plan) == 24 * 32 * 16 * 128**2 * 4.0
+    fused = [layer_activations(_autocast_bert(version, fused_kernels=True), plan) for version in ("1.10", "1.11")]
+    assert fused[0] == fused[1]
+
+
+@pytest.mark.parametrize(("version", "holds"), [("1.13", True), ("2.0", False)])
+def test_gradients_stayed_between_steps_before_pytorch_2(version: str, holds: bool) -> None:
+    footprint = bill(_autocast_bert(version), Plan(micro_batch=32))
+    assert bool(footprint.gradients[0] > 0) is holds
+
+
+def test_hugging_face_scores_every_token_of_an_encoder() -> None:
+    model = zoo.find_preset("bert-large")
+    own = Workload(model, 128, 32, "fp16", framework="ddp")
+    theirs = replace(own, framework="huggingface")
+    heads = [zoo.build(job, _one_shard(32)).last[0] for job in (own, theirs)]
+    products = [next(op for op in head.ops if op.name == "head.logits").table.flops()[0] for head in heads]
+    assert products[1] == pytest.approx(products[0] / 0.15625)
+
+
+def _one_shard(micro_batch: int) -> Shards:
+    one = np.ones(1, dtype=np.int64)
+    return Shards(one * micro_batch, one, one, one, one * 0)
+
+
+@pytest.mark.parametrize(
+    ("framework", "version", "kept"),
+    [("deepspeed", "2.6", 4.0), ("huggingface-deepspeed", "2.6", 2.0), ("huggingface-deepspeed", "2.7", 4.0)],
+)
+def test_deepspeed_runs_hugging_face_s_losses_in_16_bits(framework: Any, version: str, kept: float) -> None:
+    job = Workload(zoo.find_preset("gpt2"), 512, 4, framework=framework, framework_version=version)
+    assert layers.logit_bytes(Numerics.from_workload(job), returned=False)[0] == kept
+
+
+@pytest.mark.parametrize(
+    ("framework", "precision", "held"),
+    [("ddp", "fp16", 4.0), ("ddp", "fp32", 0.0), ("mxnet", "fp16", 0.0), ("nemo", "fp16", 0.0)],
+)
+def test_a_loop_in_pytorch_holds_images_in_fp32(framework: Any, precision: Precision, held: float) -> None:
+    job = Workload(zoo.find_preset("resnet-50"), 0, 8, precision, framework=framework)
+    assert Numerics.from_workload(job).keeps_wide_images is (held > 0)
+    wide = zoo.build(job, _one_shard(8)).blocks[0].activation_bytes[0]
+    side = zoo.find_preset("resnet-50").get_dimensions(Images).image
+    without = replace(job, framework="mxnet") if held else job
+    narrow = zoo.build(without, _one_shard(8)).blocks[0].activation_bytes[0]
+    assert wide - narrow == held * 8 * 3 * side**2
+
+
+def _count_ops(job: Workload, suffix: str) -> int:
+    blocks = zoo.build(job, _one_shard(8)).layers
+    return sum(op.name.endswith(suffix) and op.phase == "forward" for block in blocks for op in block.ops)
+
+
+def test_old_dense_layers_add_their_bias_apart() -> None:
+    assert [_count_ops(_autocast_bert(version), ".bias") for version in ("1.11", "1.12")] == [4, 0]
+    image = Workload(zoo.find_preset("resnet-50"), 0, 8, "fp16", framework="ddp", framework_version="1.11")
+    assert not any(op.name.endswith(".bias") for op in zoo.build(image, _one_shard(8)).blocks[0].ops)
+
+
+@pytest.mark.parametrize(("changes", "count"), [({}, 1), ({"framework": "ddp"}, 0)])
+def test_hugging_face_adds_the_mask_of_an_encoder_apart(changes: dict[str, Any], count: int) -> None:
+    assert _count_ops(_autocast_bert("2.6", **changes), "attention.mask") == count

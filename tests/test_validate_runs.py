@@ -260,6 +260,9 @@ def test_a_row_may_state_the_size_of_its_images(name: str, notes: str, side: int
         ({"framework": "HF Trainer", "notes": "accelerated-peft-bnb, base 4-bit"}, "huggingface", "pure"),
         ({"framework": "HF Trainer", "notes": "baseline-peft-bnb, base 4-bit"}, "huggingface", None),
         ({"framework": "HF Trainer + FSDP1", "notes": "baseline-peft-bnb, base 4-bit"}, "huggingface", "pure"),
+        ({"framework": "HF Trainer, PyTorch 1.13 + ZeRO-2"}, "huggingface-deepspeed", None),
+        ({"framework": "TRL SFTTrainer, FSDP2", "commit_or_date": "2026-08-21"}, "fsdp2", "pure"),
+        ({"framework": "TRL SFTTrainer, FSDP2", "commit_or_date": "2025-08-21"}, "fsdp2", None),
     ],
 )
 def test_mixed_precision_is_that_of_the_trainer(
@@ -267,6 +270,26 @@ def test_mixed_precision_is_that_of_the_trainer(
 ) -> None:
     job = table.read_published_row({**ROW, "model_name": "bert-large", "family": "encoder", **change}).workload
     assert (job.framework, job.weights) == (framework, weights)
+
+
+def test_an_encoder_may_classify_samples() -> None:
+    row = {**ROW, "family": "encoder", "model_name": "m (sequence classification)"}
+    dimensions: Any = table.read_published_row(row).workload.model.dimensions
+    assert (dimensions.classes, dimensions.pooler, dimensions.head_transform) == (2, True, False)
+    scoring: Any = table.read_published_row({**row, "model_name": "m"}).workload.model.dimensions
+    assert (scoring.classes, scoring.head_transform) == (0, True)
+
+
+@pytest.mark.parametrize(
+    ("notes", "offload"),
+    [
+        ("DeepSpeed test config, which offloads the optimizer to the CPU and may set its own precision.", "optimizer"),
+        ("FSDP with CPU offload.", "parameters"),
+        ("", "none"),
+    ],
+)
+def test_notes_state_what_is_on_the_cpu(notes: str, offload: str) -> None:
+    assert table.read_published_row({**ROW, "notes": notes}).workload.offload == offload
 
 
 def test_a_loop_over_tensors_is_no_fused_optimizer() -> None:

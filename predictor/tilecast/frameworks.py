@@ -119,6 +119,14 @@ class Framework:
     converts_outputs: bool
     """Whether logits that autocast leaves in 16 bits are copied to FP32 when the model returns them."""
     """Models whose loss reads FP32 logits even if weights exist only in 16 bits. With mixed precision, all do."""
+    adds_bias: bool
+    """Whether the bias of a dense layer is added by a kernel of its own."""
+    adds_mask: bool
+    """Whether the attention mask of an encoder is added by a kernel of its own, in FP32 under autocast."""
+    casts_model: bool
+    """Whether a job whose weights are stored as `master` runs its whole model, and so the loss, in 16 bits."""
+    scores_all_tokens: bool
+    """Whether the head of an encoder scores every token, although the loss reads only the masked ones."""
     unties_embeddings: bool
     """Whether the output layer has its own weight even if the published model shares the embedding's."""
     quantized_input_bytes: float

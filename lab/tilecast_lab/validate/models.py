@@ -31,6 +31,8 @@ def model_of(row: Row) -> Model:
     model, notes = _named_model(row), row.get("notes", "").lower()
     if zoo.is_transformer(model) and (_HAND_WRITTEN in notes or _TEACHING in row.get("framework", "").lower()):
         model = model.with_dimensions(hand_written=True)
+    if model.family == "encoder" and _CLASSIFIES in row.get("model_name", "").lower():
+        model = model.with_dimensions(classes=_CLASSES, pooler=True, head_transform=False)
     if model.family != "encdec":
         return model
     lengths = {f"{part}_length": noted_number(rf"\b{part} length (\d+)", notes) for part in ("encoder", "decoder")}
@@ -39,6 +41,10 @@ def model_of(row: Row) -> Model:
 
 _HAND_WRITTEN = "layernorm and gelu hand written"
 """Words in the notes of models whose norms and activations are written in PyTorch's operators."""
+_CLASSIFIES = "(sequence classification)"
+"""Words in the names of encoders that score whole samples, by a dense layer on one token instead of a vocabulary."""
+_CLASSES = 2
+"""Classes of a sample, as in IMDB's reviews."""
 _TEACHING = "cs336"
 """Word in the framework of Stanford's course, whose students write all parts of a model themselves."""
 

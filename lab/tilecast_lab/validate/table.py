@@ -24,6 +24,7 @@ from tilecast.spec import (
     Framework,
     LoraTargets,
     MemoryFormat,
+    Offload,
     Precision,
     SpecError,
     Weights,
@@ -100,7 +101,7 @@ def read_published_row(row: Row, graphs: Graphs | None = None) -> RunCase:
         framework=framework(row),
         framework_version=framework_version(row),
         expert_overlap=_expert_overlap(row),
-        offload="parameters" if "cpu offload" in notes else "none",
+        offload=_offload(notes),
         shard_degree=noted_number(r"fsdp group (\d+)", notes),
         offloaded_activations=_offloaded_activations(notes),
         recompute_layers=noted_number(_RECOMPUTED_LAYERS, notes) or None,
@@ -109,6 +110,17 @@ def read_published_row(row: Row, graphs: Graphs | None = None) -> RunCase:
         pipeline_layout=_stage_cuts(notes, model.layers),
     )
     return RunCase(workload, pool_of(row, gpu, gpus), gpus, stated)
+
+
+def _offload(notes: str) -> Offload:
+    """Return the states that notes say are on the CPU."""
+    if _OPTIMIZER_AWAY in notes:
+        return "optimizer"
+    return "parameters" if "cpu offload" in notes else "none"
+
+
+_OPTIMIZER_AWAY = "offloads the optimizer to the cpu"
+"""Words in the notes of runs with Transformers' test configuration for DeepSpeed (ds_config_zero2.json)."""
 
 
 _STAGE_CUTS = re.compile(r"stage cuts over (\d+) pipeline entries [^:]*: \[([\d ]+)\]")
@@ -333,6 +345,8 @@ def framework(row: Row) -> Framework | None:
         return None
     if row.get("source", "").lower() in _OWN_LOOPS:
         return "ddp"
+    if "hf trainer" in words and "+ zero-" in words:
+        return "huggingface-deepspeed"
     named = next((name for word, name in _FRAMEWORKS if word in words), None)
     # Accelerate without its plugin for FSDP wraps models in DistributedDataParallel under autocast.
     return "huggingface" if named == "accelerate" and "fsdp" not in words else named
@@ -474,6 +488,11 @@ def _offloaded_activations(notes: str) -> float:
     return min(float(ratio[1]), 1.0) if ratio else 1.0
 
 
+_NO_UPCAST = "2026-03"
+"""Month from which Accelerate no longer converts what FSDP2 shards to FP32 (huggingface/accelerate 1.13, issue 3979).
+
+TRL loads models in BF16.
+"""
 _LOADED = "torch_dtype bf16"
 """Words in the notes of runs whose weights are loaded in 16 bits and trained in mixed precision.
 
@@ -487,6 +506,8 @@ def _held_weights(row: Row) -> Weights | None:
     notes, words = row.get("notes", "").lower(), row.get("framework", "").lower()
     if "16" not in row.get("precision", ""):
         return None
+    if "trl" in words and "fsdp2" in words and row.get("commit_or_date", "") >= _NO_UPCAST:
+        return "pure"
     if _LOADED in notes:
         return "sharded" if "fsdp" in words else "pure"
     if _PREPARED in notes and "fsdp" not in words:

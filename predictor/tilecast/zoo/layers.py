@@ -54,6 +54,9 @@ def linear(
     """
     ops = quantize(name, numerics, tokens * inputs * cast[0], "forward")
     ops.append(gemm(name, numerics, tokens, outputs, inputs))
+    if bias and numerics.adds_bias:
+        added = elementwise(f"{name}.bias", numerics, tokens * outputs, 1, 1)
+        ops += drop_when_fused("elementwise", added)
     if not numerics.training:
         return ops
     ops += quantize(f"{name}.gradient", numerics, tokens * outputs * cast[1], "backward")
@@ -493,12 +496,18 @@ def _softmax(
     scores = rows * cols
     scale_mask = pointwise(f"{name}.scale-mask", numerics, scores, kernels=masks, absorbed=False, backward=(1.0, 1.0))
     ops = drop_when_fused("elementwise", _mark_selective(scale_mask))
+    promotes = numerics.adds_mask and not biased
+    if promotes:
+        # A mask in FP32 makes scores of 16 bits FP32.
+        size = 2.0 if wide else 1.0
+        masked = pointwise(f"{name}.mask", numerics, scores, writes=size, absorbed=False, backward=(size, 1.0))
+        ops += drop_when_fused("elementwise", _mark_selective(masked))
     whole = numerics.in_fp32 if wide else numerics
     if biased:
         added = pointwise(f"{name}.bias", whole, scores, absorbed=False, backward=(1.0, 0.0))
         ops += drop_when_fused("elementwise", _mark_selective(added))
     # A wide softmax reads scores and writes their gradient in 16 bits, so it moves as much as fewer rows in FP32.
-    shares = (0.75, 5 / 6) if wide and not biased else (1.0, 1.0)
+    shares = (0.75, 5 / 6) if wide and not (biased or promotes) else (1.0, 1.0)
     softmax = KernelTable.from_dimensions("softmax", whole.vector, rows=rows * shares[0], cols=cols, backward=0.0)
     ops.append(Op(f"{name}.softmax", softmax, selective=True))
     if wide:

@@ -62,6 +62,15 @@ class Numerics:
     """Bytes of a logit in the loss."""
     returned_copy: float
     """Bytes per logit of the FP32 copy that a training loop gets, beside the logits, if the model returns 16 bits."""
+    adds_bias: bool
+    """Whether a kernel of its own adds the bias of a dense layer, unless element-wise operators are fused.
+
+    Layers of convolutional networks read two dimensions, for which the product adds it.
+    """
+    adds_mask: bool
+    """Whether a kernel of its own adds the mask to scores of unfused attention."""
+    keeps_wide_images: bool
+    """Whether a training loop holds images in FP32 while autocast's copies of them in 16 bits are kept."""
     keeps_softmax_input: bool
     """Whether a softmax over pixels keeps its input for the backward pass, besides its output."""
     product_input: float
@@ -80,9 +89,9 @@ class Numerics:
     casts_inputs: bool
     """Whether each product casts its own input, even if other products read the same tensor, as in eager autocast."""
     score_extra: float
-    """Further bytes per score that an unfused FP32 softmax keeps.
+    """Further bytes per score that an unfused softmax keeps, in FP32 or in old versions of PyTorch.
 
-    The product after it reads a 16-bit cast of its output, or of the dropout's output.
+    The product after an FP32 softmax reads a 16-bit cast of its output, or of the dropout's output.
     """
     saves_operators: bool
     """Whether selective recomputation keeps attention and every second product, rather than all but attention."""
@@ -128,13 +137,15 @@ class Numerics:
         # Hand-written kernels add gradients of weights to FP32 buffers, in frameworks that keep such buffers.
         fuses_accumulation = framework.fused_accumulation or (own_kernels and workload.framework is None)
         autocasts = workload.is_mixed and workload.training and framework.weights == "autocast"
+        is_narrow = framework.weights == "pure" or (framework.weights == "master" and framework.casts_model)
+        score_extra = _count_extra_score_bytes(workload, framework, autocasts)
         return cls(
             matrix=workload.precision,
             vector=vector,
             element=element,
             residual_element=4.0 if autocasts else element,
             autocast=autocasts and "norm" not in passes,
-            wide_softmax=_count_extra_score_bytes(workload, framework, autocasts) > 0,
+            wide_softmax=score_extra > 0,
             composed=_list_composed(workload, framework),
             promotes=vector in ("fp16", "bf16") and workload.training and "norm" not in passes,
             channels_last=workload.memory_format == "channelsLast",
@@ -142,8 +153,11 @@ class Numerics:
             fused_gate="elementwise" in passes,
             loss=_choose_loss(workload, framework.loss),
             loss_chunks=framework.loss_chunks,
-            loss_element=element if framework.weights == "pure" and not _upcasts_logits(workload, framework) else 4.0,
+            loss_element=element if is_narrow and not _upcasts_logits(workload, framework) else 4.0,
             returned_copy=_count_returned_bytes(workload, framework),
+            adds_bias=framework.adds_bias and isinstance(workload.model.dimensions, Transformer),
+            adds_mask=framework.adds_mask and workload.model.family == "encoder",
+            keeps_wide_images=autocasts and frameworks.name_versions(framework.name) == "PyTorch",
             keeps_softmax_input=framework.keeps_softmax_input,
             frozen_input=framework.quantized_input_bytes if quantizes else 0.0,
             product_input=ELEMENT_BYTES[workload.precision] if keeps_fp8 else element,
@@ -151,7 +165,7 @@ class Numerics:
             chain_extra=4.0 if _composes_norms(workload, framework) else 0.0,
             gelu_extra=_count_extra_gelu_bytes(workload, framework, element, autocasts),
             casts_inputs=autocasts and "elementwise" not in passes,
-            score_extra=_count_extra_score_bytes(workload, framework, autocasts),
+            score_extra=score_extra + _count_score_input_bytes(workload, framework, wide=score_extra > 0),
             saves_operators=framework.selective == "operators",
             fuses_norms=framework.fuses_norms,
             training=workload.training,
@@ -204,6 +218,13 @@ def _count_extra_score_bytes(workload: Workload, framework: Framework, autocasts
     if autocasts:
         return 2.0 if workload.model.dropout else 4.0
     return 4.0 if _composes_norms(workload, framework) else 0.0
+
+
+def _count_score_input_bytes(workload: Workload, framework: Framework, *, wide: bool) -> float:
+    """Return the bytes per score of the input that the softmax of old versions of PyTorch keeps besides its output."""
+    if not (framework.keeps_softmax_input and workload.training) or "elementwise" in fuse.passes(workload):
+        return 0.0
+    return 4.0 if wide or not workload.is_mixed else 2.0
 
 
 def _list_composed(workload: Workload, framework: Framework) -> frozenset[Composed]:

@@ -321,7 +321,8 @@ def _build_head(workload: Workload, rank: Rank) -> Block:
     model, dims, numerics = workload.model, workload.model.get_dimensions(Transformer), Numerics.from_workload(workload)
     e, h, t = numerics.element, model.hidden, rank.tensor
     classes = dims.classes
-    rows = rank.micro_batch if classes else rank.tokens * dims.head_share
+    scores_all = model.family == "encoder" and frameworks.find_framework(workload).scores_all_tokens
+    rows = rank.micro_batch if classes else rank.tokens * (1.0 if scores_all else dims.head_share)
     scored = model.vocab if dims.head_vocab is None else dims.head_vocab
     vocab = classes * np.ones_like(t) if classes else scored / t
     ops: list[Op] = []
@@ -346,7 +347,8 @@ def _build_head(workload: Workload, rank: Rank) -> Block:
         parameters = parameters + classes * h + classes
     elif not model.tied_embeddings or frameworks.find_framework(workload).unties_embeddings:
         parameters = parameters + model.vocab * h / t
-    logit_bytes, logit_working = layers.logit_bytes(numerics)
+    # Trainer.compute_loss drops the model's outputs. Decoders shift their logits first, which copies them.
+    logit_bytes, logit_working = layers.logit_bytes(numerics, returned=not scores_all)
     if dims.capped_logits and workload.training:
         logit_bytes += e  # the tanh keeps its result
     if workload.loss_chunks > 1:

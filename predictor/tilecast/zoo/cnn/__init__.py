@@ -101,6 +101,8 @@ def build(workload: Workload, shards: Shards) -> Graph:
     depth, width = dims.image_depth, dims.width_pixels
     numerics, batch = Numerics.from_workload(workload), shards.micro_batch.astype(float)
     net = NetworkBuilder(numerics, batch, dims.image_channels, (depth, dims.image, width), flat=depth == 1)
+    if numerics.keeps_wide_images:
+        net.keep_elements(net.elements * 4.0 / numerics.element)
     ARCHITECTURES[workload.model.family].build(net, dims)
     block = build_uniform_block(
         "network",
