@@ -17,7 +17,7 @@ IMAGE ?= registry.example/tilecast
 # Bytecode is written once, not by every process that a test starts, also where a container's image switches that off.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test check unit lint types crds dashboards chart docs e2e launchers accuracy dist bundle cluster-demo setup lock clean
+.PHONY: demo test check unit lint types crds dashboards chart docs pictures e2e launchers accuracy dist bundle cluster-demo setup lock clean
 
 demo: $(SETUP)
 	@echo "tilecast advise $(JOB) --nodes $(NODES)"
@@ -60,6 +60,10 @@ chart: $(SETUP)
 
 docs: $(SETUP)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build
+
+# The first screen, which the documentation shows, and photographs of the pages for a release, which need Chromium.
+pictures: $(SETUP)
+	$(BIN)/python tools/pictures.py --pages dist/pictures
 
 # The stories on real kubelets, in a cluster of kind that is made and deleted: in Docker where an engine answers; else root gets
 # an engine for the time being, and whoever is not root is told that they are skipped.

@@ -15,7 +15,9 @@ from urllib.parse import unquote, urljoin, urlsplit
 
 import pytest
 
-from browser import DESK, PHONE, open_browser
+from browser import CHROMIUM, DESK, PHONE, open_browser
+from conftest import need
+from pictures import FIRST_SCREEN, WINDOWS, draw_first_screen, photograph_pages
 from tilecast.cli import main
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -129,3 +131,17 @@ async def test_faults_are_seen(tmp_path: Path) -> None:
         await browser.show(page.as_uri())
         found = " ".join(await browser.find_faults())
     assert all(word in found for word in ("2008 wide", "html-has-lang", "label", "color-contrast")), found
+
+
+def test_the_first_screen_of_the_documentation_is_todays() -> None:
+    assert FIRST_SCREEN.read_text(encoding="utf-8") == draw_first_screen(), "run `make pictures`"
+
+
+@pytest.mark.slow
+def test_the_pictures_of_a_release_are_made_of_every_page(tmp_path: Path) -> None:
+    if CHROMIUM is None:
+        need("chromium", "no Chromium is installed")
+    photograph_pages(tmp_path)
+    pictures = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    assert set(pictures) == {f"{page}-{window}.png" for page in ("report", "queue") for window in WINDOWS}
+    assert len(set(pictures.values())) == len(pictures), "light, dark and phone differ"
