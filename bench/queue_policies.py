@@ -349,7 +349,10 @@ def jobs_of_kinds(kinds: Sequence[JobType], deviations: Sequence[float], at: Seq
     """Return jobs as `jobs_of` does, drawn by a seed; all jobs of a kind deviate alike on a pool."""
     draw = np.random.default_rng(seed)
     ratios = [
-        {item.pool: kind.measured.get(item.pool, math.exp(float(draw.choice(deviations)))) for item in kind.options}
+        {
+            pool: kind.measured.get(pool, math.exp(float(draw.choice(deviations))))
+            for pool in dict.fromkeys(item.pool for item in kind.options)
+        }
         for kind in kinds
     ]
     jobs = []
