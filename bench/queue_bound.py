@@ -26,7 +26,7 @@ def ratio(jobs: Sequence[policies.Drawn], pools: Sequence[PoolCapacity], load: i
     """Return the mean completion by Kueue's order, divided by that of a plan that knows all arrivals."""
     at = policies.arrivals_s(jobs, pools, load)
     each = list(zip(at, jobs, strict=True))
-    arrivals = [Arrival(begin, real, seconds, runs) for begin, (_, real, seconds, runs, _) in each]
+    arrivals = [Arrival(begin, real, *rest) for begin, (_, real, *rest, _) in each]
     finish, _ = policies.replay(arrivals, pools, policies.any_room)
     queue = tuple(QueuedJob(str(index), real, begin) for index, (begin, (_, real, *_)) in enumerate(each))
     plan = solve(QueueProblem(queue, tuple(pools)), effort=effort, is_bounded=False)

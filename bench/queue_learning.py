@@ -4,26 +4,34 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import TypeAlias
 
 import numpy as np
 
 from tilecast.learning.calibration import Calibration, GroupKey, Run, fit_calibration, name_group
 from tilecast.planner.problem import JobOption, PoolCapacity
 
+Place: TypeAlias = tuple[str, int]
 REPORT_S = 600.0
 """Running time in seconds after which a job has reported its step."""
 
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """A job's arrival time, forecasts and actual times."""
+    """A job's arrival time, forecasts and actual times. Places are a pool and a number of GPUs."""
 
     at_s: float
     options: tuple[JobOption, ...]
-    seconds: Mapping[str, float]
-    """Actual seconds by pool."""
-    runs: Mapping[str, Run]
-    """Runs that an operator would record, by pool; none is read before the job has reported."""
+    seconds: Mapping[Place, float]
+    """Actual seconds by place."""
+    runs: Mapping[Place, Run]
+    """Runs that an operator would record, by place; none is read before the job has reported."""
+    asked: int
+    """GPUs that the job asks for. A plan may give it others that `options` has."""
+
+    def asked_options(self, options: Sequence[JobOption]) -> list[JobOption]:
+        """Return those of some options of the job that have as many GPUs as it asks for."""
+        return [item for item in options if item.gpus == self.asked]
 
 
 @dataclass(slots=True)
@@ -50,7 +58,7 @@ class StepLearner:
         """Return the job's options with corrected forecasts."""
         if self.fitted is None:
             self.fitted = fit_calibration(self.runs)
-        return tuple(self._corrected(self.fitted, item, arrival.runs[item.pool]) for item in arrival.options)
+        return tuple(self._corrected(self.fitted, item, arrival.runs[item.pool, item.gpus]) for item in arrival.options)
 
     def _corrected(self, fitted: Calibration, option: JobOption, run: Run) -> JobOption:
         key = name_group(run)
@@ -96,17 +104,19 @@ class State:
         if self.learner is not None:
             for job in jobs:
                 if self.now - self.running[job] >= REPORT_S or self.is_over(job):
-                    self.learner.report(job, self.arrivals[job].runs[self.place[job].pool])
+                    self.learner.report(job, self.arrivals[job].runs[self.place[job].pool, self.place[job].gpus])
 
     def is_over(self, job: int) -> bool:
         """Return whether a running job ends now."""
-        return self.now >= self.running[job] + self.arrivals[job].seconds[self.place[job].pool]
+        place = self.place[job].pool, self.place[job].gpus
+        return self.now >= self.running[job] + self.arrivals[job].seconds[place]
 
     def left(self, job: int) -> float:
         """Return the forecast seconds that a running job has left; a job that outran its forecast has a little left."""
         option = self.place[job]
         if self.learner is not None and job in self.learner.reported:
-            run = self.arrivals[job].runs[option.pool]
-            forecast_s = next(item.seconds for item in self.arrivals[job].options if item.pool == option.pool)
+            place = option.pool, option.gpus
+            run = self.arrivals[job].runs[place]
+            forecast_s = next(item.seconds for item in self.arrivals[job].options if (item.pool, item.gpus) == place)
             return max(forecast_s * run.observed_s / run.predicted_s - (self.now - self.running[job]), 1.0)
         return max(option.seconds - (self.now - self.running[job]), 0.02 * option.seconds)

@@ -1,7 +1,7 @@
 """Value of a plan of the whole queue: arrivals of a trace replayed, by four references and by the plan.
 
-python bench/queue_policies.py DATA [--setting a|b] [--seeds 20] [--jobs 150] [--warm 0] [--loads 40,80,120]
-    [--csv FILE] [--plot FILE.svg]
+python bench/queue_policies.py DATA [--setting a|b] [--malleable] [--seeds 20] [--jobs 150] [--warm 0]
+    [--loads 40,80,120] [--csv FILE] [--plot FILE.svg]
 python bench/queue_policies.py --exact 200
 
 The second form plans that many small random queues, those of tests/test_queue.py, and prints for every policy how far
@@ -11,8 +11,11 @@ DATA holds `second/queue` and `e2e`. In setting (a) every job runs on one K80, P
 measured there for its type and batch; types without a model are left out and counted. In setting (b) jobs are drawn
 from published training runs on up to 8 GPUs, and arrivals are the trace's. Such jobs run on A100, H100, L4 or T4 as
 measured where a row is of that GPU. Elsewhere they take the forecast times a deviation drawn from those of all rows;
-its constants were fitted without the row's source. Placements see forecasts, or with `perfect` the actual times. A load
-of 100 % means that jobs arrive over the least time in which the pools can do all of the work.
+its constants were fitted without the row's source. With `--malleable`, a plan may give a job other counts, up to 16
+GPUs, whose forecasts deviate as the pool's do; all other placements give it what its published run had. Placements see
+forecasts, or with `perfect` the actual times. Plans are made when a job comes, and when one ends while others wait, as
+the operator makes them. A load of 100 % means that jobs arrive over the least time in which the pools can do all of the
+work.
 
 Calibrated placements see forecasts that earlier runs correct: those of jobs that ended or ran for ten minutes, and none
 still to come. `tilecast.learning.calibration` corrects them as an operator does; with `own steps` a workload that
@@ -37,7 +40,7 @@ from typing import Literal, TypeAlias
 
 import numpy as np
 
-from queue_learning import Arrival, State, StepLearner, measured_run, scaled
+from queue_learning import Arrival, Place, State, StepLearner, measured_run, scaled
 from tilecast import zoo
 from tilecast.advice import Constraints, Request
 from tilecast.hardware import find_gpu
@@ -69,11 +72,13 @@ Placement = Callable[[State, int], None]
 
 
 def own_best(state: State, job: int) -> None:
-    state.place[job] = min(state.arrivals[job].options, key=lambda item: item.seconds)
+    arrival = state.arrivals[job]
+    state.place[job] = min(arrival.asked_options(arrival.options), key=lambda item: item.seconds)
 
 
 def cheapest(state: State, job: int) -> None:
-    state.place[job] = min(state.arrivals[job].options, key=lambda item: (item.cost or 0.0, item.seconds))
+    arrival = state.arrivals[job]
+    state.place[job] = min(arrival.asked_options(arrival.options), key=lambda item: (item.cost or 0.0, item.seconds))
 
 
 def any_room(state: State, job: int) -> None:
@@ -91,7 +96,7 @@ def earliest(state: State, job: int) -> None:
         tasks = PoolTasks([gpus for _, gpus in here] + [option.gpus], [left for left, _ in here] + [option.seconds])
         return simulate_start_times(pool, tasks)[-1] + option.seconds
 
-    state.place[job] = min(state.options(job), key=ends)
+    state.place[job] = min(state.arrivals[job].asked_options(state.options(job)), key=ends)
 
 
 def planned(state: State, job: int) -> None:
@@ -118,39 +123,42 @@ def planned(state: State, job: int) -> None:
 
 def replay(
     arrivals: Sequence[Arrival], pools: Sequence[PoolCapacity], placement: Placement, learner: StepLearner | None = None
-) -> tuple[list[float], list[str]]:
-    """Return when each job ends, and the pool where it ran."""
+) -> tuple[list[float], list[Place]]:
+    """Return when each job ends, and the pool where it ran with its GPUs."""
     nodes = {pool.name: FreeNodes(pool.gpus_per_node, pool.free) for pool in pools}
     state = State(0.0, arrivals, pools, [], {}, learner=learner)
     ends: list[tuple[float, int, list[int]]] = []
-    finish, where, coming = [math.inf] * len(arrivals), [""] * len(arrivals), 0
+    finish, where, coming = [math.inf] * len(arrivals), [("", 0)] * len(arrivals), 0
     while coming < len(arrivals) or ends:
         state.now = min(arrivals[coming].at_s if coming < len(arrivals) else math.inf, ends[0][0] if ends else math.inf)
+        was_running = len(state.running)
         while ends and ends[0][0] <= state.now:
             _, job, taken = heapq.heappop(ends)
-            nodes[where[job]].release(state.place[job].gpus, taken)
+            nodes[where[job][0]].release(state.place[job].gpus, taken)
             state.learn([job])
             del state.running[job]
+        if placement is planned and state.waiting and len(state.running) < was_running:
+            planned(state, state.waiting[0])
         while coming < len(arrivals) and arrivals[coming].at_s <= state.now:
             state.waiting.append(coming)
             placement(state, coming)
             coming += 1
         for job in tuple(state.waiting):
-            ways = [state.place[job]] if job in state.place else by_pool(arrivals[job].options, pools)
+            ways = [state.place[job]] if job in state.place else by_pool(arrivals[job], pools)
             option = next((way for way in ways if nodes[way.pool].has_room(way.gpus)), None)
             if option is None:
                 continue
-            state.place[job], where[job] = option, option.pool
-            finish[job] = state.now + arrivals[job].seconds[option.pool]
+            state.place[job], where[job] = option, (option.pool, option.gpus)
+            finish[job] = state.now + arrivals[job].seconds[where[job]]
             heapq.heappush(ends, (finish[job], job, nodes[option.pool].allocate(option.gpus)))
             state.running[job] = state.now
             state.waiting.remove(job)
     return finish, where
 
 
-def by_pool(options: Sequence[JobOption], pools: Sequence[PoolCapacity]) -> list[JobOption]:
+def by_pool(arrival: Arrival, pools: Sequence[PoolCapacity]) -> list[JobOption]:
     names = [pool.name for pool in pools]
-    return sorted(options, key=lambda item: names.index(item.pool))
+    return sorted(arrival.asked_options(arrival.options), key=lambda item: names.index(item.pool))
 
 
 Knowledge = Literal["forecasts", "calibrated", "own steps", "perfect"]
@@ -224,7 +232,8 @@ def measured(folder: Path) -> dict[tuple[str, int], dict[str, float]]:
     return table
 
 
-Drawn: TypeAlias = tuple[tuple[JobOption, ...], tuple[JobOption, ...], dict[str, float], dict[str, Run], float]
+Drawn: TypeAlias = tuple[tuple[JobOption, ...], tuple[JobOption, ...], dict[Place, float], dict[Place, Run], int, float]
+"""Options by forecast and by measurement, seconds and records by place, GPUs asked for, and arrival of a job."""
 
 
 def trace(folder: Path, count: int, seed: int) -> tuple[list[tuple[str, int, int, float]], Counter[str]]:
@@ -247,19 +256,19 @@ def jobs_of(
     table: Mapping[tuple[str, int], Mapping[str, tuple[JobOption, Run]]],
     known: Mapping[tuple[str, int], Mapping[str, float]],
 ) -> list[Drawn]:
-    """Return options by forecast and by measurement, seconds and records by pool, and arrival of each job."""
+    """Return the jobs of a trace, each of one GPU."""
     jobs = []
     for kind, batch, steps, at in rows:
         seconds = {gpu: steps * step for gpu, step in known[kind, batch].items()}
         ways = [item for gpu, (item, _) in table[kind, batch].items() if gpu in seconds]
         runs = {
-            gpu: measured_run(run, seconds[gpu] / (steps * item.seconds))
+            (gpu, 1): measured_run(run, seconds[gpu] / (steps * item.seconds))
             for gpu, (item, run) in table[kind, batch].items()
             if gpu in seconds
         }
         guessed = tuple(scaled(item, item.seconds * steps) for item in ways)
         real = tuple(scaled(item, seconds[item.pool]) for item in ways)
-        jobs.append((guessed, real, seconds, runs, at))
+        jobs.append((guessed, real, {(gpu, 1): item for gpu, item in seconds.items()}, runs, 1, at))
     return jobs
 
 
@@ -277,6 +286,8 @@ def least_s(jobs: Sequence[tuple[JobOption, ...]], pools: Sequence[PoolCapacity]
 
 NODES = {"h100-sxm": 1, "a100-80": 2, "l4": 2, "t4": 4}
 """Nodes of each pool, in the order in which a queue's flavors would list them."""
+MOST_GPUS = 16
+"""Most GPUs of a malleable job."""
 KINDS = 40
 """Kinds of jobs that are drawn from."""
 MEDIAN_S = 7200.0
@@ -291,9 +302,11 @@ class JobType:
     measured: Mapping[str, float]
     """Ratio of measured to forecast step, by pool."""
     work: Workload
+    asked: int
+    """GPUs of the published run."""
 
 
-def published(folder: Path) -> tuple[list[JobType], list[float], list[PoolCapacity]]:
+def published(folder: Path, *, is_malleable: bool = False) -> tuple[list[JobType], list[float], list[PoolCapacity]]:
     """Return kinds of jobs, the logarithms of measured over forecast of all rows, and the pools."""
     rows = [
         row
@@ -321,7 +334,12 @@ def published(folder: Path) -> tuple[list[JobType], list[float], list[PoolCapaci
         asked = Request("job", work, constraints=Constraints(gpus=gpus))
         options = list_job_options(asked, list(pools.values()))
         if len(options) >= 2:
-            able.append(JobType(options, {pool: ratio for pool, ratio in known.items() if pool in pools}, work))
+            if is_malleable:
+                any_count = replace(asked, constraints=Constraints(max_gpus=MOST_GPUS))
+                others = list_job_options(any_count, list(pools.values()))
+                options += tuple(item for item in others if item.gpus != gpus)
+            ratios = {pool: ratio for pool, ratio in known.items() if pool in pools}
+            able.append(JobType(options, ratios, work, gpus))
         if len(able) == KINDS:
             break
     return able, deviations, [build_capacity(pool) for pool in pools.values()]
@@ -331,21 +349,25 @@ def jobs_of_kinds(kinds: Sequence[JobType], deviations: Sequence[float], at: Seq
     """Return jobs as `jobs_of` does, drawn by a seed; all jobs of a kind deviate alike on a pool."""
     draw = np.random.default_rng(seed)
     ratios = [
-        {item.pool: kind.measured.get(item.pool, math.exp(float(draw.choice(deviations)))) for item in kind.options}
+        {
+            pool: kind.measured.get(pool, math.exp(float(draw.choice(deviations))))
+            for pool in dict.fromkeys(item.pool for item in kind.options)
+        }
         for kind in kinds
     ]
     jobs = []
     for moment in at:
         index = int(draw.integers(len(kinds)))
-        options, ratio = kinds[index].options, ratios[index]
+        options, ratio, asked = kinds[index].options, ratios[index], kinds[index].asked
         run_s = MEDIAN_S * math.exp(float(draw.normal()))
-        factor = run_s / min(item.seconds * ratio[item.pool] for item in options)
+        factor = run_s / min(item.seconds * ratio[item.pool] for item in options if item.gpus == asked)
         guessed = tuple(scaled(item, item.seconds * factor) for item in options)
         known = tuple(scaled(item, item.seconds * ratio[item.pool]) for item in guessed)
         runs = {
-            item.pool: measured_run(recorded(kinds[index].work, item.pool, item), ratio[item.pool]) for item in options
+            (item.pool, item.gpus): measured_run(recorded(kinds[index].work, item.pool, item), ratio[item.pool])
+            for item in options
         }
-        jobs.append((guessed, known, {item.pool: item.seconds for item in known}, runs, moment))
+        jobs.append((guessed, known, {(item.pool, item.gpus): item.seconds for item in known}, runs, asked, moment))
     return jobs
 
 
@@ -376,6 +398,7 @@ def main() -> None:
     parser.add_argument("data", type=Path, nargs="?")
     parser.add_argument("--exact", type=int)
     parser.add_argument("--setting", choices=("a", "b"), default="a")
+    parser.add_argument("--malleable", action="store_true", help="in setting b, a plan may give a job other counts")
     parser.add_argument("--seeds", type=int, default=20)
     parser.add_argument("--jobs", type=int, default=150)
     parser.add_argument("--warm", type=int, default=0)
@@ -394,7 +417,7 @@ def main() -> None:
         table = forecasts([key for key in known if key[0] in MODELS])
         pools = [PoolCapacity(gpu, EACH, 1) for gpu in GPUS]
     else:
-        kinds, deviations, pools = published(options.data)
+        kinds, deviations, pools = published(options.data, is_malleable=options.malleable)
         print(f"{len(kinds)} kinds of jobs; deviations of {len(deviations)} rows, median {np.median(deviations):+.2f}")
     rows = []
     for load in map(int, options.loads.split(",")):
@@ -420,7 +443,8 @@ FIGURES = ("mean_s", "p99_s", "makespan_s", "cost", "fairness", "decision_s")
 
 def arrivals_s(jobs: Sequence[Drawn], pools: Sequence[PoolCapacity], load: int) -> list[float]:
     """Return the arrival times of the jobs, for a load in per cent."""
-    span = least_s([real for _, real, *_ in jobs], pools) / (load / 100)
+    asked = [tuple(item for item in real if item.gpus == gpus) for _, real, _, _, gpus, _ in jobs]
+    span = least_s(asked, pools) / (load / 100)
     first, last = jobs[0][-1], jobs[-1][-1]
     return [(arrival - first) / (last - first) * span for *_, arrival in jobs]
 
@@ -437,8 +461,8 @@ def run(
     rows = []
     for name, (placement, knows) in WAYS.items():
         arrivals = [
-            Arrival(begin, real if knows == "perfect" else guessed, seconds, runs)
-            for begin, (guessed, real, seconds, runs, _) in zip(at, jobs, strict=True)
+            Arrival(begin, real if knows == "perfect" else guessed, seconds, runs, asked)
+            for begin, (guessed, real, seconds, runs, asked, _) in zip(at, jobs, strict=True)
         ]
         learner = StepLearner(knows == "own steps") if knows in ("calibrated", "own steps") else None
         clock = time.process_time()
@@ -449,8 +473,8 @@ def run(
             isolated_s(real, pools, max(int(load / 100 * sum(pool.nodes for pool in pools)), 1)) for _, real, *_ in jobs
         ]
         cost = sum(
-            next(item.cost or 0.0 for item in real if item.pool == pool)
-            for pool, (_, real, *_) in zip(where, jobs, strict=True)
+            next(item.cost or 0.0 for item in real if (item.pool, item.gpus) == place)
+            for place, (_, real, *_) in zip(where, jobs, strict=True)
         )
         figures = (
             took[warm:].mean(),

@@ -22,6 +22,7 @@ from pathlib import Path
 
 import numpy as np
 
+from queue_learning import Place
 from queue_policies import JobType, jobs_of_kinds, published
 from tilecast.planner import ranges
 from tilecast.planner.assignment import Assignment
@@ -77,26 +78,26 @@ def read_published(folder: Path, names: Sequence[str]) -> Published:
     )
 
 
-def draw_queue(known: Published, count: int, seed: int) -> tuple[QueueProblem, dict[str, Mapping[str, float]]]:
+def draw_queue(known: Published, count: int, seed: int) -> tuple[QueueProblem, dict[str, Mapping[Place, float]]]:
     """Return a queue of waiting jobs, and the true seconds of each job by pool with errors of its own."""
-    waiting, seconds = list[QueuedJob](), dict[str, Mapping[str, float]]()
-    for index, (guessed, _, true, _, _) in enumerate(jobs_of_kinds(known.kinds, known.deviations, [0.0] * count, seed)):
+    waiting, seconds = list[QueuedJob](), dict[str, Mapping[Place, float]]()
+    for index, (guessed, _, true, *_) in enumerate(jobs_of_kinds(known.kinds, known.deviations, [0.0] * count, seed)):
         waiting.append(QueuedJob(f"j{index}", guessed, arrival_s=float(index - count)))
         seconds[f"j{index}"] = true
     return QueueProblem(tuple(waiting), tuple(known.pools)), seconds
 
 
 def own_seconds(
-    known: Published, solution: QueueSolution, true: Mapping[str, Mapping[str, float]], seed: int
+    known: Published, solution: QueueSolution, true: Mapping[str, Mapping[Place, float]], seed: int
 ) -> Floats:
     """Return the true seconds of every option, (m,), with errors that each kind has alone."""
     columns = solution.columns
     names = [columns.problem.jobs[job].name for job in columns.job.tolist()]
-    return np.array([true[name][item.pool] for name, item in zip(names, columns.options, strict=True)])
+    return np.array([true[name][item.pool, item.gpus] for name, item in zip(names, columns.options, strict=True)])
 
 
 def shared_seconds(
-    known: Published, solution: QueueSolution, true: Mapping[str, Mapping[str, float]], seed: int
+    known: Published, solution: QueueSolution, true: Mapping[str, Mapping[Place, float]], seed: int
 ) -> Floats:
     """Return the true seconds of every option, (m,), with errors that one published source has in common."""
     draw, columns = np.random.default_rng(1000 + seed), solution.columns
@@ -109,7 +110,7 @@ def shared_seconds(
     return np.asarray(columns.seconds * np.exp(logs))
 
 
-ERRORS: Mapping[str, Callable[[Published, QueueSolution, Mapping[str, Mapping[str, float]], int], Floats]] = {
+ERRORS: Mapping[str, Callable[[Published, QueueSolution, Mapping[str, Mapping[Place, float]], int], Floats]] = {
     "own": own_seconds,
     "shared": shared_seconds,
 }

@@ -16,7 +16,7 @@ from tilecast.planner.columns import QueueColumns, build_columns, isolated_s
 from tilecast.planner.policies import POLICIES
 from tilecast.planner.problem import JobOption, PoolCapacity, QueuedJob, QueueProblem, check_problem
 from tilecast.planner.references import REFERENCES
-from tilecast.planner.relaxation import JobClasses
+from tilecast.planner.relaxation import JobClasses, bound_completion_in_order
 from tilecast.planner.solver import solve
 from tilecast.planner.timeline import (
     FreeNodes,
@@ -227,6 +227,52 @@ def test_the_bound_reaches_the_plan_where_jobs_that_take_the_whole_pool_come_in_
     jobs.sort(key=lambda item: item.options[0].seconds / item.weight)
     plan = solve(QueueProblem(tuple(jobs), (PoolCapacity("a", 1, 1),)))
     assert plan.gap == pytest.approx(0, abs=0.002)
+
+
+def test_the_bound_knows_that_a_job_with_room_starts_now() -> None:
+    # In a better order, the short job would start first.
+    jobs = (job("long", option("a", 1, 10.0)), job("short", option("a", 1, 1.0), weight=5))
+    problem = QueueProblem(jobs, (PoolCapacity("a", 1, 1),))
+    plan, free = solve(problem), solve(problem, order="free")
+    assert plan.score[1] == pytest.approx((10 + 5 * 11) / 6)
+    assert plan.bound is not None and free.bound is not None
+    assert plan.gap == pytest.approx(0, abs=0.01)
+    assert free.bound <= free.score[1] * (1 + 1e-9) < plan.bound
+
+
+@pytest.mark.parametrize("seed", range(24))
+def test_no_plan_is_below_the_bound_that_knows_the_order(seed: int) -> None:
+    draw = random.Random(seed)  # noqa: S311
+    quotas = {"q": draw.randint(1, 4)} if seed % 3 == 0 else {}
+    pools = tuple(
+        PoolCapacity(
+            f"p{i}", draw.randint(2, 3), draw.choice([1, 2, 4]), held_gpus=draw.choice([0, 0, 1]), quotas=quotas
+        )
+        for i in range(2)
+    )
+    jobs = []
+    for index in range(5):
+        work, power = draw.uniform(1, 20), draw.uniform(0.5, 1.0)
+        ways = [
+            option(pool.name, gpus, work * draw.uniform(0.5, 2) / gpus**power)
+            for pool in pools
+            for gpus in draw.sample((1, 2, 4, 8), 2)
+        ]
+        coming_s = draw.choice([-1.0, 0.0, draw.uniform(0, 5)]) if seed % 4 == 1 else -float(index)
+        is_running = index < draw.choice([0, 2])
+        jobs.append(
+            job(f"j{index}", *ways, arrival_s=coming_s, weight=draw.choice([1.0, 5.0]), queue=draw.choice(["", "q"]),
+                is_running=is_running, present=(ways[0].pool, ways[0].gpus) if is_running else None)
+        )  # fmt: skip
+    held = build_columns(check_problem(QueueProblem(tuple(jobs), pools))[0])
+    plans = list(itertools.product(*(held.options_of(row) for row in range(len(held.weight)))))
+    several = [
+        Assignment(held, POLICIES["completion"], list(plan)) for plan in draw.sample(plans, min(len(plans), 300))
+    ]
+    best = min(several, key=lambda plan: plan.score[1])
+    bound = bound_completion_in_order(held, float(best.finish.max()))
+    if math.isfinite(best.score[1]):  # else a running job has more than its quota, and nothing says when it ends
+        assert bound is not None and bound <= best.score[1] * (1 + 1e-6)
 
 
 # Effects of a plan.

@@ -1,7 +1,7 @@
 """Lower bounds on the score of every plan of a queue, from linear programs.
 
-The programs ignore node boundaries and the order of jobs, and divide the GPUs of a pool freely. The distance of a plan
-from the bound is therefore at least its distance from the best plan. HiGHS solves the programs.
+The programs ignore node boundaries and divide the GPUs of a pool freely. All but one ignore the order of jobs too. The
+distance of a plan from the bound is therefore at least its distance from the best plan. HiGHS solves the programs.
 """
 
 from __future__ import annotations
@@ -83,9 +83,11 @@ def bound_completion(
     Args:
         columns: the jobs.
         classes: classes of equal jobs.
-        end_s: seconds from now in which all jobs can be finished.
+        end_s: seconds from now in which all jobs can be finished. If infinite, there is no bound.
         most_columns: most variables of the program. With fewer, the program is solved sooner, and the bound is lower.
     """
+    if not math.isfinite(end_s):
+        return RelaxedSolution(None, _count_fastest_options(columns, classes))
     options = classes.option
     parts = int(np.clip(most_columns // len(options), 4, _MOST_PARTS))
     # The last interval begins at `end_s` and has room for everything, because the best plan may end later.
@@ -131,25 +133,184 @@ def _bound_by_prices(columns: QueueColumns, classes: JobClasses, each: Floats, p
         each: weight of each option's job, as a share of all weights, (m,).
         prices: price of a job of each class. Any prices give a bound.
     """
-    options = classes.option
-    length, pool = columns.seconds[options], columns.pool[options]
-    area = length * columns.gpus[options]
     if not each.all():
         return -math.inf  # a job without weight would pay its price forever
-    height, slope = (prices[classes.row] - each * length / 2) / area, each / area
+    paid = _price_gpus(columns, classes.option, prices[classes.row], each)[1]
+    return float(classes.count @ prices - _count_gpus_by_pool(columns) @ paid[:, -1])
+
+
+def _price_gpus(columns: QueueColumns, options: Ints, prices: Floats, each: Floats) -> tuple[Floats, Floats]:
+    """Return moments, and what a GPU of each pool costs up to each of them, by the prices of `_bound_by_prices`.
+
+    Args:
+        columns: the jobs.
+        options: some options, (m,).
+        prices: the price of the job of each option, (m,).
+        each: weight of the job of each option, as a share of all weights, (m,).
+    """
+    length, pool = columns.seconds[options], columns.pool[options]
+    area = length * columns.gpus[options]
+    height, slope = (prices - each * length / 2) / area, each / area
     end_s = max(float((height / slope).max()), 0.0)
     moments = end_s * (np.arange(_PRICED_MOMENTS) / (_PRICED_MOMENTS - 1)) ** 1.5
-    value = float(classes.count @ prices)
-    for index, gpus in enumerate(_count_gpus_by_pool(columns).tolist()):
+    paid = np.zeros((len(columns.pools), len(moments)))
+    for index in range(len(paid)):
         here = np.flatnonzero(pool == index)
         cost = np.zeros(len(moments))
         for some in np.array_split(here, -(-len(here) // _PRICED_AT_ONCE)) if len(here) else ():
             lines = height[some][:, None] - slope[some][:, None] * moments
             cost = np.maximum(cost, lines.max(axis=0))
-        value -= gpus * float((np.diff(moments) * (cost[1:] + cost[:-1]) / 2).sum())
-    return value
+        paid[index, 1:] = np.cumsum(np.diff(moments) * (cost[1:] + cost[:-1]) / 2)
+    return moments, paid
 
 
+@dataclass(frozen=True, slots=True)
+class _StartRules:
+    """Rows of a program that say which jobs may start later than now, with r rows.
+
+    In each row, the shares of some options of one job that start later are at most what options of earlier jobs take
+    now, as a share of what must be taken so that none of the former has room.
+    """
+
+    later: tuple[Ints, Ints]
+    """Rows, and options of their jobs."""
+    now: tuple[Ints, Ints, Floats]
+    """Rows, options of earlier jobs, and the part that each takes of what must be taken."""
+    count: int
+
+    @classmethod
+    def from_columns(cls, columns: QueueColumns) -> _StartRules:
+        """Return the rules of a queue: a row for each job, pool and number of GPUs of its options there.
+
+        The row of a number holds all options of the job on the pool with at most as many GPUs, because a job without
+        room has none for more GPUs either, and what must be taken so that the largest has no room is least. A job of
+        whole nodes has no room if too few nodes are wholly free, and each earlier job takes as many nodes as it has
+        GPUs for, one at least. A job of fewer GPUs has no room if no node has as many free, for which earlier jobs must
+        take GPUs of every node that had. Jobs that come later or have a quota may also wait for other reasons, and
+        have no rows.
+        """
+        later, now, count = [(np.zeros(0, int),) * 2], [(np.zeros(0, int), np.zeros(0, int), np.zeros(0))], 0
+        on_pool = [np.flatnonzero(columns.pool == index) for index in range(len(columns.pools))]
+        for job, queued in enumerate(columns.problem.jobs):
+            if columns.arrival[job] > 0:
+                continue
+            for index, pool in enumerate(columns.pools):
+                here = on_pool[index]
+                earlier, own = here[: np.searchsorted(here, columns.first[job])], columns.options_of(job)
+                own = np.arange(own.start, own.stop)[columns.pool[own.start : own.stop] == index]
+                if queued.queue in pool.quotas or not len(own):
+                    continue
+                for most in np.unique(columns.gpus[own]).tolist():
+                    if most >= pool.gpus_per_node:
+                        need = pool.free.count(pool.gpus_per_node) - most // pool.gpus_per_node + 1
+                        takes = np.maximum(columns.gpus[earlier] // pool.gpus_per_node, 1)
+                    else:
+                        need = sum(max(free - most + 1, 0) for free in pool.free)
+                        takes = columns.gpus[earlier]
+                    if need <= 0:
+                        continue  # a running job that the free nodes could not hold
+                    some = own[columns.gpus[own] <= most]
+                    later.append((np.full(len(some), count), some))
+                    now.append((np.full(len(earlier), count), earlier, np.minimum(takes / need, 1.0)))
+                    count += 1
+        rows, options = (np.concatenate(parts) for parts in zip(*later, strict=True))
+        now_rows, now_options, parts = (np.concatenate(each) for each in zip(*now, strict=True))
+        return cls((rows, options), (now_rows, now_options, parts), count)
+
+
+def bound_completion_in_order(columns: QueueColumns, end_s: float, most_columns: int = MOST_COLUMNS) -> float | None:
+    """Return a lower bound of the weighted mean of completion times that knows the order in which jobs start.
+
+    A job runs from now on or starts later. The simulation looks at the jobs in order and starts each that has room, so
+    that a job starts later only if the earlier jobs that run from now on leave no room for it. `_StartRules` has the
+    rows that follow. The program is that of `bound_completion` with one more variable for each option, its share that
+    runs from now on and takes its GPUs until its end. A simulated plan fulfils all rows with shares of 0 and 1, and
+    none of its jobs ends before the time that the program says, so that the optimum bounds every plan.
+
+    As in `bound_completion`, prices give a bound without intervals. An option that starts later also pays the prices
+    of its rows, and one that runs from now on is paid by the rows of later jobs. What it costs less than its job's
+    price is subtracted, so that any prices give a bound.
+
+    Args:
+        columns: the jobs.
+        end_s: seconds from now in which all jobs can be finished.
+        most_columns: most variables of the program.
+
+    Returns:
+        The bound, or None if the program is too large or was not solved, or if `end_s` is infinite.
+    """
+    count, jobs = len(columns.options), len(columns.weight)
+    if count > _MOST_ORDERED_OPTIONS or not math.isfinite(end_s):
+        return None
+    rules, each, length, gpus = (
+        _StartRules.from_columns(columns),
+        columns.share[columns.job],
+        columns.seconds,
+        columns.gpus,
+    )
+    parts = int(np.clip(most_columns // count, 4, _MOST_PARTS))
+    edges = end_s * np.append(np.arange(parts) / (parts - 1), 1.0) ** 1.5
+    cost = each[:, None] * (edges[:-1] + length[:, None] / 2)
+    option = np.arange(count)
+    # Variables: work of each option in each interval, then its share from now on, then its share that starts later.
+    work = np.arange(count * parts).reshape(count, parts)
+    now, later = work.size + option, work.size + count + option
+    # Rows: one for each job, one for each option (its work is its share), the room of each pool, and the rules.
+    room_row = jobs + count + columns.pool[:, None] * parts + np.arange(parts)
+    room = _count_gpus_by_pool(columns)[:, None] * np.diff(edges)
+    room[:, -1] = np.where(room[:, 0] > 0, math.inf, 0.0)
+    first_rule = jobs + count + room.size
+    held = np.clip(length[:, None] - edges[:-1], 0.0, np.diff(edges)) * gpus[:, None]
+    held[:, -1] = 0.0  # the last interval has room for everything
+    ones, area = np.ones(count), np.broadcast_to((length * gpus)[:, None], work.shape)
+    solved = _solve_program(
+        np.concatenate([cost.ravel(), each * length, np.zeros(count)]),
+        [
+            (columns.job, now, ones),
+            (columns.job, later, ones),
+            (jobs + option, later, -ones),
+            (np.broadcast_to(jobs + option[:, None], work.shape), work, np.ones(work.shape)),
+            (room_row, work, area),
+            (room_row, np.broadcast_to(now[:, None], work.shape), held),
+            (first_rule + rules.later[0], later[rules.later[1]], np.ones(len(rules.later[0]))),
+            (first_rule + rules.now[0], now[rules.now[1]], -rules.now[2]),
+        ],
+        np.concatenate([np.ones(jobs), np.zeros(count), np.full(room.size + rules.count, -math.inf)]),
+        np.concatenate([np.ones(jobs), np.zeros(count), room.ravel(), np.zeros(rules.count)]),
+    )
+    if solved is None:
+        return None
+    value, _, prices = solved
+    if each.all():
+        value = max(value, _bound_by_start_prices(columns, rules, prices[:jobs], np.maximum(-prices[first_rule:], 0.0)))
+    return value - float(columns.share @ columns.arrival)
+
+
+def _bound_by_start_prices(columns: QueueColumns, rules: _StartRules, prices: Floats, rule_prices: Floats) -> float:
+    """Return the lower bound of the weighted mean of completion times that prices give, before waiting times.
+
+    Args:
+        columns: the jobs, none of which has no weight.
+        rules: the rules of their starts.
+        prices: price of each job, (n,). Any prices give a bound.
+        rule_prices: price of each rule, (r,), at least 0.
+    """
+    count, each = len(columns.options), columns.share[columns.job]
+    pays = np.bincount(rules.later[1], rule_prices[rules.later[0]], count)
+    gets = np.bincount(rules.now[1], rule_prices[rules.now[0]] * rules.now[2], count)
+    moments, paid = _price_gpus(columns, np.arange(count), prices[columns.job] - pays, each)
+    # What a GPU costs falls with time, so that straight lines lie below what it has cost up to each time.
+    until = np.empty(count)
+    for pool, sums in enumerate(paid):
+        here = columns.pool == pool
+        until[here] = np.interp(columns.seconds[here], moments, sums)
+    short = prices[columns.job] - (each * columns.seconds + columns.gpus * until - gets)
+    lost = np.maximum(np.maximum.reduceat(short, columns.first[:-1]), 0.0)
+    return float(prices.sum() - lost.sum() - _count_gpus_by_pool(columns) @ paid[:, -1])
+
+
+_MOST_ORDERED_OPTIONS = 1_500
+"""Most options of a queue whose bound knows the order of the jobs. The number of its entries is quadratic in it."""
 _PRICED_MOMENTS = 500
 """Moments between which the cost of a GPU is a straight line."""
 _PRICED_AT_ONCE = 2_000

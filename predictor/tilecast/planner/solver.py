@@ -84,7 +84,7 @@ class QueueSolution:
     best: QueueScore
     """Score of the plan before the last step, which undoes changes whose gain is within the forecasts' uncertainty."""
     bound: float | None
-    """Lower bound of the deciding value over all plans. None if it was not requested or not solved."""
+    """Lower bound of the deciding value over all plans in this order. None if it was not requested or not solved."""
     refused: tuple[UnplannedJob, ...] = ()
     order: str = "kueue"
     """A key of `ORDERS`. The rows of `columns` are in this order."""
@@ -136,6 +136,8 @@ def solve(
     planned = _plan_in_order(columns, record, effort, is_bounded)
     if order == "free":
         planned = _plan_in_free_order(planned, effort, is_bounded)
+    elif is_bounded and record.name == "completion":
+        planned = replace(planned, bound=_bound_in_order(planned))
     return replace(planned, refused=refused, order=order)
 
 
@@ -246,6 +248,12 @@ def _bound_score(
     if policy.name == "makespan":
         return relaxation.bound_peak(columns, classes, 0 * ones, ones, start_plan.score[1])
     return relaxation.bound_peak(columns, classes, columns.arrival, columns.alone, start_plan.score[1])
+
+
+def _bound_in_order(planned: QueueSolution) -> float | None:
+    """Return the bound of a plan in Kueue's order, raised by what that order costs every plan."""
+    found = relaxation.bound_completion_in_order(planned.columns, float(planned.finish.max()))
+    return max((item for item in (planned.bound, found) if item is not None), default=None)
 
 
 def _search_plan(first: Assignment, effort: int) -> Assignment:
