@@ -314,6 +314,28 @@ GPT = (
 )
 
 
+@pytest.mark.parametrize(
+    ("option", "reason"),
+    [
+        ("--hybrid-layer-pattern M*M*", "hybrid layers are not read from a command"),
+        ("--moe-flex-dispatcher-backend ncclep", "'ncclep' is not priced"),
+        ("--main-grads-dtype bf16", "'bf16' is not priced"),
+        ("--optimizer-offload-fraction 0.5", "'0.5' is not priced"),
+        ("--step-batch-size-schedule 0:32", "a batch that grows is not priced"),
+        ("--moe-latent-size 512", "experts in a latent space are not read from a command"),
+    ],
+)
+def test_new_options_of_megatron_that_cost_are_refused(option: str, reason: str) -> None:
+    words = f"{GPT} --vocab-size 32000 {option}".split()
+    assert readers.read_words(words).unpriced == {option.split()[0]: reason}
+
+
+def test_cuda_graphs_of_a_whole_iteration_are_read() -> None:
+    words = f"{GPT} --vocab-size 32000 --cuda-graph-impl full_iteration --main-grads-dtype fp32".split()
+    found = readers.read_words(words)
+    assert (found.training["execution"], found.unpriced) == ("cudaGraphs", {})
+
+
 def script_plan(tmp_path: Path, text: str) -> tuple[str, int | None]:
     (tmp_path / "run.sh").write_text(text)
     found = readers.read_file(str(tmp_path / "run.sh"))

@@ -97,6 +97,34 @@ def test_a_registry_of_torchtitan_is_read(tmp_path: Path) -> None:
     assert (request.workload.model.name, request.workload.sequence_length) == ("llama-3.1-8b", 4096)
 
 
+JOB = """
+from torchtitan.models.qwen3 import model_registry
+
+def train() -> Trainer.Config:
+    return Trainer.Config(
+        model_spec=model_registry("8B"),
+        optimizer=OptimizersContainer.Config(
+            implementation="fused_opt_states_bf16",
+            param_groups=[ParamGroupConfig(pattern=".*", optimizer_name="Adam", optimizer_kwargs={"lr": 3e-4})],
+        ),
+        activation_checkpoint=None,
+    )
+"""
+
+
+def test_a_job_of_torchtitan_beside_its_models_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its model is the one whose registry it imports; None switches recomputation off."""
+    put(tmp_path, "job.py", JOB)
+    monkeypatch.chdir(tmp_path)
+    words = ["torchrun", "--nproc-per-node", "8", "-m", "torchtitan.train", "--module", "job", "--config", "train"]
+    found = readers.read_words(words)
+    assert (found.model_name, found.plan_text()) == ("qwen3-8b", "dp=8,zero=3,mb=8")
+    assert (found.training["optimizer"], found.training["momentPrecision"]) == ("adam", "bf16")
+    mixed = JOB.replace("param_groups=[", 'param_groups=[ParamGroupConfig(pattern="x", optimizer_name="Own"), ')
+    read = readers.read_file(put(tmp_path, "other.py", mixed) + ":train", gpus=8)
+    assert read.unpriced == {"optimizer.param_groups.optimizer_name": "'Own Adam' is not priced"}
+
+
 def test_what_only_a_run_would_know_is_refused(tmp_path: Path) -> None:
     name = put(tmp_path, "llama3/config_registry.py", TITAN)
     with pytest.raises(

@@ -38,6 +38,8 @@ _MAX_NAME = 1000
 """Most characters of a setting's name."""
 _REST = "**"
 """Key for fields and items that are known only at run time."""
+_LISTED = {"param_groups": "optimizer_name"}
+"""Field by which the objects of a list count, by the list's name."""
 _ASIDE = ("env_vars", "logger", "tokenizer")
 """Sections in which such fields do not matter, because they do not describe the job."""
 
@@ -135,6 +137,20 @@ def find_functions(text: str, name: str) -> dict[str, str]:
                 # A type is a name here, or a name behind names of modules.
                 found[node.name] = ".".join(_dotted(node.returns))
     return found
+
+
+def find_import(text: str, name: str, imported: str, package: str) -> str:
+    """Return the module below a package from which a file imports a name, or an empty string.
+
+    Raises:
+        SpecError: the file is not Python.
+    """
+    for node in _parse(text, name).body:
+        if isinstance(node, ast.ImportFrom) and imported in {one.name for one in node.names}:
+            module = node.module or ""
+            if not node.level and module.startswith(f"{package}."):
+                return module[len(package) + 1 :].partition(".")[0]
+    return ""
 
 
 def _dotted(node: ast.expr) -> list[str]:
@@ -299,8 +315,11 @@ class _Reader:
             self.flat += len(value)
             if self.flat > _MAX_FLAT:
                 raise SpecError(self.name, "builds more than can be read", "flatten it")
-            # Objects in a list count by their names.
+            # Objects in a list count by their names, and by one field of theirs where they are all alike.
             settings.append(Setting(prefix, tuple(map(_describe, value))))
+            if field_name := _LISTED.get(prefix.rpartition(".")[2]):
+                found = [one.fields.get(field_name) for one in value if isinstance(one, Built)]
+                settings.append(Setting(f"{prefix}.{field_name}", tuple(dict.fromkeys(map(_describe, found)))))
         else:
             settings.append(Setting(prefix, (_describe(value),)))
         if depth == 0:

@@ -13,7 +13,7 @@ from tilecast.readers.command import LaunchLine, add_allocation_counts, find_lau
 from tilecast.readers.documents import flatten, leaves, load_mapping
 from tilecast.readers.megatron import SCRIPTS as MEGATRON
 from tilecast.readers.megatron import read_megatron
-from tilecast.readers.python import find_functions, read_function, split_name
+from tilecast.readers.python import find_functions, find_import, read_function, split_name
 from tilecast.readers.reading import LaunchReading
 from tilecast.readers.recipes import read_recipe
 from tilecast.readers.shell import read_script
@@ -227,10 +227,14 @@ def _read_python(
     where = f"{name}:{function}"
     bases = OptionTable.read(table).facts.get("bases", {})
     settings = read_function(text, name, function, lambda one: folder.read(beside + one), bases)
-    settings = [one for one in [*settings, *over] if one.values != (None,)]
+    # None leaves most options as they are, and switches some off.
+    options = OptionTable.read(table).options
+    settings = [
+        one for one in [*settings, *over] if one.values != (None,) or "bare" in options.get(spell(one.option), {})
+    ]
     if table == "torchtitan-0.3":
-        # The folder of a registry is named after its model.
-        family = Path(name).resolve().parent.name
+        # The folder of a registry is named after its model. A file elsewhere imports the model's registry.
+        family = find_import(text, name, "model_registry", "torchtitan.models") or Path(name).resolve().parent.name
         if not any(one.option in ("module", "--module") for one in settings):
             settings.append(Setting("module", (family,)))
         return read_torchtitan(settings, where, gpus, has_model, table)
