@@ -364,6 +364,7 @@ def test_literal_variables_of_a_script_are_resolved(tmp_path: Path, text: str) -
 
 
 PLAIN = GPT.removeprefix("torchrun --nproc-per-node 8 ")
+AGENTS = GPT.replace("--nproc-per-node 8", "--nnodes=8 --nproc_per_node=1")
 NNODES_2 = GPT.replace("torchrun", "torchrun --nnodes 2")
 
 
@@ -380,8 +381,8 @@ def with_header(options: str, command: str) -> str:
         (with_header("--mail-type ALL --nodes 2;--gpus=16", "srun python " + PLAIN), 16),
         (with_header("-G h100:16", "srun python " + PLAIN), 16),
         (with_header("-N 2;-n 16;--gpus-per-task=1", "srun python " + PLAIN), 16),
-        (with_header("-N 2;--gres=gpu:h100:8", "srun --ntasks-per-node=1 " + GPT), 16),
-        (with_header("-N 2;--gpus-per-node=8;--ntasks-per-node=8", "srun -n 2 --mem 0 " + GPT), 16),
+        (with_header("-N 2;--gres=gpu:h100:8", "srun --ntasks-per-node=1 " + NNODES_2), 16),
+        (with_header("-N 2;--gpus-per-node=8;--ntasks-per-node=8", "srun -n 2 --mem 0 " + NNODES_2), 16),
         (with_header("-N 2", GPT.replace("torchrun", "srun torchrun --nnodes=$SLURM_NNODES")), 16),
         (with_header("-N 4", GPT.replace("torchrun", "srun -N 1 -n 1 -w $node torchrun --nnodes 4")), 32),
         (with_header("-N 2-4;--gpus-per-node=8", GPT.replace("torchrun", "torchrun --nnodes 2")), 16),
@@ -397,8 +398,14 @@ def with_header(options: str, command: str) -> str:
         # The parts of a heterogeneous job have counts of their own.
         (with_header("-N 2;--gpus-per-node=8;hetjob;-N 1 -n 1", "srun --het-group=0 " + NNODES_2), 16),
         # Slurm reads no line behind the first command.
-        (with_header("-N 2", GPT + "\n#SBATCH -N 4\n"), 16),
-        ("#SBATCH -N 2\n##SBATCH -N 4\n" + GPT, 16),
+        (with_header("-N 2", NNODES_2 + "\n#SBATCH -N 4\n"), 16),
+        ("#SBATCH -N 2\n##SBATCH -N 4\n" + NNODES_2, 16),
+        # An agent of torchrun for each GPU.
+        (with_header("-N 1;-n 8;--gpus-per-node=8", "srun " + AGENTS), 8),
+        (with_header("-N 2;--ntasks-per-node=4;--gpus-per-node=4", "srun " + AGENTS), 8),
+        (with_header("-N 8;--gpus-per-node=1", "srun " + AGENTS), 8),
+        # A loop's own srun starts a job on each node.
+        (with_header("-N 4", "srun -N 1 -n 1 -w $node " + GPT), 8),
         (
             with_header(
                 "-N 2;-n 16;--gres=gpu:8", "srun python " + PLAIN + "--global-batch-size $((4 * SLURM_NTASKS))"
@@ -447,6 +454,8 @@ def test_a_pasted_script_has_the_notes_of_its_file(tmp_path: Path) -> None:
         (with_header("--nodes=four", GPT), "#SBATCH --nodes", "'four' is no count"),
         (with_header("--nodes=0", GPT), "#SBATCH --nodes", "'0' is no count"),
         (with_header("-N 2", GPT.replace("torchrun", "torchrun --nnodes=4")), "--nnodes", "says 4, and Slurm gives 2"),
+        (with_header("-N 2", GPT), "torchrun", "runs on one node each without --nnodes, and Slurm gives 2 nodes"),
+        (with_header("-N 2", "srun " + GPT), "torchrun", "runs on one node each without --nnodes"),
         (with_header("--gpus-per-node=4", GPT), "torchrun", "starts 8 processes a node, and Slurm gives 4 GPUs"),
         (
             with_header("-G 8", GPT.replace("torchrun", "torchrun --nnodes=2")),
