@@ -627,6 +627,7 @@ AXOLOTL = FINE_TUNING["axolotl"]
         (AXOLOTL + "activation_offloading: true\n", 1.0, "none"),
         (AXOLOTL.replace("checkpointing: true", "checkpointing: offload"), 1.0, "none"),
         (AXOLOTL + "activation_offloading: hidden_states\n", 1.0, "full"),
+        (AXOLOTL.replace("gradient_checkpointing: true", "gradient_checkpointing: unsloth"), 1.0, "full"),
         (
             AXOLOTL + "activation_offloading: true\nfsdp_config:\n  activation_checkpointing: true\n",
             1.0,
@@ -634,6 +635,7 @@ AXOLOTL = FINE_TUNING["axolotl"]
         ),
         (AXOLOTL.replace("adapter: qlora\n", "") + "activation_offloading: true\n", 1.0, "full"),
         (AXOLOTL + "activation_offloading: false\n", None, "full"),
+        (FINE_TUNING["llamafactory"].partition("deepspeed")[0] + "use_unsloth_gc: true\n", 1.0, "full"),
         (FINE_TUNING["torchtune"] + "enable_activation_offloading: true\n", 1.0, "full"),
         (FINE_TUNING["trainer"] + "packing: true\nactivation_offloading: true\n", 1.0, "full"),
         (

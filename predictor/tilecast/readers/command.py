@@ -95,10 +95,10 @@ def add_allocation_counts(line: LaunchLine, batch: Allocation, name: str) -> Lau
     asked = batch if line.step is None else batch.under(line.step)
     where = f"{name}: " if name else ""
     tasks = asked.tasks_per_node
-    if line.launcher == "torchrun" and line.step is not None and asked.nodes and tasks and tasks > 1:
+    is_started = line.launcher == "torchrun" and line.step is not None and line.gpus_per_node is not None
+    if is_started and asked.nodes and tasks and tasks > 1 and line.nodes == asked.nodes * tasks:
         # srun may start an agent of torchrun for each GPU, which then counts as a node.
-        if line.gpus_per_node and line.nodes == asked.nodes * tasks:
-            line, tasks = replace(line, nodes=asked.nodes, gpus_per_node=tasks * line.gpus_per_node), 1
+        line, tasks = replace(line, nodes=asked.nodes, gpus_per_node=tasks * (line.gpus_per_node or 1)), 1
     stated = next((key for key in _NODES if key in line.options), "")
     # A loop may start srun once for each node.
     known = {batch.nodes, asked.nodes} - {None}

@@ -121,8 +121,10 @@ def read_recipe(
             reason = "weights on the host beside an optimizer on the GPU are not priced"
             ranked.facts[0].unpriced.setdefault(option, reason)
     mode = ranked.get("plan.checkpointing", "none")
-    if name == "axolotl" and any(one.option == "gradient_checkpointing" and one.text == "offload" for one in settings):
-        ranked.facts[0].values.setdefault("offloaded", "saved")
+    stated = next((one.text for one in settings if one.option == "gradient_checkpointing"), "")
+    # Unsloth's checkpointing moves the inputs of layers to the host.
+    if name == "axolotl" and (kind := {"offload": "saved", "unsloth": "inputs"}.get(stated)):
+        ranked.facts[0].values.setdefault("offloaded", kind)
         ranked.facts[0].origins.setdefault("offloaded", "gradient_checkpointing")
     if ranked.stated("offloaded"):
         training["offloadActivations"] = 1.0
