@@ -616,6 +616,33 @@ def test_axolotl_says_the_bits_of_weights_and_moments(bits: int, optimizer: str,
     assert (workload.frozen_bits, workload.optimizer) == (bits, optimizer)
 
 
+WRAPPED = FINE_TUNING["torchtune"].replace("checkpointing: true", "checkpointing: false")
+
+
+@pytest.mark.parametrize(
+    ("text", "mode", "layers"),
+    [
+        (WRAPPED + "ac_mode: selective\nac_option: 2\n", "full", 16),
+        (WRAPPED + "ac_mode: selective\nac_option: 0\n", "full", None),
+        (WRAPPED + "ac_mode: selective\nac_option: 99\n", "none", None),
+        (WRAPPED + "ac_mode: selective\nac_option: op\n", "selective", None),
+        (WRAPPED + "ac_mode: full\n", "full", None),
+        # The recipes take one of both.
+        (FINE_TUNING["torchtune"] + "ac_mode: full\n", "none", None),
+    ],
+)
+def test_layers_that_torchtune_wraps_are_read(text: str, mode: str, layers: int | None, tmp_path: Path) -> None:
+    (tmp_path / "job.yaml").write_text(text)
+    found = readers.read_file(str(tmp_path / "job.yaml"), gpus=8)
+    assert (found.plan.checkpointing, found.training.get("recomputeLayers")) == (mode, layers)
+
+
+def test_an_option_of_torchtune_that_wraps_no_layers_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "job.yaml").write_text(WRAPPED + "ac_mode: selective\nac_option: some\n")
+    with pytest.raises(SpecError, match=r"ac_option: 'some' is not read"):
+        readers.read_file(str(tmp_path / "job.yaml"), gpus=8)
+
+
 AXOLOTL = FINE_TUNING["axolotl"]
 
 
