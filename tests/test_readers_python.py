@@ -120,6 +120,9 @@ def test_a_job_of_torchtitan_beside_its_models_is_read(tmp_path: Path, monkeypat
     found = readers.read_words(words)
     assert (found.model_name, found.plan_text()) == ("qwen3-8b", "dp=8,zero=3,mb=8")
     assert (found.training["optimizer"], found.training["momentPrecision"]) == ("adam", "bf16")
+    assert found.training["attention"] == "flex"
+    varlen = put(tmp_path, "varlen.py", JOB.replace('"8B"', '"8B", attn_backend="varlen"'))
+    assert readers.read_file(f"{varlen}:train", gpus=8).training["attention"] == "flash"
     mixed = JOB.replace("param_groups=[", 'param_groups=[ParamGroupConfig(pattern="x", optimizer_name="Own"), ')
     read = readers.read_file(put(tmp_path, "other.py", mixed) + ":train", gpus=8)
     assert read.unpriced == {"optimizer.param_groups.optimizer_name": "'Own Adam' is not priced"}

@@ -26,7 +26,7 @@ MAX_STEPS = 50_000
 """Most expressions and statements that are interpreted."""
 MAX_CALLS = 16
 """Largest depth of calls."""
-MAX_MODULES = 64
+MAX_MODULES = 32
 """Most files that are read."""
 MAX_ITEMS = 4096
 """Most items of a list, characters of a computed text, and settings of a configuration."""
