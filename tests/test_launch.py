@@ -165,11 +165,10 @@ def test_the_files_are_what_they_say() -> None:
     ranks = config["train_batch_size"] / config["train_micro_batch_size_per_gpu"]
     assert ranks == config["gradient_accumulation_steps"] * 8
     for name in ("torchtitan", "torchtitan-pipeline"):
-        job = tomllib.loads(write_launch(*CASES[name]).files["job.toml"])
-        assert job["model"]["flavor"] == "8B"
-        degrees = [value for key, value in job["parallelism"].items() if key.endswith("_degree")]
+        job = write_launch(*CASES[name]).files["job.py"]
+        assert 'flavor="8B"' in job and "global_batch_size=128," in job
+        degrees = [int(value) for value in re.findall(r"_degree=(\d+),", job)]
         assert int.__mul__(*sorted(degrees)[-2:]) in (16, 8)
-        assert job["training"]["global_batch_size"] == 128
 
 
 @pytest.mark.parametrize(
@@ -229,7 +228,12 @@ def test_jobs_that_a_framework_does_not_train_are_one_line(framework: str, workl
     ("launcher", "workload", "given", "problem"),
     [
         ("megatron", T5, plan(T5, 4, 4, pipeline=2), "no pipeline parallelism"),
-        ("torchtitan", LLAMA, Plan(tensor=8, sequence_parallel=True, gradient_accumulation=128), "compute in FP32"),
+        (
+            "torchtitan",
+            replace(LLAMA, recompute_layers=8),
+            plan(LLAMA, 16, 1, zero_stage=3, checkpointing="full"),
+            "all layers of a stage or none",
+        ),
         ("accelerate", LLAMA, plan(LLAMA, 8, 1, zero_stage=1), "no ZeRO stage 1"),
         ("trainer", LLAMA, plan(LLAMA, 8, 1, tensor=2), "no tensor parallelism"),
     ],
@@ -322,13 +326,14 @@ def test_the_first_comment_names_the_version_that_the_parsers_are_held_to(launch
     assert launch_text(launcher, setting).splitlines()[0] == f"# options of {entry.version} ({entry.source})"
     assert document["version"] == entry.version
     project = tomllib.loads((GOLDEN.parents[1] / "pyproject.toml").read_text())["project"]
-    pinned = dict(line.split("==") for line in project["optional-dependencies"]["launchers"])
-    version = entry.version.rpartition(" ")[2]
-    assert f"{pinned[PACKAGES.get(launcher, launcher)]}.".startswith(f"{version}.")
+    pins = [line.partition(" ;")[0].split("==") for line in project["optional-dependencies"]["launchers"]]
+    pinned = [f"{version}." for name, version in pins if name == PACKAGES.get(launcher, launcher)]
+    versions = entry.version.partition(" ")[2].split(" to ")
+    assert pinned and all(one.startswith(f"{version}.") for one, version in zip(pinned, versions, strict=True))
 
 
 MODULES = {
-    "megatron": megatron._VALUES, "torchtitan": torchtitan._VALUES, "deepspeed": deepspeed._VALUES,
+    "megatron": megatron._VALUES, "torchtitan-0.3": torchtitan._VALUES, "deepspeed": deepspeed._VALUES,
     "trainer": huggingface_launch._TRAINER, "accelerate": huggingface_launch._ACCELERATE,
     "fsdp": huggingface_launch._FSDP,
 }  # fmt: skip

@@ -167,7 +167,7 @@ def test_gradients_are_printed_as_they_are_held(launcher: str, precision: str) -
         "fsdp2": "reduce_dtype=torch.float32" in everything or precision == "fp32",
         "deepspeed": '"grad_accum_dtype": "fp32"' in everything or precision == "fp32",
         "megatron": "--accumulate-allreduce-grads-in-fp32" in everything or precision == "fp32",
-        "torchtitan": 'mixed_precision_reduce = "float32"' in everything,
+        "torchtitan": 'mixed_precision_reduce="float32"' in everything,
         "accelerate": "reduce_dtype=torch.float32" in everything or precision == "fp32",
         "trainer": "reduce_dtype=torch.float32" in everything or precision == "fp32",
     }
@@ -200,7 +200,7 @@ def test_clipping_and_the_allocator_are_asked_for_as_priced(launcher: str) -> No
         "clip_grad_norm_(model.parameters(), 1.0)",
         '"gradient_clipping": 1.0',
         "--clip-grad 1.0",
-        "max_norm = 1.0",
+        "max_norm=1.0",
     )
     assert any(word in everything for word in (*words, "--max_grad_norm 1.0")) == cells.clips_gradients
     assert ("expandable_segments:True" in " ".join(line.environment.values())) == (cells.allocator == "expandable")
@@ -274,14 +274,15 @@ def test_buckets_of_deepspeed_take_what_is_billed() -> None:
     assert printed("deepspeed", sized, replace(base("deepspeed"), zero_stage=0)) is None
 
 
-def test_options_of_megatron_are_options_of_megatron() -> None:
+@pytest.mark.parametrize("version", ["0.16.1", "0.19.0"])
+def test_options_of_megatron_are_options_of_megatron(version: str) -> None:
     """Each option used here is a field of Megatron's configuration or an option of its parser.
 
     It has a value where that takes one.
     """
     known = tomllib.loads((Path(__file__).parent / "megatron.toml").read_text())
-    takes = {f"--{name.replace('_', '-')}": False for name in known["core"]["flags"]}
-    takes |= {f"--{name.replace('_', '-')}": True for name in known["core"]["values"]}
+    takes = {f"--{name.replace('_', '-')}": False for name in known["core"][version]["flags"]}
+    takes |= {f"--{name.replace('_', '-')}": True for name in known["core"][version]["values"]}
     takes |= {f"--{name}": kind == "value" for name, (kind, _) in known["arguments"].items()}
     seen = set[str]()
     families = (LLAMA, MIXTRAL, *(Workload(zoo.find_preset(name), 512, 128) for name in ("t5-large", "bert-large")))

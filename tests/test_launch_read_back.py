@@ -103,7 +103,7 @@ FACTS: dict[str, tuple[Callable[[Workload, Plan], object], Mapping[str, Reader]]
             "megatron": flag("--recompute-granularity", "none"),
             "accelerate": HF_RECOMPUTES,
             "trainer": HF_RECOMPUTES,
-            "torchtitan": lambda text: re.search(r'\[activation_checkpoint\]\nmode = "(\w+)"', text)[1],  # type: ignore[index]
+            "torchtitan": words({"=SelectiveAC.Config()": "selective", "=FullAC.Config()": "full"}, "none"),
         },
     ),
     "attention": (
@@ -185,7 +185,7 @@ def test_what_is_printed_is_what_was_priced(launcher: str) -> None:
 GRADIENTS: Mapping[str, Reader] = {
     "fsdp2": width(r"reduce_dtype=torch\.(\w+)", 4),
     "deepspeed": width(r'"grad_accum_dtype": "(\w+)"', 4),
-    "torchtitan": width(r'mixed_precision_reduce = "(\w+)"', 4),
+    "torchtitan": width(r'mixed_precision_reduce="(\w+)"', 4),
     "megatron": lambda text: 4 if "--accumulate-allreduce-grads-in-fp32" in text else 2,
 }
 """Bytes of a gradient, as each launcher prints them for a job in 16 bits."""

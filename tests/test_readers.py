@@ -314,6 +314,28 @@ GPT = (
 )
 
 
+@pytest.mark.parametrize(
+    ("option", "reason"),
+    [
+        ("--hybrid-layer-pattern M*M*", "hybrid layers are not read from a command"),
+        ("--moe-flex-dispatcher-backend ncclep", "'ncclep' is not priced"),
+        ("--main-grads-dtype bf16", "'bf16' is not priced"),
+        ("--optimizer-offload-fraction 0.5", "'0.5' is not priced"),
+        ("--step-batch-size-schedule 0:32", "a batch that grows is not priced"),
+        ("--moe-latent-size 512", "experts in a latent space are not read from a command"),
+    ],
+)
+def test_new_options_of_megatron_that_cost_are_refused(option: str, reason: str) -> None:
+    words = f"{GPT} --vocab-size 32000 {option}".split()
+    assert readers.read_words(words).unpriced == {option.split()[0]: reason}
+
+
+def test_cuda_graphs_of_a_whole_iteration_are_read() -> None:
+    words = f"{GPT} --vocab-size 32000 --cuda-graph-impl full_iteration --main-grads-dtype fp32".split()
+    found = readers.read_words(words)
+    assert (found.training["execution"], found.unpriced) == ("cudaGraphs", {})
+
+
 def script_plan(tmp_path: Path, text: str) -> tuple[str, int | None]:
     (tmp_path / "run.sh").write_text(text)
     found = readers.read_file(str(tmp_path / "run.sh"))
@@ -342,6 +364,7 @@ def test_literal_variables_of_a_script_are_resolved(tmp_path: Path, text: str) -
 
 
 PLAIN = GPT.removeprefix("torchrun --nproc-per-node 8 ")
+AGENTS = GPT.replace("--nproc-per-node 8", "--nnodes=8 --nproc_per_node=1")
 NNODES_2 = GPT.replace("torchrun", "torchrun --nnodes 2")
 
 
@@ -358,8 +381,8 @@ def with_header(options: str, command: str) -> str:
         (with_header("--mail-type ALL --nodes 2;--gpus=16", "srun python " + PLAIN), 16),
         (with_header("-G h100:16", "srun python " + PLAIN), 16),
         (with_header("-N 2;-n 16;--gpus-per-task=1", "srun python " + PLAIN), 16),
-        (with_header("-N 2;--gres=gpu:h100:8", "srun --ntasks-per-node=1 " + GPT), 16),
-        (with_header("-N 2;--gpus-per-node=8;--ntasks-per-node=8", "srun -n 2 --mem 0 " + GPT), 16),
+        (with_header("-N 2;--gres=gpu:h100:8", "srun --ntasks-per-node=1 " + NNODES_2), 16),
+        (with_header("-N 2;--gpus-per-node=8;--ntasks-per-node=8", "srun -n 2 --mem 0 " + NNODES_2), 16),
         (with_header("-N 2", GPT.replace("torchrun", "srun torchrun --nnodes=$SLURM_NNODES")), 16),
         (with_header("-N 4", GPT.replace("torchrun", "srun -N 1 -n 1 -w $node torchrun --nnodes 4")), 32),
         (with_header("-N 2-4;--gpus-per-node=8", GPT.replace("torchrun", "torchrun --nnodes 2")), 16),
@@ -375,8 +398,14 @@ def with_header(options: str, command: str) -> str:
         # The parts of a heterogeneous job have counts of their own.
         (with_header("-N 2;--gpus-per-node=8;hetjob;-N 1 -n 1", "srun --het-group=0 " + NNODES_2), 16),
         # Slurm reads no line behind the first command.
-        (with_header("-N 2", GPT + "\n#SBATCH -N 4\n"), 16),
-        ("#SBATCH -N 2\n##SBATCH -N 4\n" + GPT, 16),
+        (with_header("-N 2", NNODES_2 + "\n#SBATCH -N 4\n"), 16),
+        ("#SBATCH -N 2\n##SBATCH -N 4\n" + NNODES_2, 16),
+        # An agent of torchrun for each GPU.
+        (with_header("-N 1;-n 8;--gpus-per-node=8", "srun " + AGENTS), 8),
+        (with_header("-N 2;--ntasks-per-node=4;--gpus-per-node=4", "srun " + AGENTS), 8),
+        (with_header("-N 8;--gpus-per-node=1", "srun " + AGENTS), 8),
+        # A loop's own srun starts a job on each node.
+        (with_header("-N 4", "srun -N 1 -n 1 -w $node " + GPT), 8),
         (
             with_header(
                 "-N 2;-n 16;--gres=gpu:8", "srun python " + PLAIN + "--global-batch-size $((4 * SLURM_NTASKS))"
@@ -425,6 +454,8 @@ def test_a_pasted_script_has_the_notes_of_its_file(tmp_path: Path) -> None:
         (with_header("--nodes=four", GPT), "#SBATCH --nodes", "'four' is no count"),
         (with_header("--nodes=0", GPT), "#SBATCH --nodes", "'0' is no count"),
         (with_header("-N 2", GPT.replace("torchrun", "torchrun --nnodes=4")), "--nnodes", "says 4, and Slurm gives 2"),
+        (with_header("-N 2", GPT), "torchrun", "runs on one node each without --nnodes, and Slurm gives 2 nodes"),
+        (with_header("-N 2", "srun " + GPT), "torchrun", "runs on one node each without --nnodes"),
         (with_header("--gpus-per-node=4", GPT), "torchrun", "starts 8 processes a node, and Slurm gives 4 GPUs"),
         (
             with_header("-G 8", GPT.replace("torchrun", "torchrun --nnodes=2")),
@@ -585,6 +616,33 @@ def test_axolotl_says_the_bits_of_weights_and_moments(bits: int, optimizer: str,
     assert (workload.frozen_bits, workload.optimizer) == (bits, optimizer)
 
 
+WRAPPED = FINE_TUNING["torchtune"].replace("checkpointing: true", "checkpointing: false")
+
+
+@pytest.mark.parametrize(
+    ("text", "mode", "layers"),
+    [
+        (WRAPPED + "ac_mode: selective\nac_option: 2\n", "full", 16),
+        (WRAPPED + "ac_mode: selective\nac_option: 0\n", "full", None),
+        (WRAPPED + "ac_mode: selective\nac_option: 99\n", "none", None),
+        (WRAPPED + "ac_mode: selective\nac_option: op\n", "selective", None),
+        (WRAPPED + "ac_mode: full\n", "full", None),
+        # The recipes take one of both.
+        (FINE_TUNING["torchtune"] + "ac_mode: full\n", "none", None),
+    ],
+)
+def test_layers_that_torchtune_wraps_are_read(text: str, mode: str, layers: int | None, tmp_path: Path) -> None:
+    (tmp_path / "job.yaml").write_text(text)
+    found = readers.read_file(str(tmp_path / "job.yaml"), gpus=8)
+    assert (found.plan.checkpointing, found.training.get("recomputeLayers")) == (mode, layers)
+
+
+def test_an_option_of_torchtune_that_wraps_no_layers_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "job.yaml").write_text(WRAPPED + "ac_mode: selective\nac_option: some\n")
+    with pytest.raises(SpecError, match=r"ac_option: 'some' is not read"):
+        readers.read_file(str(tmp_path / "job.yaml"), gpus=8)
+
+
 AXOLOTL = FINE_TUNING["axolotl"]
 
 
@@ -596,6 +654,7 @@ AXOLOTL = FINE_TUNING["axolotl"]
         (AXOLOTL + "activation_offloading: true\n", 1.0, "none"),
         (AXOLOTL.replace("checkpointing: true", "checkpointing: offload"), 1.0, "none"),
         (AXOLOTL + "activation_offloading: hidden_states\n", 1.0, "full"),
+        (AXOLOTL.replace("gradient_checkpointing: true", "gradient_checkpointing: unsloth"), 1.0, "full"),
         (
             AXOLOTL + "activation_offloading: true\nfsdp_config:\n  activation_checkpointing: true\n",
             1.0,
@@ -603,6 +662,7 @@ AXOLOTL = FINE_TUNING["axolotl"]
         ),
         (AXOLOTL.replace("adapter: qlora\n", "") + "activation_offloading: true\n", 1.0, "full"),
         (AXOLOTL + "activation_offloading: false\n", None, "full"),
+        (FINE_TUNING["llamafactory"].partition("deepspeed")[0] + "use_unsloth_gc: true\n", 1.0, "full"),
         (FINE_TUNING["torchtune"] + "enable_activation_offloading: true\n", 1.0, "full"),
         (FINE_TUNING["trainer"] + "packing: true\nactivation_offloading: true\n", 1.0, "full"),
         (

@@ -97,6 +97,37 @@ def test_a_registry_of_torchtitan_is_read(tmp_path: Path) -> None:
     assert (request.workload.model.name, request.workload.sequence_length) == ("llama-3.1-8b", 4096)
 
 
+JOB = """
+from torchtitan.models.qwen3 import model_registry
+
+def train() -> Trainer.Config:
+    return Trainer.Config(
+        model_spec=model_registry("8B"),
+        optimizer=OptimizersContainer.Config(
+            implementation="fused_opt_states_bf16",
+            param_groups=[ParamGroupConfig(pattern=".*", optimizer_name="Adam", optimizer_kwargs={"lr": 3e-4})],
+        ),
+        activation_checkpoint=None,
+    )
+"""
+
+
+def test_a_job_of_torchtitan_beside_its_models_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its model is the one whose registry it imports; None switches recomputation off."""
+    put(tmp_path, "job.py", JOB)
+    monkeypatch.chdir(tmp_path)
+    words = ["torchrun", "--nproc-per-node", "8", "-m", "torchtitan.train", "--module", "job", "--config", "train"]
+    found = readers.read_words(words)
+    assert (found.model_name, found.plan_text()) == ("qwen3-8b", "dp=8,zero=3,mb=8")
+    assert (found.training["optimizer"], found.training["momentPrecision"]) == ("adam", "bf16")
+    assert found.training["attention"] == "flex"
+    varlen = put(tmp_path, "varlen.py", JOB.replace('"8B"', '"8B", attn_backend="varlen"'))
+    assert readers.read_file(f"{varlen}:train", gpus=8).training["attention"] == "flash"
+    mixed = JOB.replace("param_groups=[", 'param_groups=[ParamGroupConfig(pattern="x", optimizer_name="Own"), ')
+    read = readers.read_file(put(tmp_path, "other.py", mixed) + ":train", gpus=8)
+    assert read.unpriced == {"optimizer.param_groups.optimizer_name": "'Own Adam' is not priced"}
+
+
 def test_what_only_a_run_would_know_is_refused(tmp_path: Path) -> None:
     name = put(tmp_path, "llama3/config_registry.py", TITAN)
     with pytest.raises(
@@ -135,6 +166,75 @@ def test_a_command_of_torchtitan_names_a_function_of_the_folder(
     assert found.plan_text() == "dp=4,tp=2,zero=3,sp=1,mb=4,ac=full"
     with pytest.raises(SpecError, match=r"its config_registry.py is not in this folder"):
         readers.read_words([*words[:-3], "qwen3", "--config", "qwen3_8b"])
+
+
+SHARED = """
+from megatron.bridge.recipes.common import _pretrain_common
+from megatron.bridge.training.config import ConfigContainer, precision
+from megatron.bridge.perf_recipes.llama.b200 import later
+from ....outside import secret
+
+def base() -> ConfigContainer:
+    cfg = _pretrain_common()
+    cfg.model = AutoBridge.from_hf_pretrained("meta-llama/Llama-3.1-8B").to_megatron_provider(load_weights=False)
+    cfg.mixed_precision = precision("bf16_mixed")
+    cfg.train.global_batch_size = secret()
+    return cfg
+"""
+PERF = """
+from megatron.bridge.perf_recipes.llama.common import base
+from ..common import base as same
+
+def llama31_8b_pretrain_8gpu_b200_bf16_config() -> ConfigContainer:
+    cfg = base() if base is not None else same()
+    cfg.mixed_precision = "bf16_mixed"
+    cfg.train.global_batch_size = 128
+    cfg.train.micro_batch_size = 2
+    cfg.model.seq_length = 8192
+    cfg.model.recompute_modules = []
+    cfg.model.bf16 = True
+    return cfg
+
+def other_config() -> ConfigContainer:
+    return base()
+"""
+
+
+def package_of_recipes(folder: Path) -> str:
+    root = folder / "megatron" / "bridge"
+    for one in (root, root / "perf_recipes", root / "perf_recipes/llama", root / "perf_recipes/llama/b200"):
+        put(one, "__init__.py", "")
+    put(root, "perf_recipes/llama/common.py", SHARED)
+    put(root, "training/config.py", "def precision(name):\n    return 'fp16_mixed'\n")
+    put(folder, "outside.py", "def secret():\n    return 4096\n")
+    put(folder / "megatron", "outside.py", "def secret():\n    return 4096\n")
+    return put(root, "perf_recipes/llama/b200/llama.py", PERF)
+
+
+def test_a_recipe_is_read_with_the_recipes_of_its_package(tmp_path: Path) -> None:
+    name = package_of_recipes(tmp_path)
+    found = readers.read_file(f"{name}:llama31_8b_pretrain_8gpu_b200_bf16_config")
+    assert (found.model_name, found.gpus) == ("meta-llama/Llama-3.1-8B", 8)
+    assert (found.plan_text(), found.training["globalBatchSize"]) == ("dp=8,zero=1,mb=2", 128)
+    assert found.unknown == () and found.unpriced == {}
+
+
+def test_what_lies_outside_a_package_or_its_recipes_is_not_read(tmp_path: Path) -> None:
+    name = package_of_recipes(tmp_path)
+    with pytest.raises(SpecError, match="'secret' is no count"):
+        readers.read_file(f"{name}:other_config", gpus=8)
+    (tmp_path / "megatron/bridge/perf_recipes/llama/common.py").write_text(SHARED.replace("secret()", "64"))
+    found = readers.read_file(f"{name}:other_config", gpus=8)
+    # What a library's function returns is named after it.
+    assert found.unpriced == {"mixed_precision": "'precision' is not priced"}
+
+
+def test_modules_that_import_each_other_end(tmp_path: Path) -> None:
+    name = package_of_recipes(tmp_path)
+    put(tmp_path, "megatron/bridge/perf_recipes/llama/common.py", "from .b200.llama import base\n")
+    put(tmp_path, "megatron/bridge/perf_recipes/llama/b200/llama.py", PERF)
+    with pytest.raises(SpecError, match=r"is missing|returns nothing"):
+        readers.read_file(f"{name}:other_config", gpus=8)
 
 
 def test_a_recipe_of_megatron_bridge_is_read(tmp_path: Path) -> None:

@@ -294,12 +294,12 @@ def test_megatron_gets_the_flags_that_are_priced(
     assert flags in printed
 
 
-def test_torchtitan_recomputes_every_nth_layer(capsys: pytest.CaptureFixture[str]) -> None:
+def test_torchtitan_recomputes_all_layers_or_none(capsys: pytest.CaptureFixture[str]) -> None:
     job = ["advise", "llama-3-8b", "--seq", "8192", "--batch", "64", "--gpus", "h100-sxm:8", "--launch", "torchtitan"]
-    assert main([*job, "--recompute-layers", "8"]) == 0
-    assert 'mode = "selective"\nselective_ac_option = "4"' in capsys.readouterr().out
-    assert main([*job, "--recompute-layers", "5"]) == 2
-    assert "every n-th layer" in capsys.readouterr().err
+    assert main([*job, "--recompute-layers", "8"]) == 2
+    assert "since 0.3 it recomputes all layers of a stage or none" in capsys.readouterr().err
+    assert main([*job, "--plan", "ac=full"]) == 0
+    assert "activation_checkpoint=FullAC.Config()," in capsys.readouterr().out
 
 
 def offloaded(workload: Workload, share: float) -> Workload:

@@ -135,9 +135,9 @@ def test_launch_lines_say_which_ends_count(
     expected = {
         "megatron": ["--account-for-embedding-in-pipeline-split", "--account-for-loss-in-pipeline-split"],
         "torchtitan": [
-            "pipeline_parallel_first_stage_less_layers = 1",
-            "pipeline_parallel_last_stage_less_layers = 1",
-            "pipeline_parallel_layers_per_stage = 1",
+            "pipeline_parallel_first_stage_less_layers=1",
+            "pipeline_parallel_last_stage_less_layers=1",
+            "pipeline_parallel_layers_per_stage=1",
         ],
     }
     for words in expected[framework]:

@@ -94,6 +94,11 @@ def add_allocation_counts(line: LaunchLine, batch: Allocation, name: str) -> Lau
     """
     asked = batch if line.step is None else batch.under(line.step)
     where = f"{name}: " if name else ""
+    tasks = asked.tasks_per_node
+    is_started = line.launcher == "torchrun" and line.step is not None and line.gpus_per_node is not None
+    if is_started and asked.nodes and tasks and tasks > 1 and line.nodes == asked.nodes * tasks:
+        # srun may start an agent of torchrun for each GPU, which then counts as a node.
+        line, tasks = replace(line, nodes=asked.nodes, gpus_per_node=tasks * (line.gpus_per_node or 1)), 1
     stated = next((key for key in _NODES if key in line.options), "")
     # A loop may start srun once for each node.
     known = {batch.nodes, asked.nodes} - {None}
@@ -103,6 +108,11 @@ def add_allocation_counts(line: LaunchLine, batch: Allocation, name: str) -> Lau
     # A loop's own srun is on one of the nodes that a computed number counts.
     is_part = line.step is not None and line.step.nodes is not None and line.computed.intersection(_NODES)
     nodes = line.nodes or (batch.nodes if is_part else asked.nodes)
+    states_nodes = stated or line.computed.intersection(_NODES)
+    if line.launcher == "torchrun" and not states_nodes and nodes and nodes > 1:
+        problem = f"runs on one node each without --nnodes, and Slurm gives {nodes} nodes"
+        remedy = f"add --nnodes={nodes} with --rdzv-endpoint, or ask for one node"
+        raise SpecError(f"{where}torchrun", problem, remedy)
     room = asked.gpus_per_node
     if room and line.gpus_per_node and line.gpus_per_node > room:
         problem = f"starts {line.gpus_per_node} processes a node, and Slurm gives {room} GPUs"
@@ -111,7 +121,6 @@ def add_allocation_counts(line: LaunchLine, batch: Allocation, name: str) -> Lau
     if whole and line.world and line.world > whole:
         problem = f"starts {line.world} processes, and Slurm gives {whole} GPUs"
         raise SpecError(f"{where}{line.launcher}", problem, "correct one of them")
-    tasks = asked.tasks_per_node
     if line.step is not None and tasks and tasks > 1:
         if line.launcher:
             problem = f"srun starts it {tasks} times on each node"

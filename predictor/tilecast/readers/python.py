@@ -3,7 +3,8 @@
 The file is parsed, and the few statements that configurations consist of are interpreted: assignments, calls of
 functions in the same folder, literals, and branches with a literal condition. Any other call becomes an object with its
 name and its arguments, like a call of a configuration class. A value that is known only at run time becomes a marker,
-as in `tilecast.readers.shell`. Modules next to the file are read when they are imported, others are not.
+as in `tilecast.readers.shell`. Modules next to the file and modules of its package are read when they are imported,
+others are not.
 """
 
 from __future__ import annotations
@@ -25,6 +26,8 @@ MAX_STEPS = 50_000
 """Most expressions and statements that are interpreted."""
 MAX_CALLS = 16
 """Largest depth of calls."""
+MAX_MODULES = 32
+"""Most files that are read."""
 MAX_ITEMS = 4096
 """Most items of a list, characters of a computed text, and settings of a configuration."""
 _MAX_DEPTH = 24
@@ -38,6 +41,8 @@ _MAX_NAME = 1000
 """Most characters of a setting's name."""
 _REST = "**"
 """Key for fields and items that are known only at run time."""
+_LISTED = {"param_groups": "optimizer_name"}
+"""Field by which the objects of a list count, by the list's name."""
 _ASIDE = ("env_vars", "logger", "tokenizer")
 """Sections in which such fields do not matter, because they do not describe the job."""
 
@@ -81,6 +86,16 @@ class _Module:
 
     name: str
     names: dict[str, Any] = field(default_factory=dict)
+    place: tuple[str, ...] = ()
+    """Folders from the package's to the file's own."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Later:
+    """A name of a module of the package, which is read when the name is used."""
+
+    place: tuple[str, ...]
+    name: str
 
 
 class _ReturnError(Exception):
@@ -137,6 +152,20 @@ def find_functions(text: str, name: str) -> dict[str, str]:
     return found
 
 
+def find_import(text: str, name: str, imported: str, package: str) -> str:
+    """Return the module below a package from which a file imports a name, or an empty string.
+
+    Raises:
+        SpecError: the file is not Python.
+    """
+    for node in _parse(text, name).body:
+        if isinstance(node, ast.ImportFrom) and imported in {one.name for one in node.names}:
+            module = node.module or ""
+            if not node.level and module.startswith(f"{package}."):
+                return module[len(package) + 1 :].partition(".")[0]
+    return ""
+
+
 def _dotted(node: ast.expr) -> list[str]:
     """Return the parts of a dotted name, or an empty list for any other expression."""
     parts: list[str] = []
@@ -148,7 +177,10 @@ def _dotted(node: ast.expr) -> list[str]:
     return [node.id, *parts] if isinstance(node, ast.Name) else []
 
 
-def read_function(text: str, name: str, function: str, read_text: ReadText, bases: Mapping[str, Any]) -> list[Setting]:
+def read_function(
+    text: str, name: str, function: str, read_text: ReadText, bases: Mapping[str, Any],
+    package: Sequence[str] = (), place: Sequence[str] = (), folders: Sequence[str] = (),
+) -> list[Setting]:  # fmt: skip
     """Return the settings of the configuration that a function returns.
 
     Args:
@@ -157,14 +189,17 @@ def read_function(text: str, name: str, function: str, read_text: ReadText, base
         function: name of the function.
         read_text: function that reads another file of the folder by name.
         bases: fields of the objects that functions of the framework build, by the functions' names.
+        package: folders that lead to the file's package, with its own. Empty if the file is in none.
+        place: folders from the package's to the file's own. `read_text` reads names below the package's folder.
+        folders: folders of the package whose modules are read.
 
     Raises:
         SpecError: the file is not Python, has no such function, or the function is too long to interpret.
     """
-    reader = _Reader(name, read_text, bases)
+    reader = _Reader(name, read_text, bases, package, folders)
     try:
-        module = reader.load(text, name)
-        made = module.names.get(function)
+        module = reader.load(text, name, place)
+        made = reader._resolve(module.names.get(function))
         if not isinstance(made, Function):
             raise SpecError(name, f"has no function {function[:60]!r}", "name one of its functions")
         value = reader.call(made, [], {})
@@ -211,8 +246,11 @@ def _is_unknown(value: object) -> bool:
 class _Reader:
     """Interpreter of the statements of a configuration."""
 
-    def __init__(self, name: str, read_text: ReadText, bases: Mapping[str, Any]) -> None:
+    def __init__(
+        self, name: str, read_text: ReadText, bases: Mapping[str, Any], package: Sequence[str], folders: Sequence[str]
+    ) -> None:
         self.name, self.read_text, self.bases = name, read_text, bases
+        self.package, self.folders = list(package), folders
         self.steps = self.calls = 0
         self.modules: dict[str, _Module] = {}
         self.effects: list[Setting] = []
@@ -228,9 +266,9 @@ class _Reader:
         if self.steps > MAX_STEPS:
             raise SpecError(self.name, f"takes more than {MAX_STEPS:,} steps to follow", "describe the job by flags")
 
-    def load(self, text: str, name: str) -> _Module:
+    def load(self, text: str, name: str, place: Sequence[str] = ()) -> _Module:
         """Return the module of a text, with its functions and constants."""
-        module = self.modules[name] = _Module(name)
+        module = self.modules[name] = _Module(name, place=tuple(place))
         outer, self.unsure = (self.unsure, self.frame, self.loop), 0
         self.frame = self.loop = _Block(0)
         try:
@@ -299,8 +337,11 @@ class _Reader:
             self.flat += len(value)
             if self.flat > _MAX_FLAT:
                 raise SpecError(self.name, "builds more than can be read", "flatten it")
-            # Objects in a list count by their names.
+            # Objects in a list count by their names, and by one field of theirs where they are all alike.
             settings.append(Setting(prefix, tuple(map(_describe, value))))
+            if field_name := _LISTED.get(prefix.rpartition(".")[2]):
+                found = [one.fields.get(field_name) for one in value if isinstance(one, Built)]
+                settings.append(Setting(f"{prefix}.{field_name}", tuple(dict.fromkeys(map(_describe, found)))))
         else:
             settings.append(Setting(prefix, (_describe(value),)))
         if depth == 0:
@@ -357,7 +398,7 @@ class _Reader:
                 raise _BreakError if isinstance(node, ast.Break) else _ContinueError
             self._end_unsure(self.loop)
         elif isinstance(node, ast.ImportFrom):
-            self._import(node, scope)
+            self._import(node, scope, module)
         elif isinstance(node, ast.Import):
             for alias in node.names:
                 name = alias.asname or alias.name.partition(".")[0]
@@ -477,25 +518,66 @@ class _Reader:
         finally:
             self.unsure -= 1
 
-    def _import(self, node: ast.ImportFrom, scope: _Scope) -> None:
-        """Import from a module next to the file, if there is one. Any other import only defines names."""
-        last = (node.module or "").rpartition(".")[2]
-        module = self._load_beside(f"{last}.py") if last else None
-        for alias in node.names:
-            if alias.name == "*":
-                scope |= {} if module is None else dict(module.names)
-                continue
-            value = module.names.get(alias.name) if module else self._load_beside(f"{alias.name}.py")
-            scope[alias.asname or alias.name] = Symbol(alias.name) if value is None else value
+    def _import(self, node: ast.ImportFrom, scope: _Scope, importer: _Module) -> None:
+        """Import from a module of the package or next to the file, if there is one.
 
-    def _load_beside(self, name: str) -> _Module | None:
-        if name in self.modules or len(self.modules) >= MAX_CALLS:
-            return self.modules.get(name)
-        try:
-            text = self.read_text(name)
-        except SpecError:
-            return None
-        return self.load(text, name)
+        Any other import only defines names. A module of the package is read when a name of it is used.
+        """
+        place = self._find_place(node, importer.place)
+        last = (node.module or "").rpartition(".")[2]
+        module = None if place is not None or not last else self._load_module([*importer.place, last])
+        for alias in node.names:
+            name = alias.asname or alias.name
+            if alias.name in self.bases:
+                scope[name] = Symbol(alias.name)
+            elif place is not None and alias.name != "*":
+                scope[name] = _Later(tuple(place), alias.name)
+            elif alias.name == "*":
+                module = module if place is None else self._load_module(place)
+                scope |= {} if module is None else dict(module.names)
+            else:
+                value = module.names.get(name) if module else self._load_module([*importer.place, alias.name])
+                scope[name] = Symbol(alias.name) if value is None else value
+
+    def _resolve(self, value: Any) -> Any:
+        """Return an imported value, read from its module if it stands for a name of one."""
+        for _ in range(MAX_CALLS):
+            if not isinstance(value, _Later):
+                break
+            later, module = value, self._load_module(value.place)
+            value = module.names.get(later.name) if module else None
+            if value is None:
+                value = self._load_module([*later.place, later.name]) or Symbol(later.name)
+            if isinstance(value, Symbol) and value.is_own:
+                # A class of another file builds an object.
+                value = Symbol(later.name)
+        return value
+
+    def _find_place(self, node: ast.ImportFrom, importer: Sequence[str]) -> list[str] | None:
+        """Return the path from the package's folder to an imported module, or None for one of another package."""
+        parts = node.module.split(".") if node.module else []
+        if node.level:
+            up = node.level - 1
+            found = [*importer[: len(importer) - up], *parts] if self.package and up <= len(importer) else []
+        else:
+            counts = range(1, len(parts) + 1)
+            found = next((parts[count:] for count in counts if parts[:count] == self.package[-count:]), [])
+        return found if found[:1] and found[0] in self.folders else None
+
+    def _load_module(self, place: Sequence[str]) -> _Module | None:
+        """Return the module at a path, or None if it cannot be read."""
+        path = "/".join(place)
+        for name, folder in ((f"{path}.py", place[:-1]), (f"{path}/__init__.py", place)):
+            if name in self.modules:
+                return self.modules[name]
+            if len(self.modules) >= MAX_MODULES:
+                return None
+            try:
+                text = self.read_text(name)
+            except SpecError:
+                continue
+            return self.load(text, name, folder)
+        return None
 
     def _store(self, target: ast.expr, value: Any, scope: _Scope, module: _Module) -> None:
         if isinstance(target, ast.Name):
@@ -579,8 +661,8 @@ class _Reader:
 
     def _name(self, node: ast.Name, scope: _Scope, module: _Module) -> Any:
         if node.id in scope:
-            return scope[node.id]
-        return module.names.get(node.id, Symbol(node.id))
+            return self._resolve(scope[node.id])
+        return self._resolve(module.names.get(node.id, Symbol(node.id)))
 
     def _attribute(self, node: ast.Attribute, scope: _Scope, module: _Module) -> Any:
         owner = self._value(node.value, scope, module)
@@ -589,7 +671,7 @@ class _Reader:
         if isinstance(owner, Built):
             return owner.fields.get(node.attr, unknown(node.attr))
         if isinstance(owner, _Module):
-            return owner.names.get(node.attr, Symbol(node.attr))
+            return self._resolve(owner.names.get(node.attr, Symbol(node.attr)))
         return unknown(node.attr)
 
     def _tuple(self, node: ast.Tuple, scope: _Scope, module: _Module) -> list[Any] | tuple[Any, ...]:

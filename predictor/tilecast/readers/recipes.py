@@ -121,8 +121,13 @@ def read_recipe(
             reason = "weights on the host beside an optimizer on the GPU are not priced"
             ranked.facts[0].unpriced.setdefault(option, reason)
     mode = ranked.get("plan.checkpointing", "none")
-    if name == "axolotl" and any(one.option == "gradient_checkpointing" and one.text == "offload" for one in settings):
-        ranked.facts[0].values.setdefault("offloaded", "saved")
+    if name == "torchtune" and ranked.stated("wrapped"):
+        mode, count = _wrapped_layers(ranked, mode, where)
+        training |= drop_none({"recomputeLayers": count})
+    stated = next((one.text for one in settings if one.option == "gradient_checkpointing"), "")
+    # Unsloth's checkpointing moves the inputs of layers to the host.
+    if name == "axolotl" and (kind := {"offload": "saved", "unsloth": "inputs"}.get(stated)):
+        ranked.facts[0].values.setdefault("offloaded", kind)
         ranked.facts[0].origins.setdefault("offloaded", "gradient_checkpointing")
     if ranked.stated("offloaded"):
         training["offloadActivations"] = 1.0
@@ -184,6 +189,30 @@ def _shard_degree(ranked: PrioritizedFacts, name: str, data: int | None, where: 
             f"{where}: {option}" if where else option, problem, "correct one of them, or the number of GPUs"
         )
     return whole if whole < data else None
+
+
+def _wrapped_layers(ranked: PrioritizedFacts, mode: str, where: str) -> tuple[str, int | None]:
+    """Return what torchtune's `ac_mode` recomputes, and the number of layers if it is not all of them.
+
+    `ac_mode` counts without `enable_activation_checkpointing` alone; with both, recipes recompute nothing
+    (recipes/full_finetune_distributed.py).
+
+    Raises:
+        SpecError: `ac_option` is neither "op" nor every n-th layer.
+    """
+    if mode == "full":
+        return "none", None
+    if ranked.stated("wrapped") == "full":
+        return "full", None
+    every, option = str(ranked.stated("wrapped_layers") or ""), ranked.find_option("wrapped_layers", "ac_option")
+    if every == "op":
+        return "selective", None
+    if not re.fullmatch(r"\d{1,6}", every):
+        problem = f"{every[:40]!r} is not read"
+        raise SpecError(f"{where}: {option}" if where else option, problem, 'use "op", or every n-th layer')
+    layers = zoo.find_preset(_model_name(ranked, where)).layers
+    count = layers // int(every) if int(every) > 1 else layers
+    return ("full", count if count < layers else None) if count else ("none", None)
 
 
 def _recompute_offloaded(

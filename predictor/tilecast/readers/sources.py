@@ -13,7 +13,7 @@ from tilecast.readers.command import LaunchLine, add_allocation_counts, find_lau
 from tilecast.readers.documents import flatten, leaves, load_mapping
 from tilecast.readers.megatron import SCRIPTS as MEGATRON
 from tilecast.readers.megatron import read_megatron
-from tilecast.readers.python import find_functions, read_function, split_name
+from tilecast.readers.python import find_functions, find_import, read_function, split_name
 from tilecast.readers.reading import LaunchReading
 from tilecast.readers.recipes import read_recipe
 from tilecast.readers.shell import read_script
@@ -205,13 +205,23 @@ def _find_recipes(name: str) -> dict[str, str]:
     return {function: _RETURNED[kind] for function, kind in functions.items() if kind in _RETURNED}
 
 
+def _find_package(path: Path) -> Path | None:
+    """Return the outermost folder around a file that is a package of Python, or None if the file is in none."""
+    found = None
+    for folder in path.resolve().parents:
+        if not (folder / "__init__.py").is_file():
+            break
+        found = folder
+    return found
+
+
 _GPUS = re.compile(r"_(\d{1,5})gpu_")
 """Pattern of the number of GPUs in the name of a Megatron-Bridge recipe."""
 
 
 def _read_python(
     name: str, function: str, folder: Files, gpus: int | None, has_model: bool, over: Sequence[Setting] = (),
-    kind: str = "", beside: str = "",
+    kind: str = "", beside: str = "", package: Path | None = None,
 ) -> LaunchReading:  # fmt: skip
     """Return the launch that a function of a Python file builds. Other arguments are those of `_read_configurations`.
 
@@ -224,6 +234,7 @@ def _read_python(
         over: options of the command line.
         kind: the table of options, or an empty string to find it by the function's return type.
         beside: path from the folder to the file's own folder, with a final slash. Files that it imports are there.
+        package: folder of the file's package, in which the files lie that it imports.
 
     Raises:
         SpecError: there is no such function, or what it builds cannot be read.
@@ -241,12 +252,28 @@ def _read_python(
     if table is None:
         raise SpecError(name, f"has no configuration {function[:60]!r}", f"known types: {', '.join(_RETURNED)}")
     where = f"{name}:{function}"
-    bases = OptionTable.read(table).facts.get("bases", {})
-    settings = read_function(text, name, function, lambda one: folder.read(beside + one), bases)
-    settings = [one for one in [*settings, *over] if one.values != (None,)]
+    facts = OptionTable.read(table).facts
+    bases = facts.get("bases", {})
+    place: tuple[str, ...] = ()
+    if package is not None:
+        place = Path(name).resolve().parent.relative_to(package).parts
+    settings = read_function(
+        text, name, function, lambda one: folder.read(beside + one), bases,
+        package.parts if package else (), place, facts.get("folders", ()),
+    )  # fmt: skip
+    # None leaves most options as they are, and switches some off.
+    options = OptionTable.read(table).options
+    settings = [
+        *(
+            one
+            for one in settings
+            if one.values and (one.values != (None,) or "bare" in options.get(spell(one.option), {}))
+        ),
+        *over,
+    ]
     if table == "torchtitan-0.3":
-        # The folder of a registry is named after its model.
-        family = Path(name).resolve().parent.name
+        # The folder of a registry is named after its model. A file elsewhere imports the model's registry.
+        family = find_import(text, name, "model_registry", "torchtitan.models") or Path(name).resolve().parent.name
         if not any(one.option in ("module", "--module") for one in settings):
             settings.append(Setting("module", (family,)))
         return read_torchtitan(settings, where, gpus, has_model, table)
@@ -424,7 +451,9 @@ def read_file(name: str, *, gpus: int | None = None, has_model: bool = False) ->
     file, function = split_name(name)
     path = Path(file)
     if file.endswith(".py"):
-        return _read_python(file, function, Folder(path.parent, named=[file]), gpus, has_model)
+        package = _find_package(path)
+        folder = Folder(package or path.parent, named=[file])
+        return _read_python(file, function, folder, gpus, has_model, package=package)
     text = read_bounded(path, name)
     if not name.endswith(SHELL) and not text.startswith("#!"):
         # torchtune says in a comment that a recipe runs on one GPU.

@@ -73,6 +73,8 @@ def _training(facts: Facts, data: int | None, local: int, context: int, shards: 
     training = facts.prefix("training.")
     training.setdefault("sequenceLength", facts.get("training.sequenceLength"))
     training.setdefault("optimizer", facts.get("training.optimizer"))
+    if attention := facts.table.facts.get("attention", {}).get(facts.get("model.name")):
+        training.setdefault("attention", attention)
     batch = facts.get("global_batch")
     if batch is not None and batch > 0:
         training["globalBatchSize"] = int(batch)

@@ -121,7 +121,7 @@ LAUNCHERS: Mapping[str, Launcher] = {
         find_refusal=megatron.refusal_reason,
     ),
     "torchtitan": Launcher(
-        "torchtitan",
+        torchtitan.TABLE,
         ("torchtitan",),
         torchtitan.write_torchtitan_launch,
         families=torchtitan.FAMILIES,

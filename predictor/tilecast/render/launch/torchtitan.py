@@ -1,9 +1,9 @@
-"""Write the launch of torchtitan, with a `job.toml` (`launch_options/tables/torchtitan.toml`)."""
+"""Write the launch of torchtitan, with a `job.py` (`launch_options/tables/torchtitan-0.3.toml`)."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import cache
 
 from tilecast.launch_options.options_table import OptionTable
@@ -22,10 +22,14 @@ FAMILIES: tuple[str, ...] = ("decoder", "moe", "deepseek")
 """Model families that torchtitan's trainer accepts."""
 
 
+TABLE = "torchtitan-0.3"
+"""Table of the options that are written."""
+
+
 @cache
 def _list_flavors() -> Mapping[str, tuple[str, str]]:
-    """Return torchtitan's model name and flavor for each preset that torchtitan supports."""
-    facts = OptionTable.read("torchtitan").facts
+    """Return torchtitan's module and flavor for each preset that torchtitan supports."""
+    facts = OptionTable.read(TABLE).facts
     flavors = {preset: (name, one) for name, own in facts["flavors"].items() for one, preset in own.items()}
     return {**flavors, **{preset: flavors[other] for preset, other in facts["written_as"].items()}}
 
@@ -40,17 +44,6 @@ def _pipeline_schedule(setting: LaunchSetting) -> str:
     """Return the pipeline schedule. The default is 1F1B, interleaved with virtual stages."""
     stated = setting.plan.schedule or setting.workload.pipeline_schedule
     return stated or ("interleaved" if setting.plan.virtual_stages > 1 else "1f1b")
-
-
-def _layer_interval(setting: LaunchSetting) -> str | None:
-    """Return n as text if every n-th layer is recomputed, or None if the job sets no number of recomputed layers."""
-    layers = setting.workload.recompute_layers
-    return None if layers is None else str(_stage_layers(setting) // layers)
-
-
-def _stage_layers(setting: LaunchSetting) -> int:
-    """Return the number of layers of the fullest pipeline stage."""
-    return -(-setting.model.layers // setting.plan.pipeline)
 
 
 def _counted_ends(setting: LaunchSetting) -> int:
@@ -70,13 +63,14 @@ def _layers_per_virtual_stage(setting: LaunchSetting) -> object:
     return (setting.model.layers + _counted_ends(setting)) // (plan.pipeline * plan.virtual_stages)
 
 
-_CONVERTERS: Mapping[str, str] = {"fp8": "quantize.linear.float8", "mxfp8": "quantize.linear.mx"}
+_CONVERTERS: Mapping[str, str] = {"fp8": "Float8LinearConverter", "mxfp8": "MXFP8LinearConverter"}
 """torchtitan's model converter for each quantized precision."""
 
 _VALUES: Values = {
-    "model.name": lambda s: _list_flavors().get(s.model.name, (None, None))[0],
-    "model.flavor": lambda s: _list_flavors().get(s.model.name, (None, None))[1],
-    "converters": lambda s: (name := _CONVERTERS.get(s.workload.precision)) and [name],
+    "model.flavor": lambda s: _find_model(s)[1],
+    "converters": lambda s: _CONVERTERS.get(s.workload.precision),
+    # Its models take FlexAttention or FlashAttention alone, and the latter is what is priced.
+    "attention": lambda s: "flash",
     "training.optimizer": lambda s: s.workload.optimizer,
     "implementation": lambda s: "fused" if script.has_fused_optimizer(s) else "foreach",
     "local_batch": _local_batch,
@@ -93,47 +87,88 @@ _VALUES: Values = {
     "plan.tensor": lambda s: s.plan.tensor,
     "plan.pipeline": lambda s: s.plan.pipeline,
     "schedule": lambda s: _pipeline_schedule(s) if s.plan.pipeline > 1 else None,
-    # Its DualPipeV overlaps a forward and a backward pass unless told otherwise, which is not priced.
-    "overlaps_experts": lambda s: False if s.plan.pipeline > 1 and _pipeline_schedule(s) == "dualPipeV" else None,
     "stage_layers": _layers_per_virtual_stage,
     "less_first": lambda s: int(_counted_ends(s) == 2) if s.plan.pipeline > 1 else None,
     "less_last": lambda s: int(_counted_ends(s) > 0) if s.plan.pipeline > 1 else None,
     "plan.micro_batch": lambda s: s.plan.micro_batch if s.plan.pipeline > 1 else None,
     "plan.context": lambda s: s.plan.context,
     "plan.expert": lambda s: s.plan.expert if s.plan.expert > 1 else None,
-    "plan.checkpointing": lambda s: "selective" if s.workload.recompute_layers else s.plan.checkpointing,
-    "interval": lambda s: _layer_interval(s) or ("op" if s.plan.checkpointing == "selective" else None),
+    "plan.checkpointing": lambda s: s.plan.checkpointing,
+    # It captures the step as a CUDA graph unless told otherwise, which is not priced.
+    "without_graphs": lambda s: True,
     "training.execution": lambda s: s.workload.execution,
 }
-"""Functions that return the values to write, by name in `launch_options/tables/torchtitan.toml`."""
+"""Functions that return the values to write, by name in `launch_options/tables/torchtitan-0.3.toml`."""
+
+
+def _find_model(setting: LaunchSetting) -> tuple[str, str]:
+    """Return torchtitan's module and flavor of a model. Without a flavor, it is the model's name."""
+    modules = OptionTable.read(TABLE).facts["modules"]
+    return _list_flavors().get(setting.model.name, (modules[setting.model.family], setting.model.name))
 
 
 def write_torchtitan_launch(setting: LaunchSetting) -> LaunchScript:
-    """Return a `torchrun` command for `torchtitan.train`, with its `job.toml`."""
-    lines, notes = [], []
+    """Return a `torchrun` command for `torchtitan.train`, with its `job.py`."""
+    module, flavor = _find_model(setting)
+    notes = []
     if setting.model.name not in _list_flavors():
-        notes.append(f"torchtitan ships no flavor of {setting.model.name}: register its dimensions under [model]")
+        notes.append(f"torchtitan ships no flavor of {flavor}: add its dimensions to torchtitan.models.{module}")
     if setting.plan.checkpointing == "selective":
         notes.append("selective recomputation keeps attention and every second matrix product")
-    table = OptionTable.read("torchtitan")
-    sections: dict[str, dict[str, object]] = {one.option.partition(".")[0]: {} for one in table.list_written()}
-    for section, items in (sections | table.format_sections(_VALUES, setting)).items():
-        lines.append(f"[{section}]")
-        lines += [f"{key} = {json.dumps(value)}" for key, value in items.items()]
-    command = torchrun_command(setting, "-m", "torchtitan.train", "--job.config_file", "job.toml")
+    notes.append("learning rate, data and tokenizer (hf_assets_path) are yours")
+    command = torchrun_command(setting, "-m", "torchtitan.train", "--module", "job", "--config", "train")
     environment = {**allocator_environment(setting), **matmul_environment(setting.workload)}
-    return LaunchScript(command, environment, {"job.toml": "\n".join(lines) + "\n"}, notes=notes)
+    return LaunchScript(command, environment, {"job.py": "\n".join(_format_job(setting, module)) + "\n"}, notes=notes)
+
+
+def _format_job(setting: LaunchSetting, module: str) -> Iterator[str]:
+    """Yield the lines of `job.py`, whose function `train` returns the configuration."""
+    options = OptionTable.read(TABLE).format_sections(_VALUES, setting)
+    spec, converter = options["model_spec"], options["model_spec"].pop("converters", None)
+    optimizer, recomputes = options["optimizer"], options["activation_checkpoint"]
+    yield "from torchtitan.components.loss import CrossEntropyLoss"
+    yield "from torchtitan.components.optimizer import OptimizersContainer, ParamGroupConfig"
+    if converter:
+        yield f"from torchtitan.components.quantization import {converter}"
+    yield "from torchtitan.config import CompileConfig, ParallelismConfig, TrainingConfig"
+    if recomputes != "None":
+        yield f"from torchtitan.distributed.activation_checkpoint import {recomputes.partition('.')[0]}"
+    yield "from torchtitan.hf_datasets.text_datasets import HuggingFaceTextDataLoader"
+    yield "from torchtitan.models.common.config_utils import decoder_vocab_size"
+    yield f"from torchtitan.models.{module} import model_registry"
+    yield "from torchtitan.trainer import Trainer"
+    yield from ("", "", "def train() -> Trainer.Config:")
+    yield "    model_spec = model_registry("
+    yield from (f"        {key}={_format(value)}," for key, value in spec.items())
+    if converter:
+        yield f"        converters=[{converter}.Config(model_compile_enabled={options['compile']['enable']})],"
+    yield from ("    )", "    return Trainer.Config(", "        model_spec=model_spec,")
+    yield "        loss=CrossEntropyLoss.Config(global_vocab_size=decoder_vocab_size(model_spec)),"
+    yield '        dataloader=HuggingFaceTextDataLoader.Config(dataset="c4"),'
+    yield "        optimizer=OptimizersContainer.Config("
+    yield f"            implementation={_format(optimizer['implementation'])},"
+    name = _format(optimizer["param_groups"]["optimizer_name"])
+    yield "            param_groups=["
+    yield f'                ParamGroupConfig(pattern=".*", optimizer_name={name}, optimizer_kwargs={{"lr": 3e-4}}),'
+    yield from ("            ],", "        ),")
+    for section, build in (("training", "TrainingConfig"), ("parallelism", "ParallelismConfig")):
+        yield f"        {section}={build}("
+        yield from (f"            {key}={_format(value)}," for key, value in options[section].items())
+        yield "        ),"
+    yield f"        activation_checkpoint={recomputes}{'' if recomputes == 'None' else '()'},"
+    yield f"        compile=CompileConfig(enable={options['compile']['enable']}),"
+    yield "    )"
+
+
+def _format(value: object) -> str:
+    """Return a value of an option as Python."""
+    return json.dumps(value) if isinstance(value, str) else repr(value)
 
 
 def refusal_reason(setting: LaunchSetting) -> str:
     """Return why torchtitan cannot run a setting as priced, or an empty string if it can."""
-    plan = setting.plan
     if setting.workload.fused_loss and setting.workload.execution != "compiled":
         return "its loss is fused where it is compiled alone"
-    layers = setting.workload.recompute_layers
-    if layers is not None and _stage_layers(setting) % layers:
-        return f"it recomputes every n-th layer of a stage, not {layers} of {_stage_layers(setting)}"
-    sharded = (plan.data > 1 and plan.zero_stage > 0) or plan.context > 1
-    if setting.workload.is_mixed and plan.tensor * plan.pipeline > 1 and not sharded:
-        return "without FSDP its tensor and pipeline parallelism compute in FP32 (distributed/utils.py)"
+    if setting.workload.recompute_layers is not None:
+        return "since 0.3 it recomputes all layers of a stage or none"
     return ""
