@@ -1,14 +1,15 @@
 """Coverage of the ranges of a planned queue: how often jobs start and end where the plan said.
 
-python bench/queue_starts.py DATA [--seeds 100-109] [--jobs 60] [--pools h100-sxm,a100-80] [--fit]
+python bench/queue_starts.py DATA [--seeds 100-109] [--jobs 60] [--pools h100-sxm,a100-80] [--at 0.2] [--fit]
 
 Each seed draws that many jobs of published kinds, which wait at once for two flavors, and plans them. Then a simulation
 of Kueue's order runs them with their true run times, where the plan put them: no job comes later, and none is planned
 again. `own` lets each kind deviate on each pool as its published row does, or as a row drawn from all. `shared` draws a
 published source for the whole queue, by its number of rows: all jobs deviate by the mean of the source, and each kind
 beside by what a row differs from the mean of its source. All deviations are of forecasts with constants that were
-fitted without the row's source. Starts count of jobs that the plan does not start at once. `--fit` prints the coverage
-for other values of the common part in `ranges.toml`.
+fitted without the row's source. `--at` plans what is left once more when that share of the first plan's time is over,
+with the jobs that run then, and counts what that plan says. Starts count of jobs that the plan does not start at once.
+`--fit` prints the coverage for other values of the common part in `ranges.toml`.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from queue_policies import JobType, jobs_of_kinds, published
 from tilecast.planner import ranges
 from tilecast.planner.assignment import Assignment
 from tilecast.planner.entries import PoolEntry, list_planned_entries
-from tilecast.planner.problem import PoolCapacity, QueuedJob, QueueProblem
+from tilecast.planner.problem import PoolCapacity, QueuedJob, QueueProblem, mark_as_running
 from tilecast.planner.solver import QueueSolution, solve
 from tilecast.spec import Floats
 from tilecast.validate.cells import read_integer, read_number
@@ -116,6 +117,35 @@ ERRORS: Mapping[str, Callable[[Published, QueueSolution, Mapping[str, Mapping[Pl
 }
 
 
+def plan_again(
+    problem: QueueProblem, solution: QueueSolution, seconds: Floats, at: float
+) -> tuple[QueueSolution, Floats]:
+    """Return the plan of what is left at a share of the makespan, and the true remaining seconds of its options."""
+    finish = Assignment(replace(solution.columns, seconds=seconds), solution.policy, list(solution.option)).finish
+    start, now_s = finish - seconds[solution.option], at * float(finish.max())
+    names = [solution.columns.problem.jobs[job].name for job in solution.columns.job.tolist()]
+    true = {
+        (name, item.pool, item.gpus): value
+        for name, item, value in zip(names, solution.columns.options, seconds.tolist(), strict=True)
+    }
+    left = []
+    for job, chosen, begin_s, end_s in zip(
+        solution.columns.problem.jobs, solution.option, start.tolist(), finish.tolist(), strict=True
+    ):
+        if end_s <= now_s:
+            continue
+        one = replace(job, arrival_s=job.arrival_s - now_s)
+        if begin_s <= now_s:
+            item = solution.columns.options[chosen]
+            one = mark_as_running(replace(one, present=(item.pool, item.gpus)), now_s - begin_s)
+            true[job.name, item.pool, item.gpus] = end_s - now_s
+        left.append(one)
+    again = solve(QueueProblem(tuple(left), problem.pools), effort=EFFORT, is_bounded=False)
+    names = [again.columns.problem.jobs[job].name for job in again.columns.job.tolist()]
+    remaining = [true[name, item.pool, item.gpus] for name, item in zip(names, again.columns.options, strict=True)]
+    return again, np.array(remaining)
+
+
 def count_held(entries: Sequence[PoolEntry], start: Floats, finish: Floats) -> tuple[list[bool], list[bool]]:
     """Return of each job that waits whether it starts in its range, and of each job whether it ends in its range."""
     pairs = list(zip(entries, start.tolist(), finish.tolist(), strict=True))
@@ -129,6 +159,9 @@ def main() -> None:
     parser.add_argument("--seeds", default="100-109")
     parser.add_argument("--jobs", type=int, default=60)
     parser.add_argument("--pools", default="h100-sxm,a100-80")
+    parser.add_argument(
+        "--at", type=float, default=0.0, help="share of the first plan's time after which to plan again"
+    )
     parser.add_argument("--fit", action="store_true")
     options = parser.parse_args()
     known = read_published(options.data, options.pools.split(","))
@@ -137,9 +170,11 @@ def main() -> None:
     held: dict[tuple[float, str], list[tuple[list[bool], list[bool]]]] = defaultdict(list)
     for seed in range(first, last + 1):
         problem, true = draw_queue(known, options.jobs, seed)
-        solution = solve(problem, effort=EFFORT, is_bounded=False)
+        first_plan = solve(problem, effort=EFFORT, is_bounded=False)
         for errors, draw_seconds in ERRORS.items():
-            seconds = draw_seconds(known, solution, true, seed)
+            solution, seconds = first_plan, draw_seconds(known, first_plan, true, seed)
+            if options.at:
+                solution, seconds = plan_again(problem, solution, seconds, options.at)
             columns = replace(solution.columns, seconds=seconds)
             finish = Assignment(columns, solution.policy, list(solution.option)).finish
             for common in TRIED if options.fit else (shipped,):

@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 import tilecast
 from test_queue import job, option
@@ -302,3 +304,39 @@ def test_the_quota_of_one_more_job_holds_and_a_file_of_two_is_refused(
     assert "--if-submitted: holds 2 jobs; give a file with one job" in capsys.readouterr().err
     assert main(["queue", jobs, "--nodes", mixed, "--if-submitted", str(new), "-o", "csv"]) == 2
     assert "--if-submitted: -o csv has no place for it; use -o table or -o json" in capsys.readouterr().err
+
+
+@given(seconds=st.floats(1.0, 1e6), width=st.floats(0.01, 1.5), ran=st.floats(0.0, 20.0), more=st.floats(0.0, 5.0))
+def test_what_remains_of_a_run_is_what_runs_that_last_so_long_still_need(
+    seconds: float, width: float, ran: float, more: float
+) -> None:
+    whole = job("a", option("p", 1, seconds, width=width), option("other", 2, seconds / 2), present=("p", 1))
+    (here, elsewhere), later = (
+        mark_as_running(whole, ran * seconds).options,
+        mark_as_running(whole, (ran + more) * seconds).options[0],
+    )
+    assert 0 < here.lower_s <= here.seconds <= here.upper_s
+    assert later.seconds + more * seconds >= here.seconds * (1 - 1e-9), "a run that lasts longer ends no earlier"
+    assert elsewhere.seconds * 2 <= here.seconds * (1 + 1e-9), "the same share of the run is left"
+    if not ran:
+        assert here.seconds == seconds
+        assert (here.lower_s, here.upper_s) == pytest.approx((seconds * math.exp(-width), seconds * math.exp(width)))
+
+
+def test_a_run_near_its_forecast_may_still_need_much() -> None:
+    """Of 10,000 runs drawn from the forecast, those that last longer than 90 s end in the stated range in 90 %."""
+    draw, width = random.Random(1), math.log(1.47)  # noqa: S311 (no secret)
+    drawn = [100.0 * math.exp(draw.gauss(0, width / 1.6449)) for _ in range(10_000)]
+    left = [run - 90.0 for run in drawn if run > 90.0]
+    whole = job("a", option("p", 1, 100.0, width=width), present=("p", 1))
+    (here,) = mark_as_running(whole, 90.0).options
+    held = sum(here.lower_s <= rest <= here.upper_s for rest in left) / len(left)
+    assert 0.88 <= held <= 0.92
+    assert 0.48 <= sum(rest < here.seconds for rest in left) / len(left) <= 0.52
+
+
+def test_without_a_range_the_forecast_is_taken_to_be_right() -> None:
+    whole = job("a", option("p", 1, 100.0, width=0.0), present=("p", 1))
+    for ran_s, left_s in ((90.0, 10.0), (500.0, 2.0)):
+        (here,) = mark_as_running(whole, ran_s).options
+        assert (here.lower_s, here.seconds, here.upper_s) == pytest.approx((left_s, left_s, left_s))

@@ -6,6 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from statistics import NormalDist
 
 from tilecast.spec import SpecError
 
@@ -67,6 +68,9 @@ LEAST_LEFT = 0.02
 def mark_as_running(job: QueuedJob, ran_s: float) -> QueuedJob:
     """Return a job as running. The run times and costs of its options are reduced to the remaining run.
 
+    On the present pool, the remaining run is that of a run which has lasted for `ran_s` seconds and has not ended: the
+    longer a job runs past its forecast, the less is known of its end. Other options keep the same share of their runs.
+
     Args:
         job: the job, with options for the whole run. `present` is the pool and GPU count that it runs on.
         ran_s: seconds for which it has run.
@@ -78,8 +82,36 @@ def mark_as_running(job: QueuedJob, ran_s: float) -> QueuedJob:
     if here is None:
         where = f"{job.present[1]} GPUs of {job.present[0]}" if job.present else "nowhere"
         raise SpecError("status", f"it runs on {where}, where no forecast of it is", "see `tilecast advise`")
-    left = max(1 - ran_s / here.seconds, LEAST_LEFT)
-    return replace(job, options=tuple(_scale_option(item, left) for item in job.options), is_running=True)
+    ran_s = max(ran_s, 0.0)
+    lower_s, seconds, upper_s = (_remaining_s(here, ran_s, share) for share in (0.05, 0.5, 0.95))
+    rest = replace(_scale_option(here, seconds / here.seconds), lower_s=lower_s, seconds=seconds, upper_s=upper_s)
+    left = seconds / (seconds + ran_s)
+    options = tuple(rest if item is here else _scale_option(item, left) for item in job.options)
+    return replace(job, options=options, is_running=True)
+
+
+def _remaining_s(option: JobOption, ran_s: float, share: float) -> float:
+    """Return a quantile of the remaining run time of a job that has run for `ran_s` seconds and has not ended.
+
+    The logarithm of the whole run time has a normal distribution above its forecast and another one below it, so that
+    the option's range holds 90 % of all runs. Without a range, the forecast is taken to be right.
+    """
+    least_s = LEAST_LEFT * option.seconds
+    if not 0 < option.lower_s < option.seconds < option.upper_s:
+        return max(option.seconds - ran_s, least_s)
+    normal = NormalDist()
+    above, below = (
+        math.log(ratio) / normal.inv_cdf(0.95)
+        for ratio in (option.upper_s / option.seconds, option.seconds / option.lower_s)
+    )
+    ran = math.log(ran_s / option.seconds) if ran_s > 0 else -math.inf
+    ended = normal.cdf(ran / (above if ran > 0 else below))
+    quantile = ended + share * (1 - ended)
+    if not 0 < quantile < 1:
+        return least_s
+    deviation = normal.inv_cdf(quantile)
+    whole_s = option.seconds * math.exp(deviation * (above if deviation > 0 else below))
+    return max(whole_s - ran_s, least_s * share)
 
 
 def _scale_option(option: JobOption, remaining_fraction: float) -> JobOption:
