@@ -177,7 +177,8 @@ def find(workload: Workload, pool: Pool, limits: PlanLimits = NO_LIMITS) -> Plan
         SpecError: the pool's GPU or the framework cannot run the workload's precision, or the framework cannot offload
             as the workload asks.
     """
-    return _TABLES.get(
+    tables = _TABLES if limits.gpus is None else _TABLES_OF_A_COUNT
+    return tables.get(
         (workload, pool, limits), lambda: _build_plan_table(workload, _find_search_space(workload, pool, limits), pool)
     )
 
@@ -201,7 +202,8 @@ def _find_search_space(workload: Workload, pool: Pool, limits: PlanLimits) -> _S
         found = enumerate_bounded(workload, pool, limits)
         return _SearchSpace.from_plans(workload, found.plans, found.is_bounded, pool, found.splits)
 
-    return _SPACES.get(key, enumerate_space)
+    spaces = _SPACES if limits.gpus is None else _SPACES_OF_A_COUNT
+    return spaces.get(key, enumerate_space)
 
 
 def _build_plan_table(workload: Workload, space: _SearchSpace, pool: Pool) -> PlanTable:
@@ -291,6 +293,9 @@ class _SearchSpace:
 
 _SPACES: Memo[_SearchSpace] = Memo(4)
 _TABLES: Memo[PlanTable] = Memo(8)
+# One advice asks for several counts of GPUs to explain itself. They are small, and must not displace whole pools.
+_SPACES_OF_A_COUNT: Memo[_SearchSpace] = Memo(16)
+_TABLES_OF_A_COUNT: Memo[PlanTable] = Memo(32)
 
 
 def _split_rows(plans: Plans) -> Iterator[slice]:
