@@ -222,9 +222,9 @@ def _price_steps(workload: Workload, space: _SearchSpace, pool: Pool) -> tuple[s
     plans, steps = space.plans, None
     step_s, launch_s = np.empty((2, len(plans)))
     if len(plans):
-        sharded = space.sharded()
-        kernels = blocks.kernel_seconds(workload, sharded, pool.gpu)
-        steps = step.Steps.from_plans(workload, plans, space.inputs(), pool, kernels)
+        inputs = space.inputs()
+        kernels = blocks.kernel_seconds(workload, inputs.sharded, pool.gpu)
+        steps = step.Steps.from_plans(workload, plans, inputs, pool, kernels)
         for rows in _split_rows(plans):
             step_s[rows], launch_s[rows] = steps.total_seconds(rows)
     for column in (step_s, launch_s):
@@ -257,14 +257,15 @@ class _SearchSpace:
         """
         splits = once(plans.distinct_splits if known is None else lambda: known)
 
-        def shard() -> ShardedGraph:
-            return zoo.build_sharded_graph(workload, plans.take(splits().first)).take(splits().index)
+        def shard_distinct() -> tuple[ShardedGraph, Plans]:
+            distinct = plans.take(splits().first)
+            return zoo.build_sharded_graph(workload, distinct), distinct
 
-        sharded = once(shard)
+        sharded = once(shard_distinct)
 
         def itemized_memory() -> tuple[memory.FootprintTable, Floats, Floats]:
             least, reserved = np.empty((2, len(plans)))
-            bills = memory.FootprintTable.from_plans(workload, sharded(), plans, pool.gpu, splits())
+            bills = memory.FootprintTable.from_distinct(workload, *sharded(), plans, pool.gpu, splits())
             for rows in _split_rows(plans):
                 least[rows], reserved[rows] = bills.allocator_bytes(rows)
             return bills, least, reserved
@@ -272,8 +273,8 @@ class _SearchSpace:
         return cls(
             plans,
             is_bounded,
-            sharded,
-            once(lambda: StepInputs.from_plans(sharded(), plans, pool, splits=splits())),
+            once(lambda: sharded()[0].take(splits().index)),
+            once(lambda: StepInputs.from_distinct(*sharded(), splits().index, pool)),
             once(itemized_memory),
         )
 
