@@ -249,19 +249,33 @@ class FootprintTable:
     """Whether weights that ZeRO 3 gathers for a backward pass stay whole in any of the plans."""
 
     @classmethod
-    def from_plans(
+    def from_plans(cls, workload: Workload, sharded: ShardedGraph, plans: Plans, gpu: Gpu | None) -> FootprintTable:
+        """Return the memory of a table of plans."""
+        alike = plans.distinct_splits()
+        return cls.from_distinct(workload, sharded.take(alike.first), plans.take(alike.first), plans, gpu, alike)
+
+    @classmethod
+    def from_distinct(
         cls,
         workload: Workload,
         sharded: ShardedGraph,
+        some: Plans,
         plans: Plans,
         gpu: Gpu | None,
-        splits: DistinctRows | None = None,
+        alike: DistinctRows,
     ) -> FootprintTable:
-        """Return the memory of a table of plans. `splits` is `plans.distinct_splits()`, if known."""
-        workload, sharded = _with_largest_images(workload, sharded, plans)
+        """Return the memory of a table of plans from its distinct rows.
+
+        Args:
+            workload: the job.
+            sharded: the graph under the shards of the distinct rows.
+            some: the distinct rows.
+            plans: the whole table.
+            gpu: the GPU, or None.
+            alike: `plans.distinct_splits()`, which says where the distinct rows are.
+        """
+        workload, sharded = _with_largest_images(workload, sharded, some)
         framework = frameworks.find_framework(workload)
-        alike = plans.distinct_splits() if splits is None else splits
-        sharded, some = sharded.take(alike.first), plans.take(alike.first)
         accumulates = (np.minimum(some.gradient_accumulation, 2),) if framework.updates_in_backward else ()
         experts, pipeline = (some.expert, some.expert_tensor), some.pipeline
         if some.schedule.any():

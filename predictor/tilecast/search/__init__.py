@@ -177,7 +177,8 @@ def find(workload: Workload, pool: Pool, limits: PlanLimits = NO_LIMITS) -> Plan
         SpecError: the pool's GPU or the framework cannot run the workload's precision, or the framework cannot offload
             as the workload asks.
     """
-    return _TABLES.get(
+    tables = _TABLES if limits.gpus is None else _TABLES_OF_A_COUNT
+    return tables.get(
         (workload, pool, limits), lambda: _build_plan_table(workload, _find_search_space(workload, pool, limits), pool)
     )
 
@@ -201,7 +202,8 @@ def _find_search_space(workload: Workload, pool: Pool, limits: PlanLimits) -> _S
         found = enumerate_bounded(workload, pool, limits)
         return _SearchSpace.from_plans(workload, found.plans, found.is_bounded, pool, found.splits)
 
-    return _SPACES.get(key, enumerate_space)
+    spaces = _SPACES if limits.gpus is None else _SPACES_OF_A_COUNT
+    return spaces.get(key, enumerate_space)
 
 
 def _build_plan_table(workload: Workload, space: _SearchSpace, pool: Pool) -> PlanTable:
@@ -220,9 +222,9 @@ def _price_steps(workload: Workload, space: _SearchSpace, pool: Pool) -> tuple[s
     plans, steps = space.plans, None
     step_s, launch_s = np.empty((2, len(plans)))
     if len(plans):
-        sharded = space.sharded()
-        kernels = blocks.kernel_seconds(workload, sharded, pool.gpu)
-        steps = step.Steps.from_plans(workload, plans, space.inputs(), pool, kernels)
+        inputs = space.inputs()
+        kernels = blocks.kernel_seconds(workload, inputs.sharded, pool.gpu)
+        steps = step.Steps.from_plans(workload, plans, inputs, pool, kernels)
         for rows in _split_rows(plans):
             step_s[rows], launch_s[rows] = steps.total_seconds(rows)
     for column in (step_s, launch_s):
@@ -255,14 +257,15 @@ class _SearchSpace:
         """
         splits = once(plans.distinct_splits if known is None else lambda: known)
 
-        def shard() -> ShardedGraph:
-            return zoo.build_sharded_graph(workload, plans.take(splits().first)).take(splits().index)
+        def shard_distinct() -> tuple[ShardedGraph, Plans]:
+            distinct = plans.take(splits().first)
+            return zoo.build_sharded_graph(workload, distinct), distinct
 
-        sharded = once(shard)
+        sharded = once(shard_distinct)
 
         def itemized_memory() -> tuple[memory.FootprintTable, Floats, Floats]:
             least, reserved = np.empty((2, len(plans)))
-            bills = memory.FootprintTable.from_plans(workload, sharded(), plans, pool.gpu, splits())
+            bills = memory.FootprintTable.from_distinct(workload, *sharded(), plans, pool.gpu, splits())
             for rows in _split_rows(plans):
                 least[rows], reserved[rows] = bills.allocator_bytes(rows)
             return bills, least, reserved
@@ -270,8 +273,8 @@ class _SearchSpace:
         return cls(
             plans,
             is_bounded,
-            sharded,
-            once(lambda: StepInputs.from_plans(sharded(), plans, pool, splits=splits())),
+            once(lambda: sharded()[0].take(splits().index)),
+            once(lambda: StepInputs.from_distinct(*sharded(), splits().index, pool)),
             once(itemized_memory),
         )
 
@@ -291,6 +294,9 @@ class _SearchSpace:
 
 _SPACES: Memo[_SearchSpace] = Memo(4)
 _TABLES: Memo[PlanTable] = Memo(8)
+# One advice asks for several counts of GPUs to explain itself. They are small, and must not displace whole pools.
+_SPACES_OF_A_COUNT: Memo[_SearchSpace] = Memo(16)
+_TABLES_OF_A_COUNT: Memo[PlanTable] = Memo(32)
 
 
 def _split_rows(plans: Plans) -> Iterator[slice]:

@@ -6,7 +6,7 @@ Its result, a `DistinctValues`, gives the values of any rows of the table.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Generic, Literal, TypeVar, cast
 
@@ -73,7 +73,6 @@ class StepInputs:
         *,
         speed: Floats | None = None,
         bucket_mib: Floats | None = None,
-        splits: DistinctRows | None = None,
     ) -> StepInputs:
         """Return the inputs of the step formulas for plans on a pool.
 
@@ -83,12 +82,39 @@ class StepInputs:
             pool: the pool.
             speed: factor on the speed of all links for each plan.
             bucket_mib: size of the gradient buckets for each plan, in MiB.
-            splits: `plans.distinct_splits()`, if known, for plans with equal speeds and buckets.
         """
         trials = [np.unique(column, return_inverse=True)[1] for column in (speed, bucket_mib) if column is not None]
-        neighbours = plans.distinct_splits(*trials) if splits is None else splits
+        neighbours = plans.distinct_splits(*trials)
         rows, trials = neighbours.first, [column[neighbours.first] for column in trials]
+        speed, bucket_mib = (None if column is None else column[rows] for column in (speed, bucket_mib))
         sharded, plans = sharded.take(rows), plans.take(rows)
+        return cls.from_distinct(
+            sharded, plans, neighbours.index, pool, speed=speed, bucket_mib=bucket_mib, trials=trials
+        )
+
+    @classmethod
+    def from_distinct(
+        cls,
+        sharded: ShardedGraph,
+        plans: Plans,
+        place: Rows,
+        pool: Pool,
+        *,
+        speed: Floats | None = None,
+        bucket_mib: Floats | None = None,
+        trials: Sequence[Ints] = (),
+    ) -> StepInputs:
+        """Return the inputs of the step formulas from the n distinct rows of a table of plans.
+
+        Args:
+            sharded: the graph under the shards of these rows.
+            plans: these rows.
+            place: for each plan of the whole table, its row among the n.
+            pool: the pool.
+            speed: factor on the speed of all links for each row.
+            bucket_mib: size of the gradient buckets for each row, in MiB.
+            trials: codes of `speed` and `bucket_mib`, where they are given.
+        """
         links = link_classes(plans.gpus, pool)
         experts, pipeline = (plans.expert, plans.expert_tensor), plans.pipeline
         if plans.schedule.any():
@@ -102,11 +128,10 @@ class StepInputs:
             "degrees": degrees.index,
             "accumulates": np.minimum(plans.gradient_accumulation, 2),
         }
-        speed, bucket_mib = (None if column is None else column[rows] for column in (speed, bucket_mib))
         known: dict[tuple[Column, ...], tuple[DistinctRows, ShardedGraph, Plans]] = {
             ("degrees",): (degrees, sharded.take(degrees.first), plans.take(degrees.first))
         }
-        return cls(sharded, plans, speed, bucket_mib, neighbours.index, columns, known)
+        return cls(sharded, plans, speed, bucket_mib, place, columns, known)
 
     def speed_at(self, rows: Rows) -> Floats | float:
         """Return the factors on the speed of all links at some rows, (k,), or the number 1."""
