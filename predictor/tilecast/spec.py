@@ -442,6 +442,8 @@ class Columns:
         if isinstance(rows, slice):
             return type(self)(*[value.take(rows) if isinstance(value, Columns) else value[rows] for value in values])
         places = rows.nonzero()[0] if rows.dtype == bool else rows
+        if len(places) == 1 and isinstance(values[0], np.ndarray) and len(values[0]) == 1:
+            return self
         return type(self)(*[_take_values(value, places) for value in values])
 
     def with_constants(self) -> Self:
@@ -486,8 +488,8 @@ def distinct_rows(*columns: Ints) -> DistinctRows:
     is needed only if these codes are sparse.
     """
     rows, heads = len(columns[0]), _run_starts(columns)
-    if not rows:
-        return DistinctRows(heads, heads)
+    if len(heads) <= 1:
+        return DistinctRows(heads, np.zeros(rows, np.intp))
     code, size, room = np.zeros(len(heads), np.intp), 1, max(_ROOM, 4 * len(heads))
     for column in columns:
         values = column[heads]
@@ -514,6 +516,8 @@ def distinct_neighbours(*columns: Ints) -> DistinctRows:
 
 def _run_starts(columns: Sequence[Ints]) -> Rows:
     """Return the indices of the rows that differ from the row before. Columns have shape (n,). Row 0 always counts."""
+    if len(columns[0]) == 1:
+        return np.zeros(1, np.intp)
     differs = np.zeros(len(columns[0]), bool)
     differs[:1] = True
     for column in columns:

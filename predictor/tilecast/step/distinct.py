@@ -164,7 +164,12 @@ class StepInputs:
         """Return the distinct combinations of values in the named columns, and the shards and plans of these rows."""
         if names not in self._distinct:
             rows = distinct_rows(*(self._columns[name] for name in names))
-            self._distinct[names] = rows, self.sharded.take(rows.first), self.plans.take(rows.first)
+            is_whole = len(self.plans) == 1
+            self._distinct[names] = (
+                (rows, self.sharded, self.plans)
+                if is_whole
+                else (rows, self.sharded.take(rows.first), self.plans.take(rows.first))
+            )
         return self._distinct[names]
 
     def rows_of(self, plans: slice | Rows) -> tuple[slice | Rows, Rows]:
