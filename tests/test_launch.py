@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shlex
+import subprocess
 import tomllib
 from dataclasses import replace
+from itertools import takewhile
 from pathlib import Path
 
 import pytest
@@ -435,3 +438,54 @@ def test_megatron_keeps_learning_rate_and_data_and_writes_the_plan_anew(capsys: 
     assert "--lr 1e-4" in text and "--data-path /data" in text
     assert text.count("--tensor-model-parallel-size") == 1 and text.count("--num-layers") == 1
     assert "not carried over" not in text and "--recompute-granularity" not in text
+
+
+def _run_by_shell(text: str) -> list[str]:
+    """Return the arguments that a shell gives to the command of a printed launch."""
+    lines = takewhile(lambda line: line.strip(), text.splitlines())
+    script = "\n".join(["torchrun() { printf '%s\\0' \"$@\"; }", "MASTER_ADDR=main", *lines])
+    run = subprocess.run(["bash", "-c", script], capture_output=True, check=True, text=True)
+    assert not run.stderr
+    return run.stdout.split("\0")[:-1]
+
+
+_CODE = "printf 4%s 2"
+_NAMES = (f"a$({_CODE})", f"a`{_CODE}`", f'a"; {_CODE}; "', f"a\n{_CODE};#", "a$HOME", "x.py", "../x")
+
+
+@pytest.mark.parametrize("name", _NAMES)
+@pytest.mark.parametrize("launcher", ["torchrun", "trainer"])
+def test_a_job_s_name_is_no_code_for_the_shell(name: str, launcher: str) -> None:
+    """`metadata.name` once stood between double quotes in the option `--rdzv-id`, and broke comments."""
+    plan = Plan(data=16, tensor=1, pipeline=1, micro_batch=1)
+    workload = Workload(zoo.find_preset("gpt2-small"), global_batch=16, sequence_length=1024)
+    setting = LaunchSetting(name, workload, plan, "h100", 2, 8, 1.0)
+    text = launch_text(launcher, setting)
+    words = _run_by_shell(text)
+    assert "--rdzv-endpoint=main:29500" in words and "train.py" in words
+    assert not any("42" in word or os.environ["HOME"] in word or ".." in word for word in words)
+    own = OwnCommand("trainer", "own.py", ("--learning_rate", "1"))
+    if launcher == "trainer":
+        line = carry_over(launcher, write_launch(launcher, setting), own)
+        assert "own.py" in line.command and "train.py" not in line.command
+
+
+@pytest.mark.parametrize(
+    ("word", "given"),
+    [
+        ("$(echo run)", "$(echo run)"), ("--x=`echo run`$(b)", "--x=`echo run`$(b)"), ("$((1+1))", "$((1+1))"),
+        ("--x=$MASTER_ADDR`b`\"", "--x=main`b`\""), ("a'$1", "a'$1"), ("${MASTER_ADDR}:1", "main:1"),
+        ("$(b)=$MASTER_ADDR!", "$(b)=main!"),
+    ],
+)  # fmt: skip
+def test_only_variables_of_a_word_are_left_to_the_shell(word: str, given: str) -> None:
+    text = LaunchScript(["torchrun", "train.py", word], notes=["a\x1b[31m\nb"]).text(["first"])
+    assert _run_by_shell(text) == ["train.py", given]
+    assert "\x1b" not in text
+
+
+@pytest.mark.parametrize("value", ["'${HOME}'", "'${\u00e9}'", "'${1}'"])
+def test_a_literal_dollar_sign_is_no_variable(value: str, capsys: pytest.CaptureFixture[str]) -> None:
+    text = launch_of(f"{OWN} --evil {value}", "trainer", capsys)
+    (left,) = (line for line in text.splitlines() if "not carried over" in line)
+    assert "--evil" in left and "--evil" not in text.replace(left, "")

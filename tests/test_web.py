@@ -23,6 +23,7 @@ from tilecast.inputs.job_options import JOB_OPTIONS
 from tilecast.spec import SpecError
 from tilecast.web import answers, server
 from tilecast.web.answers import DEFAULTS, MAIN_OPTIONS, MORE_OPTIONS, Form, write_answer
+from tilecast.web.form_answers import parse_form
 from tilecast.web.page import EXAMPLE, write_page, write_style
 
 SMALL = Form(model="gpt2", seq="1024", batch="64", gpus="l4:8")
@@ -135,8 +136,8 @@ SCRIPT = """#!/bin/bash
 #SBATCH --nodes=2
 MODEL=llama-3.1-8b
 GPUS=8
-torchrun --nproc_per_node $GPUS run_clm.py --model_name_or_path $MODEL --per_device_train_batch_size 2 --bf16 \\
-  --gradient_accumulation_steps 4 --block_size 4096 --fsdp full_shard
+torchrun --nnodes=2 --nproc_per_node $GPUS run_clm.py --model_name_or_path $MODEL --bf16 \\
+  --per_device_train_batch_size 2 --gradient_accumulation_steps 4 --block_size 4096 --fsdp full_shard
 """
 
 
@@ -198,6 +199,49 @@ def test_a_file_that_a_script_names_can_be_pasted_too() -> None:
     assert "The file that you pasted was not needed." in unused
 
 
+AXOLOTL = (
+    "base_model: Qwen/Qwen2.5-0.5B\nmicro_batch_size: 1\nsequence_len: 1024\nbf16: true\n"
+    "deepspeed: ds.json  # ZeRO\ngradient_accumulation_steps: 1\n"
+)
+ZERO = '{"zero_optimization": {"stage": 3}, "bf16": {"enabled": true}}\n'
+
+
+def test_a_pasted_configuration_may_name_a_file() -> None:
+    """The page once asked for the text of the file, and then took the configuration for a shell script."""
+    form = Form(pasted=AXOLOTL, gpus="h100-sxm:8")
+    with pytest.raises(SpecError, match=r"^ds\.json: is a file"):
+        write_answer(form)
+    shown = write_answer(replace(form, file=ZERO))
+    assert "Your file was read as ds.json." in shown and "zero=3" in shown
+
+
+@pytest.mark.parametrize("name", ["~/ds.json", "'my dir/ds.json'", "../ds.json", "ds.json.bak", "/a/ds.json"])
+def test_a_file_may_have_any_path(name: str) -> None:
+    """A name with a tilde or a folder with a space was once not found in what was pasted."""
+    command = (
+        "torchrun --nproc_per_node 8 train.py --model_name_or_path Qwen/Qwen2.5-0.5B --per_device_train_batch_size 1 "
+        f"--max_length 1024 --bf16 --run_name ds.json.bak2 --deepspeed {name}"
+    )
+    shown = write_answer(Form(pasted=command, gpus="h100-sxm:8", file=ZERO))
+    assert f"Your file was read as {name.strip(chr(39))}." in shown
+
+
+def test_an_error_about_an_option_of_a_configuration_keeps_its_name() -> None:
+    form = Form(pasted='[model]\nname = "llama3"\n[training]\nlocal_batch_size = 1\n', gpus="h100-sxm:8")
+    with pytest.raises(SpecError) as caught:
+        write_answer(form)
+    said = answers.describe_error(caught.value)
+    assert said == "configuration.toml: model.flavor: is missing; name it in what you paste"
+
+
+def test_the_bounds_of_yaml_are_said_once() -> None:
+    bomb = "".join(f"b{level}: &b{level} [{', '.join([f'*b{level - 1}'] * 10)}]\n" for level in range(1, 9))
+    form = Form(pasted=f"base_model: x\nmicro_batch_size: 1\nb0: &b0 [1]\n{bomb}", gpus="h100-sxm:8")
+    with pytest.raises(SpecError, match=r"^configuration\.yaml: means more than 100,000 values") as caught:
+        write_answer(form)
+    assert "cannot mean" not in str(caught.value)
+
+
 def test_caveats_prices_and_how_to_read_a_plan_stand_beside_the_answer() -> None:
     shown = write_answer(Form(model="llama-3.1-8b", gpus="h100-sxm:16", seq="8192", batch="16", framework="fsdp2"))
     for text in ("How sure?", "Prices per GPU and hour: h100-sxm $", "How a plan reads", "may run out of memory"):
@@ -255,6 +299,9 @@ def test_the_length_of_a_run_adapters_and_limits_are_fields() -> None:
 def test_a_form_that_is_too_long_is_refused() -> None:
     with pytest.raises(SpecError, match="paste less"):
         Form.from_values({"pasted": "x" * 50_000})
+    # The body of a request was once said to be no form.
+    with pytest.raises(SpecError, match="paste less"):
+        parse_form(urlencode({"pasted": "x" * 50_000}).encode())
     assert Form.from_values({"other": "x", "model": " gpt2 "}) == Form(model="gpt2")
 
 

@@ -76,6 +76,8 @@ def _yaml_errors_as_spec_errors(name: str) -> Iterator[None]:
     """Convert errors of PyYAML in the `with` block to a SpecError that names the text `name`."""
     try:
         yield
+    except SpecError:
+        raise
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         where = f" at line {mark.line + 1}, column {mark.column + 1}" if mark else ""

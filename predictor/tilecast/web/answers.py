@@ -121,7 +121,13 @@ class Form:
         return cls(**known)
 
     def with_file(self, name: str) -> Form:
-        """Return the form with a pasted script that first writes the file `name`, after its head of comments."""
+        """Return the form with a pasted script that first writes the file `name`, after its head of comments.
+
+        In a pasted configuration the text of the file takes the place of its name.
+        """
+        if readers.name_configuration(self.pasted):
+            value = re.compile(rf"""(:[ \t]+)(["']?){re.escape(name)}\2(?=[ \t]*(?:#.*)?$)""", re.MULTILINE)
+            return replace(self, pasted=value.sub(lambda found: found[1] + json.dumps(self.file.strip()), self.pasted))
         lines = self.pasted.splitlines()
         head = next((place for place, line in enumerate(lines) if line.strip() and line[:1] != "#"), len(lines))
         end = "END"
@@ -232,9 +238,13 @@ def _find_refused_file(error: SpecError, pasted: str) -> str:
     """
     if not (error.field.startswith("/") or error.problem == OUTSIDE):
         return ""
-    name = Path(error.field).name
-    found = re.search(rf"[\w./-]{{0,200}}{re.escape(name)}(?![\w.-])", pasted) if name else None
-    return found[0] if found else _NAMELESS
+    parts = Path(error.field).parts
+    for start in range(len(parts)):
+        end = "/".join(parts[start:])
+        if end in pasted and (found := re.search(rf"{re.escape(end)}(?![\w.-])", pasted)):
+            before = re.search(r"[\w./~-]*$", pasted[max(found.start() - 200, 0) : found.start()])
+            return f"{before[0] if before else ''}{end}"
+    return _NAMELESS
 
 
 def _compute_parts(form: Form, shown: Form) -> list[str]:
@@ -297,10 +307,11 @@ _ARGUMENT = re.compile(rf"\b({'|'.join(LABELS)})\b(?= [^'\s]*\d)|\b({_UNSPOKEN})
 
 def describe_error(error: SpecError) -> str:
     """Return an error as text that names the fields by their labels."""
-    field = re.sub(r"\w+", lambda word: short_label(word[0]) if word[0] in LABELS else word[0], error.field)
-    field = field.removesuffix(".preset")
+    path = error.field.removesuffix(".preset")
+    field = re.sub(r"(?<![\w.])\w+(?![\w.])", lambda word: short_label(word[0]) if word[0] in LABELS else word[0], path)
     rest = _ARGUMENT.sub(lambda found: short_label(found[0]), _name_fields(str(error)[len(error.field) :]))
     rest = rest.replace("`tilecast show models` lists them", "the field lists them as you type")
+    rest = re.sub("name the model before --.*$", "name it in what you paste", rest)
     rest = re.sub("give (.*) behind --$", r"paste \1", rest)
     return f"{_name_fields(field)}{rest}"
 

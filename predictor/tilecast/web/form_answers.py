@@ -94,12 +94,13 @@ def parse_form(body: bytes) -> Form:
     """Return the form in the body of a request.
 
     Raises:
-        SpecError: the body is no form.
+        SpecError: the body is no form, or its values are too long.
     """
     try:
-        return Form.from_values(dict(parse_qsl(body.decode(), max_num_fields=50)))
-    except (UnicodeDecodeError, ValueError):
+        values = dict(parse_qsl(body.decode(), max_num_fields=50))
+    except ValueError:
         raise SpecError("form", "cannot be read", "use the page") from None
+    return Form.from_values(values)
 
 
 def make_length_error() -> SpecError:

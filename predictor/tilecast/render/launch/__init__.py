@@ -15,7 +15,7 @@ from tilecast import frameworks, zoo
 from tilecast.frameworks import FRAMEWORKS, with_framework
 from tilecast.launch_options.options_table import UNKNOWN, OptionTable
 from tilecast.render.launch import deepspeed, huggingface, megatron, pytorch, torchtitan
-from tilecast.render.launch.setting import LaunchScript, LaunchSetting, OwnCommand
+from tilecast.render.launch.setting import LaunchScript, LaunchSetting, OwnCommand, is_script_name
 from tilecast.render.units import format_duration, format_gibibyte_range, format_gibibytes
 from tilecast.search import abilities, find_engine
 from tilecast.spec import (
@@ -280,17 +280,18 @@ def carry_over(launcher: str, line: LaunchScript, own: OwnCommand | None) -> Lau
         return replace(line, notes=(*line.notes, note))
     first = tuple(takewhile(lambda word: not word.startswith("-"), own.words))
     options = [(one.option, *map(str, one.values)) for one in OptionTable.read(own.table).list_own(own.words)]
-    kept = [tuple(map(_name_variable, words)) for words in (first, *options) if words]
-    program = _name_variable(own.program)
-    is_script = program.endswith(".py") and _is_carried(program)
-    has_script = is_script and any(word.endswith(".py") for word in line.command)
+    kept = [words for words in (first, *options) if words]
+    is_script = is_script_name(own.program) and _is_carried(own.program)
+    has_script = is_script and any(map(is_script_name, line.command))
     is_same = has_script and LAUNCHERS[launcher].options == _SAME.get(own.table, own.table)
     left = [words for words in kept if not is_same or not all(map(_is_carried, words)) or _is_configuration(words)]
     if is_same:
-        line = line.with_own_options(program, [words for words in kept if words not in left])
+        carried = [tuple(map(_name_variable, words)) for words in kept if words not in left]
+        line = line.with_own_options(_name_variable(own.program), carried)
     if not left:
         return line if is_same else replace(line, notes=(*line.notes, note))
-    shown = [" ".join(re.sub(_COMPUTED, r"(\1)", " ".join(words)).split())[:80] for words in left[:MAX_LEFT]]
+    texts = (_COMPUTED.sub(r"(\1)", _name_variable(" ".join(words))) for words in left[:MAX_LEFT])
+    shown = [" ".join("".join(char if char.isprintable() else " " for char in text).split())[:80] for text in texts]
     more = f" and {len(left) - MAX_LEFT} more" if len(left) > MAX_LEFT else ""
     return replace(line, notes=(*line.notes, f"not carried over: {', '.join(shown)}{more}"))
 
@@ -301,9 +302,7 @@ def _is_configuration(words: Sequence[str]) -> bool:
     return not words[0].startswith("-") and any(word.endswith(suffixes) for word in words)
 
 
-_VARIABLE = re.compile(rf"{UNKNOWN}([A-Za-z_]\w*){UNKNOWN}")
-
-
+_VARIABLE = re.compile(rf"{UNKNOWN}([A-Za-z_]\w*){UNKNOWN}", re.ASCII)
 _COMPUTED = re.compile(rf"{UNKNOWN}([^{UNKNOWN}]*){UNKNOWN}")
 
 
@@ -313,9 +312,12 @@ def _name_variable(word: str) -> str:
 
 
 def _is_carried(word: str) -> bool:
-    """Return whether a word can be written into a command: it has no variable beside what a shell would interpret."""
-    plain = re.sub(r"\$\{\w+\}", "", word)
-    return word.isprintable() and (plain == word or not re.search(r"[\"`$\\!]", plain)) and "$" not in plain
+    """Return whether a word can be written into a command: it has no variable beside what a shell would interpret.
+
+    A dollar sign of its own is no variable, and a command has no words with literal ones.
+    """
+    plain = _VARIABLE.sub("", word)
+    return plain.isprintable() and (plain == word or not re.search(r"[\"`\\!]", plain)) and "$" not in plain
 
 
 def list_launchers(setting: LaunchSetting) -> dict[str, Framework]:

@@ -245,7 +245,7 @@ def _optimizer_name(setting: LaunchSetting) -> str:
 
 
 _TRAINER: Values = {
-    "output": lambda s: f"out/{s.name}",
+    "output": lambda s: f"out/{s.label}",
     "plan.micro_batch": lambda s: s.plan.micro_batch,
     "accumulation": lambda s: s.plan.gradient_accumulation,
     "training.steps": lambda s: s.workload.steps,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -51,6 +52,11 @@ class LaunchSetting:
             memory_bytes=(offer.memory_lower_bytes, offer.memory_upper_bytes, offer.memory_available_bytes),
             shared_nodes=offer.shared_nodes,
         )
+
+    @property
+    def label(self) -> str:
+        """Name of the job as a part of a path or of an option, in which a shell and a file system read nothing."""
+        return re.sub(r"[^\w.-]+", "-", self.name).strip("-.")[:63] or "job"
 
     @property
     def is_tight(self) -> bool:
@@ -117,7 +123,7 @@ class LaunchScript:
 
     def text(self, head: Sequence[str]) -> str:
         """Return environment, command, files and script lines as text. `head` and the notes come first, as comments."""
-        lines = [f"# {line}" for line in (*head, *self.notes)]
+        lines = [_write_comment(line) for line in (*head, *self.notes)]
         lines += [*self._exports(), *_wrap_command(self.command)]
         for name, content in self.files.items():
             lines += ["", f"# {name}", content.rstrip("\n")]
@@ -142,7 +148,7 @@ class LaunchScript:
         Each option is a list of its words. An option that both have keeps the user's value if it says where output
         goes, and otherwise the launcher's, which comes last.
         """
-        place = next((place for place, word in enumerate(self.command) if word.endswith(".py")), None)
+        place = next((place for place, word in enumerate(self.command) if is_script_name(word)), None)
         if place is None:
             return self
         rest = list(self.command[place + 1 :])
@@ -184,7 +190,7 @@ def torchrun_command(setting: LaunchSetting, *program: str) -> list[str]:
     processes = f"--nproc-per-node={setting.gpus_per_node}"
     if setting.nodes == 1:
         return ["torchrun", "--standalone", processes, *program]
-    meeting = ["--rdzv-backend=c10d", f"--rdzv-endpoint=$MASTER_ADDR:{PORT}", f"--rdzv-id={setting.name}"]
+    meeting = ["--rdzv-backend=c10d", f"--rdzv-endpoint=$MASTER_ADDR:{PORT}", f"--rdzv-id={setting.label}"]
     return ["torchrun", f"--nnodes={setting.nodes}", processes, *meeting, *program]
 
 
@@ -225,9 +231,29 @@ def _wrap_command(words: Sequence[str]) -> list[str]:
     return [f"{line} \\" for line in lines[:-1]] + lines[-1:]
 
 
+_VARIABLE = re.compile(r"(\$(?:[A-Za-z_]\w*|\{\w+\}))", re.ASCII)
+
+
 def _quote_word(word: str) -> str:
-    """Quote an argument for a shell. Shell variables in it remain variables."""
-    if "$" not in word:
-        return shlex.quote(word)
+    """Quote an argument for a shell. Shell variables in it remain variables, and nothing else of it is code."""
     option, equals, value = word.partition("=")
-    return f'{option}="{value}"' if equals else f'"{word}"'
+    if "$" in option or not equals:
+        option, value = "", word
+    parts = _VARIABLE.split(value)
+    if len(parts) == 1:
+        return shlex.quote(word)
+    if re.search(r"[\"`$\\!]", "".join(parts[::2])):
+        quoted = [f'"{part}"' if place % 2 else shlex.quote(part) for place, part in enumerate(parts) if part]
+    else:
+        quoted = [f'"{value}"']
+    return (shlex.quote(f"{option}=") if option else "") + "".join(quoted)
+
+
+def _write_comment(line: str) -> str:
+    """Return a line as a comment of a shell. A character that ends the line or moves a terminal becomes a space."""
+    return "# " + "".join(char if char.isprintable() else " " for char in line)
+
+
+def is_script_name(word: str) -> bool:
+    """Return whether an argument is the name of a Python script, and no option."""
+    return word.endswith(".py") and not word.startswith("-")
