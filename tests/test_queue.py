@@ -275,6 +275,19 @@ def test_no_plan_is_below_the_bound_that_knows_the_order(seed: int) -> None:
         assert bound is not None and bound <= best.score[1] * (1 + 1e-6)
 
 
+def test_a_running_job_on_parts_of_nodes_holds_them_and_bounds_know_it() -> None:
+    """A job of 6 GPUs on nodes of 4 leaves no whole node of two, and one of three."""
+    for nodes, starts in ((2, (0.0, 10.0)), (3, (0.0, 0.0))):
+        long = job("long", option("a", 6, 10.0), is_running=True, present=("a", 6))
+        problem = QueueProblem((long, job("next", option("a", 4, 1.0))), (PoolCapacity("a", nodes, 4),))
+        plan = solve(problem)
+        assert (plan.finish - [10.0, 1.0]).tolist() == pytest.approx(starts)
+        assert plan.bound is not None and plan.bound <= plan.score[1] * (1 + 1e-9)
+        ready = PoolTasks((6, 4), (10.0, 1.0), ready_s=(0.0, 0.0))
+        assert simulate_start_times(problem.pools[0], ready) == pytest.approx(starts)
+    assert simulate_start_times(PoolCapacity("a", 3, 4), PoolTasks((6, 6), (10.0, 1.0))) == [0.0, 10.0]
+
+
 # Effects of a plan.
 
 

@@ -340,3 +340,12 @@ def test_without_a_range_the_forecast_is_taken_to_be_right() -> None:
     for ran_s, left_s in ((90.0, 10.0), (500.0, 2.0)):
         (here,) = mark_as_running(whole, ran_s).options
         assert (here.lower_s, here.seconds, here.upper_s) == pytest.approx((left_s, left_s, left_s))
+
+
+@pytest.mark.parametrize("ran", [1.3, 1.6, 2.0, 5.0, 1000.0])
+def test_the_end_of_a_run_far_past_its_forecast_is_not_certain(ran: float) -> None:
+    whole = job("a", option("p", 1, 100.0, width=0.1), present=("p", 1))
+    (here,) = mark_as_running(whole, 100.0 * ran).options
+    assert here.seconds >= 2.0
+    assert here.lower_s < 0.6 * here.seconds
+    assert here.upper_s > 1.5 * here.seconds

@@ -21,6 +21,7 @@ PUBLISHED = {
     "mmseg FCN HRNetV2p-W18 512x1024": 9.64,
     "mmseg FCN HRNetV2p-W18-Small 512x1024": 3.94,
     "mmseg FCN HRNetV2p-W48 512x1024": 65.86,
+    "mmseg LRASPP M-V3-D8 512x1024": 3.28,
     "mmseg UNet-S5-D16 FCN 256x256": 29.06,
     "mmdet Faster R-CNN R-50-FPN 1x (pytorch)": 41.53,
     "mmdet Mask R-CNN R-50-FPN 1x (pytorch)": 44.18,
@@ -75,6 +76,7 @@ def test_a_name_that_no_reader_knows_has_no_dimensions(name: str) -> None:
         ("mmdet RPN X-101-64x4d-FPN 1x (pytorch)", {"family": "rpn", "groups": 64, "group_width": 4}),
         ("mmseg DeepLabV3 R-101-D16-MG124 512x1024", {"output_stride": 16, "deep_stem": True}),
         ("mmseg PSPNet R-18b-D8 769x769", {"head_width": 128, "deep_stem": False, "bottleneck": False}),
+        ("mmseg LRASPP M-V3-D8 (scratch) 512x1024", {"family": "lraspp", "mobile_v3": True, "auxiliary": False}),
         ("mmaction2 tsn_r50_320p_1x1x3_110e_kinetics400_flow", {"frames": 3, "image_channels": 10}),
     ],
 )  # fmt: skip

@@ -100,7 +100,7 @@ _HEADS: Mapping[str, str] = {
     "deeplabv3+": "deeplab-v3-plus", "deeplabv3": "deeplab-v3", "pspnet": "pspnet", "upernet": "upernet", "fcn": "fcn",
     "fpn": "semantic-fpn", "pointrend": "semantic-fpn", "ocrnet": "ocrnet", "nonlocal": "nonlocal", "dnl": "dnl",
     "gcnet": "gcnet", "ccnet": "ccnet", "danet": "danet", "ann": "ann", "psanet": "psanet", "emanet": "emanet",
-    "encnet": "encnet", "apcnet": "apcnet", "dmnet": "dmnet", "lraspp": "fcn", "dnlnet": "dnl",
+    "encnet": "encnet", "apcnet": "apcnet", "dmnet": "dmnet", "lraspp": "lraspp", "dnlnet": "dnl",
 }  # fmt: skip
 _SEGMENTS: Mapping[str, int] = {
     "ade20k": 150, "cityscapes": 19, "pascal voc": 21, "voc": 21, "pascal context 59": 59, "pascal context": 60,
@@ -129,7 +129,9 @@ def _read_mmsegmentation(name: str, row: Row) -> Table | None:
     if hrnet := _HRNET.search(words):
         small = {"branch_blocks": 2, "modules": [1, 3, 2]} if hrnet[2] else {}
         return table | {"branch_width": int(hrnet[1]), "auxiliary": False, **small}
-    if mobile := _MOBILE.search(words):
+    if (mobile := _MOBILE.search(words)) and mobile[1] == "3":
+        return table | {"mobile_v3": True, "output_stride": int(mobile[2]), "head_width": 128, "auxiliary": False}
+    if mobile:
         return table | {"mobile": True, "output_stride": int(mobile[2])}
     if not (resnet := _UNSTRIDED.search(words)):
         return None

@@ -62,7 +62,7 @@ class QueuedJob:
 
 
 LEAST_LEFT = 0.02
-"""Least share of a running job's run time that is assumed to remain, because forecasts err."""
+"""Least share of a running job's run time that is forecast to remain, because forecasts err."""
 
 
 def mark_as_running(job: QueuedJob, ran_s: float) -> QueuedJob:
@@ -105,13 +105,11 @@ def _remaining_s(option: JobOption, ran_s: float, share: float) -> float:
         for ratio in (option.upper_s / option.seconds, option.seconds / option.lower_s)
     )
     ran = math.log(ran_s / option.seconds) if ran_s > 0 else -math.inf
-    ended = normal.cdf(ran / (above if ran > 0 else below))
-    quantile = ended + share * (1 - ended)
-    if not 0 < quantile < 1:
-        return least_s
-    deviation = normal.inv_cdf(quantile)
+    # Not by the share of runs that have ended, which floats cannot tell from 1 far past the forecast.
+    longer = normal.cdf(-ran / (above if ran > 0 else below)) * (1 - share)
+    deviation = -normal.inv_cdf(longer) if longer > 0 else 0.0
     whole_s = option.seconds * math.exp(deviation * (above if deviation > 0 else below))
-    return max(whole_s - ran_s, least_s * share)
+    return max(whole_s - ran_s, least_s * 2 * share)
 
 
 def _scale_option(option: JobOption, remaining_fraction: float) -> JobOption:

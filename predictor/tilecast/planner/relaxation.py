@@ -184,8 +184,8 @@ class _StartRules:
 
         The row of a number holds all options of the job on the pool with at most as many GPUs, because a job without
         room has none for more GPUs either, and what must be taken so that the largest has no room is least. A job of
-        whole nodes has no room if too few nodes are wholly free, and each earlier job takes as many nodes as it has
-        GPUs for, one at least. A job of fewer GPUs has no room if no node has as many free, for which earlier jobs must
+        whole nodes has no room if too few nodes are wholly free, and each earlier job takes as many nodes as its GPUs
+        need, one at least. A job of fewer GPUs has no room if no node has as many free, for which earlier jobs must
         take GPUs of every node that had. Jobs that come later or have a quota may also wait for other reasons, and
         have no rows.
         """
@@ -202,8 +202,8 @@ class _StartRules:
                     continue
                 for most in np.unique(columns.gpus[own]).tolist():
                     if most >= pool.gpus_per_node:
-                        need = pool.free.count(pool.gpus_per_node) - most // pool.gpus_per_node + 1
-                        takes = np.maximum(columns.gpus[earlier] // pool.gpus_per_node, 1)
+                        need = pool.free.count(pool.gpus_per_node) - -(-most // pool.gpus_per_node) + 1
+                        takes = -(-columns.gpus[earlier] // pool.gpus_per_node)
                     else:
                         need = sum(max(free - most + 1, 0) for free in pool.free)
                         takes = columns.gpus[earlier]

@@ -64,7 +64,7 @@ class FreeNodes:
             self._by_free[room][node] = None
             return [node]
         whole = self._by_free[self.per_node]
-        taken = [whole.popitem()[0] for _ in range(gpus // self.per_node)]
+        taken = [whole.popitem()[0] for _ in range(-(-gpus // self.per_node))]
         for node in taken:
             self.free[node] = 0
             self._by_free[0][node] = None
@@ -178,7 +178,7 @@ def _count_places(pool: PoolCapacity, gpus: int) -> int:
     """Return how many jobs of `gpus` GPUs fit into the pool at once."""
     if gpus <= pool.gpus_per_node:
         return sum(free // gpus for free in pool.free)
-    return pool.free.count(pool.gpus_per_node) * pool.gpus_per_node // gpus
+    return pool.free.count(pool.gpus_per_node) // -(-gpus // pool.gpus_per_node)
 
 
 def _start_equal_tasks(places: int, seconds: Sequence[float]) -> list[float]:
@@ -233,7 +233,7 @@ def _start_few_tasks(pool: PoolCapacity, tasks: PoolTasks) -> PoolSimulation:
                 free[taken[0]] = level = level - size
                 nodes[level].append(taken[0])
             else:
-                taken = [whole.pop() for _ in range(size // per_node)]
+                taken = [whole.pop() for _ in range(-(-size // per_node))]
                 for node in taken:
                     free[node] = 0
                     nodes[0].append(node)

@@ -143,20 +143,32 @@ def add_mobilenet_v2_features(net: NetworkBuilder, output_stride: int) -> list[S
     return shapes
 
 
-def build_mobilenet_v3(net: NetworkBuilder, dims: MobileNetV3) -> None:
-    """Build MobileNet v3 in its small or large variant."""
-    large = dims.large
+def add_mobilenet_v3_features(net: NetworkBuilder, *, large: bool, output_stride: int = 32) -> list[Shape]:
+    """Add the blocks of MobileNet v3 and return the output shape of each block.
+
+    Once features are 1 / `output_stride` of the image's side, later blocks keep this size.
+    """
     net.conv_norm_act(16, 3, 2, activation="hard-swish")
+    shapes, reached = [], 2
     for kernel, inner, out, excite, activation, stride in _MOBILENET_V3_LARGE if large else _MOBILENET_V3_SMALL:
-        entry = net.shape
+        entry, step = net.shape, stride if reached < output_stride else 1
+        reached *= step
         if inner != net.channels:
             net.conv_norm_act(inner, 1, activation=activation)
-        net.conv_norm_act(inner, kernel, stride, groups=inner, activation=activation)
+        net.conv_norm_act(inner, kernel, step, groups=inner, activation=activation)
         if excite:
             net.squeeze_excite(round_channels(inner / 4))
         net.conv_norm_act(out, 1, activation="none")
         if net.shape == entry:
             net.add_branch()
+        shapes.append(net.shape)
+    return shapes
+
+
+def build_mobilenet_v3(net: NetworkBuilder, dims: MobileNetV3) -> None:
+    """Build MobileNet v3 in its small or large variant."""
+    large = dims.large
+    add_mobilenet_v3_features(net, large=large)
     net.conv_norm_act(6 * net.channels, 1, activation="hard-swish")
     net.global_mean()
     net.dense(1280 if large else 1024)

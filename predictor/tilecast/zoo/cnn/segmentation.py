@@ -1,9 +1,9 @@
-"""Segmentation: a dilated ResNet, HRNet, MobileNet v2 or U-Net, a head that classifies pixels, and an auxiliary head.
+"""Segmentation: a dilated ResNet, HRNet, MobileNet or U-Net, a head that classifies pixels, and an auxiliary head.
 
 Sources: the heads of MMSegmentation 0.x (mmseg/models/decode_heads) and its configurations of the same names. Papers:
 Long et al., arXiv 1411.4038 (FCN); Zhao et al., arXiv 1612.01105 (PSPNet); Chen et al., arXiv 1706.05587 and
 1802.02611 (DeepLab v3 and v3+); Xiao et al., arXiv 1807.10221 (UPerNet); Kirillov et al., arXiv 1901.02446 (FPN); Wang
-et al., arXiv 1711.07971 (non-local attention) and 1908.07919 (HRNet).
+et al., arXiv 1711.07971 (non-local attention) and 1908.07919 (HRNet); Howard et al., arXiv 1905.02244 (LR-ASPP).
 """
 
 from __future__ import annotations
@@ -24,6 +24,8 @@ _FILTER_SIDES = (1, 3, 5, 7)
 """Sides of the computed filters of DMNet."""
 _DILATIONS = 3
 """Dilated convolutions of a spatial pyramid (DeepLab)."""
+_LITE_BRANCHES = (64, 32)
+"""Channels to which LR-ASPP projects the features at 1/4 and at 1/2 of the image's side."""
 _LOSS_BYTES = 4.0
 """Bytes of a logit in the softmax and the loss, which run in FP32."""
 
@@ -43,6 +45,8 @@ class Segmenter(Residual):
     """Exchanges in each stage of an HRNet."""
     mobile: bool = False
     """Whether the backbone is a MobileNet v2."""
+    mobile_v3: bool = False
+    """Whether the backbone is the large MobileNet v3."""
     base: int = 0
     """Channels of the first level of a U-Net. 0 for another backbone."""
     head_width: int = 512
@@ -129,6 +133,8 @@ def _add_backbone(net: NetworkBuilder, dims: Segmenter) -> list[Shape]:
         return _add_hrnet(net, dims)
     if dims.mobile:
         return mobile.add_mobilenet_v2_features(net, dims.output_stride)
+    if dims.mobile_v3:
+        return _add_mobilenet_v3(net, dims.output_stride)
     resnet.add_stem(net, deep=dims.deep_stem)
     shapes, stride = [], 4
     for number in range(1, 5):
@@ -137,6 +143,16 @@ def _add_backbone(net: NetworkBuilder, dims: Segmenter) -> list[Shape]:
         resnet.add_stage(net, dims, number, stride=2 if grows else 1, dilated=number > 1 and not grows)
         shapes.append(net.shape)
     return shapes
+
+
+def _add_mobilenet_v3(net: NetworkBuilder, output_stride: int) -> list[Shape]:
+    """Add the large MobileNet v3 and return its features at 1/2, 1/4 and 1 / `output_stride` of the image's side.
+
+    Source: mmseg/models/backbones/mobilenet_v3.py with out_indices (1, 3, 16), as its configurations of LR-ASPP have.
+    """
+    shapes = mobile.add_mobilenet_v3_features(net, large=True, output_stride=output_stride)
+    net.conv_norm_act(6 * net.channels, 1, activation="hard-swish")
+    return [shapes[0], shapes[2], net.shape]
 
 
 def _add_unet(net: NetworkBuilder, base: int) -> list[Shape]:
@@ -310,6 +326,32 @@ def _add_fpn(net: NetworkBuilder, dims: Segmenter, features: list[Shape]) -> Non
     join_levels(net, add_feature_pyramid(net, features))
 
 
+def _add_lite_pyramid(net: NetworkBuilder, dims: Segmenter, features: list[Shape]) -> None:
+    """Add the LR-ASPP head: coarse features scaled by their means, joined with projections of the finer ones.
+
+    Source: mmseg/models/decode_heads/lraspp_head.py. The means of 49 x 49 pixels are few and are left out of memory.
+    """
+    entry, width = net.shape, dims.head_width
+    net.pointwise("pool", writes=0.0, absorbed=False, backward=(0.0, 1.0))
+    net.size = 1, 1, 1
+    net.conv_norm_act(width, 1, activation="sigmoid")
+    net.continue_from(entry)
+    net.conv_norm_act(width, 1)
+    net.keep_output()
+    net.pointwise("scale", reads=2.0, absorbed=False, backward=(3.0, 2.0))
+    net.keep_output()  # the resized scales
+    net.conv(width, 1, bias=True)
+    coarse = net.size
+    for fine, branch in zip(features[1::-1], _LITE_BRANCHES, strict=True):
+        net.shape = width, fine[1]
+        net.resize(coarse[1] * coarse[2] / (fine[1][1] * fine[1][2]))
+        net.continue_from(fine)
+        net.conv(branch, 1, bias=True)
+        net.concatenate(width + branch)
+        net.conv_norm_act(width, 1)
+        coarse = net.size
+
+
 def _add_ocrnet(net: NetworkBuilder, dims: Segmenter, features: list[Shape]) -> None:
     """Add the OCRNet head: soft regions, the mean feature of each region, and attention of pixels to regions."""
     entry, image, width = net.shape, net.size, dims.head_width
@@ -424,7 +466,7 @@ def _add_psanet(net: NetworkBuilder, dims: Segmenter, features: list[Shape]) -> 
 _HEADS: Mapping[str, Callable[[NetworkBuilder, Segmenter, list[Shape]], None]] = {
     "fcn": _add_fcn, "pspnet": _add_pspnet, "deeplab-v3": _add_deeplab_v3, "deeplab-v3-plus": _add_deeplab_v3_plus,
     "upernet": _add_upernet, "semantic-fpn": _add_fpn, "ocrnet": _add_ocrnet,
-    "psanet": _add_psanet,
+    "psanet": _add_psanet, "lraspp": _add_lite_pyramid,
     "apcnet": partial(_add_context_pyramid, dynamic=False), "dmnet": partial(_add_context_pyramid, dynamic=True),
     **{name: partial(_add_attention, kind) for name, kind in _ATTENTION.items()},
 }  # fmt: skip
