@@ -33,9 +33,9 @@ def test_a_line_explains_the_marks_that_appear(capsys: pytest.CaptureFixture[str
 def test_a_baseline_without_a_plan_says_which_plan_is_assumed(capsys: pytest.CaptureFixture[str]) -> None:
     gpus = ("--gpus", "h100-sxm:16", "--baseline")
     some = screen(capsys, *LLAMA, *gpus, "h100-sxm:8")
-    assert "your baseline, plan assumed" in some and "Your baseline, if it runs " in some
+    assert "your baseline, plan assumed" in some and "Your baseline on 8 h100-sxm, if it runs " in some
     whole = screen(capsys, *LLAMA, *gpus, "h100-sxm:8:fsdp8,mb2,ac-full")
-    assert "plan assumed" not in whole and "Your baseline takes " in whole
+    assert "plan assumed" not in whole and "Your baseline on 8 h100-sxm takes " in whole
 
 
 def test_tight_memory_says_what_is_needed_and_what_may_be_taken(capsys: pytest.CaptureFixture[str]) -> None:
